@@ -214,7 +214,7 @@ class DataDirectory:
         self._save()
 
     def noted(self, name: str) -> object:
-        """What `note` kept; None = nothing."""
+        """Returns what `note` kept; None = nothing."""
         return self._content.get(name)
 
     def _save(self) -> None:

@@ -21,7 +21,7 @@ since it was done last."""
 
 
 class FrozenHeap:
-    """What one process has frozen. The collector is switched off until `begin`."""
+    """Objects that one process has frozen. The collector is switched off until `begin`."""
 
     def __init__(self) -> None:
         self._opened = 0

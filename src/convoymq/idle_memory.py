@@ -14,7 +14,7 @@ REST_LOOKS = 5
 
 
 class IdleMemory:
-    """When one process gives memory back."""
+    """Schedule by which one process gives memory back."""
 
     def __init__(self) -> None:
         self._activity = -1

@@ -1,4 +1,4 @@
-"""Where a node's log goes: JSON lines or plain text, to a file that can be rotated."""
+"""Logs of a node: JSON lines or plain text, to a file that can be rotated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LogOutput:
         self._stream.flush()
 
     def isatty(self) -> bool:
-        """Whether somebody reads along in a terminal."""
+        """Returns whether the output is a terminal."""
         return self._stream.isatty()
 
     def reopen(self) -> None:

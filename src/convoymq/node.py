@@ -76,7 +76,7 @@ CLOCK_TICKS = 10
 MEMBER_TICKS = 2
 REGISTER_TIMEOUT_S = 10.0
 CLIENTS_LEAVE_S = 1.0
-"""How long a stopping node waits for its clients to answer its close."""
+"""Longest time that a stopping node waits for its clients to answer its close."""
 TRACES_SHARE = 0.6
 """Of the time of an orderly stop. Files of traces that are not complete then are completed at the
 next start."""
@@ -100,7 +100,7 @@ class Node:
         self.usable = False
         self._stop = asyncio.Event()
         self._failure: BrokerError | None = None
-        """Why the node ends by itself."""
+        """Reason why the node ends by itself."""
         self._scheduled = False
         self._reading = False
         """A connection is being read, which ends the round itself."""
@@ -143,7 +143,7 @@ class Node:
 
     @property
     def identity(self) -> NodeIdentity:
-        """Who this node is."""
+        """Returns the identity of this node."""
         return self.data.identity
 
     @property
@@ -327,7 +327,7 @@ class Node:
                 raise failure
 
     def _is_congested(self) -> bool:
-        """Whether so much waits for the disk that other nodes should send less."""
+        """Returns whether so much waits for the disk that other nodes should send less."""
         waiting = self.storage.backlog_bytes
         if self.broker is not None:
             waiting += self.broker.local.backlog_bytes()

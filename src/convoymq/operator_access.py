@@ -1,4 +1,4 @@
-"""What an operator on a node's machine may ask: the node's state, and the HTTP API without a user.
+"""Requests of an operator on a node's machine: the node's state, and the HTTP API without a user.
 
 Whoever may open the administration socket administers the node already (`admin_socket`), as who
 has the cookie administers a RabbitMQ node. Requests for another node go over the link to it:
@@ -42,7 +42,7 @@ FORWARDED_BYTES_MAX = 16 << 20
 
 
 class AskedNode(Protocol):
-    """What is asked of the node (`node.Node`)."""
+    """Interface of the node (`node.Node`) that serves these requests."""
 
     id: int
     broker: Broker | None
@@ -50,7 +50,7 @@ class AskedNode(Protocol):
 
     @property
     def shown_name(self) -> str:
-        """Its name for people."""
+        """Returns its name for people."""
 
 
 class OperatorAccess:

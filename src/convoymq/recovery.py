@@ -70,7 +70,7 @@ SWITCH_DELAY_S = 0.2
 POLL_S = 0.05
 TAKE_GROUPS_MAX = 500
 CONFIRMATION = "lose what is missing"
-"""What an operator types before a plan is carried out."""
+"""Text that an operator types before a plan is carried out."""
 
 
 def _random_id() -> str:
@@ -78,7 +78,7 @@ def _random_id() -> str:
 
 
 class Control(Protocol):
-    """What is needed of `ControlPlane`."""
+    """Interface of `ControlPlane` that recovery needs."""
 
     def handle(
         self, kind: int, handler: Callable[[int, object], Coroutine[object, None, object]], /
@@ -90,24 +90,24 @@ class Control(Protocol):
 
 
 class Links(Protocol):
-    """What is needed of `transport.links.Links`."""
+    """Interface of `transport.links.Links` that recovery needs."""
 
     def connected(self) -> list[int]:
         """Nodes that are reached."""
 
     def hello_of(self, node: int, /) -> PeerHello | None:
-        """What a node said of itself when it was last linked."""
+        """Returns what a node told of itself when it was last linked."""
 
 
 class Store(Protocol):
-    """What is needed of `AsyncMetadataStore`."""
+    """Interface of `AsyncMetadataStore` that recovery needs."""
 
     async def execute(self, command: Command, timeout: float, /) -> object:
         """Applies a command in the whole cluster."""
 
 
 class RecoveredNode(Protocol):
-    """What is needed of `Node`."""
+    """Interface of `Node` that recovery needs."""
 
     @property
     def id(self) -> int:
@@ -115,11 +115,11 @@ class RecoveredNode(Protocol):
 
     @property
     def identity(self) -> NodeIdentity:
-        """Who it is now."""
+        """Returns its present identity."""
 
     @property
     def usable(self) -> bool:
-        """Whether clients may come."""
+        """Returns whether clients may come."""
 
     @property
     def machine(self) -> MetadataMachine:

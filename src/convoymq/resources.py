@@ -96,7 +96,7 @@ def machine_memory_bytes() -> int:
 
 
 def watermarks(config: Config) -> Watermarks:
-    """Where the configuration has the alarms begin."""
+    """Returns the thresholds of the alarms by the configuration."""
     return Watermarks(memory_limit(config), config.alarms.disk_absolute, machine_memory_bytes())
 
 

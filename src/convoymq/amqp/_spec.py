@@ -21,7 +21,7 @@ PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 
 
 class FieldType(Enum):
-    """How an argument or property stands on the wire."""
+    """Encoding of an argument or property in a frame."""
 
     OCTET = "octet"
     SHORT = "short"
@@ -35,7 +35,7 @@ class FieldType(Enum):
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
-    """What all methods have in common."""
+    """Base of all methods."""
 
     # A dataclass for each would take 14 KB of a node's memory.
 

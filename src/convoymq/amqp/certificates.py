@@ -20,7 +20,7 @@ _ATTRIBUTES = {
 
 
 _ALTERNATIVES = {"dns": "DNS", "ip": "IP Address", "email": "email", "uri": "URI"}
-"""What `ssl` calls kinds of alternative names."""
+"""Names that `ssl` gives to kinds of alternative names."""
 
 
 def certificate_user(

@@ -201,7 +201,7 @@ class Channel:
         return queue
 
     def client_of(self, queue: Queue) -> QueueClient:
-        """This channel's command stream into the queue."""
+        """Returns this channel's command stream into the queue; opens it if need be."""
         client = self.clients.get(queue)
         if client is None:
             if len(self.clients) >= self.connection.settings.clients_per_channel_max:
@@ -236,7 +236,8 @@ class Channel:
                 self._idle_seqs[queue] = target.seq
 
     def window(self, prefetch: int) -> int:
-        """What a queue may hand to one consumer: its own limit, never more than the shared one."""
+        """Returns how many messages a queue may hand to one consumer: its own limit, never more
+        than the shared one."""
         limits = [limit for limit in (prefetch, self.global_prefetch) if limit]
         return min(limits, default=0)
 
@@ -273,7 +274,7 @@ class Channel:
     # --- publishing ----------------------------------------------------------------------
 
     def resolve_route(self, key: bytes) -> tuple[PublishTarget, ...] | None:
-        """Where messages with this exchange and routing key go; see `ChannelCodecOwner`."""
+        """Returns the queues that an exchange and routing key lead to; see `ChannelCodecOwner`."""
         try:
             exchange, routing_key = names_of(key)
             if not exchange and routing_key.startswith(REPLY_PREFIX):
@@ -599,4 +600,4 @@ _HANDLERS: dict[type[spec.Method], Callable[..., None]] = {
     **consumers.HANDLERS,
     **transactions.HANDLERS,
 }
-"""What serves a method, called with the channel and the method."""
+"""Functions that serve a method, called with the channel and the method."""

@@ -61,7 +61,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentHeader:
-    """What a content header frame says."""
+    """Fields of a content header frame."""
 
     class_id: int = _spec.BASIC
     body_size: int

@@ -49,7 +49,7 @@ log = structlog.get_logger()
 
 SCAN_S = 60.0
 SCAN_LEAST_S = 0.25
-"""How often a connection looks for late acknowledgements, unless the time-out is that short."""
+"""Longest time between two scans for late acknowledgements; a shorter time-out shortens it."""
 _ALARM_WORDS = {"memory": "low on memory", "disk": "low on disk"}
 
 
@@ -66,7 +66,7 @@ class Timer(Protocol):
 
 
 class Shell(Protocol):
-    """What a connection needs of the world."""
+    """Services that a connection needs of its socket and loop."""
 
     def set_reading(self, on: bool) -> None:
         """Start or stop handing input over."""
@@ -155,12 +155,12 @@ class Connection:
 
     @property
     def is_down(self) -> bool:
-        """Whether the socket is closed."""
+        """Returns whether the socket is closed."""
         return self._down
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is read."""
+        """Returns whether reading is paused."""
         return bool(self._pauses)
 
     # --- what the shell calls --------------------------------------------------------------
@@ -205,7 +205,7 @@ class Connection:
             self.buffer.send_frame(spec.FRAME_METHOD, channel, encode_method(method))
 
     def output_full(self) -> bool:
-        """Whether the client reads too slowly for more deliveries."""
+        """Returns whether the client reads too slowly for more deliveries."""
         return self.buffer.corked or self.buffer.output_bytes > self.settings.output_bytes_high
 
     def on_output(self) -> None:
@@ -284,7 +284,7 @@ class Connection:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nothing is read until an alarm ends."""
+        """Returns whether reading is paused until an alarm ends."""
         return "alarm" in self._pauses
 
     def on_publish_blocked(self) -> None:
@@ -555,7 +555,7 @@ class Connection:
         self._read_to_the_end()
 
     def _read_to_the_end(self) -> None:
-        """What was paused has to be read again, or what ends the connection is never seen."""
+        """Resumes reading, because what ends the connection would not be seen otherwise."""
         self._pauses.clear()
         self.buffer.paused = False
         self.buffer.alarmed = False
@@ -650,7 +650,7 @@ class Connection:
     # --- for the management API --------------------------------------------------------------
 
     def details(self) -> dict[str, object]:
-        """What other rows show of this connection."""
+        """Returns the fields by which other rows describe this connection."""
         return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
 
     def info(self) -> dict[str, object]:

@@ -33,7 +33,7 @@ class Deliveries:
         self._connection = channel.connection
 
     def room(self, consumer: Consumer) -> int:
-        """How many deliveries may be encoded for the consumer now."""
+        """Returns how many deliveries may be encoded for the consumer now."""
         if self._connection.output_full():
             self._codec.buffer.holding = True
             return 0

@@ -1,4 +1,4 @@
-"""How errors appear to an AMQP 0-9-1 client: one table from error classes to reply codes."""
+"""Errors as AMQP 0-9-1 clients see them: one table from error classes to reply codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPLY_TEXT_BYTES_MAX = 255
 
 
 class Scope(Enum):
-    """What an error closes: soft ones the channel, hard ones the connection."""
+    """Scope of an error: soft ones close the channel, hard ones the connection."""
 
     CHANNEL = "channel"
     CONNECTION = "connection"
@@ -81,7 +81,7 @@ REPLIES: dict[int, tuple[str, Scope]] = {
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What channel.close or connection.close carries."""
+    """Fields of channel.close or connection.close."""
 
     code: int
     text: str

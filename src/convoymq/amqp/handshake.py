@@ -1,4 +1,4 @@
-"""What is agreed before a connection is open: SASL answers and limits, sans IO."""
+"""Agreement before a connection is open: SASL answers and limits, sans IO."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ FRAME_BYTES_MAX = 131072
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who somebody says they are. `password` None: the name is vouched for by a certificate."""
+    """Name and password that a client presents. `password` None: the name is vouched for by a
+    certificate."""
 
     user: str
     password: bytes | None
@@ -141,7 +142,7 @@ def server_properties(cluster_name: str) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCapabilities:
-    """What the client said it understands; absent means false."""
+    """Capabilities that the client announced; absent means false."""
 
     authentication_failure_close: bool = False
     consumer_cancel_notify: bool = False

@@ -1,4 +1,4 @@
-"""How a connection opens: authentication, limits, virtual host."""
+"""Opening of a connection: authentication, limits, virtual host."""
 
 from __future__ import annotations
 
@@ -152,4 +152,5 @@ HANDLERS: dict[tuple[State, type[spec.Method]], Callable[..., None]] = {
     (State.OPEN, spec.ConnectionBlocked): ignore,
     (State.OPEN, spec.ConnectionUnblocked): ignore,
 }
-"""What serves a method on channel 0 in a state, called with the connection and the method."""
+"""Functions that serve a method on channel 0 in a state, called with the connection and the
+method."""

@@ -1,4 +1,4 @@
-"""What the user of a channel may do: asked once, and again when something in the tree changes."""
+"""Permissions of a channel's user: looked up once, and again when the tree changes."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmqpSettings:
-    """What a listener offers and what it bounds. Names in brackets are the configuration keys."""
+    """Offers and bounds of a listener. Names in brackets are the configuration keys."""
 
     frame_max: int = 131072
     """[frame_max] Largest frame offered, bytes, framing included; 8192..131072. Small costs CPU."""
@@ -23,10 +23,10 @@ class AmqpSettings:
     handshake_timeout_s: float = 10.0
     """[handshake_timeout] Until connection.open is through; then the socket is closed."""
     close_timeout_s: float = 5.0
-    """How long connection.close waits for its close-ok."""
+    """Longest wait for close-ok after connection.close."""
     peer_close_timeout_s: float = 30.0
-    """How long a socket is still read after the client's connection.close was answered, until the
-    client closes it; a shorter heartbeat interval shortens it."""
+    """Longest time that a socket is still read after the client's connection.close was answered,
+    until the client closes it; a shorter heartbeat interval shortens it."""
     max_message_size_bytes: int = 16 << 20
     """[max_message_size] Body limit, bytes; at most 512 MiB. A message is held in memory whole."""
     consumer_timeout_ms: int | None = 1_800_000

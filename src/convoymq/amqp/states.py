@@ -18,7 +18,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """How far a connection is; see the module's table."""
+    """State of a connection; see the module's table."""
 
     HEADER = "header"
     START = "starting"
@@ -49,4 +49,4 @@ MOVES: dict[State, frozenset[State]] = {
     State.AWAITING_CLOSE: frozenset((State.CLOSED,)),
     State.CLOSED: frozenset(),
 }
-"""Where each state may lead."""
+"""Moves that are legal, by state."""

@@ -195,5 +195,5 @@ class AcknowledgementTimeouts:
 
 
 def is_timed(deliveries: ConsumerDeliveries, queue: Queue) -> bool:
-    """Whether a consumer's deliveries have a time-out of their own."""
+    """Returns whether a consumer's deliveries have a time-out of their own."""
     return queue.features.times_consumers and not deliveries.no_ack

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Transaction:
-    """What tx.commit will do."""
+    """Operations that tx.commit will carry out."""
 
     __slots__ = ("acks", "bytes", "publishes", "refused", "settling", "tag", "waiting")
 
@@ -35,7 +35,7 @@ class Transaction:
         self.refused = False
 
     def is_done(self) -> bool:
-        """Whether every queue has answered."""
+        """Returns whether every queue has answered."""
         return not self.waiting and not self.settling
 
     def on_published(self, tags: Sequence[int], ok: bool) -> None:

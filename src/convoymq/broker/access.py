@@ -1,4 +1,4 @@
-"""Who may do what: logins, virtual hosts, permissions."""
+"""Access control: logins, virtual hosts, permissions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from convoymq.routing.types import ExchangeType
 AMQP = "amqp091"
 HTTP = "http"
 COLUMNAR = "columnar"
-"""What `Access.logins` calls protocols."""
+"""Name of the columnar protocol in `Access.logins`."""
 
 
 class Access:
@@ -115,7 +115,7 @@ class Access:
         raise permission_missing(permission, subject, user.name)
 
     def has_topic_permissions(self, user: User, vhost: str) -> bool:
-        """Whether `check_topic_permission` can refuse anything."""
+        """Returns whether `check_topic_permission` can refuse anything."""
         return (user.name, vhost) in self._tree.topic_permissions
 
     def check_topic_permission(

@@ -12,7 +12,7 @@ from convoymq.transport.control import KIND_ALARM, ControlPlane
 
 @dataclass(slots=True)
 class Watermarks:
-    """Where this node's alarms begin, in bytes. An operator may change them while the node runs;
+    """Thresholds of this node's alarms, in bytes. An operator may change them while the node runs;
     the configuration is back in force with the next start."""
 
     memory: int
@@ -20,7 +20,7 @@ class Watermarks:
     disk: int
     """Less than this free where the data lie."""
     machine_memory: int
-    """What shares of memory are of."""
+    """Memory of the machine; shares of memory refer to it."""
 
 
 class Alarms:
@@ -37,7 +37,7 @@ class Alarms:
         control.handle(KIND_ALARM, self._on_told)
 
     def set(self, name: str, on: bool) -> None:
-        """This node is short of `memory` or `disk`, or not any more."""
+        """Sets or ends the alarm for `memory` or `disk` of this node."""
         mine = self.of(self._nodes.node_id)
         changed = mine | {name} if on else mine - {name}
         if changed == mine:
@@ -48,7 +48,7 @@ class Alarms:
                 self._control.tell(node, KIND_ALARM, sorted(changed))
 
     def of(self, node: int) -> frozenset[str]:
-        """What a node is short of."""
+        """Returns the resources that a node is short of."""
         return self._by_node.get(node, frozenset())
 
     def learn(self, node: int, names: Iterable[str]) -> None:

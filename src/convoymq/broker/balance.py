@@ -17,7 +17,7 @@ LOAD_TOLERANCE = 0.05
 
 
 class Strategy(StrEnum):
-    """Which groups grow."""
+    """Selection of groups that grow."""
 
     ALL = "all"
     EVEN = "even"
@@ -35,7 +35,7 @@ class LedGroup:
     log_entries: int = 0
     """Entries in its log: the shortest one moves first."""
     load: float = 0.0
-    """What leading it costs: messages per second."""
+    """Cost of leading it: messages per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,5 +204,5 @@ def reconciling_step(
 
 
 def grows(members: Collection[int], strategy: Strategy) -> bool:
-    """Whether a group of these members is among those that grow."""
+    """Returns whether a group of these members is among those that grow."""
     return strategy is Strategy.ALL or len(members) % 2 == 0

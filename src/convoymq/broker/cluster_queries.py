@@ -1,4 +1,4 @@
-"""What the nodes of the cluster tell each other for lists: connections, queues, resources."""
+"""Lists across the cluster: nodes ask each other for connections, queues and resources."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ClusterQueries:
         return {str(row["name"]): row for row in rows}
 
     async def queue_infos(self) -> dict[int, Row]:
-        """What the leading, or only, node of each queue says of it, by group id."""
+        """Returns the row that the leading, or only, node of each queue gives, by group id."""
         rows = await self._gather("queues")
         found: dict[int, Row] = {}
         notes = []
@@ -246,8 +246,8 @@ class ClusterQueries:
         ]
 
     def _activity_rows(self) -> list[Row]:
-        """What `list_consumers` hears of consumers, on any node, of queues that this node decides
-        about."""
+        """Returns the activity of consumers, on any node, of queues that this node decides about;
+        for `list_consumers`."""
         return [
             {"activity_of": [session, number], "activity_status": status}
             for queue in self._local.handles()

@@ -43,7 +43,7 @@ from convoymq.routing.types import Destination, Exchange, Queue, QueueType
 
 NAME_BYTES_MAX = 255
 DEFAULT_TYPE = QueueType.QUORUM
-"""What `auto` means, where properties fit."""
+"""Queue type that `auto` stands for, where properties fit."""
 
 
 class _ExchangeProperties(TypedDict):
@@ -253,7 +253,8 @@ class Declarations:
         arguments: Table,
         properties: _QueueProperties,
     ) -> bool:
-        """Whether there is such a queue; raises what `check_queue` has against the one there is."""
+        """Returns whether there is such a queue; raises the error of `check_queue` if it
+        differs."""
         topology = self._vhost(vhost).topology
         if topology.find_queue(name) is None:
             return False
@@ -336,7 +337,7 @@ def generated_name(prefix: str) -> str:
 
 
 class _BindingFields(TypedDict):
-    """What names a binding in the commands of the tree."""
+    """Fields that name a binding in the commands of the tree."""
 
     vhost: str
     source: str

@@ -102,13 +102,14 @@ class Broker:
         self.link_info: Callable[[], list[Row]] = list
         """One row per link to another node; set by who knows them."""
         self.clock_skew: Callable[[], tuple[int, bool]] = lambda: (0, False)
-        """How far this node's wall clock is ahead (ms), and whether too far; set by who knows."""
+        """Returns how far this node's wall clock is ahead (ms), and whether it is too far; set by
+        the clock's watcher."""
         self.edge_metrics: Callable[[], list[tuple[str, str, dict[str, str], int]]] = list
         """(kind, name, labels, value) of an edge's own counts; set by who opens the edge."""
         self.watermarks: Watermarks | None = None
-        """Where this node's alarms begin; set by who watches memory and disk."""
+        """Thresholds of this node's alarms; set by the watcher of memory and disk."""
         self.membership_manager: MembershipManager | None = None
-        """Who records members and forgets nodes; set by `follow_members`."""
+        """Records members and forgets nodes; set by `follow_members`."""
         self._clock = clock
         self._incarnations: dict[int, int] = {node_id: incarnation}
         self._timer: Timer | None = None
@@ -174,7 +175,7 @@ class Broker:
         QueueAnswers(control, self.local, clock)
 
     def _make_admin(self) -> None:
-        """What operators do to groups and nodes."""
+        """Creates the parts by which operators manage groups and nodes."""
         tree, host = self.metadata.tree, self.host
         requests = GroupRequests(self.nodes, self.control, host, self._clock)
         self.leadership = Leadership(self.nodes, tree, host, requests)
@@ -259,7 +260,7 @@ class Broker:
 
     @property
     def node_name(self) -> str:
-        """This node's name."""
+        """Returns the name of this node."""
         return self.nodes.own_name
 
     def node_name_of(self, node: int) -> str:
@@ -276,11 +277,11 @@ class Broker:
         return self.nodes.running()
 
     def is_up(self, node: int) -> bool:
-        """Whether a node can be reached."""
+        """Returns whether a node can be reached."""
         return self.nodes.is_up(node)
 
     def group_size_of(self, record: QueueRecord) -> int:
-        """How many members a queue should have: what its declaration or the settings say."""
+        """Returns how many members a queue should have, by its declaration or the settings."""
         return self.placement.group_size_of(record)
 
     def placement_nodes(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Who leads a queue: hands leaderships over, one by one, or so that all nodes lead alike.
+"""Leadership of queues: handed over one by one, or balanced over all nodes.
 
 Rebalancing runs on the node that leads the metadata group, which makes it one at a time in the
 whole cluster. It keeps nothing: when that node loses the metadata group, rebalancing ends with what
@@ -43,10 +43,10 @@ log = structlog.get_logger()
 IN_PROGRESS = "rebalance_in_progress"
 TRANSFER_TIMEOUT_S = 5.0
 TAKE_OVER_TIMEOUT_S = 2.0
-"""How long the next leader may take; the former one goes on before that."""
+"""Longest time that the next leader may take; the former one goes on before that."""
 POLL_S = 0.005
 SAMPLE_S = 1.0
-"""How long messages are counted for the load of a queue."""
+"""Time for which messages are counted to get the load of a queue."""
 PASSES_MAX = 3
 """Moves that failed, or what elections changed meanwhile, are planned for anew."""
 RATE_DEFAULT = 50
@@ -124,7 +124,7 @@ class Leadership:
 
 
 def _is_handing_over(replica: Replica) -> bool:
-    """Whether a transfer is under way, or its election has no result yet."""
+    """Returns whether a transfer is under way, or its election has no result yet."""
     if replica.is_leader:
         return replica.core.transfer_target != 0
     return replica.leader is None
@@ -132,7 +132,7 @@ def _is_handing_over(replica: Replica) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceRequest:
-    """What is to be rebalanced, and how."""
+    """Queues to rebalance, and the way to do it."""
 
     queues: Selection
     by: str = BY_COUNT
@@ -151,7 +151,7 @@ class RebalanceRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far the latest rebalancing of this node is."""
+    """State of the latest rebalancing of this node."""
 
     running: bool = False
     by: str = BY_COUNT

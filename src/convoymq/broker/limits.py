@@ -29,11 +29,11 @@ class ClientLimits:
         self._turn = asyncio.Lock()
 
     def bound_connections(self, user: str, vhost: str) -> bool:
-        """Whether the connections of a user, or to a virtual host, have a limit."""
+        """Returns whether the connections of a user, or to a virtual host, have a limit."""
         return self._of_vhost(vhost) is not None or self._of_user(user) is not None
 
     def bound_channels(self, user: str) -> bool:
-        """Whether the channels of a user have a limit."""
+        """Returns whether the channels of a user have a limit."""
         return limit_of(self._tree.user_limits.get(user), MAX_CHANNELS) is not None
 
     async def open_connection(self, user: str, vhost: str, opened: Callable[[], None]) -> None:

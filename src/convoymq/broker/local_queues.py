@@ -107,7 +107,7 @@ class LocalQueues:
     _followed: int = 0
     """Index of the tree that was looked at last."""
     watch: SessionWatch | None = None
-    """Who ends sessions that were left behind; None without a way to ask."""
+    """Ends sessions that were left behind; None without a way to ask."""
     answers: LargeAnswers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -191,8 +191,8 @@ class LocalQueues:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the tree is being rebuilt, because its log was damaged: what it does not have
-        yet is not gone, and members are those of long ago."""
+        """Returns whether the tree is being rebuilt, because its log was damaged: what it does not
+        have yet is not gone, and members are those of long ago."""
         return self.tree.applied_index < self._followed
 
     def _remove_orphans(self, known: set[int]) -> None:
@@ -207,8 +207,8 @@ class LocalQueues:
                 self.host.remove_group(group)
 
     def _was_removed(self, group: int) -> bool:
-        """Whether this node was taken out of a group while it was away. Nobody counts on what it
-        has of that: who becomes a member anew begins without a vote."""
+        """Returns whether this node was removed from a group while it was away. Nobody counts on
+        its old data: a new member begins without a vote."""
         members = self.tree.queue_index.by_group[group].members
         return self.node not in members and group not in self.host.groups
 
@@ -253,8 +253,8 @@ class LocalQueues:
     # --- handles -------------------------------------------------------------------------
 
     def find(self, record: QueueRecord) -> Queue | None:
-        """This node's handle of a queue. No replica comes into being, and no file: only a handle of
-        a queue that lives on other nodes is made when it is first asked for.
+        """Returns this node's handle of a queue, or None. Creates no replica and no file; only the
+        handle of a queue on other nodes is made when it is first asked for.
 
         Returns:
             None when the queue should be here and is not open: its type is not served, its files
@@ -269,7 +269,8 @@ class LocalQueues:
         return host.find(record, self._arguments(record)) if host is not None else None
 
     def may_open(self, record: QueueRecord) -> bool:
-        """Whether a queue that `find` does not have may be open later: the tree is behind."""
+        """Returns whether a queue that `find` does not have may be open later: the tree is
+        behind."""
         return record.type.is_served and not self.is_damaged(record.group)
 
     def get(self, group: int) -> Queue | None:
@@ -295,7 +296,7 @@ class LocalQueues:
         return found.union(*(host.damaged for host in self.hosts.values()))
 
     def is_damaged(self, group: int) -> bool:
-        """Whether the files of a queue whose home is this node could not be read."""
+        """Returns whether the files of a queue whose home is this node could not be read."""
         return any(group in host.damaged for host in self.hosts.values())
 
     def open(self, record: QueueRecord) -> None:
@@ -446,8 +447,7 @@ class LocalQueues:
         return found
 
     def rows(self) -> Iterator[Row]:
-        """What management shows of the queues that this node leads or is the home of, one by
-        one."""
+        """Yields the rows for management of the queues that this node leads or is the home of."""
         # A copy: between two rows queues may come and go.
         for group, queue in list(self.queues.items()):
             replica = self.host.replica(group)
@@ -464,8 +464,8 @@ class LocalQueues:
         ]
 
     def behind_rows(self) -> Iterator[Row]:
-        """What this node knows of replicas that could not replace another one now: its own ones,
-        and as leader the others'."""
+        """Yields the replicas that could not replace another one now, as far as this node knows:
+        its own ones, and as leader the others'."""
         for group in list(self.host.stopped):
             yield {"group": group, "node": self.node}
         for group, replica in list(self.host.groups.items()):
@@ -478,7 +478,7 @@ class LocalQueues:
                         yield {"group": group, "node": peer.node, "voter": peer.voter}
 
     def leader_rows(self) -> Iterator[Row]:
-        """What rebalancing must know of the groups of queues that this node leads."""
+        """Yields what rebalancing must know of the groups of queues that this node leads."""
         for group, replica in list(self.host.groups.items()):
             if group and replica.is_leader and group in self.queues:
                 yield {
@@ -490,7 +490,8 @@ class LocalQueues:
                 }
 
     def reader_rows(self) -> list[Row]:
-        """How many consumers read here what other nodes lead, where these don't know."""
+        """Returns the number of consumers here of queues that other nodes lead, where those don't
+        know it."""
         return [
             {"group": group, "readers": queue.reader_count}
             for group, queue in self.queues.items()
@@ -498,7 +499,7 @@ class LocalQueues:
         ]
 
     def backlog_bytes(self) -> int:
-        """What queues that are kept on one node have waiting for the disk."""
+        """Returns the bytes that queues on one node have waiting for the disk."""
         return sum(host.backlog_bytes() for host in self.hosts.values())
 
     def deliveries(self) -> tuple[int, int]:

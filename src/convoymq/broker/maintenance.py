@@ -36,7 +36,7 @@ TIMEOUT_S = 30.0
 
 
 class Ports(Protocol):
-    """Where clients connect: `edges.acceptor.SharedPorts`."""
+    """Ports for clients: `edges.acceptor.SharedPorts`."""
 
     async def open(self) -> None:
         """Listens. Raises OSError."""
@@ -69,11 +69,11 @@ class Maintenance:
 
     @property
     def is_drained(self) -> bool:
-        """Whether this node is drained."""
+        """Returns whether this node is drained."""
         return self._nodes.is_drained(self._nodes.node_id)
 
     async def attach(self, ports: Ports) -> None:
-        """This node is ready for clients: listens, unless it is drained. Raises OSError."""
+        """Listens for clients, unless this node is drained. Raises OSError."""
         self._ports = ports
         if not self.is_drained:
             await ports.open()

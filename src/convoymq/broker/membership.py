@@ -29,7 +29,7 @@ from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Una
 from convoymq.queues.interface import Row
 
 NEVER = 1 << 62
-"""What a member without a vote has to reach to get one, when it shall not."""
+"""Index that a member would have to reach to get a vote, when it shall get none."""
 TIMEOUT_S = 5.0
 AT_ONCE = 64
 """Queues that are changed at a time."""
@@ -38,7 +38,7 @@ LAST_MEMBER = "the last node cannot be removed"
 
 
 class MemberKind(StrEnum):
-    """What a new member becomes."""
+    """Kind of a new member."""
 
     PROMOTABLE = "promotable"
     """Gets a vote when it has caught up."""

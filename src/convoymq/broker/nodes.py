@@ -25,7 +25,7 @@ class ClusterNodes:
 
     @property
     def own_name(self) -> str:
-        """This node's name."""
+        """Returns the name of this node."""
         return self.name_of(self.node_id)
 
     def running(self) -> list[int]:
@@ -41,13 +41,13 @@ class ClusterNodes:
         return [node for node in running if node not in drained] or running
 
     def is_drained(self, node: int) -> bool:
-        """Whether a node is drained."""
+        """Returns whether a node is drained."""
         return node in drained_nodes(self._tree.settings)
 
     def is_up(self, node: int) -> bool:
-        """Whether a node can be reached."""
+        """Returns whether a node can be reached."""
         return node == self.node_id or self._transport.is_connected(node)
 
     def owner_name(self, owner: int | None) -> str | None:
-        """What the tree calls a connection of this node; None for none."""
+        """Returns the name that the tree has for a connection of this node; None for none."""
         return None if owner is None else owner_text(self.node_id, self.incarnation, owner)

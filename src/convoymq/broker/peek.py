@@ -21,7 +21,7 @@ class Peeked:
     record: bytes
     """As the log has it (docs/formats/entries-and-frames.md)."""
     acquired_count: int
-    """How often it was handed out before."""
+    """Number of earlier deliveries."""
     failed_delivery_count: int
 
 

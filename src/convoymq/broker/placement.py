@@ -1,4 +1,4 @@
-"""Which nodes a new queue goes to."""
+"""Placement of new queues on nodes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Placement:
         """Queues placed by `_leaders` since they were counted."""
 
     def group_size_of(self, record: QueueRecord) -> int:
-        """How many members a queue should have: what its declaration or the settings say."""
+        """Returns how many members a queue should have, by its declaration or the settings."""
         topology = self._tree.vhosts[record.vhost].topology
         declared = topology.find_queue(record.name)
         arguments = placed(declared, topology.policies) if declared is not None else EMPTY

@@ -25,7 +25,7 @@ from convoymq.routing.choosing import NO_PROPERTIES, HashProperties
 
 
 class Route(NamedTuple):
-    """Where a message goes."""
+    """Queues that a message goes to."""
 
     queues: tuple[Queue, ...]
     cacheable: bool
@@ -33,7 +33,7 @@ class Route(NamedTuple):
 
 
 class Publishing(Protocol):
-    """What an edge publishes by."""
+    """Interface by which edges publish."""
 
     def check_write(
         self, user: User, vhost: str, exchange: str, routing_keys: Sequence[str]

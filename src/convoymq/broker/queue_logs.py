@@ -51,7 +51,7 @@ _ROLES = dict(zip(ROLE_NAMES, ("follower", "pre_vote", "candidate", "leader"), s
 
 
 def membership_of(replica: Replica, node: int) -> str:
-    """What kind of member a node is, as a replica knows."""
+    """Returns the kind of member that a node is, as a replica knows."""
     learner = replica.core.members.learner(node)
     if learner is None:
         return "voter"

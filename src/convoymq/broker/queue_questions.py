@@ -1,4 +1,4 @@
-"""What handles of a queue ask each other between nodes, and the answers of this one."""
+"""Requests between the handles of a queue on different nodes, and this node's answers."""
 
 from __future__ import annotations
 

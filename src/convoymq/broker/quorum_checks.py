@@ -1,4 +1,4 @@
-"""Whether this node may be stopped: what would lose its majority, and who is not in step yet."""
+"""Checks before a node is stopped: which groups would lose their majority, and who is behind."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ class QuorumChecks:
 
     @property
     def is_single_node(self) -> bool:
-        """Whether this node is the whole cluster: it is critical for all, and nobody minds."""
+        """Returns whether this node is the whole cluster; being critical for all is then no
+        obstacle."""
         return len(self._tree.nodes) <= 1
 
     async def critical(self) -> list[JsonObject]:
-        """What would be unavailable without this node: queues and streams, and the metadata store.
+        """Returns what would be unavailable without this node: queues and streams, and the metadata
+        store.
 
         That is all of which a majority of the voters, and no more, could go on now, this node among
         them.

@@ -72,7 +72,7 @@ class MembershipReconciliation:
             self._checking = self._tasks.spawn(self._check())
 
     def target_of(self, record: QueueRecord) -> int:
-        """How many members a quorum queue should have; 0 = nobody says."""
+        """Returns how many members a quorum queue should have; 0 = not configured."""
         vhost = self._tree.vhosts[record.vhost]
         declared = vhost.topology.find_queue(record.name)
         assert declared is not None
@@ -96,7 +96,8 @@ class MembershipReconciliation:
             self.trigger()
 
     async def _plan(self) -> tuple[list[tuple[QueueRecord, MemberStep]], bool]:
-        """What is to be changed now, and whether a queue waits for a new member to get its vote."""
+        """Returns the changes to make now, and whether a queue waits for a new member to get its
+        vote."""
         replicas = dict(self._tree.queue_index.replicas)
         steps: list[tuple[QueueRecord, MemberStep]] = []
         waiting = False
@@ -141,7 +142,8 @@ class MembershipReconciliation:
         )
 
     def _is_joining(self, replica: Replica) -> bool:
-        """Whether a new member that can be reached has no vote yet: the next one waits for it."""
+        """Returns whether a new member that can be reached has no vote yet: the next one waits for
+        it."""
         return any(
             learner.promote_at != NEVER and self._nodes.is_up(learner.node)
             for learner in replica.core.members.learners

@@ -1,4 +1,4 @@
-"""What a node knows of its client connections, and counters of what passes through its edges."""
+"""Client connections of a node, and counters of what passes through its edges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from convoymq.queues.interface import Row
 
 
 class ConnectionHandle(Protocol):
-    """What an edge's connection offers to lists and to operators."""
+    """Interface of an edge's connection for lists and operators."""
 
     id: int
     name: str
@@ -17,7 +17,7 @@ class ConnectionHandle(Protocol):
 
     @property
     def user(self) -> User:
-        """Who has logged in."""
+        """Returns the user who has logged in."""
 
     def info(self) -> Row:
         """One row of the list of connections."""

@@ -79,7 +79,7 @@ class ReplyRoutes:
         return True
 
     async def exists(self, token: str) -> bool:
-        """Whether the consumer is there."""
+        """Returns whether the consumer exists."""
         node = _node_of(token)
         if node is None:
             return False

@@ -22,7 +22,7 @@ class Scheduled:
     async def messages(
         self, queue: Queue, record: QueueRecord, after: ScheduledPlace | None, limit: int
     ) -> list[ScheduledMessage]:
-        """What waits behind a place, in the order in which it is due.
+        """Returns the delayed messages behind a place, in the order in which they are due.
 
         Raises:
             PreconditionFailed: messages do not wait in queues of this type.

@@ -1,4 +1,4 @@
-"""Which replicated queues an operation for many of them is about."""
+"""Selection of the replicated queues that an operation for many of them applies to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Selection:
                 raise PreconditionFailed(f"pattern {pattern!r}: {error.text}") from None
 
     def matches(self, record: QueueRecord) -> bool:
-        """Whether a queue is one of them."""
+        """Returns whether a queue is selected."""
         return (
             record.type.is_replicated
             and self.type in (ALL, record.type.value)

@@ -1,4 +1,4 @@
-"""What the broker does where neither a declaration nor a virtual host says otherwise."""
+"""Defaults of the broker, where neither a declaration nor a virtual host says otherwise."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BrokerSettings:
     cluster_size_target: int = 0
     """[cluster_formation.target_cluster_size_hint] How many nodes should run; 0 = all known."""
     disconnect_timeout_ms: int = DISCONNECT_TIMEOUT_MS_DEFAULT
-    """How long a node may be away before its exclusive queues end. Sooner when its process is known
+    """Longest absence of a node before its exclusive queues end. Sooner when its process is known
     to be gone."""
     reconciliation: ReconciliationSettings = field(default_factory=ReconciliationSettings)
 

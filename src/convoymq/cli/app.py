@@ -167,7 +167,7 @@ def _watch(cluster: LocalCluster, stopping: list[int], took: float, live: bool) 
 
 
 class NodeRow(TypedDict, total=False):
-    """What is shown of a node; its HTTP API tells what follows `memory_bytes`, if it answers."""
+    """Row of a node in lists; its HTTP API gives what follows `memory_bytes`, if it answers."""
 
     node: int
     pid: int | None

@@ -58,7 +58,7 @@ class LocalNode:
 
     @property
     def uri(self) -> str:
-        """Where clients connect."""
+        """Returns the address for clients."""
         return f"amqp://guest:guest@127.0.0.1:{self.amqp_port}/"
 
 
@@ -72,7 +72,7 @@ class Traffic:
 
 
 def offsets(base_port: int) -> tuple[int, int, int]:
-    """How far HTTP, metrics and link ports lie above AMQP ports."""
+    """Returns how far HTTP, metrics and link ports lie above AMQP ports."""
     return OFFSETS if base_port + OFFSETS[2] + NODES_MAX <= 65_535 else OFFSETS_CLOSE
 
 
@@ -226,7 +226,8 @@ class LocalCluster:
             time.sleep(POLL_S)
 
     def _is_ready(self, node: LocalNode) -> bool:
-        """Whether the node itself answers, not somebody else who was quicker to take its port."""
+        """Returns whether the node itself answers, and not another process that took its port
+        first."""
         if not _answers(node.amqp_port):
             return False
         hides = self.settings.get("log.level", "info") not in ("debug", "info")
@@ -235,7 +236,7 @@ class LocalCluster:
         return b"node.ready" in self._logged(node.number)
 
     def _logged(self, number: int) -> bytes:
-        """What a node has logged since it was started."""
+        """Returns the log output of a node since it was started."""
         try:
             with open(self.log_file(number), "rb") as log:
                 log.seek(self._log_begins.get(number, 0))
@@ -252,7 +253,7 @@ class LocalCluster:
         return " | ".join(text.strip().splitlines()[-3:])
 
     def waiting(self) -> dict[int, str]:
-        """Why running nodes wait before they found or join a cluster, as their logs say."""
+        """Returns why running nodes wait before they found or join a cluster, by their logs."""
         found = {}
         for node in self.nodes:
             reason = self._waits_for(node.number) if node.pid is not None else ""
@@ -272,7 +273,7 @@ class LocalCluster:
         return reason
 
     def log_file(self, number: int) -> Path:
-        """Where a node's log goes."""
+        """Returns the path of a node's log."""
         return self.data / f"node-{number}" / "convoy.log"
 
     # -- questions --------------------------------------------------------------------------
@@ -475,7 +476,7 @@ def delete(url: str, timeout: float = 5.0, user: str = "guest", password: str = 
 
 
 def _refusal(url: str, code: int, user: str) -> str:
-    """What an answer other than a good one means, and what to do."""
+    """Returns the meaning of an answer other than 2xx, and what to do."""
     if code == 401:
         return (
             f"{url} does not accept user {user!r} with this password (401): give --user "
@@ -516,7 +517,7 @@ def _metric(text: str, name: str) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether a node could listen on the port of the loopback addresses, IPv4 and IPv6."""
+    """Returns whether a node could listen on the port of the loopback addresses, IPv4 and IPv6."""
     try:
         sockets = listen("localhost", port)
     except OSError:

@@ -1,4 +1,4 @@
-"""What `convoy doctor` looks at: the things that a newcomer trips over."""
+"""Checks of `convoy doctor`: what newcomers trip over."""
 
 from __future__ import annotations
 

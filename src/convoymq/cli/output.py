@@ -1,4 +1,4 @@
-"""How commands print: tables for people, JSON for programs, errors with an exit code."""
+"""Output of commands: tables for people, JSON for programs, errors with an exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Format(StrEnum):
-    """How results are printed."""
+    """Format of results."""
 
     TABLE = "table"
     JSON = "json"

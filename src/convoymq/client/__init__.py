@@ -1,4 +1,4 @@
-"""What a process outside the broker uses: a blocking client of the columnar protocol."""
+"""Blocking client of the columnar protocol, for processes outside the broker."""
 
 from convoymq.client import errors
 from convoymq.client.client import Client

@@ -446,8 +446,8 @@ class Client:
         return failure
 
     def _is_lasting(self, error: OSError) -> bool:
-        """Whether a server will not be there for the next try either: a name that nobody knows, a
-        certificate that is not trusted, no TLS. Names may vanish while a cluster restarts."""
+        """Returns whether the next try would fail at a server too: its name is unknown, its
+        certificate is not trusted, or it has no TLS. Names may vanish while a cluster restarts."""
         if isinstance(error, socket.gaierror):
             return error.errno == socket.EAI_NONAME and not self._was_connected
         if self.config.tls is None:

@@ -1,4 +1,4 @@
-"""Where a client connects and as whom: frozen, hashable, picklable; secrets are never printed."""
+"""Address and credentials of a client: frozen, hashable, picklable; secrets are never printed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SERVER = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:\s/@]+))(?::(\d{1,5}))?")
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """How a connection is encrypted.
+    """Encryption of a connection.
 
     Without `ca_file` the system's authorities are trusted. `verify` off accepts any certificate:
     then anybody between client and broker can read the password.

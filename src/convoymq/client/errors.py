@@ -1,4 +1,4 @@
-"""What a client's call may raise. Every error has a `code` of the protocol and a `text`.
+"""Errors that a client's calls raise. Every error has a `code` of the protocol and a `text`.
 
     ClientError
     ├── NotFound             no such queue; `near`: names like it

@@ -185,7 +185,8 @@ def _context(tls: TlsConfig) -> SSLContext:
 
 
 def is_here(address: tuple[str, int]) -> bool:
-    """Whether a server's address is one of this machine's own; nothing is sent to find out."""
+    """Returns whether a server's address is one of this machine's own; nothing is sent to find
+    out."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:

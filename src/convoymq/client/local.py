@@ -79,7 +79,7 @@ class LocalReads:
         max_bytes: int,
         columns: int,
     ) -> FetchResult | None:
-        """What FETCH would answer; None when the node has to be asked."""
+        """Returns the result that FETCH would give; None when the node has to be asked."""
         with self._lock:
             found = self._open
             if found is None or (found.stream, found.group, found.offset) != (
@@ -121,7 +121,7 @@ class _File:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def status(self) -> os.stat_result:
-        """What was opened."""
+        """Returns the status of the open file."""
         return os.fstat(self._fd)
 
     def pread(self, length: int, offset: int) -> bytes:

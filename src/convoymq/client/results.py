@@ -1,4 +1,4 @@
-"""What a client's calls return."""
+"""Results of a client's calls."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class FetchResult:
 
     @property
     def next(self) -> int:
-        """Where to go on."""
+        """Returns the offset to go on from."""
         return int(self.frame.next)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceResult:
-    """What became of the rows of one frame; all of them are safe."""
+    """Outcome for the rows of one frame; all of them are safe."""
 
     count: int
     """Rows that were sent."""

@@ -309,7 +309,7 @@ class SharedPorts:
             connection.close()
 
     def has_room(self) -> bool:
-        """Whether one more connection may come in; counts the refused."""
+        """Returns whether one more connection may come in; counts the refused."""
         count = len(self.undecided) + sum(edge.connection_count() for edge in self._edges)
         if self._stopping or count >= self._connections_max:
             self.refused_connections += 1

@@ -13,7 +13,7 @@ _END = "-----END CERTIFICATE-----"
 
 
 def expiry_of(chain: str) -> datetime:
-    """When the first certificate of a chain ends to be good: the earliest of all in it.
+    """Returns the time at which the first certificate of a chain expires.
 
     Args:
         chain: certificates in PEM.

@@ -25,14 +25,14 @@ RunInput = Callable[[Callable[[], None]], None]
 
 
 class DataPath(Protocol):
-    """Where a node keeps its data."""
+    """Place of a node's data."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeParts:
-    """What an edge may use of its node."""
+    """Parts of a node that an edge may use."""
 
     config: Config
     broker: Broker
@@ -53,7 +53,7 @@ class Incoming(Protocol):
     id: int
     """Unique in the process: connections own exclusive queues by it."""
     head: bytes
-    """What was read so far."""
+    """Bytes that were read so far."""
     peer: tuple[str, int]
     local: tuple[str, int]
     tls: bool
@@ -61,7 +61,7 @@ class Incoming(Protocol):
     """The client's verified certificate."""
 
     def handshake_left_s(self) -> float:
-        """How much of `listeners.handshake_timeout` is left."""
+        """Returns how much of `listeners.handshake_timeout` is left."""
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
         """Lets the event loop read the connection for a protocol. `head` is not repeated."""
@@ -74,9 +74,9 @@ class Edge:
     """A client protocol of one node. Methods that an edge does not need do nothing here."""
 
     prefaces: tuple[bytes, ...] = ()
-    """What its connections to a shared port begin with; none where it has ports of its own."""
+    """First bytes of its connections to a shared port; none where it has ports of its own."""
     takes_unknown = False
-    """Whether it answers connections that begin with no registered preface."""
+    """True if it answers connections that begin with no registered preface."""
     after_ready = False
     """Starts when clients are served, and stops before the others."""
     flush: Callable[[], None] | None = None

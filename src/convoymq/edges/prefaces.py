@@ -1,4 +1,4 @@
-"""Which protocol a connection speaks, by its first bytes."""
+"""Dispatch of connections to protocols, by their first bytes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Prefaces:
         self._edges[preface] = edge
 
     def is_undecided(self, head: bytes) -> bool:
-        """Whether more bytes are needed to tell."""
+        """Returns whether more bytes are needed to tell."""
         return any(len(head) < len(each) and each.startswith(head) for each in self._edges)
 
     def edge_of(self, head: bytes) -> Edge | None:
-        """Whose connection it is; None = nobody's."""
+        """Returns the edge that serves the connection; None = none does."""
         for preface, edge in self._edges.items():
             if head.startswith(preface):
                 return edge

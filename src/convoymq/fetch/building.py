@@ -36,7 +36,7 @@ class Rows:
 
     @property
     def full(self) -> bool:
-        """Whether no more rows are taken."""
+        """Returns whether no more rows are taken."""
         return self._writer is None or bool(self._writer.full)
 
     @property
@@ -71,7 +71,7 @@ class Rows:
         return taken
 
     def _step(self, writer: ColumnWriter) -> int:
-        """How many rows to append at a time, judged by those before."""
+        """Returns how many rows to append at a time, by the size of those before."""
         rows = writer.rows
         if not rows:
             return FIRST_STEP_ROWS

@@ -55,9 +55,9 @@ log = structlog.get_logger()
 
 CLOSE_TIMEOUT_S = 5.0
 SCRATCH_BYTES = 64 << 10
-"""What is read at a time of a connection whose bytes are not looked at any more."""
+"""Bytes read at a time of a connection whose input is discarded."""
 PROGRESS_BYTES_MIN = 16 << 10
-"""What a slow client must at least read, or write, within the time limit."""
+"""Bytes that a slow client must at least read, or write, within the time limit."""
 ROOM_BYTES_MIN = 64 << 10
 """Larger frames ask for room before they are read."""
 
@@ -208,7 +208,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         self._watch_input()
 
     def _watch_input(self) -> None:
-        """Who has room must use it."""
+        """Starts the time limit for a client that may send: it must send."""
         self._input_seen = self._reader.waiting
         self._input_timer = asyncio.get_running_loop().call_later(
             self.edge.settings.write_timeout_s, self._check_input
@@ -578,7 +578,7 @@ class FetchConnection(asyncio.BufferedProtocol):
     # --- for the management API ------------------------------------------------------------
 
     def details(self) -> dict[str, object]:
-        """What other rows show of this connection."""
+        """Returns the fields by which other rows describe this connection."""
         return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
 
     def info(self) -> dict[str, object]:
@@ -616,13 +616,13 @@ class FetchConnection(asyncio.BufferedProtocol):
         return self.requests.sessions()
 
     def channel_infos(self) -> list[dict[str, object]]:
-        """There are no channels in this protocol."""
+        """Returns nothing: the protocol has no channels."""
         return []
 
     def set_prefetch(self, queue: str, tag: str, prefetch: int) -> int:
-        """There are no consumers in this protocol."""
+        """Returns 0: the protocol has no consumers."""
         return 0
 
     def consumer_infos(self) -> list[dict[str, object]]:
-        """There are no consumers in this protocol."""
+        """Returns nothing: the protocol has no consumers."""
         return []

@@ -1,4 +1,4 @@
-"""What the columnar protocol's server counts."""
+"""Counters of the columnar protocol's server."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class FetchEdge(Edge):
         incoming.attach(connection)
 
     def admit(self, connection: FetchConnection) -> bool:
-        """Whether there is room for one more connection; counts the refused."""
+        """Returns whether there is room for one more connection; counts the refused."""
         if self.stopping or len(self.connections) >= self.settings.connections_max:
             self.counters.refused += 1
             log.warning("fetch.connection_limit", limit=self.settings.connections_max)

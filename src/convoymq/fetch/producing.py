@@ -39,14 +39,14 @@ LARGE_PAYLOAD_BYTES = 8 << 20
 LARGE_COMPRESSED_BYTES = 64 << 10
 """Payloads above these are checked on a thread; others cost less than the hand-over."""
 COMPRESSION_AT = 6
-"""Where a columnar frame says whether its body is compressed."""
+"""Position in a columnar frame of the byte that says whether its body is compressed."""
 SEGMENTS_PER_STEP = 64
 SEGMENTS_MAX = 100_000
-"""How often the rows of one request may change their targets; each time costs a command."""
+"""Most times that the rows of one request may change their targets; each time costs a command."""
 ROUTED_ROWS_MAX = 1 << 20
 PRODUCER_BYTES_MAX = 255
 PENDING_BYTES_MAX = 16 << 20
-"""What one connection may have under way into one queue."""
+"""Most bytes that one connection may have under way into one queue."""
 
 
 class Segment(NamedTuple):
@@ -224,7 +224,7 @@ class Producing(NullEvents):
     # --- routing ---------------------------------------------------------------------------
 
     async def _route(self, request: Produce, columns: ColumnFrame) -> tuple[list[Segment], int]:
-        """Where the rows go; returns (segments, unroutable rows)."""
+        """Routes the rows; returns (segments, unroutable rows)."""
         if not columns.rows:
             return [], 0
         name = request.stream if request.stream is not None else request.queue
@@ -401,7 +401,7 @@ class Producing(NullEvents):
             self._tagged[tag] = answered
 
     async def _ready_client(self, queue: Queue) -> QueueClient:
-        """This connection's stream into the queue, when it takes more."""
+        """Returns this connection's stream into the queue, when it takes more."""
         while True:
             client = self._clients.get(queue)
             if client is None:

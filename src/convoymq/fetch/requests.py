@@ -1,4 +1,4 @@
-"""What a connection asks for: one method an operation.
+"""Requests of a connection: one method an operation.
 
 Permissions come before existence, so nobody learns names from refusals. Waiting for rows happens
 before the right to build an answer is asked for; from there on a request only reads what is there.
@@ -222,7 +222,8 @@ class Requests:
     def _row(
         self, record: QueueRecord, far: list[tuple[dict[str, object], Stream]]
     ) -> dict[str, object]:
-        """What this node knows of a queue; what another has to be asked for goes to `far`."""
+        """Returns the row of a queue as far as this node knows it; what another has to be asked for
+        goes to `far`."""
         broker = self._broker
         declared = broker.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
         row: dict[str, object] = {

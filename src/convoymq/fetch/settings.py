@@ -9,7 +9,7 @@ from convoymq.model.columnar import AUTHENTICATE_TIMEOUT_S, REQUESTS_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSettings:
-    """What the server offers and what it bounds. Names in brackets are configuration keys."""
+    """Offers and bounds of the server. Names in brackets are configuration keys."""
 
     frame_max: int = 64 << 20
     """[fetch.frame_max] Largest request or answer, bytes."""
@@ -40,7 +40,7 @@ class FetchSettings:
     requests_max: int = REQUESTS_MAX
     """Requests of one connection that are worked on; more are not read."""
     alarm_patience_s: float = 10.0
-    """How long PRODUCE waits for an alarm to end before it says so."""
+    """Longest wait of PRODUCE for an alarm to end, before it is refused."""
     wait_ms_max: int = 60_000
     """The longest that FETCH waits for rows, whatever a client asks for."""
     pull_bytes: int = 1 << 20

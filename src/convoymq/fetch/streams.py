@@ -1,4 +1,4 @@
-"""What this server needs of queues beyond `queues.interface`."""
+"""Requirements of this server on queues beyond `queues.interface`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Chunks(Protocol):
 
 
 class Packs(Protocol):
-    """What has a form to be sent."""
+    """Value that can be packed to be sent."""
 
     def pack(self) -> bytes:
         """Returns that form."""
@@ -50,7 +50,8 @@ class Stream(Protocol):
         """Rows from exactly `offset` on; none at the committed end."""
 
     def read_descriptor(self, offset: int, end: int | None) -> Packs | None:
-        """Where rows from `offset` on lie in a file of this node; None when there is none."""
+        """Returns the place of rows from `offset` on in a file of this node; None when there is
+        none."""
 
     async def offsets(self, what: str, ms: int | None) -> tuple[int | None, int | None]:
         """(offset, time in ms)."""
@@ -59,4 +60,4 @@ class Stream(Protocol):
         """Remembers how far a named consumer is."""
 
     async def query_offset(self, name: str) -> int | None:
-        """What was remembered."""
+        """Returns the stored offset."""

@@ -33,7 +33,7 @@ class Turns:
     ) -> None:
         self.slice_s = slice_s
         self.turn_s = slice_s
-        """How long the turn lasts that is given next."""
+        """Length of the next turn."""
         self.rest_s = rest_s
         self.given = 0
         self._activity = activity
@@ -44,7 +44,7 @@ class Turns:
         self._scheduled = False
 
     def others_active(self) -> bool:
-        """Whether others sent or received anything a moment ago."""
+        """Returns whether others sent or received anything a moment ago."""
         now = time.perf_counter()
         count = self._activity()
         if count != self._seen:
@@ -113,7 +113,7 @@ class Budget:
 
     @property
     def is_short(self) -> bool:
-        """Whether somebody waits."""
+        """Returns whether somebody waits."""
         return bool(self._waiting)
 
     async def take(self, wanted: int) -> int:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class DamagedLog:
-    """What one replica does when its log is damaged."""
+    """Recovery of one replica whose log is damaged."""
 
     __slots__ = ("_pristine", "core", "group", "host", "is_marking", "log", "replica")
 

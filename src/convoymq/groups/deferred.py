@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""What the groups of a node put off for some milliseconds, to do it together.
+"""Work that the groups of a node defer by some milliseconds, to do it together.
 
 Entries for followers that nobody waits for, batches that wait to be coalesced, the first entries of
 new groups, and elections of groups that nobody uses.

@@ -1,4 +1,4 @@
-"""What carries out the effects of a replica."""
+"""Effect sink: carries out the effects of a replica."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class EffectSink(Protocol):
         forwards those for nodes without a replica when `replica.is_leader`."""
 
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
-        """This node learned who leads the group (None: nobody known). For a leader: after the no-op
-        of its term was applied here, and again when the link to it came back: whatever is
-        pending is resent then."""
+        """Takes note of the group's leader (None: nobody known). For a leader: after the no-op of
+        its term was applied here, and again when the link to it came back: whatever is pending is
+        resent then."""
 
     def on_link_frame(
         self, node: int, kind: int, group: int, a: int, b: int, c: int, d: int, body: bytes
@@ -36,5 +36,5 @@ class EffectSink(Protocol):
         """The machine's state was replaced by a snapshot."""
 
     def on_replica_gone(self) -> None:
-        """This node's replica left the group or stopped, possibly before it applied what the
-        leader counted on it for: whatever clients here miss is to be asked for."""
+        """Takes note that this node's replica left the group or stopped, possibly before it applied
+        what the leader counted on it for: whatever clients here miss is to be asked for."""

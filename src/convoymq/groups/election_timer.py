@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""When a replica may stand for election: its timer, and its turn among groups that nobody uses."""
+"""Election timer of a replica, and its turn among groups that nobody uses."""
 
 from __future__ import annotations
 

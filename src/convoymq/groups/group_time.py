@@ -18,7 +18,7 @@ class GroupTime:
         self._clock = clock
         self._last_ms = 0
         self._since_ms = 0
-        """When `_last_ms` was, by the monotonic clock."""
+        """Time of `_last_ms`, by the monotonic clock."""
 
     def heard(self, time_ms: int) -> None:
         """An entry carries this time."""
@@ -34,7 +34,7 @@ class GroupTime:
         return self._last_ms
 
     def delay_ms(self, due_ms: int) -> int:
-        """How long until entries carry that time, at most; 0 when they do."""
+        """Returns the longest time until entries carry that time; 0 when they do."""
         now = self.now_ms()
         left = max(0, due_ms - now)
         return left * 2 if now > self._clock.now_ms() else left

@@ -197,7 +197,7 @@ class ReplicaHost:
         return watched
 
     def leave_group(self, group: int, members: Sequence[int]) -> None:
-        """This node is no member any more: deletes its data and watches the group.
+        """Ends this node's membership: deletes its data and watches the group.
 
         Its clients go on: they hold the builder of the replica, which the watched group takes over.
         """
@@ -295,7 +295,7 @@ class ReplicaHost:
         return replica if replica is not None else self.stopped[group]
 
     def segment_at(self, group: int, index: int) -> tuple[Segment, FilePlace] | None:
-        """Where an entry lies in a file that does not change (`GroupLog.segment_at`)."""
+        """Returns the place of an entry in a file that does not change (`GroupLog.segment_at`)."""
         return self._readable(group).log.segment_at(index)
 
     # Input.
@@ -601,7 +601,7 @@ class ReplicaHost:
         return replica is not None and replica.is_leader and replica.changes.add(node, voter=voter)
 
     def member_refusal(self, group: int, node: int) -> str:
-        """Why the group can't take in that node, as far as this node knows; "" = it can."""
+        """Returns why the group can't take in that node, as far as this node knows; "" = it can."""
         replica = self.groups.get(group)
         return replica.changes.refusal_of(node) if replica is not None else ""
 

@@ -58,7 +58,7 @@ class MemberChanges:
         return True
 
     def refusal_of(self, node: int) -> str:
-        """Why the group can't take in a node that is not a member: "" = it can."""
+        """Returns why the group can't take in a node that is not a member; "" = it can."""
         replica = self.replica
         version = replica.version
         if node == self.host.node:

@@ -32,7 +32,7 @@ METADATA_GROUP = 0
 
 
 class Outcome(Enum):
-    """What the plan does with a group."""
+    """Decision of the plan about a group."""
 
     INTACT = "intact"
     RECOVER = "recover"
@@ -50,16 +50,16 @@ class CopyReport:
     last_time_ms: int = 0
     """Time of the last entry, ms since the epoch; 0 = not known."""
     led: bool = False
-    """This node led the group in the term of its last entry."""
+    """True if this node led the group in the term of its last entry."""
     voters: tuple[int, ...] = ()
     """The configuration that the log ends with; empty = the log does not say."""
     unusable: str = ""
-    """Why the copy cannot go on: damaged, stopped, or lost its log."""
+    """Reason why the copy cannot go on: damaged, stopped, or lost its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What a reachable node says of itself and its copies."""
+    """Report of a reachable node on itself and its copies."""
 
     node: int
     cluster: str
@@ -81,7 +81,7 @@ class GroupPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """What happens with one group."""
+    """Plan for one group."""
 
     group: int
     vhost: str
@@ -97,7 +97,7 @@ class GroupPlan:
     last_index: int = 0
     last_time_ms: int = 0
     loss: str = ""
-    """What may be lost, in words."""
+    """Possible loss, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,8 @@ class Plan:
 
     @property
     def needed(self) -> bool:
-        """Whether there is something to do: a copy goes on alone, or a recovery is finished.
+        """Returns whether there is something to do: a copy goes on alone, or a recovery is
+        finished.
 
         Groups of which nothing is left are not helped by it: whoever declared them deletes them.
         """

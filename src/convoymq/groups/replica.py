@@ -730,7 +730,7 @@ class Replica:
         self.election_timer.spread = False
 
     def is_used(self) -> bool:
-        """Whether somebody has a session here."""
+        """Returns whether somebody has a session here."""
         return bool(self.machine.session_nodes())
 
     def is_live(self, node: int) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Waiting(Protocol):
-    """Who has bulk for a node that takes none."""
+    """Sender that has bulk frames for a node that takes none."""
 
     def on_room(self, node: int) -> None:
         """The node takes bulk again."""
@@ -23,7 +23,7 @@ class Waiting(Protocol):
 
 
 class _Line:
-    """Who waits until a node takes bulk again, in order."""
+    """Senders that wait until a node takes bulk again, in order."""
 
     __slots__ = ("items", "known", "room_at")
 
@@ -31,11 +31,11 @@ class _Line:
         self.items: deque[Waiting] = deque()
         self.known: set[Waiting] = set()
         self.room_at = now
-        """When there was room last, or the wait began."""
+        """Time when there was room last, or the wait began."""
 
 
 class RoomQueues:
-    """Who waits, for each node that takes no bulk."""
+    """Waiting senders of each node that takes no bulk."""
 
     __slots__ = ("_lines", "host")
 
@@ -70,7 +70,7 @@ class RoomQueues:
         host.wake()
 
     def is_held_up(self, node: int) -> bool:
-        """Whether the link to the node is what others wait for: it is full, but goes on."""
+        """Returns whether others wait for the link to the node: it is full, but goes on."""
         host = self.host
         line = self._lines.get(node)
         return line is not None and host.now - line.room_at < host.config.quorum_timeout_ms

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EntrySender:
-    """What one replica sends while it leads."""
+    """Sending of entries by one replica while it leads."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica

@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""Who serves the clients of this node: the leader, as soon as this replica follows it closely.
+"""Serving of this node's clients: by the leader, as soon as this replica follows it closely.
 
 A replica that is behind for long, or has no log, lets the leader serve them meanwhile.
 """
@@ -24,7 +24,7 @@ is sent to."""
 
 
 class Serving:
-    """What one replica knows of who serves its node."""
+    """Leader that serves the node, as one replica knows it."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -44,7 +44,7 @@ class Serving:
         self.wanted = False
 
     def is_told(self) -> bool:
-        """Whether clients here know the present leader."""
+        """Returns whether clients here know the present leader."""
         present = (self.core.leader, self.core.term)
         return present in (self.established, self.serving)
 

@@ -171,7 +171,7 @@ class SnapshotTransfers:
         return int(keep_from)
 
     def plan(self) -> GroupPlan | None:
-        """What storage may drop when a WAL file is emptied."""
+        """Returns what storage may drop when a WAL file is emptied."""
         replica = self.replica
         core = self.core
         if replica.faulty or replica.stopped:

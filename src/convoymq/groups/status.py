@@ -1,4 +1,4 @@
-"""What a node's groups say of themselves."""
+"""Status of a node's groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class HostCounters:
-    """What happened so far on this node, over all groups."""
+    """Counters of this node, over all groups, since its start."""
 
     __slots__ = (
         "bytes_appended",
@@ -53,4 +53,4 @@ class GroupStatus:
     version: int
     """Machine version in force."""
     stopped: str
-    """Why the replica takes part no more, or ""."""
+    """Reason why the replica takes part no more, or ""."""

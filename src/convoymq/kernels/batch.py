@@ -497,7 +497,8 @@ class CommandBuilder:
 @cython.nogil
 @cython.exceptval(check=False)
 def _is_deferrable(type: cython.int, count: uint32_t) -> cython.bint:
-    """Who sent the command waits for no answer. A SETTLE of nothing asks for one."""
+    """Returns whether the sender of the command waits for no answer. A SETTLE of nothing asks for
+    one."""
     return type == TYPE_SETTLE and count != 0
 
 

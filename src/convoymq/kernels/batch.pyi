@@ -93,10 +93,10 @@ class FlowOwner(Protocol):
     """A client whose channels stop while too much is pending."""
 
     def check_flow(self) -> object:
-        """What is pending may be beyond its bounds, or within them again."""
+        """Checks whether what is pending went beyond its bounds, or is within them again."""
 
 class PendingBudget:
-    """What is pending in all targets that share it."""
+    """Bytes pending in all targets that share the budget."""
 
     bytes: int
     bytes_max: int

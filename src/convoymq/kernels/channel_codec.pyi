@@ -21,7 +21,7 @@ RETURN_FAILED: int
 DISCARD: int
 
 class ChannelCodecOwner(Protocol):
-    """What a channel implements to hear from its `ChannelCodec`. Nothing here may raise."""
+    """Calls that a channel takes from its `ChannelCodec`. Nothing here may raise."""
 
     def resolve_route(self, key: bytes) -> tuple[PublishTarget, ...] | None:
         """Targets of the exchange and routing key (short strings, back to back), to be remembered

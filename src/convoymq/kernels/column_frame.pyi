@@ -26,9 +26,9 @@ class ColumnFrame:
         """(first row, rows, text) of rows in succession that have the same exchange or routing
         key. Raises ValueError without that column."""
     def rows_within(self, first: int, bytes_max: int, fixed: int = 128) -> int:
-        """How many rows from `first` make a command of at most `bytes_max`, at least one if there
-        is one. `fixed`: bytes of a row that are not in the frame (names given to `encode_enqueue`
-        and at most 70 of its own)."""
+        """Returns how many rows from `first` make a command of at most `bytes_max`, at least one if
+        there is one. `fixed`: bytes of a row that are not in the frame (names given to
+        `encode_enqueue` and at most 70 of its own)."""
 
 def build_frame(
     columns: int,

@@ -107,7 +107,8 @@ def _refuse_row(row: cython.Py_ssize_t, text: str) -> cython.int:
 @cython.cfunc
 @cython.exceptval(-2)
 def _spans(p: cython.p_uchar, n: cython.Py_ssize_t, spans: cython.pointer(Span)) -> cython.int:
-    """Where each property of the payload lies, by its flag bit; its flags, -1 = broken."""
+    """Finds the place of each property of the payload, by its flag bit; returns its flags, -1 =
+    broken."""
     if n < HEADER_PROPERTIES:
         return -1
     flags: cython.int = load16(p + HEADER_FLAGS)
@@ -148,7 +149,7 @@ def _spans(p: cython.p_uchar, n: cython.Py_ssize_t, spans: cython.pointer(Span))
 @cython.cfunc
 @cython.exceptval(check=False)
 def _is_expiration(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.bint:
-    """Whether a short string is a number of milliseconds that the broker accepts."""
+    """Returns whether a short string is a number of milliseconds that the broker accepts."""
     v: uint64_t = 0
     i: cython.Py_ssize_t
     if n < 2 or n > 13:
@@ -458,7 +459,7 @@ def encode_enqueue(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _is_queue_header(p: cython.p_uchar, k: cython.Py_ssize_t) -> cython.bint:
-    """Whether queues act on a header of this name: see RECORD_HEADERS."""
+    """Returns whether queues act on a header of this name: see RECORD_HEADERS."""
     if k == 7:
         return string.memcmp(p, b"x-delay", 7) == 0
     if k == 10:
@@ -469,7 +470,7 @@ def _is_queue_header(p: cython.p_uchar, k: cython.Py_ssize_t) -> cython.bint:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _has_queue_headers(frame: ColumnFrame, row: cython.Py_ssize_t) -> cython.bint:
-    """Whether the column of headers has one for queues in a row."""
+    """Returns whether the column of headers has one for queues in a row."""
     names: cython.p_uchar = frame.body + frame.at[NAMES]
     i: cython.Py_ssize_t
     for i in range(ends_at(frame, LIST_ENDS, row), ends_at(frame, LIST_ENDS, row + 1)):

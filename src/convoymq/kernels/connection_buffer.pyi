@@ -12,7 +12,7 @@ CONNECTION_CLOSING: int
 CONNECTION_CLOSED: int
 
 class ConnectionBufferOwner(Protocol):
-    """What a connection implements to hear from its `ConnectionBuffer`. Nothing here may raise."""
+    """Calls that a connection takes from its `ConnectionBuffer`. Nothing here may raise."""
 
     def on_protocol_header(self, data: bytes) -> None:
         """The first 8 bytes; fewer when they cannot become a protocol header."""

@@ -116,7 +116,7 @@ def _publish_fault(codec: ChannelCodec, code: cython.int, text: str) -> cython.i
 @cython.cfunc
 @cython.exceptval(check=False)
 def _all_serve(targets: tuple, asked: cython.int) -> cython.bint:
-    """Whether every queue serves what a message asks for."""
+    """Returns whether every queue serves what a message asks for."""
     i: cython.Py_ssize_t
     for i in range(len(targets)):
         if cython.cast(PublishTarget, targets[i]).serves & asked != asked:
@@ -201,8 +201,8 @@ def _find_content(
     used: cython.pointer(cython.Py_ssize_t),
     body_size: cython.pointer(uint64_t),
 ) -> cython.int:
-    """What of a message's content lies in the n bytes at p. For all of it (CONTENT_WHOLE) the bytes
-    used and the size of the body are filled in."""
+    """Finds what of a message's content lies in the n bytes at p. For all of it (CONTENT_WHOLE) the
+    bytes used and the size of the body are filled in."""
     if n < AMQP_FRAME_HEAD + HEADER_PROPERTIES:
         if n >= AMQP_SIZE and (p[0] != AMQP_HEADER or load16(p + AMQP_CHANNEL) != channel):
             return CONTENT_ASSEMBLE
@@ -418,7 +418,8 @@ def _publish_assembled(buffer: ConnectionBuffer, codec: ChannelCodec) -> cython.
 @cython.inline
 @cython.exceptval(check=False)
 def _outcome(method: uint32_t, bits: cython.int) -> cython.int:
-    """How basic.ack, basic.nack or basic.reject ends deliveries; -1 for any other method."""
+    """Returns how basic.ack, basic.nack or basic.reject ends deliveries; -1 for any other
+    method."""
     if method == BASIC_ACK:
         return SETTLE
     if method == BASIC_NACK:

@@ -1,5 +1,4 @@
-"""What the records of an ENQUEUE command ask of their queue, as runs of records that ask the same:
-priority, expiration, and by headers a time before which they wait, and a group.
+"""Attributes of the records of an ENQUEUE command, as runs of records with the same ones.
 
 A record that cannot be read has none: what it is was decided when it was published, and every
 replica must come to the same.
@@ -135,8 +134,8 @@ def read_properties(
 def content_header(
     p: cython.p_uchar, n: cython.Py_ssize_t, size: cython.pointer(cython.Py_ssize_t)
 ) -> cython.Py_ssize_t:
-    """Where the content header payload of a record lies, and how many bytes it has; -1 = the record
-    is broken."""
+    """Finds the content header payload of a record: returns its place and fills in its size; -1 =
+    the record is broken."""
     at: cython.Py_ssize_t = 0
     i: cython.int
     for i in range(2):
@@ -153,7 +152,7 @@ def content_header(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _integer(p: cython.p_uchar, number: cython.pointer(int64_t)) -> cython.bint:
-    """Whether the whole field value at p is an integer; fills it in."""
+    """Returns whether the whole field value at p is an integer; fills it in."""
     code: cython.int = p[0]
     if code == b"b":
         number[0] = p[1] if p[1] < 128 else cython.cast(int64_t, p[1]) - 256
@@ -251,7 +250,7 @@ def _find_headers(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _same(a: cython.pointer(Asked), b: cython.pointer(Asked)) -> cython.bint:
-    """Whether two records ask the same by headers."""
+    """Returns whether two records ask the same by headers."""
     if a.kind != b.kind or a.number != b.number or a.group_length != b.group_length:
         return False
     if a.group_length <= 0:

@@ -1,4 +1,4 @@
-"""What the records of an ENQUEUE command ask of their queue (compiled only)."""
+"""Attributes of the records of an ENQUEUE command (compiled only)."""
 
 LEVEL_MAX: int
 LEVEL_DEFAULT: int

@@ -294,8 +294,8 @@ class MessageIdWindow:
         time_ms: uint64_t,
         body: cython.pointer(uint64_t),
     ) -> cython.int:
-        """Whether a record has an id that is known; otherwise remembers its id, if it has one. And
-        its body bytes."""
+        """Returns whether a record has an id that is known; otherwise remembers its id, if it has
+        one. Fills in its body bytes."""
         body[0] = 0
         size: cython.Py_ssize_t = 0
         at: cython.Py_ssize_t = content_header(p, n, cython.address(size))

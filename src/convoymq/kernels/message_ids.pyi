@@ -13,7 +13,7 @@ class MessageIdWindow:
 
     def __init__(self, known_max: int, bytes_max: int) -> None: ...
     def __len__(self) -> int:
-        """How many ids are known."""
+        """Returns how many ids are known."""
 
     def size_bytes(self) -> int:
         """Bytes of the packed ids."""
@@ -22,7 +22,7 @@ class MessageIdWindow:
         """Bytes of memory, the hash table's included."""
 
     def oldest_ms(self) -> int | None:
-        """When the oldest id came; None = none is known."""
+        """Returns when the oldest id came; None = none is known."""
 
     def forget_until(self, time_ms: int) -> None:
         """Forgets the ids that came at that time or before."""

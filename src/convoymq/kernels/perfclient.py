@@ -101,7 +101,8 @@ class Histogram:
 
 @cython.cclass
 class Ledger:
-    """What one publisher sent, what was confirmed, what arrived: a bit each per sequence number."""
+    """Messages of one publisher that were sent, confirmed and received: a bit each per sequence
+    number."""
 
     def __cinit__(self):
         self.confirmed_bits = cython.NULL

@@ -1,4 +1,4 @@
-"""What a channel remembers of where messages go (compiled only)."""
+"""Route cache: a channel's memory of where messages go (compiled only)."""
 
 class RouteCacheVersion:
     """A number that moves whenever remembered routes and permissions have to be forgotten."""

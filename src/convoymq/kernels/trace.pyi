@@ -6,7 +6,7 @@ COLUMNS: int
 """Columns of a row, all int64: `convoymq.model.trace.ROW_COLUMNS`."""
 
 class TraceRows:
-    """What one node records of one queue, until `take`.
+    """Trace rows of one queue on one node, until `take`.
 
     The machine calls `begin` once per entry and `add` for what the entry decides; `act` is for what
     the node did itself. Cost: 8 bytes a column and row, about 0.2 µs a row.

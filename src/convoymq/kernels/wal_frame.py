@@ -1,4 +1,4 @@
-"""What encloses the records of a WAL batch. Layout: docs/formats/storage.md."""
+"""Frame around the records of a WAL batch. Layout: docs/formats/storage.md."""
 
 import cython
 from cython.cimports.convoymq.kernels.bytes import bytes_pointer, get32, put32, put64

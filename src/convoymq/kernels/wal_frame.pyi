@@ -1,4 +1,4 @@
-"""What encloses the records of a WAL batch: layout in docs/formats/storage.md."""
+"""Frame around the records of a WAL batch: layout in docs/formats/storage.md."""
 
 def wal_batch_frame(
     magic: bytes,
@@ -11,6 +11,6 @@ def wal_batch_frame(
     recent: bytearray,
     covered_from: int,
 ) -> tuple[bytes, bytes]:
-    """What encloses the records of a WAL batch (docs/formats/storage.md): its header and its
-    directory. `sizes`: group and size in words of every record, in turn. `recent`: two maps of 64
-    bytes of groups in the batches before; this one's are added to the second. Raises ValueError."""
+    """Encodes the frame around the records of a WAL batch: its header and its directory. `sizes`:
+    group and size in words of every record, in turn. `recent`: two maps of 64 bytes of groups in
+    the batches before; this one's are added to the second. Raises ValueError."""

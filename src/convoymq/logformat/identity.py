@@ -1,4 +1,4 @@
-"""Which cluster the files of a data directory belong to."""
+"""Cluster that the files of a data directory belong to."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ WHOLE_BYTES = 128 << 10
 
 
 class FilePlace(NamedTuple):
-    """Which file it is, for other processes of this machine."""
+    """Identity of a file, for other processes of this machine."""
 
     path: str
     device: int
@@ -83,7 +83,7 @@ def segment_footer(rows: bytes, offset: int) -> bytes:
 
 
 class Segment:
-    """Where the entries of one segment file lie."""
+    """Places of the entries in one segment file."""
 
     __slots__ = (
         "file", "first", "indexes", "last", "name", "offsets", "order", "size", "sizes", "stale",
@@ -113,7 +113,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Where the last entry ends in the file."""
+        """Returns where the last entry ends in the file."""
         return (self.offsets[-1] + self.sizes[-1]) << 3
 
     def position(self, index: int) -> int:

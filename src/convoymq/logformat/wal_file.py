@@ -73,7 +73,7 @@ class BatchHeader(NamedTuple):
     flush: int
     """First sequence of its flush."""
     covered_from: int
-    """Where what `map` covers begins."""
+    """Position from which `map` covers the file."""
     map: int
 
 

@@ -250,7 +250,7 @@ def _object(text: str, at: int, depth: int) -> tuple[JsonObject, int]:
 
 
 def _next(text: str, at: int, end: str) -> tuple[int, bool]:
-    """Where to go on behind an element, and whether that was the last. Raises ValueError."""
+    """Returns the place behind an element, and whether that was the last. Raises ValueError."""
     at = _skip(text, at)
     mark = text[at : at + 1]
     if mark not in (end, ","):
@@ -282,7 +282,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
 
 
 def _cut(piece: str) -> int:
-    """How much of a string's inside can be read without what follows."""
+    """Returns how much of a string's inside can be read without what follows."""
     end = len(piece)
     tail = piece.rfind("\\", end - ESCAPE_CHARS_MAX // 2)
     if tail == -1:

@@ -14,8 +14,8 @@ from convoymq.metadata.machine import User
 from convoymq.model.json import JsonObject
 
 OPERATOR = User(name="", tags=("administrator",))
-"""Who asks through a node's administration socket: an administrator without a user of the broker,
-for whom permissions are not looked at."""
+"""User of requests through a node's administration socket: an administrator without a user of the
+broker, whose permissions are not checked."""
 CREATED = 201
 DONE = 204
 
@@ -34,7 +34,7 @@ class Status:
 
 
 def put_status(created: bool) -> Status:
-    """What a PUT answers."""
+    """Returns the status of a PUT."""
     return Status(CREATED if created else DONE)
 
 
@@ -70,7 +70,7 @@ class Call:
 
     @property
     def is_operator(self) -> bool:
-        """Whether it came through the administration socket."""
+        """Returns whether it came through the administration socket."""
         return self.user is OPERATOR
 
     def need(self, allowed: bool) -> None:

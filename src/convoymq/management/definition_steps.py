@@ -1,4 +1,4 @@
-"""What a document of definitions asks for, step by step.
+"""Steps that a document of definitions asks for.
 
 Each step is carried out twice: in a copy of the tree, where all of them are looked at before
 anything is changed, and then in the cluster. `steps_of` also says what of a document is no step.
@@ -38,7 +38,7 @@ from convoymq.routing.queue_arguments import type_name_of
 from convoymq.routing.types import QueueType
 
 Key = tuple[str, ...]
-"""What a step makes or needs, such as ("queue", virtual host, name)."""
+"""Name of what a step makes or needs, such as ("queue", virtual host, name)."""
 
 #: What a document says of itself.
 _NOTES = frozenset((
@@ -61,11 +61,11 @@ _GLOBAL_PARAMETERS = frozenset(("cluster_name", "internal_cluster_id", "cluster_
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a step did in the copy of the tree."""
+    """Result of a step in the copy of the tree."""
 
     created: bool
     note: str = ""
-    """What an operator should know of it."""
+    """Note for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Step:
     part: str
     """The part of the document that it comes from."""
     subject: str
-    """What it is about, as texts name it."""
+    """Subject of the step, as texts name it."""
     command: Command
     makes: Key = ()
     needs: Sequence[Key] = ()
@@ -149,7 +149,7 @@ class _QueueStep(Step):
     command: DeclareQueue
     arguments: Table
     type_there: str
-    """What the document says beside the arguments; "" = nothing."""
+    """Type that the document gives beside the arguments; "" = none."""
     node_default: QueueType
 
     def rehearse(self, rehearsal: Rehearsal) -> Tried:
@@ -215,7 +215,7 @@ class Unusable:
 
     reason: str
     makes: Key = ()
-    """What it would have made."""
+    """Name of what it would have made."""
 
 
 def steps_of(

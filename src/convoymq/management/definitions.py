@@ -33,13 +33,13 @@ _ENTITY = ("name", "vhost", "durable", "auto_delete", "arguments")
 
 @dataclass(slots=True)
 class Examination:
-    """What an import would do."""
+    """Preview of an import."""
 
     steps: list[Step] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    """Why nothing is imported, a line for each part that is not acceptable."""
+    """Reasons why nothing is imported, a line for each part that is not acceptable."""
     notes: list[str] = field(default_factory=list)
-    """What exists with other properties, and what becomes another type of queue."""
+    """Objects that exist with other properties, and queues that become another type."""
     creates: Counter[str] = field(default_factory=Counter)
 
     def to_builtins(self) -> JsonObject:

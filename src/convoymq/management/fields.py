@@ -10,7 +10,7 @@ from convoymq.model.tables import Table
 
 NUMBER_DIGITS_MAX = 18
 DEFAULT_EXCHANGE = "amq.default"
-"""How paths name the exchange without a name."""
+"""Name of the default exchange in paths."""
 
 
 def number(text: str) -> int | None:

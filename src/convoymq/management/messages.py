@@ -69,7 +69,7 @@ _PROPERTIES: tuple[tuple[str, int, str], ...] = (
 
 
 class _Hashed(NamedTuple):
-    """What an exchange may hash."""
+    """Properties of a message that an exchange may hash."""
 
     correlation_id: str | None
     message_id: str | None

@@ -1,4 +1,4 @@
-"""What each metric means, for Prometheus' HELP lines; docs/metrics.md says more."""
+"""Meaning of each metric, for Prometheus' HELP lines; docs/metrics.md says more."""
 
 from __future__ import annotations
 

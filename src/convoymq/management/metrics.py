@@ -33,7 +33,7 @@ QUEUE_METRICS = (
 
 
 def wants_open_metrics(accept: str) -> bool:
-    """Whether a client would rather have the OpenMetrics form, as Prometheus says of itself."""
+    """Returns whether a client prefers the OpenMetrics form, as Prometheus does."""
     return "application/openmetrics-text" in accept
 
 
@@ -162,7 +162,7 @@ def _edges(text: _Text, broker: Broker) -> None:
 
 
 def _dead_letters(text: _Text, broker: Broker) -> None:
-    """What left queues unacknowledged."""
+    """Writes the counters of messages that left queues unacknowledged."""
     left = {"quorum": broker.local.dead_lettered()}
     left |= {name: host.dead_lettered() for name, host in broker.local.hosts.items()}
     for reason in ("rejected", "delivery_limit", "expired", "maxlen"):

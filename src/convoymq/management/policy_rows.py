@@ -24,7 +24,7 @@ def policy_row(vhost: str, policy: Policy) -> JsonObject:
 
 
 def policy_value(policy: Policy) -> JsonObject:
-    """What a policy says."""
+    """Returns the content of a policy."""
     return {
         "pattern": policy.pattern,
         "apply-to": policy.apply_to,
@@ -145,8 +145,8 @@ def _number(name: str, value: object) -> int:
 
 
 def parameter_rows(broker: Broker, visible: set[str]) -> list[JsonObject]:
-    """What definitions and RabbitMQ's tools know as parameters: operator policies and limits of
-    virtual hosts."""
+    """Returns the rows that definitions and RabbitMQ's tools know as parameters: operator policies
+    and limits of virtual hosts."""
     rows: list[JsonObject] = []
     for vhost in vhosts_of(broker, visible):
         if vhost.limits:

@@ -1,4 +1,5 @@
-"""What this process uses of its machine: for lists of nodes and for metrics. Linux's /proc."""
+"""Resources that this process uses of its machine: for lists of nodes and for metrics. Linux's
+/proc."""
 
 from __future__ import annotations
 

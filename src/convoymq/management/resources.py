@@ -32,7 +32,7 @@ class Rates:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, dict[str, float], dict[str, float]]] = {}
-        """What has counters -> when they were looked at, what they were then, their rates."""
+        """Counted objects: object -> time of the last look, values then, their rates."""
 
     def rates(self, key: str, counters: Mapping[str, float]) -> dict[str, float]:
         """Returns the latest rates of the counters that something has, per second. Those that
@@ -138,7 +138,7 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> JsonObjec
 
 
 def churn(nodes: dict[str, JsonObject], rates: Rates) -> JsonObject:
-    """How often things come and go."""
+    """Returns how often connections, channels and queues come and go."""
     made: dict[str, int] = {}
     for api_name, counter in (
         ("connection_created", "connections_opened"),
@@ -154,7 +154,7 @@ def churn(nodes: dict[str, JsonObject], rates: Rates) -> JsonObject:
 
 
 def listeners(broker: Broker) -> list[JsonObject]:
-    """Where the nodes listen, as they announced it."""
+    """Returns the listeners of the nodes, as they announced them."""
     names = {
         "link": "clustering",
         "amqp": "amqp",
@@ -381,7 +381,7 @@ def exchanges(broker: Broker, visible: set[str]) -> list[JsonObject]:
 
 
 def properties_key(routing_key: str, arguments: Table) -> str:
-    """How a binding is named in paths: `~`, the routing key, or the key and a hash."""
+    """Returns the name of a binding in paths: `~`, the routing key, or the key and a hash."""
     if not routing_key and not arguments:
         return "~"
     if not arguments:

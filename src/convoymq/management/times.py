@@ -1,4 +1,4 @@
-"""How long clients of the HTTP API may take."""
+"""Time limits for clients of the HTTP API."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ARGON2 = "convoy_password_hashing_argon2id"
 SALT_BYTES = 4
 
 DEFAULT_EXCHANGE_ALIAS = "amq.default"
-"""What the default exchange, whose name is empty, is called when permissions are matched."""
+"""Name of the default exchange, whose own name is empty, when permissions are matched."""
 
 
 def hash_sha256(password: bytes, salt: bytes | None = None) -> str:
@@ -37,7 +37,7 @@ def hash_sha256(password: bytes, salt: bytes | None = None) -> str:
 
 
 def is_known_hash(password_hash: str, algorithm: str) -> bool:
-    """Whether `verify` can judge this hash: the check before a hash is stored."""
+    """Returns whether `verify` can judge this hash: the check before a hash is stored."""
     if algorithm == SHA256:
         try:
             return len(base64.b64decode(password_hash, validate=True)) == SALT_BYTES + 32
@@ -47,7 +47,7 @@ def is_known_hash(password_hash: str, algorithm: str) -> bool:
 
 
 def verify(password: bytes, password_hash: str, algorithm: str) -> bool:
-    """Whether the password belongs to the hash. An empty hash fits no password.
+    """Returns whether the password belongs to the hash. An empty hash fits no password.
 
     Cost: tens of milliseconds for argon2id; call it off the loop.
     """
@@ -68,7 +68,7 @@ def verify(password: bytes, password_hash: str, algorithm: str) -> bool:
 
 
 def pattern_error(pattern: str) -> str | None:
-    """Why a permission pattern is not acceptable, or None."""
+    """Returns why a permission pattern is not acceptable, or None."""
     try:
         compile_pattern(pattern)
     except PreconditionFailed as error:
@@ -77,7 +77,7 @@ def pattern_error(pattern: str) -> str | None:
 
 
 def allows(pattern: str, name: str) -> bool:
-    """Whether a permission pattern covers a queue or exchange name.
+    """Returns whether a permission pattern covers a queue or exchange name.
 
     The expression is searched for, not anchored; the empty pattern covers the empty name only.
     """
@@ -85,7 +85,8 @@ def allows(pattern: str, name: str) -> bool:
 
 
 def topic_allows(pattern: str, routing_key: str, *, user: str, vhost: str) -> bool:
-    """Whether a topic permission covers a routing key; `{username}` and `{vhost}` are replaced."""
+    """Returns whether a topic permission covers a routing key; `{username}` and `{vhost}` are
+    replaced."""
     expanded = pattern.replace("{username}", escaped(user)).replace("{vhost}", escaped(vhost))
     return _covers(expanded, routing_key)
 

@@ -1,4 +1,4 @@
-"""How a node that starts comes to its cluster: it resumes, founds or joins. Sans-IO.
+"""Formation: how a starting node comes to its cluster. Sans-IO.
 
 A driver (`node`, the simulator) calls `step` a hundred times a second with what links have told,
 hands in the answers to what it was told to ask, and does what comes back, in order. Everything that
@@ -50,7 +50,7 @@ WAIT_SAID_MS = 1000
 
 
 class Hello(Protocol):
-    """What is needed of what a linked node said of itself."""
+    """Fields that formation needs of a linked node's HELLO."""
 
     @property
     def directory(self) -> str:
@@ -62,7 +62,7 @@ class Hello(Protocol):
 
     @property
     def formed(self) -> bool:
-        """Whether it has data of its cluster."""
+        """Returns whether it has data of its cluster."""
 
     @property
     def candidate(self) -> str:
@@ -176,9 +176,10 @@ class Formation:
         self._count = count
         self._accepted: set[int] = set()
         self._asked: dict[int, int] = {}
-        """Who was asked something, and when; until it has answered, or for `ASK_AGAIN_MS`."""
+        """Nodes that were asked something, and when; until they have answered, or for
+        `ASK_AGAIN_MS`."""
         self._answers: dict[int, str] = {}
-        """Why a node said no the last time."""
+        """Reason of each node's last refusal."""
         self._reason = ""
         self._reason_since = 0
         self._said: Wait | None = None
@@ -186,7 +187,7 @@ class Formation:
     # -- what happens ---------------------------------------------------------------------------
 
     def step(self, now_ms: int, linked: Mapping[int, Hello]) -> list[Action]:
-        """What to do now.
+        """Returns what to do now.
 
         Args:
             linked: the nodes that are linked, with what they have told of themselves.
@@ -288,7 +289,7 @@ class Formation:
         return answer, done
 
     def answer_join(self, reason: str) -> dict[str, object]:
-        """What a node tells that asks to join when this one cannot let it in."""
+        """Returns the answer to a node that asks to join when this one cannot let it in."""
         answer: dict[str, object] = {"ok": False, "reason": reason}
         if self.founding is not None:
             answer["founding"] = founding_to(self.founding)
@@ -329,7 +330,7 @@ class Formation:
         return self.identity.node in self._peers if self._peers else self.founder
 
     def _may_accept(self, founding: Founding) -> bool:
-        """Whether this directory may become a founder of that cluster."""
+        """Returns whether this directory may become a founder of that cluster."""
         own = self.identity
         if own.cluster or self.has_log or self.opened or not self._is_founder():
             return False
@@ -372,7 +373,7 @@ class Formation:
         return asked + self._wait(now_ms, reason + self._told(left), missing)
 
     def _rejoin(self, now_ms: int, linked: Mapping[int, Hello]) -> list[Action]:
-        """This node has lost its log."""
+        """Rejoins the cluster after the loss of this node's log."""
         missing = tuple(
             node
             for node in sorted(self._peers)
@@ -452,7 +453,7 @@ class Formation:
 
 
 def join_request(identity: NodeIdentity) -> dict[str, object]:
-    """What a node says of itself when it asks to be let in."""
+    """Returns what a node tells of itself when it asks to be let in."""
     return {
         "directory": identity.directory,
         "incarnation": identity.incarnation,

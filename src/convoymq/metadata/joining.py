@@ -24,13 +24,13 @@ ASKED_LATELY_MS = 5000
 
 
 class Links(Protocol):
-    """What is needed of `transport.links.Links`."""
+    """Interface of `transport.links.Links` that joining needs."""
 
     def hello_of(self, node: int) -> PeerHello | None:
-        """What a node said of itself when it was last linked."""
+        """Returns what a node told of itself when it was last linked."""
 
     def is_connected(self, node: int) -> bool:
-        """Whether a node is reached."""
+        """Returns whether a node is reached."""
 
 
 class JoinDesk:

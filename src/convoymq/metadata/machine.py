@@ -116,7 +116,7 @@ COMMAND_TYPES = {1: _COMMAND_TYPES, 2: _COMMAND_TYPES}
 
 
 def owner_text(node: int, incarnation: int, connection: int) -> str:
-    """How the owner of an exclusive queue is written in the tree."""
+    """Returns the form of an exclusive queue's owner in the tree."""
     return f"{node}.{incarnation}.{connection}"
 
 

@@ -1,4 +1,4 @@
-"""Which nodes are drained: a cluster-wide setting for each, so that it survives restarts.
+"""Drained nodes: a cluster-wide setting for each, so that it survives restarts.
 
 A drained node takes no clients, and no leader or new replica is placed on it while another node can
 have it (ADR 0041).

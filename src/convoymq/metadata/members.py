@@ -29,7 +29,7 @@ SHORT_TICKS = 10
 
 
 class LinkTable(Protocol):
-    """What is needed of `transport.links.Links`."""
+    """Interface of `transport.links.Links` that the membership manager needs."""
 
     forgotten: set[int]
 
@@ -41,7 +41,7 @@ class LinkTable(Protocol):
 
 
 class Brokerage(Protocol):
-    """What is needed of `broker.facade.Broker`."""
+    """Interface of `broker.facade.Broker` that the membership manager needs."""
 
     node_id: int
 
@@ -49,10 +49,10 @@ class Brokerage(Protocol):
         """Nodes that may get replicas."""
 
     def is_up(self, node: int) -> bool:
-        """Whether a node can be reached."""
+        """Returns whether a node can be reached."""
 
     def group_size_of(self, record: QueueRecord) -> int:
-        """How many members a queue began with, or would have."""
+        """Returns how many members a queue began with, or would have."""
 
 
 class MembershipManager:
@@ -97,7 +97,8 @@ class MembershipManager:
         self._open.setdefault(group, 0)
 
     def on_removal(self, group: int, node: int) -> None:
-        """This node, as leader, takes a member out because an operator asked for it."""
+        """Takes note that this node, as leader, removes a member because an operator asked for
+        it."""
         self._removals.add((group, node))
 
     def _on_change(self, change: Change) -> None:
@@ -290,7 +291,7 @@ class MembershipManager:
                     )
 
     def groups_with(self, node: int) -> int:
-        """How many groups still have that node, as far as this node knows."""
+        """Returns how many groups still have that node, as far as this node knows."""
         found = {record.group for record in self._tree.records() if node in record.members}
         return len(found) + (node in self._host.groups[0].core.members.nodes)
 

@@ -1,4 +1,4 @@
-"""Where the replicas and the leader of a new queue go: pure functions.
+"""Placement of the replicas and the leader of a new queue: pure functions.
 
 Source: RabbitMQ 4.3 behaviour of `x-quorum-initial-group-size` and `queue-leader-locator`.
 """
@@ -70,5 +70,5 @@ def choose_members(
 
 
 def majority(size: int) -> int:
-    """How many of `size` members must agree."""
+    """Returns how many of `size` members must agree."""
     return size // 2 + 1

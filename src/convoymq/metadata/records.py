@@ -1,4 +1,4 @@
-"""What the replicated tree is made of, and what its watchers hear."""
+"""Records of the replicated tree, and the changes that its watchers get."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionSet:
-    """What a user may configure, write and read in one virtual host: three patterns."""
+    """Permissions of a user to configure, write and read in one virtual host: three patterns."""
 
     configure: str
     write: str
@@ -39,7 +39,7 @@ class PermissionSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPermission:
-    """Which routing keys of a topic exchange a user may write and read: two patterns."""
+    """Routing keys of a topic exchange that a user may write and read: two patterns."""
 
     write: str
     read: str
@@ -47,7 +47,7 @@ class TopicPermission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRecord:
-    """Where a queue lives; its properties are in the virtual host's topology."""
+    """Placement of a queue; its properties are in the virtual host's topology."""
 
     vhost: str
     name: str
@@ -98,14 +98,14 @@ class Joined:
 
 
 class Recovery(TypedDict):
-    """What is known of a lost majority that was recovered from."""
+    """Record of a recovery from a lost majority."""
 
     cluster_id: str
     former_id: str
     lost_nodes: list[int]
     time_ms: int
     groups: list[dict[str, Any]]
-    """What became of each group; see `groups.recovery_plan`."""
+    """Outcome for each group; see `groups.recovery_plan`."""
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class Vhost:
 
 
 class ChangeKind(Enum):
-    """What watchers hear about."""
+    """Changes that watchers get."""
 
     QUEUE_CREATED = "queue_created"
     QUEUE_DELETED = "queue_deleted"

@@ -1,4 +1,4 @@
-"""What the metadata needs of the groups of its node: `groups.host.ReplicaHost` has it."""
+"""Interface to the groups of the node that the metadata needs: `groups.host.ReplicaHost` has it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Replica(Protocol):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads the group."""
+        """Returns whether this node leads the group."""
 
     @property
     def leader(self) -> int | None:
@@ -73,7 +73,7 @@ class Host(Replicas, Protocol):
         """Removes a member, as leader, and takes `by` in for it unless that is 0."""
 
     def member_refusal(self, group: int, node: int) -> str:
-        """Why a node cannot become a member; empty when it can."""
+        """Returns why a node cannot become a member; empty when it can."""
 
     def wake(self) -> None:
         """Begins a round."""

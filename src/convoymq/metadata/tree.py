@@ -46,7 +46,7 @@ class Tree:
         """The highest of each node number, also of forgotten ones: what is older is ignored."""
         self.cluster_id = ""
         self.recoveries: list[Recovery] = []
-        """What is known of losses of the majority that were recovered from, oldest first."""
+        """Recoveries from losses of the majority, oldest first."""
         self.settings: dict[str, str] = {}
         self.next_group = 1
         self.applied_index = 0

@@ -1,4 +1,4 @@
-"""What may be asked of the replicated tree: looked at once, by the node that proposes it.
+"""Checks of commands for the replicated tree: done once, by the node that proposes them.
 
 Names, arguments, properties, types, patterns and hashes are judged here, by tables and libraries
 that differ from release to release, and never when a command is applied: a log has to make the same

@@ -54,7 +54,7 @@ class Op(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Why a request was not served; 0 in the status of a frame means that it was."""
+    """Reason why a request was not served; 0 in the status of a frame means that it was."""
 
     FRAME_ERROR = 1
     ACCESS_REFUSED = 2
@@ -114,11 +114,11 @@ class Frame:
 
     @property
     def is_answer(self) -> bool:
-        """Whether it answers a request."""
+        """Returns whether it answers a request."""
         return self.op >= ANSWER
 
     def error(self) -> ColumnarError | None:
-        """What an answer with a status other than 0 means."""
+        """Returns the error of an answer with a status other than 0."""
         if not self.status:
             return None
         details = dict(self.map)
@@ -212,7 +212,8 @@ class FrameReader:
         return (self._length or HEADER_SIZE) - self._at
 
     def buffer(self) -> memoryview:
-        """Where the next bytes belong: at least one byte, never beyond the frame that is read."""
+        """Returns the room for the next bytes: at least one byte, never beyond the frame that is
+        read."""
         return memoryview(self._data)[self._at :]
 
     def advance(self, count: int) -> list[Frame]:
@@ -283,7 +284,7 @@ class FrameReader:
         return []
 
     def _grow(self) -> None:
-        """What was set aside is full: more, in proportion to what has come."""
+        """Enlarges the buffer when it is full, in proportion to what has come."""
         larger = self._allocate(min(self._length, GROWTH * len(self._data)))
         larger[: self._at] = self._data
         self._data = larger

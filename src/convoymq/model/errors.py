@@ -57,7 +57,7 @@ class UnexpectedFrame(PeerError):
 
 
 class SubjectKind(Enum):
-    """What a refusal is about; the value is the word used in texts."""
+    """Subject of a refusal; the value is the word used in texts."""
 
     QUEUE = "queue"
     EXCHANGE = "exchange"
@@ -85,7 +85,7 @@ class Refused(BrokerError):
         self.subject = subject
 
     def details(self) -> list[str]:
-        """What a subclass knows beyond text and subject, to cross a link."""
+        """Returns what a subclass knows beyond text and subject, to cross a link."""
         return []
 
     @classmethod
@@ -173,8 +173,8 @@ class Unavailable(BrokerError):
 
 
 class ReplicaBehind(Unavailable):
-    """This replica of a stream does not have what was asked for yet, others may; it has the offsets
-    below `high`."""
+    """Refusal of a stream's replica that does not have what was asked for yet, while others may; it
+    has the offsets below `high`."""
 
     def __init__(self, high: int) -> None:
         super().__init__(f"this replica has the offsets below {high} only")

@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-"""What `json.loads` returns."""
+"""Values that `json.loads` returns."""
 JsonObject: TypeAlias = dict[str, object]
 """Becomes a JSON object: values are None, booleans, numbers, text, lists and such objects."""

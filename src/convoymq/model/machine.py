@@ -1,4 +1,4 @@
-"""Which machine this is."""
+"""Identity of this machine."""
 
 from __future__ import annotations
 

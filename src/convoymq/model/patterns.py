@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LENGTH_MAX = 4096
 """Characters of an expression."""
 PROGRAM_BYTES_MAX = 256 << 10
-"""What a compiled expression may take; it bounds the time of a match too: 4 ms for 255 bytes."""
+"""Most bytes of a compiled expression; it bounds the time of a match too: 4 ms for 255 bytes."""
 CACHED_MAX = 1024
 
 
@@ -27,7 +27,7 @@ class Pattern(Protocol):
     """A compiled expression."""
 
     def search(self, text: str) -> bool:
-        """Whether the expression matches somewhere in `text`."""
+        """Returns whether the expression matches somewhere in `text`."""
 
 
 class _Always:

@@ -1,5 +1,5 @@
-"""This process in Linux's /proc, by a file that is opened once: what watches memory has to work
-when no file can be opened any more."""
+"""State of this process in Linux's /proc, by a file that is opened once: the watcher of memory has
+to work when no file can be opened any more."""
 
 from __future__ import annotations
 

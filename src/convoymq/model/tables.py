@@ -98,7 +98,7 @@ class Field:
         return TYPE_NAMES[self.code]
 
     def equivalent(self, other: Field) -> bool:
-        """Whether two arguments count as equal: same class of types, same value.
+        """Returns whether two arguments count as equal: same class of types, same value.
 
         All integers and decimals are one class, both floats another.
         """
@@ -109,7 +109,7 @@ class Field:
         )
 
     def same_content(self, other: Field) -> bool:
-        """Whether a headers exchange takes the two for equal: value and kind, not width."""
+        """Returns whether a headers exchange takes the two for equal: value and kind, not width."""
         return type(self.value) is type(other.value) and self.value == other.value
 
     def term(self) -> str:

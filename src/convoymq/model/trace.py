@@ -15,7 +15,7 @@ METADATA_KEY: Final = b"convoymq.trace"
 
 
 class Footer(TypedDict):
-    """What a segment says of itself, in its metadata."""
+    """Metadata of a segment."""
 
     vhost: str
     queue: str
@@ -32,7 +32,7 @@ class Footer(TypedDict):
     members: list[list[int]]
     """[node, incarnation or 0, whether it has a replica] of the nodes that record the queue."""
     marked: dict[str, int]
-    """How many rows the marks count, by kind."""
+    """Rows that the marks count, by kind."""
     previous: list[int] | None
     """[incarnation, number] of the file before this one."""
     lost: int
@@ -139,7 +139,7 @@ ROW_COLUMNS: Final = (
     "acquired",
     "delivered",
 )
-"""What is recorded, in the order of `kernels.trace.TraceRows`. In files `kind` and `reason` are
+"""Columns of a row, in the order of `kernels.trace.TraceRows`. In files `kind` and `reason` are
 int8, `flags` and `ordinal` int32, the others int64 (`session` as a bit pattern)."""
 SUMMARY_COLUMNS: Final = {
     "published": "seq",
@@ -151,11 +151,11 @@ SUMMARY_COLUMNS: Final = {
     "delivered": "acquired",
     "returned": "delivered",
 }
-"""Where a SUMMARY row keeps the machine's totals."""
+"""Columns of a SUMMARY row that keep the machine's totals."""
 MARK_COLUMNS: Final = {
     "confirmed": "position_command",
     "sent": "position_first",
     "rows": "acquired",
 }
-"""Where a COVERED row keeps how many rows there were since the one before, of some kinds and in
-all: what has been taken out of a file is missed."""
+"""Columns of a COVERED row that keep how many rows there were since the one before, of some kinds
+and in all: what has been taken out of a file is missed."""

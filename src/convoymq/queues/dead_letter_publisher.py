@@ -1,5 +1,4 @@
-"""What publishing dead letters is in every queue type: their headers, route and targets (ADR 0044,
-ADR 0055).
+"""Publishing of dead letters in every queue type: headers, route, targets (ADR 0044, ADR 0055).
 
 Nothing is published from within an apply: work is done in calls of its own, some messages at a
 time. Clients of targets are sessions of this node, opened when they are first needed and closed
@@ -30,11 +29,11 @@ DISABLED_NAME = "disabled"
 AT_MOST_ONCE_NAME = "at_most_once"
 AT_LEAST_ONCE_NAME = "at_least_once"
 STRATEGIES = (DISABLED_NAME, AT_MOST_ONCE_NAME, AT_LEAST_ONCE_NAME)
-"""What metrics call what becomes of messages that leave unacknowledged."""
+"""Names in metrics of the strategies for messages that leave unacknowledged."""
 
 
 class DeadLetterRoutes(Protocol):
-    """Where dead letters go, by the bindings as this node knows them."""
+    """Routes of dead letters, by the bindings as this node knows them."""
 
     def route_dead_letter(
         self,
@@ -53,7 +52,7 @@ class DeadLetterRoutes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterOptions:
-    """What a publisher is made with."""
+    """Options of a dead-letter publisher."""
 
     routes: DeadLetterRoutes
     prefetch: int = 32
@@ -68,7 +67,7 @@ class DeadLetterSource(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """This node's clock."""
+        """Returns the clock of this node."""
 
     def new_session(self) -> int:
         """A fresh session id of this node."""
@@ -125,7 +124,7 @@ class DeadLetterPublisher(NullEvents):
     @property
     @abstractmethod
     def _waits(self) -> bool:
-        """Whether something waits that a blocked target may hold up."""
+        """Returns whether something waits that a blocked target may hold up."""
 
     def _close(self) -> None:
         """Ends the clients of all targets, and the timer."""
@@ -161,7 +160,7 @@ class DeadLetterPublisher(NullEvents):
         self._source.note("queue.dead_letters_lost", {"count": count, "reason": reason})
 
     def _letter(self, record: bytes | None, reason: str) -> DeadLetter | None:
-        """What becomes of a record; None when it is broken or cannot be read."""
+        """Returns the dead letter of a record; None when it is broken or cannot be read."""
         if record is None:
             return None
         death = Death(
@@ -200,7 +199,8 @@ class DeadLetterPublisher(NullEvents):
 
     @property
     def _is_blocked(self) -> bool:
-        """Whether a target cannot keep up; when it can again, the work goes on by itself."""
+        """Returns whether a target cannot keep up; when it can again, the work goes on by
+        itself."""
         return any(each.blocked and not is_gone(each.client) for each in self._targets.values())
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
@@ -224,5 +224,5 @@ class DeadLetterPublisher(NullEvents):
 
 
 def is_gone(client: QueueClient) -> bool:
-    """Whether a client's queue was deleted, or lost."""
+    """Returns whether a client's queue was deleted, or lost."""
     return client.queue.ended is not None or bool(getattr(client.queue, "deleted", False))

@@ -32,12 +32,12 @@ class _Moving:
         self.asked: set[int] = set()
         """Groups that have not answered yet."""
         self.waits_for: set[int] = set()
-        """Those of them that were in the route when it was looked at last."""
+        """Groups of them that were in the route when it was looked at last."""
         self.confirmed: set[int] = set()
         self.refused = False
         """A queue of the route did not take it."""
         self.due_ms = now_ms
-        """When it is to be routed (again)."""
+        """Time when it is to be routed (again)."""
         self.pause_ms = RETRY_FIRST_MS
 
 
@@ -63,7 +63,7 @@ class DeadLetterWorker:
 
     @property
     def room(self) -> int:
-        """How many more messages may be taken."""
+        """Returns how many more messages may be taken."""
         return self.prefetch - len(self._moving)
 
     def take(self, number: int, now_ms: int) -> None:
@@ -82,7 +82,7 @@ class DeadLetterWorker:
         return sorted(n for n, moving in self._moving.items() if moving.due_ms <= now_ms)
 
     def next_due_ms(self) -> int | None:
-        """When the next message is due; None: nothing is here."""
+        """Returns when the next message is due; None: nothing is here."""
         return min((moving.due_ms for moving in self._moving.values()), default=None)
 
     def routed(self, number: int, route: Collection[int], now_ms: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a message tells of its deaths, for those who look at it (`deaths` writes it).
+"""History of a message's deaths, to be read (`deaths` writes it).
 
 Only what this cluster wrote counts: a publisher can send headers of the same names.
 """
@@ -15,7 +15,7 @@ _CHANNEL = CHANNEL.to_bytes(2, "big")
 
 
 class Origin(NamedTuple):
-    """Where a message died: the queue, why, and by what it had come there."""
+    """Death of a message: the queue, why, and by what it had come there."""
 
     queue: str
     reason: str

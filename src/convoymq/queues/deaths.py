@@ -67,7 +67,7 @@ _TIMESTAMP = 1 << 6
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why and where a message dies now, and where it goes."""
+    """Death of a message: why and where, and where the message goes."""
 
     queue: str
     reason: str
@@ -153,7 +153,8 @@ class DeadLetter:
     """(queue, reason), the newest first."""
 
     def is_cycle(self, queue: str) -> bool:
-        """Whether the message has died in a queue before, and nobody has rejected it since."""
+        """Returns whether the message has died in a queue before, and nobody has rejected it
+        since."""
         for i, (name, _reason) in enumerate(self.deaths):
             if name == queue:
                 return all(reason != REJECTED for _, reason in self.deaths[: i + 1])

@@ -1,4 +1,4 @@
-"""What a queue type says of itself, and which types there are.
+"""Drivers of queue types, and their registry.
 
 Nothing outside of a driver asks for the name of a type. A new type is a driver of its own and a
 line that registers it (`queues/drivers.py`; tests/examples/queue_type is a worked example). Its
@@ -37,7 +37,7 @@ AskNode = Callable[[int, "list[object]", int, Answer], None]
 
 
 class GroupOptions(TypedDict):
-    """What every `GroupQueue` is made with."""
+    """Options that every `GroupQueue` is made with."""
 
     vhost: str
     name: str
@@ -58,14 +58,14 @@ class GroupOptions(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupQuestions:
-    """How handles of groups ask other nodes; None: there is no way."""
+    """Requests of groups' handles to other nodes; None: there is no way."""
 
     counts: Callable[[int, int], Awaitable[tuple[int, int]]] | None = None
     """(node that leads, group): its (ready, consumers)."""
     reservation: Ask | None = None
     """Answered by `Queue.serve_reservation`."""
     dead_letters: DeadLetterOptions | None = None
-    """How dead letters are published."""
+    """Options by which dead letters are published."""
     node: AskNode | None = None
     """Answered by `GroupQueue.serve`."""
 
@@ -77,7 +77,7 @@ class QueueMachine(Machine, TracedMachine, Protocol):
 
 
 class Reports(Protocol):
-    """What queues with a home say to their node's broker."""
+    """Reports of queues with a home to their node's broker."""
 
     def on_unused(self, record: QueueRecord) -> None:
         """The last consumer left a queue."""
@@ -91,7 +91,7 @@ class Reports(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostParts:
-    """What a `QueueHost` is made with."""
+    """Parts that a `QueueHost` is made with."""
 
     node_id: int
     open_directory: Callable[[str], Directory]
@@ -112,7 +112,7 @@ class HostParts:
     note: Callable[..., None]
     """(event, fields by name): logs an event of a queue."""
     dead_letters: DeadLetterOptions | None = None
-    """How dead letters are published; None: they are not."""
+    """Options by which dead letters are published; None: they are not."""
 
 
 class QueueHost(Protocol):
@@ -128,8 +128,8 @@ class QueueHost(Protocol):
         files are damaged."""
 
     def find(self, record: QueueRecord, arguments: Table) -> Queue | None:
-        """This node's handle of a queue. Opens no queue: a handle of one that lives elsewhere may
-        be made, which nobody else notices."""
+        """Returns this node's handle of a queue. Opens no queue: a handle of one that lives
+        elsewhere may be made, which nobody else notices."""
 
     def get(self, group: int) -> Queue | None:
         """The handle with that group id, if there is one."""
@@ -150,13 +150,13 @@ class QueueHost(Protocol):
         """The link to another node broke."""
 
     def rows(self) -> Iterator[Row]:
-        """What management shows of the queues whose home this node is, one by one."""
+        """Yields the rows for management of the queues whose home this node is."""
 
     def sessions(self) -> Iterable[int]:
         """Sessions of this node's clients."""
 
     def backlog_bytes(self) -> int:
-        """What waits for the disk."""
+        """Returns the bytes that wait for the disk."""
 
     def dead_lettered(self) -> Counter[tuple[str, str]]:
         """(strategy, reason) -> messages that left queues unacknowledged since the node started;
@@ -170,7 +170,7 @@ class QueueHost(Protocol):
 
 
 class QueueDriver(ABC):
-    """What all types say."""
+    """Driver of a queue type."""
 
     rules: TypeRules
     """Name, and what may be declared."""
@@ -182,7 +182,7 @@ class GroupDriver(QueueDriver):
     """A type whose queues are Raft groups."""
 
     group_size_argument: str
-    """Which argument says how many members a queue begins with."""
+    """Argument for the number of members that a queue begins with."""
 
     @abstractmethod
     def make_machine(self, arguments: Table) -> QueueMachine:

@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""What the machines of replicated queues have in common, beside their sessions.
+"""Common part of the machines of replicated queues, beside their sessions.
 
 A machine is made of parts (`quorum.backlog`, `quorum.consumers`, …). They see it as a
 `GroupMachine`: the entry that is being applied, the effects, the sessions, the trace.
@@ -21,7 +21,7 @@ from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_APPLIED, FLAG_NODE_GONE, Effect
 
 Settings = dict[str, int]
-"""What all replicas of a queue agree on, by name; in every snapshot."""
+"""Settings that all replicas of a queue agree on, by name; in every snapshot."""
 
 
 class GroupMachine(SessionTable):
@@ -94,7 +94,7 @@ class GroupMachine(SessionTable):
 
     @property
     def configurable(self) -> bool:
-        """Whether CONFIG changes the settings, in the version in force."""
+        """Returns whether CONFIG changes the settings, in the version in force."""
         return False
 
     def set_version(self, version: int) -> None:

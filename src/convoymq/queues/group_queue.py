@@ -63,11 +63,11 @@ RESEND_DOUBLINGS_MAX = 4
 wait for the next one, or the repeats would be what the disks cannot keep up with."""
 READY_POLL_S = 0.05
 TICK_MS = 250
-"""How often `tick` wants to be called."""
+"""Time between two calls of `tick`."""
 
 
 class Replica(Protocol):
-    """What is needed of a group's replica on this node."""
+    """Interface of a group's replica on this node."""
 
     machine: Any
     """A `GroupMachine`; queues know which."""
@@ -76,7 +76,7 @@ class Replica(Protocol):
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads."""
+        """Returns whether it leads."""
 
     @property
     def is_behind(self) -> bool:
@@ -84,24 +84,24 @@ class Replica(Protocol):
 
     @property
     def faulty(self) -> str:
-        """Why its log cannot be read for now, or ""."""
+        """Returns why its log cannot be read for now, or ""."""
 
     @property
     def can_commit(self) -> bool:
-        """Whether enough members answer it."""
+        """Returns whether enough members answer it."""
 
     def propose(self, type: int, flags: int, count: int, arg: int, body: bytes) -> None:
         """The leader's own command."""
 
 
 class Host(Protocol):
-    """What is needed of `groups.host.ReplicaHost`."""
+    """Interface of `groups.host.ReplicaHost` that queues need."""
 
     def builder_of(self, group: int) -> CommandBuilder:
         """The open batch of the group on this node."""
 
     def leader_of(self, group: int) -> int | None:
-        """Who leads, as far as known."""
+        """Returns the leader, as far as known."""
 
     def replica(self, group: int) -> Replica | None:
         """The local replica, if any."""
@@ -137,7 +137,8 @@ def group_state(leader: int | None, online: int, members: int) -> str:
 
 
 def effects_of(machine: GroupMachine, call: Callable[..., None], *arguments: int) -> list[Effect]:
-    """What a machine's method appends to its effects, which stay as they are."""
+    """Returns the effects that a call of a machine's method makes; its other effects stay as they
+    are."""
     kept, machine.effects = machine.effects, []
     call(*arguments)
     made: list[Effect]
@@ -147,31 +148,31 @@ def effects_of(machine: GroupMachine, call: Callable[..., None], *arguments: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """What one channel may have under way into one queue, and for how long.
+    """Limits of what one channel may have under way into one queue, and for how long.
 
     Beyond one bound the channel stops reading publishes; it goes on at half of all. Larger bounds
     let a publisher ahead of a slow majority and cost that much memory per channel and queue.
     """
 
     pending_messages_max: int = 1024
-    """What consumers acknowledge is committed behind what publishers have under way. With more than
+    """Most messages under way. What consumers acknowledge is committed behind them. With more than
     a prefetch window of that, consumers fall behind, and what falls behind is written twice."""
     pending_bytes_max: int = 16 << 20
     pending_commands_max: int = 4096
     budget: PendingBudget = field(default_factory=PendingBudget)
-    """What all channels and queues that share it may have under way together. The same bounds."""
+    """Budget that all channels and queues that share it may have under way together. The same
+    bounds."""
     question_timeout_ms: int = 30_000
-    """How long consume, get, purge and cancel wait for an answer."""
+    """Longest wait of consume, get, purge and cancel for an answer."""
     register_timeout_ms: int = 65_000
-    """How long publishes wait while the queue has a leader, which has not yet answered their
+    """Longest wait of publishes while the queue has a leader, which has not yet answered their
     channel at all; then they are refused. A channel that was answered once waits for as long as it
     takes."""
     leaderless_publish_timeout_ms: int = 5_000
-    """How long publishes wait without an answer until they are refused while the queue has no
-    leader; 0 = for as long as it takes."""
+    """Longest wait of publishes for an answer while the queue has no leader, until they are
+    refused; 0 = for as long as it takes."""
     leaderless_consumer_timeout_ms: int = 5_000
-    """How long a queue is without a leader until consumers that hear of it are cancelled; 0 =
-    never."""
+    """Time without a leader after which consumers that hear of it are cancelled; 0 = never."""
 
 
 class GroupQueue(Queue):
@@ -260,7 +261,7 @@ class GroupQueue(Queue):
 
     @property
     def builder(self) -> CommandBuilder:
-        """This node's open batch for the queue."""
+        """Returns this node's open batch for the queue."""
         return self._host.builder_of(self.group)
 
     @abstractmethod
@@ -281,7 +282,7 @@ class GroupQueue(Queue):
 
     @property
     def has_clients(self) -> bool:
-        """Whether `tick` has anything to look after."""
+        """Returns whether `tick` has anything to look after."""
         return bool(self._clients)
 
     def sessions(self) -> list[int]:
@@ -289,7 +290,7 @@ class GroupQueue(Queue):
         return list(self._clients)
 
     def has_session(self, session: int) -> bool:
-        """Whether one of them has that number."""
+        """Returns whether one of them has that number."""
         return session in self._clients
 
     def forget(self, client: SessionClient) -> None:
@@ -466,7 +467,7 @@ class GroupQueue(Queue):
             self._forward(node, effect)
 
     def _forward_transients(self, effects: Sequence[Effect], node: int) -> None:
-        """What the state does not repeat: gaps, and messages already settled."""
+        """Forwards what the state does not repeat: gaps, and messages already settled."""
         for effect in effects:
             if effect[0] == EFFECT_GAP and effect[1] >> 56 == node:
                 self._forward(node, effect)
@@ -527,7 +528,7 @@ class GroupQueue(Queue):
             replica.propose(batch.CMD_CONFIG, 0, len(body), 0, body)
 
     def _first_due_ms(self, replica: Replica) -> int | None:
-        """When a new leader proposes its first TICK."""
+        """Returns when a new leader proposes its first TICK."""
         due: int | None = replica.machine.next_due_ms()
         return due
 
@@ -695,7 +696,7 @@ class GroupQueue(Queue):
         return int(totals.get("published", 0) + totals.get("delivered", 0))
 
     def info(self) -> Row:
-        """What the management API shows, from local knowledge."""
+        """Returns the fields that the management API shows, from local knowledge."""
         replica = self._host.replica(self.group)
         return {
             "name": self.name,

@@ -1,4 +1,4 @@
-"""What waits until the link to a node takes bulk again (ADR 0025)."""
+"""Commands that wait until the link to a node takes bulk again (ADR 0025)."""
 
 from __future__ import annotations
 

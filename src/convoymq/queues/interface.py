@@ -32,7 +32,7 @@ PRIORITY_ARGUMENT = "x-priority"
 TIMEOUT_ARGUMENT = "x-consumer-timeout"
 """A consumer's argument: ms that its client has to acknowledge a delivery; 0 = any."""
 NO_LEADER = "no leader"
-"""Why a consumer ended: nobody leads its queue. What it holds can still be settled."""
+"""Reason of a consumer's end when nobody leads its queue. What it holds can still be settled."""
 
 Row = dict[str, Any]
 """Facts by name, as the management API shows them; what they are depends on the name."""
@@ -40,7 +40,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFeatures:
-    """What clients may ask of the queues of a type."""
+    """Features that clients may ask for in queues of a type."""
 
     counts_failed_deliveries: bool = False
     """Deliveries carry `x-delivery-count`."""
@@ -62,7 +62,8 @@ class QueueFeatures:
 
 
 class ScheduledPlace(NamedTuple):
-    """Which message waits: until when, and where it lies in the log. In the order of delivery."""
+    """Place of a delayed message: the time it waits for, and its place in the log. In the order of
+    delivery."""
 
     due_ms: int
     entry: int
@@ -75,17 +76,17 @@ class ScheduledMessage(NamedTuple):
 
     place: ScheduledPlace
     head: bytes
-    """Its record without the body (docs/formats/entries-and-frames.md)."""
+    """Record without the body (docs/formats/entries-and-frames.md)."""
     size: int
     """Bytes of its body."""
     acquired_count: int
-    """How often it was handed out before: above 0 it waits for a retry."""
+    """Number of earlier deliveries: above 0 it waits for a retry."""
     failed_delivery_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSpec:
-    """How a consumer wants to be served."""
+    """Options of a consumer."""
 
     number: int
     """Unique within the client's session; names the consumer in every later call and event."""
@@ -97,7 +98,8 @@ class ConsumerSpec:
     priority: int = 0
     arguments: Mapping[str, object] | None = None
     hears_cancel: bool = False
-    """Its owner hears that the queue ended it, so that it may end before the queue has gone."""
+    """True if its owner hears that the queue ended it, so that it may end before the queue has
+    gone."""
     stream_offset: Field | None = None
     """Streams: the argument `x-stream-offset` as it came, as its meaning depends on its type."""
 
@@ -134,7 +136,7 @@ class Delivery(NamedTuple):
 
 
 class GetResult(NamedTuple):
-    """What `QueueClient.get` found."""
+    """Result of `QueueClient.get`."""
 
     block: bytes | None = None
     """None: nothing, or `error`."""
@@ -153,7 +155,7 @@ GET_EMPTY = GetResult()
 
 
 class PublisherEvents(Protocol):
-    """What who publishes hears from its clients. `client` is the one that calls."""
+    """Events that a publisher gets from its clients. `client` is the one that calls."""
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """The publishes with these tag ranges (first, last, first, last, …) are safe (`ok`) or
@@ -164,7 +166,7 @@ class PublisherEvents(Protocol):
 
 
 class ClientEvents(PublisherEvents, Protocol):
-    """What a channel hears from its clients. `client` is the one that calls."""
+    """Events that a channel gets from its clients. `client` is the one that calls."""
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Messages are checked out to a consumer. Each message id comes exactly once, ascending per
@@ -196,7 +198,8 @@ class QueueClient(ABC):
     @property
     @abstractmethod
     def target(self) -> PublishTarget:
-        """Where the frame scanner appends this channel's publishes to this queue."""
+        """Returns the target to which the frame scanner appends this channel's publishes to this
+        queue."""
 
     @abstractmethod
     def subscribe(self, spec: ConsumerSpec) -> None:
@@ -266,22 +269,22 @@ class Queue(ABC):
     trace: QueueTrace | None = None
     """Clients and channels tell it what they did."""
     consumer_timeout_ms: int | None = None
-    """How long deliveries may stay unacknowledged, by the queue's arguments and policies; 0 = for
-    as long as it takes, None = they do not say."""
+    """Longest time that deliveries may stay unacknowledged, by the queue's arguments and policies;
+    0 = for as long as it takes, None = they do not say."""
     ended: Refused | None = None
-    """Why nothing can be done any more."""
+    """Reason why nothing can be done any more."""
     refuses_publishes: bool = False
     """The queue is full, and publishers are to hear so. When it changes, edges forget the routes
     that they remember."""
 
     @property
     def serves_attributes(self) -> bool:
-        """Whether messages may carry an expiration, or a priority above the default one."""
+        """Returns whether messages may carry an expiration, or a priority above the default one."""
         return self.features.serves_expiration
 
     @property
     def serves_delays(self) -> bool:
-        """Whether messages may wait for a time before they are delivered."""
+        """Returns whether messages may wait for a time before they are delivered."""
         return False
 
     @abstractmethod
@@ -424,5 +427,5 @@ class Queue(ABC):
 
     @abstractmethod
     def info(self) -> Row:
-        """What the management API shows, from local knowledge: messages_ready,
+        """Returns the fields that the management API shows, from local knowledge: messages_ready,
         messages_unacknowledged, consumers, leader, members, online, state, memory …"""

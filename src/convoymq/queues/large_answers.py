@@ -24,7 +24,7 @@ class Links(Protocol):
         ...
 
     def is_connected(self, node: int) -> bool:
-        """Whether the node can be reached."""
+        """Returns whether the node can be reached."""
 
 
 class _Request(NamedTuple):

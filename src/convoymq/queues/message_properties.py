@@ -1,4 +1,4 @@
-"""What a message asks of its queues by its properties, and which queues do not do it.
+"""Properties by which a message asks something of its queues, and the queues that do not do it.
 
 A quorum queue serves both (ADR 0043), unless its machine has still a version that knows neither. A
 stream keeps messages in their order, so it refuses an expiration, and a priority above what a

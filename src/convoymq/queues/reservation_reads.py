@@ -49,7 +49,8 @@ class Page:
         self._max_bytes = min(max_bytes, PAGE_BYTES_MAX)
 
     def room(self, count: int, size: int) -> int:
-        """How many of the next run's `count` messages with `size` body bytes fit; 0 = full."""
+        """Returns how many of the next run's `count` messages with `size` body bytes fit; 0 =
+        full."""
         left = self._max_bytes - self.bytes
         if len(self.runs) >= PAGE_RUNS_MAX or (self.rows and left <= 0):
             return 0
@@ -101,7 +102,7 @@ REFUSED = "refused"
 
 
 class LocalReservations(Protocol):
-    """Who can answer requests on a node, without asking another one."""
+    """Reservations that are answered on a node, without asking another one."""
 
     async def local_op(self, op: Mapping[str, object]) -> Answer:
         """The answer of an op."""
@@ -169,7 +170,7 @@ async def serve(local: LocalReservations, request: Fields, room: Room = no_wait)
 
 
 def opened(answer: object, subject: Subject) -> Fields:
-    """What another node answered. Raises ReservationRefused, and PeerError for what is no
+    """Returns what another node answered. Raises ReservationRefused, and PeerError for what is no
     answer."""
     try:
         if not isinstance(answer, Iterable):

@@ -73,7 +73,7 @@ _U63 = (1 << 63) - 1
 
 
 Answer = dict[str, int]
-"""What every op tells: epoch, fencing_token, first, next; nothing after close."""
+"""Answer of every op: epoch, fencing_token, first, next; nothing after close."""
 
 
 class Reservation:
@@ -97,7 +97,7 @@ class Reservation:
         self.name = name
         self.is_lease = is_lease
         self.held = held
-        """What is reserved, in the queue's own form."""
+        """Reserved messages, in the queue's own form."""
         self.epoch = 0
         self.fencing_token = 1
         self.owner = ""
@@ -112,11 +112,11 @@ class Reservation:
 
     @property
     def due_ms(self) -> int:
-        """When it expires, unless it is heard of."""
+        """Returns when it expires, unless it is heard of."""
         return self.heard_ms + self.ttl_ms
 
     def answer(self) -> Answer:
-        """What every op tells."""
+        """Returns the answer of every op."""
         return {
             "epoch": self.epoch,
             "fencing_token": self.fencing_token,
@@ -129,7 +129,7 @@ class Holder(Protocol):
     """The queue's side: where messages are, and who may have them."""
 
     def reservation_refusal(self) -> str | None:
-        """Why a new reservation cannot be; None when it can."""
+        """Returns why a new reservation cannot be opened; None when it can."""
 
     def reservation_opened(self, reservation: Reservation) -> None:
         """A reservation is new: its `held` has to be made."""
@@ -180,7 +180,7 @@ Packed = tuple[
     list[tuple[str, bool, int, int, str, int, int, int, int, list[int] | None, object]],
     list[tuple[str, int, int]],
 ]
-"""What `Reservations.pack` gives: (reservations, finished)."""
+"""Form that `Reservations.pack` gives: (reservations, finished)."""
 
 
 class Reservations:
@@ -403,7 +403,8 @@ class Reservations:
     # ---------------------------------------------------------------- time
 
     def next_due_ms(self) -> int | None:
-        """When the next reservation expires; None without reservations. Cost: O(reservations)."""
+        """Returns when the next reservation expires; None without reservations. Cost:
+        O(reservations)."""
         return min((reservation.due_ms for reservation in self.by_name.values()), default=None)
 
     def expire(self, time_ms: int) -> list[Reservation]:
@@ -438,7 +439,7 @@ class Reservations:
         return reservation
 
     def infos(self) -> list[dict[str, object]]:
-        """What the management API shows of each reservation."""
+        """Returns the fields of each reservation that the management API shows."""
         return [
             {
                 "reservation": reservation.name,

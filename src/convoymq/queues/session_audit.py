@@ -42,7 +42,7 @@ Ask = Callable[[int, list[object], int, Callable[[object, BrokerError | None], N
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which of these sessions of a node are not live?"""
+    """Question to a node about its sessions: those that are not live."""
 
     round: int
     node: int
@@ -117,7 +117,7 @@ class SessionAudit:
 
 
 class Host(Protocol):
-    """What is needed of `groups.host.ReplicaHost`."""
+    """Interface of `groups.host.ReplicaHost` that the audit needs."""
 
     def replica(self, group: int) -> Replica | None:
         """The local replica, if any."""

@@ -113,7 +113,7 @@ class SessionClient(QueueClient):
         """Called about once a second while something is expected: asks again."""
 
     def on_replica_gone(self) -> None:
-        """This node's replica applies no more: asks for what it may have left out."""
+        """Asks for what this node's replica, which applies no more, may have left out."""
 
     # --- commands ------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ class Openings:
         self.passed_over: list[tuple[int, int]] = []
 
     def may_take(self, number: int) -> bool:
-        """Whether `take` would return True."""
+        """Returns whether `take` would return True."""
         if number > self.highest:
             return True
         at = bisect_right(self.passed_over, number, key=_first)
@@ -137,7 +137,7 @@ def _first(passed_over: tuple[int, int]) -> int:
 
 
 class Written:
-    """What a writer whose requests have digests has brought, by micro-batch and digest."""
+    """Requests that a writer with digests has brought, by micro-batch and digest."""
 
     __slots__ = ("heard_ms", "micro_batches", "requests")
 
@@ -149,7 +149,7 @@ class Written:
         """In all micro-batches."""
 
     def repeated(self, first: int, count: int, digest: bytes) -> int:
-        """How many of the first of `count` records are known; notes them all."""
+        """Returns how many of the first of `count` records are known; notes them all."""
         micro_batch = first >> MICRO_BATCH_SHIFT
         requests = self.micro_batches.get(micro_batch)
         if requests is None:
@@ -236,7 +236,7 @@ class SessionTable:
         return session
 
     def _begins(self, session_id: int, seq: int, kind: int, number: int) -> bool:
-        """Whether a command of an unknown session opens it; otherwise answers."""
+        """Returns whether a command of an unknown session opens it; otherwise answers."""
         if kind in (batch.CMD_SESSION_OPEN, batch.CMD_SESSION_CLOSE):
             incarnation = (session_id >> 24) & 0xFFFFFFFF
             row = self._hear_of(session_id >> 56, incarnation)
@@ -250,7 +250,8 @@ class SessionTable:
         return False
 
     def _hear_of(self, node: int, incarnation: int) -> Openings:
-        """What a node has opened; a higher incarnation than the known one has opened nothing."""
+        """Returns what a node has opened; a higher incarnation than the known one has opened
+        nothing."""
         row = self.openings.get(node)
         if row is None or row.incarnation < incarnation:
             row = self.openings[node] = Openings(incarnation)

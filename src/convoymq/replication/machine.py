@@ -93,7 +93,7 @@ class Machine(Protocol):
         """Nodes that have a session here: they want commit notices."""
 
     def next_due_ms(self) -> int | None:
-        """When a leader should propose TICK; None = nothing waits for a time."""
+        """Returns when a leader should propose TICK; None = nothing waits for a time."""
 
     def at_rest(self) -> bool:
         """Nobody waits for what a settle would free."""

@@ -63,7 +63,7 @@ def newest_of(supported: Supports, kind: str) -> int:
 
 
 def is_supported(supported: Supports, kind: str, version: int) -> bool:
-    """Whether that version of a kind is among those supported."""
+    """Returns whether that version of a kind is among those supported."""
     found = supported.get(kind) or (1, 1)
     return bool(found[0] <= version <= found[1])
 

@@ -64,11 +64,12 @@ class BindingTable:
         return self._matchers[source].match(message)
 
     def varies(self, source: str) -> bool:
-        """Whether messages with equal routing keys may go different ways from that exchange."""
+        """Returns whether messages with equal routing keys may go different ways from that
+        exchange."""
         return self._matchers[source].varies
 
     def leads_anywhere(self, source: str) -> bool:
-        """Whether the exchange is the source of any binding."""
+        """Returns whether the exchange is the source of any binding."""
         return source in self._by_source
 
     def onward(self, source: str) -> list[Destination]:

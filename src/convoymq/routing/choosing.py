@@ -75,7 +75,7 @@ class PublisherNode(Protocol):
         """A random number from 0, less than `count`."""
 
     def keeps_queue(self, vhost: str, name: str) -> bool:
-        """Whether the messages of a queue that is kept on one node are kept on this one."""
+        """Returns whether the messages of a queue that is kept on one node are kept on this one."""
 
 
 class NoNode:
@@ -164,7 +164,7 @@ def weight_of(routing_key: str) -> int:
 
 
 class HashSource:
-    """What a message is hashed by: header or property of an exchange, or else the routing key."""
+    """Source of a message's hash: header or property of an exchange, or else the routing key."""
 
     __slots__ = ("header", "property")
 
@@ -176,7 +176,7 @@ class HashSource:
 
     @property
     def is_routing_key(self) -> bool:
-        """Whether nothing but the routing key counts."""
+        """Returns whether nothing but the routing key counts."""
         return self.header is None and self.property is None
 
     def of(self, message: Message) -> str | None:

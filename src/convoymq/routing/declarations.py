@@ -1,4 +1,4 @@
-"""What may be declared and bound: asked by who proposes, never by the tables that record.
+"""Checks of declarations and bindings: made by who proposes them, never by the tables that record.
 
 These rules change from release to release: arguments, properties, types and patterns that are
 known and served. They are applied before a change is proposed, to the tables as this node has them.

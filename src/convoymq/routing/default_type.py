@@ -1,4 +1,4 @@
-"""Which type a queue gets when its declaration does not say."""
+"""Type of a queue whose declaration gives none."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class HeadersPattern:
         return cls(mode.startswith("all"), pairs)
 
     def matches(self, headers: Table) -> bool:
-        """Whether a message with these headers takes this way."""
+        """Returns whether a message with these headers takes this way."""
         found = (_is_met(wanted, headers.get(key)) for key, wanted in self.pairs)
         return all(found) if self.needs_all else any(found)
 

@@ -1,5 +1,5 @@
-"""Which arguments of a declaration do nothing: misspelt ones, those of other brokers and plugins,
-and those that RabbitMQ takes without effect, too. They are kept and shown, so nobody is refused."""
+"""Arguments of a declaration that do nothing: misspelt ones, and those of other brokers. RabbitMQ
+takes those without effect, too. They are kept and shown, so nobody is refused."""
 
 from __future__ import annotations
 

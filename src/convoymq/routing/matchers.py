@@ -31,7 +31,7 @@ class Matcher(Protocol):
 
     @property
     def varies(self) -> bool:
-        """Whether equal routing keys may lead different ways."""
+        """Returns whether equal routing keys may lead different ways."""
 
     def add(self, binding: Binding) -> None:
         """Add a binding that is not there yet."""

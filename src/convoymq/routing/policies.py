@@ -174,7 +174,7 @@ def _matches(pattern: Pattern | None, name: str) -> bool:
 
 
 def applies_to_type(policy: Policy, rules: TypeRules) -> bool:
-    """Whether a policy is for queues of a type, and the type serves its keys."""
+    """Returns whether a policy is for queues of a type, and the type serves its keys."""
     if policy.apply_to not in (ALL, QUEUES, rules.policy_scope):
         return False
     return all(key in rules.policies or key in EXCHANGE_KEYS for key in policy.definition)

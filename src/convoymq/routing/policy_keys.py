@@ -88,7 +88,7 @@ class Key:
     name: str
     check: Check
     noun: str
-    """What a value that is refused is not: `-1 is not a valid …`."""
+    """Noun for a value that is refused: `-1 is not a valid …`."""
     for_operators: bool = False
     """Operator policies may have it."""
     with_operator: Merge = _other

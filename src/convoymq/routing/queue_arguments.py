@@ -50,7 +50,8 @@ COMMON_ARGUMENTS = (
     "x-single-active-consumer",
     "x-message-ttl",
 )
-"""What is compared when a quorum queue is declared again as a classic one (RabbitMQ's list)."""
+"""Arguments that are compared when a quorum queue is declared again as a classic one (RabbitMQ's
+list)."""
 RETRY_ARGUMENTS = ("x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max")
 FILTER_ARGUMENTS = ("x-stream-filter", "x-stream-match-unfiltered")
 """By these a consumer of a stream asks for some of its messages only."""
@@ -239,7 +240,7 @@ def check_arguments(subject: Subject, arguments: Table) -> QueueType:
 
 
 def _is_less(one: Field | None, other: Field | None) -> bool:
-    """Whether two arguments are numbers, and the first is the smaller one."""
+    """Returns whether two arguments are numbers, and the first is the smaller one."""
     return (
         one is not None
         and other is not None
@@ -254,7 +255,8 @@ def _all_arguments() -> Iterator[Argument]:
 
 
 def takes_over_strictly(arguments: Table) -> bool:
-    """Whether the next single active consumer waits until the one before it holds nothing."""
+    """Returns whether the next single active consumer waits until the one before it holds
+    nothing."""
     field = arguments.get(TAKE_OVER_ARGUMENT)
     return field is None or field.term() != IMMEDIATE
 
@@ -306,7 +308,7 @@ def check_equivalent_arguments(
 
 
 def is_quorum_as_classic(queue_type: QueueType, received: Table) -> bool:
-    """Whether a redeclare takes a quorum queue for a classic one."""
+    """Returns whether a redeclare takes a quorum queue for a classic one."""
     return queue_type is QueueType.QUORUM and type_name_of(received) == QueueType.CLASSIC.value
 
 

@@ -22,7 +22,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeRules:
-    """What may be declared as a queue of a type.
+    """Rules for declaring queues of a type.
 
     An argument that is neither served nor foreign is known, and not served yet.
     """
@@ -43,17 +43,17 @@ class TypeRules:
     policies: frozenset[str] = frozenset()
     """Keys of policies that the type serves. A policy with another one does not apply to it."""
     policy_scope: str = ""
-    """What `apply-to` of a policy calls queues of the type; empty: they have no name of their
+    """Name in `apply-to` of a policy for queues of the type; empty: they have no name of their
     own."""
     prevailing_arguments: frozenset[str] = frozenset()
     """Arguments that come before a policy, where it is the other way round in other types."""
 
     def takes(self, argument: str) -> bool:
-        """Whether a queue may be declared with an argument."""
+        """Returns whether a queue may be declared with an argument."""
         return argument in self.serves or argument in self.kept or argument in _names(self.own)
 
     def is_foreign(self, argument: str) -> bool:
-        """Whether an argument belongs to other types."""
+        """Returns whether an argument belongs to other types."""
         return argument in self.foreign or any(
             argument in _names(rules.own) for rules in _TYPES.values() if rules is not self
         )
@@ -68,7 +68,7 @@ def add_type(rules: TypeRules) -> None:
 
 
 def rules_of(name: str) -> TypeRules | None:
-    """What may be declared as a type; None for one that is not served."""
+    """Returns the rules of a type; None for one that is not served."""
     return _TYPES.get(name)
 
 

@@ -98,7 +98,7 @@ class TopicTrie:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no pattern is left."""
+        """Returns whether no pattern is left."""
         return not self._root.children and not self._root.destinations
 
 

@@ -371,8 +371,8 @@ class Topology:
         return sorted(queues)
 
     def varies_by_message(self, exchange: str) -> bool:
-        """Whether routes from here may differ for equal routing keys, because an exchange is
-        reachable that looks at headers or properties, or chooses by chance or place. CC and BCC
+        """Returns whether routes from here may differ for equal routing keys, because an exchange
+        is reachable that looks at headers or properties, or chooses by chance or place. CC and BCC
         are not considered: they are routing keys.
 
         Raises:

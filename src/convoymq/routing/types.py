@@ -1,4 +1,4 @@
-"""What the routing tables are made of: exchanges, queues, bindings, and results of operations."""
+"""Types of the routing tables: exchanges, queues, bindings, and results of operations."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class _StoredType(Enum):
 
     @property
     def is_served(self) -> bool:
-        """Whether this release knows the type."""
+        """Returns whether this release knows the type."""
         return self.name in type(self).__members__
 
 
 class ExchangeType(_StoredType):
-    """How an exchange chooses among its bindings."""
+    """Rule by which an exchange chooses among its bindings."""
 
     DIRECT = "direct"
     FANOUT = "fanout"
@@ -51,7 +51,7 @@ class ExchangeType(_StoredType):
 
     @property
     def description(self) -> str:
-        """What management shows beside the name."""
+        """Returns the description that management shows beside the name."""
         return _DESCRIPTIONS.get(self, f"{self.value} exchange")
 
 
@@ -65,8 +65,8 @@ _DESCRIPTIONS = {
 
 
 class QueueType(_StoredType):
-    """Who keeps the messages of a queue. Which types are served is said by `queue_types`; those of
-    RabbitMQ have a name here."""
+    """Type of a queue: where its messages are kept. `queue_types` has those that are served; those
+    of RabbitMQ have a name here."""
 
     CLASSIC = "classic"
     QUORUM = "quorum"
@@ -74,18 +74,18 @@ class QueueType(_StoredType):
 
     @property
     def is_served(self) -> bool:
-        """Whether this release knows the type."""
+        """Returns whether this release knows the type."""
         return rules_of(self.value) is not None
 
     @property
     def is_replicated(self) -> bool:
-        """Whether such a queue is a Raft group."""
+        """Returns whether such a queue is a Raft group."""
         rules = rules_of(self.value)
         return rules is not None and rules.is_replicated
 
 
 class DestinationKind(Enum):
-    """What a binding leads to."""
+    """Kind of a binding's destination."""
 
     QUEUE = "queue"
     EXCHANGE = "exchange"

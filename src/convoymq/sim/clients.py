@@ -42,7 +42,7 @@ MESSAGE_IDS_KEPT = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """What channels do in one run. Chances are per turn of a channel."""
+    """Behaviour of channels in one run. Chances are per turn of a channel."""
 
     turn_min_us: int = 1_000
     turn_max_us: int = 40_000
@@ -98,7 +98,7 @@ class Workload:
 
 
 class ChannelReferee(Protocol):
-    """What hears from a channel which of its messages are safe."""
+    """Referee that a channel tells which of its messages are safe."""
 
     def on_confirmed(self, identity: bytes) -> None:
         """A publisher was told that a message is safe."""
@@ -499,8 +499,8 @@ class Channel:
         self.blocked = blocked
 
     def on_rewound(self, referee: ChannelReferee) -> None:
-        """What was decided lately is lost with those who had decided it: messages may come again
-        as if they had never come."""
+        """Forgets what was decided lately, because those who had decided it are lost: messages may
+        come again as if they had never come."""
         self._referee = referee
         self._seen.clear()
         self._last_fresh.clear()
@@ -523,7 +523,7 @@ class Channel:
         self._on_closed(self)
 
     def waits_for(self) -> str:
-        """What is still outstanding; empty when nothing is."""
+        """Returns what is still outstanding; empty when nothing is."""
         missing = []
         if self.unconfirmed:
             missing.append(f"{len(self.unconfirmed)} confirms")

@@ -30,7 +30,7 @@ class Process:
         self.frozen_until_us = 0
         self.wall_offset_ms = wall_offset_ms
         self.cluster = ClusterClock()
-        """What this node knows of the others' wall clocks."""
+        """Other nodes' wall clocks, as this node knows them."""
 
 
 class Timer:

@@ -15,7 +15,7 @@ class EndedChannel(Channel):
 
     @property
     def is_over(self) -> bool:
-        """Whether its queue is deleted."""
+        """Returns whether its queue is deleted."""
         queue = self.client.queue
         assert isinstance(queue, GroupQueue)
         return queue.deleted

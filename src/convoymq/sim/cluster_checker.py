@@ -86,8 +86,8 @@ class ClusterChecker(GroupChecker):
         self.floor = max(left, default=0)
 
     def rewind(self, index: int, term: int) -> None:
-        """What was committed after an entry is lost; a leader goes on in a term that may have been
-        before."""
+        """Forgets what was committed after an entry, because it is lost; a leader goes on in a term
+        that may have been before."""
         for at in [at for at in self.committed if at > index]:
             del self.committed[at]
         self.commit_index = min(self.commit_index, index)

@@ -65,7 +65,7 @@ NAME = "sim"
 
 @dataclass(slots=True)
 class Saved:
-    """What `node.json` holds."""
+    """Content of `node.json`."""
 
     identity: NodeIdentity
     founding: Founding | None = None
@@ -98,7 +98,7 @@ class WatchedTree(MetadataMachine):
 
 
 class SimLinks:
-    """What a `MembershipManager` tells the links of."""
+    """Links, as a `MembershipManager` uses them."""
 
     def __init__(self, node: ClusterNode) -> None:
         self.forgotten: set[int] = set()
@@ -173,13 +173,13 @@ class ClusterNode(SimNode):
 
     @property
     def identity(self) -> NodeIdentity:
-        """What `node.json` says."""
+        """Returns the identity in `node.json`."""
         assert self.saved is not None
         return self.saved.identity
 
     @property
     def is_serving(self) -> bool:
-        """Whether clients may come."""
+        """Returns whether clients may come."""
         return self.alive and self.local is not None
 
     def _name_storage(self) -> None:
@@ -484,11 +484,11 @@ class ClusterNode(SimNode):
         return sorted(n for n in nodes if n == self.number or self.is_up(n))
 
     def is_up(self, node: int) -> bool:
-        """Whether a node can be reached."""
+        """Returns whether a node can be reached."""
         return node == self.number or self.transport.is_connected(node)
 
     def group_size_of(self, record: QueueRecord) -> int:
-        """How many members a queue began with, or would have."""
+        """Returns how many members a queue began with, or would have."""
         return self.placement.group_size_of(record)
 
     # Requests.
@@ -513,15 +513,15 @@ class ClusterNode(SimNode):
     # Links.
 
     def hello_of(self, node: int) -> PeerHello | None:
-        """What a node said of itself when it was linked."""
+        """Returns what a node told of itself when it was linked."""
         return self.hellos.get(node)
 
     def is_connected(self, node: int) -> bool:
-        """Whether a node is reached."""
+        """Returns whether a node is reached."""
         return bool(self.transport.is_connected(node))
 
     def hello(self) -> OwnHello:
-        """What this node says of itself."""
+        """Returns what this node tells of itself."""
         said = Hello(
             cluster=NAME,
             identity=self.linked_as,
@@ -532,7 +532,7 @@ class ClusterNode(SimNode):
         return said.to_builtins()
 
     def may_link(self, peer: Receiver) -> bool:
-        """Whether HELLO with another running node ends well."""
+        """Returns whether HELLO with another running node ends well."""
         assert isinstance(peer, ClusterNode)
         if self.is_foreign != peer.is_foreign and not (
             self.linked_as.cluster and peer.linked_as.cluster

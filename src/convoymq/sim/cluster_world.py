@@ -403,13 +403,13 @@ class ClusterWorld(World):
         )
 
     def excuse(self, number: int) -> None:
-        """This node's disk may not keep its word any more."""
+        """Allows the disk of a node to lose what was promised."""
         super().excuse(number)
         # Nobody knows when damage is found: this node stays the one that may lose more.
         self.damaged.add(number)
 
     def _is_rebuilt(self, number: int) -> bool:
-        """Whether a node that lost its copies has them again, where it is to have some."""
+        """Returns whether a node that lost its copies has them again, where it is to have some."""
         node = self.nodes[number]
         if not node.is_serving or number in self.forgetting | self.metadata.forgotten:
             return False
@@ -544,7 +544,7 @@ class ClusterWorld(World):
 
     @property
     def recovering(self) -> bool:
-        """Whether a majority is lost, and not every node has the new id."""
+        """Returns whether a majority is lost, and not every node has the new id."""
         return self.disaster is not None
 
     def on_recovered(self, disaster: Disaster) -> None:

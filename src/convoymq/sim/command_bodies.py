@@ -1,4 +1,4 @@
-"""What the bodies of commands hold that are maps."""
+"""Bodies of commands that are maps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class CheckoutSpec(TypedDict, total=False):
-    """What a consumer asks for."""
+    """Options of a consumer."""
 
     prefetch: int
     no_ack: bool

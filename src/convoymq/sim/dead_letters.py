@@ -1,4 +1,4 @@
-"""Where dead letters go in a simulated cluster: one target that every node can publish to.
+"""Target of dead letters in a simulated cluster: one that every node can publish to.
 
 It answers late, refuses, has no route now and then, and is reached by processes that die before
 they hear it. It remembers what it has taken: the model of a queue asks for that when the leader
@@ -30,7 +30,7 @@ POLICIES: tuple[dict[str, object], ...] = (
         "overflow": "reject-publish",
     },
 )
-"""What queues may do with dead letters, by policy."""
+"""Policies for dead letters that queues may have."""
 
 
 if TYPE_CHECKING:

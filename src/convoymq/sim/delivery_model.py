@@ -1,4 +1,4 @@
-"""Who gets which message: a quorum queue computed from its committed log, message by message.
+"""Model of deliveries: a quorum queue computed from its committed log, message by message.
 
 It is written from the rules (ADR 0003, "Who is served"; ADR 0008; the specification of RabbitMQ's
 quorum queues, B3 to B7), not from the machine: no runs, no service queue, no index. There is one
@@ -104,7 +104,7 @@ class DeliveryModel(ReadyLines):
         self.quiescing = False
         self.waiting: list[Consumer] = []
         self.strategy = 0
-        """What becomes of dead letters: 0 nothing, 1 published at most once, 2 at least once."""
+        """Strategy for dead letters: 0 nothing, 1 published at most once, 2 at least once."""
         self.kept: dict[int, Message] = {}
         """Dead letters by number, at least once, until the leader says that they are done."""
         self.kept_so_far = 0
@@ -339,14 +339,14 @@ class DeliveryModel(ReadyLines):
         return field.value if field is not None and isinstance(field.value, int) else 0
 
     def _schedule(self, message: Message, ready_ms: int) -> None:
-        """It is ready with the first entry at that time."""
+        """Lets a message wait until the first entry at that time."""
         self.in_order = False
         message.waited = True
         self._move(message, Place.WAITING)
         insort(self.scheduled, (ready_ms, message.key))
 
     def _fire(self) -> None:
-        """What has waited until now goes to the tail, or in front: what came back, by its rules,
+        """Puts what has waited until now at the tail, or in front: what came back, by its rules,
         and what has a priority above the default one."""
         due = [key for ready_ms, key in self.scheduled if ready_ms <= self.time_ms]
         del self.scheduled[: len(due)]
@@ -364,7 +364,7 @@ class DeliveryModel(ReadyLines):
             self._settle_down()
 
     def _give_attributes(self, message: Message, record: bytes) -> None:
-        """Its priority, and when it expires: both stay as they are now."""
+        """Sets its priority, and when it expires: both stay as they are now."""
         ttl = self.limits["message_ttl_ms"]
         times = [ttl] if ttl >= 0 else []
         if self.attributes_from is not None and self.index >= self.attributes_from:
@@ -378,7 +378,7 @@ class DeliveryModel(ReadyLines):
             message.due_ms = self.time_ms + max(1, min(times))
 
     def _expire(self) -> None:
-        """What stands at a head and whose time is over leaves, until there is no such message:
+        """Expires what stands at a head and whose time is over, until there is no such message:
         first what came back, last the default level. One that leaves may make way for another."""
         while True:
             beside = [self.levels[level] for level in sorted(self.levels, reverse=True)]
@@ -411,7 +411,7 @@ class DeliveryModel(ReadyLines):
             self._expire()
 
     def _length(self) -> int:
-        """What is ready or blocked, and what waits."""
+        """Returns how many messages are ready or blocked, or wait."""
         return len(self.ready()) + len(self.scheduled)
 
     def _take(self) -> Message:
@@ -438,8 +438,8 @@ class DeliveryModel(ReadyLines):
             self.fail(f"{name_of(message.identity)} is given before {name_of(first.identity)}")
 
     def _check_order(self) -> None:
-        """What single active consumer with prefetch 1 promises: the next message is the oldest that
-        is not settled."""
+        """Checks the promise of a single active consumer with prefetch 1: the next message is the
+        oldest that is not settled."""
         if self.places[Place.HELD]:
             self.fail("a message is given, and the one before it is not settled")
         ready = [message.key for message in self.returned]

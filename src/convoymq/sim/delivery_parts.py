@@ -1,4 +1,4 @@
-"""What the model of deliveries is made of: messages, consumers, sessions."""
+"""Parts of the model of deliveries: messages, consumers, sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Key = tuple[int, int, int]
 
 
 class Place(Enum):
-    """Where a message is."""
+    """Place of a message."""
 
     READY = "ready"
     WAITING = "waiting"
@@ -58,11 +58,11 @@ class Message:
         self.acquired = 0
         self.failed = 0
         self.at_tail = False
-        """It came back to the tail: its place in the log says nothing any more."""
+        """True if it came back to the tail: its place in the log says nothing any more."""
         self.waited = False
-        """It was not ready at some time."""
+        """True if it was not ready at some time."""
         self.outs = 0
-        """How often it was given to somebody."""
+        """Number of times that it was given to somebody."""
 
 
 class Consumer:

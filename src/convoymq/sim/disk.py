@@ -85,7 +85,7 @@ class SimDisk(MemoryDirectory):
         self.capacity = self.used_bytes() + spare
 
     def empty(self) -> None:
-        """There is room again."""
+        """Makes room on the disk again."""
         self.capacity = CAPACITY_MAX
 
     def wipe(self) -> None:

@@ -1,4 +1,4 @@
-"""Which faults a run injects, how often, and the injecting.
+"""Faults that a run injects: their kinds, their rates, and the injecting.
 
 Swarm testing: every seed draws a subset of the kinds of faults and their rates, so that no kind
 hides another and combinations that a fixed mixture would never reach occur.
@@ -42,7 +42,8 @@ PAGE_BYTES = 4096
 
 
 def last_flush(data: bytes) -> int:
-    """Where the last flush of a WAL file begins that another one preceded, 0 = there is none.
+    """Returns where the last flush of a WAL file begins that another one preceded, 0 = there is
+    none.
 
     One that a crash cut short in its first header does not count: nothing can be told from it.
     """

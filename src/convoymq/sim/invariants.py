@@ -1,4 +1,4 @@
-"""What must hold in every Raft group, whatever fails; watched from outside, step by step.
+"""Invariants of every Raft group, whatever fails; watched from outside, step by step.
 
 | invariant | how it is watched |
 |---|---|
@@ -170,7 +170,8 @@ class GroupChecker:
         )
 
     def _had(self, node: int, term: int, index: int) -> bool:
-        """Whether the node had the entry, and its disk lost it: one lost copy is no broken word."""
+        """Returns whether the node had the entry, and its disk lost it: one lost copy breaks no
+        promise."""
         promised = self.promised.get(node, (0, 0))
         return node in self.excused and promised[0] == term and promised[1] >= index
 

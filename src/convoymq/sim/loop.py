@@ -40,7 +40,7 @@ class _Handle:
         self.callback = None
 
     def cancelled(self) -> bool:
-        """Whether it was called off."""
+        """Returns whether it was cancelled."""
         return self.callback is None
 
     def when(self) -> float:

@@ -46,7 +46,7 @@ class Disaster:
 
 
 class RecoveryPort:
-    """What `Recovery` needs of a node: requests to others, and its own parts.
+    """Parts of a node that `Recovery` needs: requests to others, and its own parts.
 
     A node's own part of a request is an event of its own, as an answer from elsewhere is.
     """
@@ -64,12 +64,12 @@ class RecoveryPort:
 
     @property
     def identity(self) -> NodeIdentity:
-        """What `node.json` says."""
+        """Returns the identity in `node.json`."""
         return self._node.identity
 
     @property
     def usable(self) -> bool:
-        """Whether clients may come."""
+        """Returns whether clients may come."""
         return self._node.is_serving
 
     @property
@@ -88,7 +88,7 @@ class RecoveryPort:
         return [n for n in sorted(self._node.hellos) if self._node.transport.is_connected(n)]
 
     def hello_of(self, node: int) -> PeerHello | None:
-        """What a node said of itself when it was linked."""
+        """Returns what a node told of itself when it was linked."""
         return self._node.hellos.get(node)
 
     # `AsyncMetadataStore`.
@@ -165,8 +165,8 @@ class RecoveryPort:
 
 
 class Operator:
-    """Who notices that a majority is lost, has the survivors go on, and tries again until it is
-    done."""
+    """Operator who notices that a majority is lost, has the survivors go on, and tries again until
+    it is done."""
 
     def __init__(self, world: ClusterWorld, disaster: Disaster) -> None:
         self._world = world
@@ -199,7 +199,7 @@ class Operator:
         node.recovery.start(self._recover(node), self._on_done)
 
     async def _recover(self, node: ClusterNode) -> bool:
-        """Whether nothing is left to do."""
+        """Carries out a recovery; returns whether nothing is left to do."""
         world, recovery = self._world, node.recovery.recovery
         plan = await recovery.plan({}, self._progress)
         if not self._disaster.survivors <= set(plan["reachable"]):

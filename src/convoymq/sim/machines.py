@@ -39,7 +39,7 @@ class SimulatedClient(EffectSink, Protocol):
         """Submits some command."""
 
     def waits_for(self) -> str:
-        """What it has no answer for; "" = nothing."""
+        """Returns what it has no answer for; "" = nothing."""
 
 
 class MachineNode(SimNode):
@@ -79,7 +79,7 @@ class MachineNode(SimNode):
 
 
 class _Clients:
-    """What all clients wait for. Implements `GroupReferee`; the machine's test is the model."""
+    """Referee of all clients. Implements `GroupReferee`; the machine's test is the model."""
 
     index = 0
 

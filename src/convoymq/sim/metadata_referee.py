@@ -248,5 +248,5 @@ class MetadataReferee:
             self.fail(f"incarnations are {machine.incarnations}, the log says {self.incarnations}")
 
     def waits_for(self) -> str:
-        """What has to happen before the end: nothing."""
+        """Returns what has to happen before the end: nothing."""
         return ""

@@ -89,7 +89,7 @@ class MixedNode(SimNode):
         return kind(settings, self, group)
 
     def supports_of(self, peer: int) -> dict[str, tuple[int, int]]:
-        """What HELLO says of a running node."""
+        """Returns what a running node's HELLO says of its machine versions."""
         return {"quorum": (WatchedMachine.OLDEST_VERSION, self.world.nodes[peer].release)}
 
     def _tick_queues(self) -> None:

@@ -23,11 +23,11 @@ from convoymq.sim.trace import Trace
 
 STALE_FRAMES_MAX = 8
 CREDIT_US = 300
-"""How long word of room on a link is under way."""
+"""Delay of the word that there is room on a link."""
 
 
 class Receiver(Protocol):
-    """What a running node hears from the network."""
+    """Running node that receives from the network."""
 
     @property
     def process(self) -> Process:
@@ -38,7 +38,7 @@ class Receiver(Protocol):
         """Of the node."""
 
     def may_link(self, peer: Receiver) -> bool:
-        """Whether HELLO with another running node ends well."""
+        """Returns whether HELLO with another running node ends well."""
 
     def on_frame(self, peer: int, data: bytes) -> None:
         """A whole link frame arrived."""
@@ -98,7 +98,7 @@ class Direction:
         self.timer: Timer | None = None
         """Of the pump."""
         self.urgent_us = 0
-        """When the last urgent frame arrives: they keep their order among each other."""
+        """Time when the last urgent frame arrives: they keep their order among each other."""
 
     def clear(self) -> list[bytes]:
         """Loses what is in flight; returns it."""
@@ -246,7 +246,7 @@ class Network:
             receiver.on_link_down(peer, False)
 
     def _tell_clock(self, node: int, peer: int) -> None:
-        """What a heartbeat says of the peer's wall clock."""
+        """Tells a node the peer's wall clock, as a heartbeat does."""
         self.receivers[node].process.cluster.heard(
             peer,
             self.scheduler.wall_ms(self.receivers[peer].process),
@@ -425,11 +425,11 @@ class Network:
         return self._seen.get((node, peer), 0)
 
     def is_frozen(self, node: int) -> bool:
-        """Whether the process stands still."""
+        """Returns whether the process stands still."""
         return self.receivers[node].process.frozen_until_us > self.scheduler.now_us
 
     def may_link(self, a: int, b: int) -> bool:
-        """Whether HELLO between two running nodes ends well at both ends."""
+        """Returns whether HELLO between two running nodes ends well at both ends."""
         return all(self.receivers[n].may_link(self.receivers[m]) for n, m in ((a, b), (b, a)))
 
     def is_connected(self, node: int, peer: int) -> bool:

@@ -219,11 +219,11 @@ class SimNode:
         """The storage is about to remove a log."""
 
     def may_link(self, peer: Receiver) -> bool:
-        """Whether HELLO with another running node ends well."""
+        """Returns whether HELLO with another running node ends well."""
         return True
 
     def say(self) -> bytes:
-        """What a node to be relayed to hears of this one."""
+        """Returns what a node to be relayed to hears of this one."""
         return msgspec.msgpack.encode([self.number, self.incarnation])
 
     def judge(self, peer: int, said: bytes) -> int:
@@ -294,7 +294,7 @@ class SimNode:
         return (WatchedStream if self.world.plan.streams else WatchedMachine)(settings, self, group)
 
     def supports_of(self, _peer: int) -> dict[str, tuple[int, int]]:
-        """What HELLO says of a peer's machine versions."""
+        """Returns what HELLO says of a peer's machine versions."""
         return supported.supports()
 
     def close_group(self, group: int) -> None:
@@ -338,8 +338,8 @@ class SimNode:
     # Rounds.
 
     def wake(self) -> None:
-        """There is something to do: a round ends soon. As in production the host says so, and not
-        every input is something to do."""
+        """Schedules the end of a round, because there is something to do. As in production the host
+        says so, and not every input is something to do."""
         if not self._round_due:
             self._round_due = True
             delay_us = self.world.scheduler.between(0, self.world.plan.round_us_max)

@@ -75,7 +75,7 @@ class _Published(NamedTuple):
 
 
 class Arrivals:
-    """What the target has; one for a world."""
+    """Messages that arrived at the target; one object for a world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -96,7 +96,7 @@ class Arrivals:
 
 
 class ChosenRoutes(DeadLetterTarget):
-    """Where messages go, as one process of a node sees it."""
+    """Routes of messages, as one process of a node sees them."""
 
     def __init__(self, world: World, process: Process) -> None:
         super().__init__(world, process)
@@ -211,7 +211,7 @@ class _Stream:
 
 
 class _Operation:
-    """What the log says of one operation."""
+    """Operation as the log has it."""
 
     def __init__(self, spec: object) -> None:
         self.spec = spec
@@ -399,7 +399,8 @@ class Choosing:
         return op
 
     def _end(self, group: int) -> dict[str, object] | None:
-        """What was begun is to be complete."""
+        """Returns a command that ends an operation that was begun and is not complete; None = there
+        is none."""
         model = self._world.chosen[group]
         for id, operation in model.open.items():
             if not operation.counts["sealed"]:

@@ -1,4 +1,4 @@
-"""What is ready in the model of a queue, and which message of it is next.
+"""Ready messages in the model of a queue, and their order.
 
 Part of `sim.delivery_model`: lines of messages, and rules that look at the messages themselves.
 """
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 LEVEL_DEFAULT = 4
 ORIGINAL, FRONT, TAIL = 1, 2, 3
-"""Where the setting `requeue_position` puts what comes back; 0 = RabbitMQ's rule."""
+"""Values of the setting `requeue_position`, for where messages go that come back; 0 = RabbitMQ's
+rule."""
 
 
 def group_of(record: bytes) -> bytes | None:
@@ -31,16 +32,17 @@ class ReadyLines:
 
     def __init__(self) -> None:
         self.limits: dict[str, int] = {}
-        """Those that CONFIG may set; -1 = none."""
+        """Limits that CONFIG may set; -1 = none."""
         self.in_order = False
         """Everybody took one message at a time so far, so they are given in the order of the log,
         repeats included."""
         self.turn = 0
         """Two classes of priority: messages that were taken, modulo 3."""
         self.fronted: list[Message] = []
-        """What came back to the head with the command that is being applied."""
+        """Messages that came back to the head with the command that is being applied."""
         self.levels: dict[int, deque[Message]] = {}
-        """What is fresh, and what went to the tail, of priorities other than the default one."""
+        """Messages of priorities other than the default one: fresh ones, and those that went to the
+        tail."""
         self.fresh: deque[Message] = deque()
         self.returned: deque[Message] = deque()
         self.first_of: dict[bytes, Message] = {}
@@ -51,7 +53,7 @@ class ReadyLines:
         """All of a group that are not gone, as they were published."""
 
     def _put_back(self, message: Message) -> None:
-        """Where the queue says that a message goes that comes back."""
+        """Puts a message that comes back where the queue's settings say."""
         position = self.limits.get("requeue_position", 0)
         if position == ORIGINAL or message.group is not None:
             self._restore(message)
@@ -101,17 +103,17 @@ class ReadyLines:
             self.levels.setdefault(message.level, deque()).append(message)
 
     def _sources(self) -> list[deque[Message]]:
-        """Where messages wait, in the order in which they are served."""
+        """Returns where messages wait, in the order in which they are served."""
         by_level = {**self.levels, LEVEL_DEFAULT: self.fresh}
         found = [self.returned, *(by_level[level] for level in sorted(by_level, reverse=True))]
         return [source for source in found if source]
 
     def _has_classes(self) -> bool:
-        """Whether priorities make two classes, and not 32 levels."""
+        """Returns whether priorities make two classes, and not 32 levels."""
         return self.limits.get("two_priority_classes", 0) > 0
 
     def _source(self) -> deque[Message]:
-        """Where the next message is."""
+        """Returns where the next message is."""
         sources = self._sources()
         if self.returned or not self._has_classes():
             return sources[0]
@@ -139,7 +141,7 @@ class ReadyLines:
         return [message for source in sources for message in source]
 
     def _available(self) -> int:
-        """How many messages wait for nothing but a consumer."""
+        """Returns how many messages wait for nothing but a consumer."""
         return sum(len(source) for source in self._sources())
 
     def _has_ready(self) -> bool:
@@ -153,7 +155,7 @@ class ReadyLines:
         self.fresh.append(message)
 
     def _restore(self, message: Message) -> None:
-        """Where it was published, among those of its level."""
+        """Puts a message back where it was published, among those of its level."""
         message.at_tail = False
         line = self.fresh
         if message.level != LEVEL_DEFAULT:
@@ -164,6 +166,6 @@ class ReadyLines:
         line.insert(at, message)
 
     def _put_front(self) -> None:
-        """What one command brought back to the head is there in the order of the log."""
+        """Puts what one command brought back to the head there, in the order of the log."""
         self.returned.extendleft(sorted(self.fronted, key=lambda m: m.key, reverse=True))
         self.fronted.clear()

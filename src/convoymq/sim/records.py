@@ -1,4 +1,4 @@
-"""What the simulator reads from the records of messages, written apart from the kernels."""
+"""Fields of messages' records, read apart from the kernels."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RememberedIds:
         """Identities of repeats: confirmed, and in no queue."""
 
     def configure(self, name: str, value: int) -> bool:
-        """Whether this is a setting of these; if so it is followed."""
+        """Follows a setting, if it is one of these; returns whether it is."""
         if name not in self.settings:
             return False
         self.settings[name] = value
@@ -69,7 +69,7 @@ class RememberedIds:
             self.known = self.known[-count:]
 
     def drops(self, record: bytes, identity: bytes, now_ms: int) -> bool:
-        """Whether a message that is published is a repeat; otherwise it is remembered."""
+        """Returns whether a message that is published is a repeat; otherwise remembers it."""
         message_id = message_id_of(record)
         if not message_id:
             return False

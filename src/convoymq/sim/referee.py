@@ -58,7 +58,7 @@ class GroupReferee(Protocol):
         """Compares with a machine that applied the same index."""
 
     def waits_for(self) -> str:
-        """What has to happen before the end; empty when nothing has."""
+        """Returns what has to happen before the end; empty when nothing has."""
 
 
 class Referee:
@@ -232,7 +232,8 @@ class Referee:
         self._check_dead_letters(machine)
 
     def _check_dead_letters(self, machine: QuorumMachine) -> None:
-        """What is kept is what left, under the same numbers and for the same reasons."""
+        """Checks that what is kept is what left, under the same numbers and for the same
+        reasons."""
         expected = {
             number: (message.key, _REASONS[message.place])
             for number, message in self.model.kept.items()
@@ -249,7 +250,7 @@ class Referee:
             self.fail(f"dead letters are {kept}, the log says {expected}")
 
     def waits_for(self) -> str:
-        """What has to happen before the end: no message may be left."""
+        """Returns what has to happen before the end: no message may be left."""
         if self.model.kept:
             return f"queue {self.group} keeps dead letters {sorted(self.model.kept)[:3]}"
         places = self.model.places

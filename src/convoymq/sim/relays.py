@@ -49,7 +49,7 @@ Path = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 class RelayBook:
-    """What all relayed links of a world do."""
+    """Record of all relayed links of a world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -174,7 +174,7 @@ class RelayedLinks:
         return self.node.incarnation
 
     def may_link(self, peer: Receiver) -> bool:
-        """Whether HELLO with another running node ends well."""
+        """Returns whether HELLO with another running node ends well."""
         assert isinstance(peer, RelayedLinks)
         return self.node.may_link(peer.node)
 
@@ -190,7 +190,7 @@ class RelayedLinks:
         self._perform(self.table.forget(peer))
 
     def forget_all(self) -> None:
-        """What this node says of itself has changed."""
+        """Forgets all relayed links, because what this node says of itself has changed."""
         for peer in self.table.nodes():
             self.forget(peer)
 

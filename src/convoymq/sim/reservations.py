@@ -63,7 +63,7 @@ TAKE_MAX = 40
 
 
 class _Reservation:
-    """What the log says of one reservation."""
+    """Reservation as the log has it."""
 
     def __init__(self, epoch: int, owner: str, ttl_ms: int, *, is_lease: bool) -> None:
         self.epoch = epoch
@@ -80,7 +80,7 @@ class _Reservation:
         """(epoch before, from) of the latest release."""
 
     def answer(self) -> dict[str, int]:
-        """What every op but close tells."""
+        """Returns the answer of every op but close."""
         return {
             "epoch": self.epoch,
             "fencing_token": self.fencing_token,
@@ -345,7 +345,7 @@ class ReservationChannel(NullEvents):
         self._asked: ReservationOp | None = None
         """The op under way."""
         self._again: ReservationOp | None = None
-        """What to ask once more: its answer got lost, or to see that it does no harm."""
+        """Operation to ask once more: its answer got lost, or to see that it does no harm."""
         self._next_turn()
 
     # Turns.
@@ -417,7 +417,7 @@ class ReservationChannel(NullEvents):
         self._on_closed(self)
 
     def waits_for(self) -> str:
-        """What is still outstanding; empty when nothing is."""
+        """Returns what is still outstanding; empty when nothing is."""
         return f"the end of reservation {self._reservation}"
 
     # Ops.

@@ -21,7 +21,7 @@ TAIL_SHOWN = 60
 
 
 class Load(TypedDict):
-    """What channels do, as `run_seed` is told."""
+    """Load of channels, as `run_seed` takes it."""
 
     streams: bool
     reservations: bool
@@ -41,7 +41,7 @@ def parse_faults(text: str | None) -> frozenset[str] | None:
 
 
 def replay_command(seed: int, options: str) -> str:
-    """What to type to see a seed again."""
+    """Returns the command that runs a seed again."""
     return f"python -m convoymq.sim --seed {seed}{options}"
 
 
@@ -91,8 +91,9 @@ def _run(work: tuple[int, Collection[str] | None, str]) -> Result:
 
 
 def load_of(load: str) -> Load:
-    """What `run_seed` is told: "" = quorum queues, "streams", "reservations" = queues with
-    reservations, or "cluster" = whatever the metadata group says, "mixed" = nodes of two releases.
+    """Returns the arguments of `run_seed` for a load: "" = quorum queues, "streams", "reservations"
+    = queues with reservations, or "cluster" = whatever the metadata group says, "mixed" = nodes of
+    two releases.
     """
     return Load(
         streams=load == "streams",

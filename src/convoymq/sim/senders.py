@@ -38,7 +38,7 @@ Sent = set[tuple[int, int, int]]
 
 
 def is_live(replica: Replica, node: int, lag_entries_max: int) -> bool:
-    """Whether a leader may leave the sending to the replica of another node."""
+    """Returns whether a leader may leave the sending to the replica of another node."""
     peer = replica.core.progress.get(node)
     if peer is None or not peer.connected or peer.state != REPLICATE:
         return False
@@ -139,7 +139,7 @@ def messages_of(effect: Effect) -> Sent:
 
 
 def held_by(machine: QuorumMachine, session: int, consumer: int) -> Sent:
-    """What a consumer holds."""
+    """Returns what a consumer holds."""
     return {
         (session, consumer, message_id + i)
         for message_id, run in machine.deliveries.holds(session, consumer)

@@ -44,7 +44,7 @@ class Opened:
         return self._latest[node] == incarnation
 
     def begins(self, kind: int, session: int, number: int) -> bool:
-        """Whether a command of an unknown session opens it."""
+        """Returns whether a command of an unknown session opens it."""
         node, incarnation = session >> 56, session >> 24 & 0xFFFFFFFF
         opens = kind == batch.CMD_SESSION_OPEN
         if not (opens or kind == batch.CMD_SESSION_CLOSE):
@@ -134,7 +134,7 @@ class StreamReferee:
             self.fail("retention dropped the newest message")
 
     def waits_for(self) -> str:
-        """What has to happen before the end: nothing, streams keep what they have."""
+        """Returns what has to happen before the end: nothing, streams keep what they have."""
         return ""
 
     def on_confirmed(self, identity: bytes) -> None:
@@ -290,7 +290,7 @@ class StreamChannel(Channel):
         self._workload.settled += len(ids)
 
     def waits_for(self) -> str:
-        """What is still outstanding; empty when nothing is."""
+        """Returns what is still outstanding; empty when nothing is."""
         missing = super().waits_for()
         if not missing and self.draining:
             end = len(self._stream.log)

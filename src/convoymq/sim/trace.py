@@ -1,4 +1,4 @@
-"""What happened in a run: a rolling hash of all of it, and the last lines in full."""
+"""Trace of a run: a rolling hash of all that happened, and the last lines in full."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ ORDERS: tuple[dict[str, object], ...] = (
     {"requeue-position": "tail", "priority-mode": "two-classes"},
     {"priority-mode": "two-classes"},
 )
-"""What policies say of the order of deliveries."""
+"""Policies for the order of deliveries."""
 EVENTS_MAX = 3_000_000
 RESERVATION_SHARE = 0.4
 """Of the channels of a plan with reservations, those that own one."""
@@ -71,7 +71,7 @@ class NotLive(AssertionError):
 
 @dataclass(slots=True)
 class GroupPlace:
-    """Where a group's replicas are, as the metadata would say."""
+    """Places of a group's replicas, as the metadata would have them."""
 
     members: set[int]
     """Nodes that are to have a replica."""
@@ -80,7 +80,7 @@ class GroupPlace:
     hint: int
     settings: dict[str, int]
     founder: tuple[int, int] = (0, 0)
-    """Who leads the first term without an election; (0, 0) = nobody."""
+    """Member that leads the first term without an election; (0, 0) = nobody."""
     leaving: set[int] = field(default_factory=set)
     """Nodes that have a replica until their removal is committed."""
 
@@ -91,7 +91,7 @@ class GroupPlace:
 
 @dataclass(slots=True)
 class Result:
-    """What a run gave."""
+    """Result of a run."""
 
     seed: int
     failure: str | None = None
@@ -136,9 +136,9 @@ class World:
         self.channels: list[Channel | ReservationChannel] = []
         self.quiet = False
         self.broken: Exception | None = None
-        """What a check inside of a replica found."""
+        """Error that a check inside of a replica raised."""
         self.places: dict[int, GroupPlace] = {}
-        """Where the groups are that the world itself places."""
+        """Places of the groups that the world itself places."""
         self.referees: dict[int, GroupReferee] = {}
         self._make_world()
 
@@ -223,7 +223,7 @@ class World:
         return window
 
     def _draw_retry(self) -> dict[str, object]:
-        """Which messages that come back wait, and for how long."""
+        """Returns which messages that come back wait, and for how long."""
         draw = self._retry_rng
         kind = draw.choice(("disabled", "all", "failed", "returned"))
         times = {"delayed-retry-min": draw.choice((1, 50)), "delayed-retry-max": 200}
@@ -463,7 +463,7 @@ class World:
         )
 
     def excuse(self, number: int) -> None:
-        """This node's disk may not keep its word any more."""
+        """Allows the disk of a node to lose what was promised."""
         for checker in self.checkers.values():
             checker.excused.add(number)
 
@@ -542,7 +542,8 @@ class World:
                 node.members_changed(group)
 
     def _administrate(self) -> None:
-        """What the metadata's owner does: asks leaders until groups are where they should be."""
+        """Does the work of the metadata's owner: asks leaders until groups are where they should
+        be."""
         self.scheduler.after(100_000, None, self._administrate)
         for group, place in self.places.items():
             leading = self.leader_of(group)

@@ -1,4 +1,4 @@
-"""What the driver asks the broker about streams, and the errors that people get to read."""
+"""Requests of the driver to the broker about streams, and the errors that people get to read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Streams:
 
     @property
     def client(self) -> Client:
-        """This process's client."""
+        """Returns the client of this process."""
         return clients.connect(self._options.connection)
 
     def states(self, begun: Positions | None = None) -> dict[Partition, StreamState]:
@@ -185,7 +185,7 @@ def check_target(connection: Connection, name: str, *, stream: bool) -> None:
 
 
 def explain_missing(client: Client, names: Iterable[str]) -> str:
-    """Why streams were not found, with the names near them."""
+    """Returns why streams were not found, with the names near them."""
     readable = {info.name: info.type for info in client.metadata(types=QUEUE_TYPES)}
     texts = []
     for name in names:
@@ -208,7 +208,7 @@ def explain_missing(client: Client, names: Iterable[str]) -> str:
 
 
 def _refusal(client: Client, name: str) -> AccessRefused | NotFound | None:
-    """What a node says to who reads a stream; None when it may be read."""
+    """Returns the error that a node gives to who reads a stream; None when it may be read."""
     try:
         client.offsets([(name, "earliest", None)])
     except (AccessRefused, NotFound) as error:

@@ -1,4 +1,4 @@
-"""This process's connection to the broker. Workers are pooled by Spark, so connections last."""
+"""Connection of this process to the broker. Workers are pooled by Spark, so connections last."""
 
 from __future__ import annotations
 

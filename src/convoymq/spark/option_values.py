@@ -1,4 +1,4 @@
-"""How the values of options are read: every parser takes text and says what it wanted instead."""
+"""Parsers of options' values: every one takes text and says what it wanted instead."""
 
 from __future__ import annotations
 
@@ -161,7 +161,8 @@ def place(value: str) -> str | Offsets:
 
 
 def secret(reference: str) -> str:
-    """What a reference stands for: `env:NAME`, `file:PATH` (a trailing line break goes), or itself.
+    """Returns the secret that a reference stands for: `env:NAME`, `file:PATH` (a trailing line
+    break goes), or itself.
 
     Resolved where a connection is made, so that a secret behind a reference is never part of what
     Spark sends around.

@@ -1,4 +1,4 @@
-"""What the options of a read or a write come to: one typed object each, checked as a whole."""
+"""Options of a read or a write as typed objects, checked as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TTL_MS_MAX = 7 * 24 * 3600 * 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Where to connect and as whom. Holds references to secrets, not what they stand for."""
+    """Address and user of a connection. Holds references to secrets, not what they stand for."""
 
     servers: tuple[str, ...]
     user: str
@@ -94,7 +94,7 @@ PART_BYTES_MIN = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetching:
-    """How tasks read."""
+    """Options by which tasks read."""
 
     partitions_min: int | None
     records_per_partition_max: int | None
@@ -109,7 +109,7 @@ class Fetching:
 
     @property
     def part_bytes(self) -> int:
-        """What one fetch asks for: a bounded rate comes in small parts, not in bursts."""
+        """Returns the size of one fetch: a bounded rate comes in small parts, not in bursts."""
         if self.rate_max is None:
             return self.bytes_max
         return min(self.bytes_max, max(PART_BYTES_MIN, self.rate_max // PARTS_PER_S))
@@ -132,7 +132,7 @@ class Fetching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where to begin or to end, as asked for: not yet an offset."""
+    """Beginning or end, as asked for: not yet an offset."""
 
     kind: str
     """`earliest`, `latest`, `offsets` or `timestamps`."""
@@ -146,7 +146,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much a micro-batch takes."""
+    """Limits of a micro-batch."""
 
     rows_max: int | None = None
     rows_min: int | None = None

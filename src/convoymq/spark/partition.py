@@ -1,4 +1,5 @@
-"""What a task is told to read. Small and without secrets: Spark pickles it into the task."""
+"""Parts of a read that are handed to tasks. Small and without secrets: Spark pickles it into the
+task."""
 
 from __future__ import annotations
 
@@ -32,6 +33,6 @@ class ReservationRange(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class Browse(InputPartition):
-    """What is ready in a queue."""
+    """Read of what is ready in a queue."""
 
     queue: str

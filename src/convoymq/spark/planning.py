@@ -1,4 +1,4 @@
-"""How much a micro-batch takes and into how many tasks it is cut. Pure: no clock, no broker."""
+"""Plan of a micro-batch: its size, and its cut into tasks. Pure: no clock, no broker."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ class TriggerDelay:
         self._last_ms: int | None = None
 
     def holds(self, rows: int, now_ms: int) -> bool:
-        """Whether a batch of `rows` rows should wait. Otherwise it counts as made."""
+        """Returns whether a batch of `rows` rows should wait. Otherwise it counts as made.
+        Otherwise it counts as made."""
         waits = (
             self._rows_min is not None
             and rows < self._rows_min

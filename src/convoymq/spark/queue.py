@@ -86,7 +86,7 @@ class BrowseReader(DataSourceReader):
 
 
 class _QueueStreamReader(DataSourceStreamReader):
-    """What both modes share."""
+    """Reader that both modes share."""
 
     def __init__(self, options: QueueReadOptions, schema: StructType) -> None:
         check_schema(QUEUE_COLUMNS, schema)
@@ -100,7 +100,7 @@ class _QueueStreamReader(DataSourceStreamReader):
         return offsets.symbol("queue")
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What Spark hands to `latestOffset`, unless a trigger overrides it."""
+        """Returns the limit that Spark hands to `latestOffset`, unless a trigger overrides it."""
         rows_max = self._options.rows_max
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
@@ -116,7 +116,7 @@ class _QueueStreamReader(DataSourceStreamReader):
         return {**self.__dict__, "_held": None}
 
     _fields: tuple[str, ...]
-    """What an offset of this mode must hold, besides the queue."""
+    """Fields that an offset of this mode must have, besides the queue."""
 
     def _check(self, offset: Mapping[str, object]) -> None:
         """Raises SourceError: a checkpoint of another source, queue or mode."""
@@ -137,7 +137,7 @@ class _QueueStreamReader(DataSourceStreamReader):
         return self._client.reservation(self._options.queue, op, reservation=reservation, **fields)
 
     def _nothing_ready(self) -> bool:
-        """Whether a look at the queue, which costs no log entry, finds it empty."""
+        """Returns whether a look at the queue, which costs no log entry, finds it empty."""
         result, cursor = self._client.browse(self._options.queue, max_rows=1, columns=bits.OFFSET)
         return not result.frame.rows and cursor is None
 
@@ -184,8 +184,7 @@ class ReservationReader(_QueueStreamReader, SupportsTriggerAvailableNow):
         self._held: _Reservation | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is ready at the first `latestOffset` is reserved at once: that is the query's
-        end."""
+        """Lets the first `latestOffset` reserve at once what is ready: that is the query's end."""
         self._available_now = True
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
@@ -330,7 +329,7 @@ class _Reservation:
         return clients.connect(self._options.connection)
 
     def settle(self, upto: int) -> None:
-        """What lies below is done. A reservation that is gone is opened anew, with another
+        """Settles what lies below. A reservation that is gone is opened anew, with another
         epoch."""
         if upto <= self.first:
             return

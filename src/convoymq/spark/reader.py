@@ -172,7 +172,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.symbol(self._options.starting.kind)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What Spark hands to `latestOffset`, unless a trigger overrides it."""
+        """Returns the limit that Spark hands to `latestOffset`, unless a trigger overrides it."""
         limits = self._options.limits
         if limits.rows_max is not None:
             return ReadMaxRows(limits.rows_max)
@@ -263,14 +263,15 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _first(
         self, streams: Streams, states: Mapping[Partition, StreamState]
     ) -> dict[Partition, int]:
-        """Where a new query begins."""
+        """Returns where a new query begins."""
         found = streams.resolve(self._options.starting, states)
         return {key: _kept(self._options, key, found[key], states[key]) for key in states}
 
     def _follow(
         self, begun: Positions, states: Mapping[Partition, StreamState]
     ) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        """Where the batch behind `begun` begins: (all, those that are not where `begun` ended)."""
+        """Returns where the batch behind `begun` begins: (all, those that are not where `begun`
+        ended)."""
         options = self._options
         begins: dict[Partition, int] = {}
         moved: dict[Partition, int] = {}

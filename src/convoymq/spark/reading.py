@@ -1,4 +1,4 @@
-"""What a task does: fetch a range part by part, and hand on record batches."""
+"""Reads of a task: fetches a range part by part, and hands on record batches."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read_reservation(
 def read_browsed(
     connection: Connection, fetching: Fetching, maker: BatchMaker, part: Browse
 ) -> Iterator[pa.RecordBatch]:
-    """What is ready in a queue now; nothing is taken."""
+    """Yields what is ready in a queue now; nothing is taken."""
     fetched = _browsed_frames(connection, fetching, maker.bits, part)
     yield from _batches(fetched, fetching, maker, {"queue": part.queue})
 

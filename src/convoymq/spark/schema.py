@@ -48,9 +48,9 @@ class Column:
 
     type: DataType
     bits: int
-    """What must be fetched for it."""
+    """Columns that must be fetched for it."""
     nullable: bool = False
-    """Whether it can be null; every column is declared so, as Kafka's are."""
+    """True if it can be null; every column is declared so, as Kafka's are."""
     option: str = ""
     """The option that adds it; empty = it is always there."""
 

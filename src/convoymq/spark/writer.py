@@ -75,7 +75,7 @@ _LENGTH_BYTES = pa.array([bytes([length]) for length in range(256)], pa.binary()
 
 @dataclass(frozen=True, slots=True)
 class TaskResult(WriterCommitMessage):
-    """What a task has written; all of it is safe."""
+    """Result of a task's writes; all of them are safe."""
 
     rows: int
     duplicates: int
@@ -173,7 +173,7 @@ def _write(
 
 
 class Target(TypedDict, total=False):
-    """Where rows go, as `Client.produce` takes it."""
+    """Target of rows, as `Client.produce` takes it."""
 
     stream: str
     queue: str

@@ -1,4 +1,4 @@
-"""Which parts of a group's segments are alive, and how much is dead: pure functions.
+"""Live parts of a group's segments, and the amount of the dead ones: pure functions.
 
 Ranges of indexes are ascending, disjoint and inclusive.
 """

@@ -1,4 +1,4 @@
-"""Which WAL files must exist (format: docs/formats/storage.md)."""
+"""Manifest: the WAL files that must exist (format: docs/formats/storage.md)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from convoymq.storage.wal_reader import Found, Hole, WalReader, holds_data
 
 
 class Target(Protocol):
-    """What recovery reads and fills: a node's storage."""
+    """Storage of a node, which recovery reads and fills."""
 
     directory: Directory
     clusters: ClusterIds
@@ -269,7 +269,8 @@ def _cut(log: GroupLog, segments: list[Segment], index: int) -> list[Segment]:
 
 
 def _start_of_run(log: GroupLog, snapshot_index: int) -> tuple[int, bool]:
-    """Where the unbroken entries up to the last one begin; whether the term before is known."""
+    """Returns where the unbroken entries up to the last one begin; whether the term before is
+    known."""
     first = log.base
     for segment in reversed(log.segments):
         if segment.last != first - 1:

@@ -25,7 +25,7 @@ from convoymq.storage.types import Directory, File, NoPace, Pace, StorageFault
 
 COPY_SPAN_BYTES = 1 << 20
 PACED_BYTES = 256 << 10
-"""What is written between two rests: less than what the disk takes in the time of a flush."""
+"""Bytes written between two pauses: less than what the disk takes in the time of a flush."""
 COPY_GAP_BYTES = 64 << 10
 
 

@@ -128,7 +128,8 @@ class Storage:
         self.give_back: Callable[[], None] = _ignore
         """Called by `tick` when much memory was freed: the shell hands it to the system."""
         self.pace: Pace = NoPace()
-        """How fast entries are copied from the WAL to segments, and from segments to others."""
+        """Pace at which entries are copied from the WAL to segments, and from segments to
+        others."""
         self._known: set[int] = set()
         """Removed groups that the WAL on disk knows."""
         self._line: deque[GroupLog] = deque()
@@ -230,7 +231,7 @@ class Storage:
 
     @property
     def blocked(self) -> StorageFault | None:
-        """Why nothing can be written now, or None."""
+        """Returns why nothing can be written now, or None."""
         return self.wal.blocked
 
     @property
@@ -393,8 +394,8 @@ class Storage:
         self.on_damaged(damage)
 
     def _table(self) -> tuple[int, int, bytes]:
-        """What begins each WAL file: the last suspect, the map of suspects, and a row for each
-        group."""
+        """Returns the table that begins each WAL file: the last suspect, the map of suspects, and a
+        row for each group."""
         rows = [self.suspects.to_bytes(MAP_BYTES, "little")]
         for log in self.logs.values():
             index, term, era = log.logged or (log.last_index, log.last_term, log.era)
@@ -420,7 +421,7 @@ class Storage:
         return generation
 
     def has_emptied(self, generation: int) -> bool:
-        """Whether no file of the WAL up to that one is left; see `turn_wal`."""
+        """Returns whether no file of the WAL up to that one is left; see `turn_wal`."""
         return all(file.generation > generation for file in self.wal.files.values())
 
     def _compact_wal(self) -> None:

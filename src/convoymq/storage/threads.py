@@ -13,7 +13,7 @@ COPY_RATE = 8 << 20
 """Bytes per second that may be copied beside small flushes without making them wait."""
 LOG_SHARE = 4
 WAITING_SHARE = 4
-"""How much faster it goes while other work waits for the worker."""
+"""Factor by which it goes faster while other work waits for the worker."""
 BULK_RATE = 16 << 20
 """Bytes per second of the log from which on nobody counts single milliseconds."""
 RATE_WINDOW_S = 0.1
@@ -41,7 +41,7 @@ class ThreadWorker:
 
     @property
     def others_wait(self) -> bool:
-        """Whether work waits for the one that runs."""
+        """Returns whether work waits for the one that runs."""
         return not self._jobs.empty()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What storage takes and gives: configuration, the protocols it stands on, snapshots, reports.
+"""Types of storage: configuration, the protocols it stands on, snapshots, reports.
 
 Nothing in `storage` waits: writes of entries go through a `Flusher`, everything else that may take
 long goes through a `Worker`; both answer by callback on the caller's thread. The production node
@@ -69,7 +69,7 @@ class File(Protocol):
         """Closes; may be called twice."""
 
     def place(self) -> FilePlace | None:
-        """How another process of this machine finds it; None = not at all."""
+        """Returns how another process of this machine finds it; None = not at all."""
 
 
 class Directory(Protocol):
@@ -123,7 +123,7 @@ class Pace(Protocol):
     """Keeps bulk copies from crowding the log's flushes out of the disk. Asked by the worker."""
 
     def is_urgent(self) -> bool:
-        """Whether to copy as fast as the disk takes it."""
+        """Returns whether to copy as fast as the disk takes it."""
 
     def rest(self, count: int) -> None:
         """Waits as long as suits `count` bytes that were just made durable."""
@@ -157,11 +157,11 @@ class WalClient(Protocol):
 
 
 Told: TypeAlias = tuple[WalClient, int, int] | Callable[[], object]
-"""Who hears that something is durable: a vote (log, term, voted for), or a callable."""
+"""Receiver of the news that something is durable: a vote (log, term, voted for), or a callable."""
 
 
 class SyncMethod(Enum):
-    """How a WAL flush is made durable (`raft.wal_sync_method`)."""
+    """Way in which a WAL flush is made durable (`raft.wal_sync_method`)."""
 
     FDATASYNC = "datasync"
     FSYNC = "sync"
@@ -211,7 +211,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """What the replica tells storage about its group when a WAL file is to be emptied."""
+    """Plan of the replica for its group when a WAL file is to be emptied."""
 
     live_ranges: Sequence[tuple[int, int]]
     """Ascending, disjoint, inclusive index ranges whose bodies are needed; all <= applied."""
@@ -238,7 +238,7 @@ class Damage:
 
 @dataclass(slots=True, kw_only=True)
 class RecoveryReport:
-    """What recovery found. Damaged groups have `log.damaged` set and serve no entries."""
+    """Report of a recovery. Damaged groups have `log.damaged` set and serve no entries."""
 
     groups: int = 0
     entries: int = 0
@@ -246,7 +246,7 @@ class RecoveryReport:
     segments: int = 0
     damages: list[Damage] = field(default_factory=list)
     fresh: bool = False
-    """There was nothing at all: the node has no past in this directory."""
+    """True if there was nothing at all: the node has no past in this directory."""
     torn_tail: tuple[str, int] | None = None
     """(file, offset) where the last WAL file was cut: writes that were never confirmed."""
     notes: list[str] = field(default_factory=list)

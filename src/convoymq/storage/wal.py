@@ -137,7 +137,7 @@ class RecentGroups:
         """Of the file."""
         self.began = 0
         self.turned = 0
-        """Where in the file the older map begins, and the other one."""
+        """Places in the file where the older map (`began`) and the newer one begin."""
 
     def reach(self, generation: int, place: int) -> None:
         """The next batch of a file is written at `place`. The maps then cover at least
@@ -329,7 +329,7 @@ class Wal:
             self.backlog_bytes += len(data)
 
     def turn(self) -> None:
-        """What is queued from now on goes to another file."""
+        """Ends the current file: what is queued from now on goes to another one."""
         self.seal()
         current = self.current
         self._turn = current is not None and current.started

@@ -102,7 +102,7 @@ class Hole:
 
 
 class Found:
-    """What the WAL says about one group."""
+    """Findings of the WAL about one group."""
 
     __slots__ = (
         "base", "based", "broken", "damage", "doubt", "era", "holed", "last", "last_term", "lost",
@@ -243,11 +243,11 @@ class WalReader:
         self._unread = False
         """The manifest names the file, but neither its header nor any batch can be read."""
         self._prior: Hole | None = None
-        """What the last table says of damage before it."""
+        """Damage before the last table, as the table describes it."""
         self._table_of = 0
         """Generation of the last file whose table was read."""
         self._based = False
-        """What all groups had at the beginning is known."""
+        """True if what all groups had at the beginning is known."""
 
     def read(self) -> None:
         """Reads all files. Raises StorageFault: files of another cluster or version; OSError."""
@@ -373,8 +373,8 @@ class WalReader:
         *,
         same_flush: bool = False,
     ) -> int | None:
-        """Where the next valid batch begins whose flush started above the sequence `after`: at
-        `offset` or later. When that flush started, everything up to `after` was durable.
+        """Returns where the next valid batch begins whose flush started above the sequence `after`:
+        at `offset` or later. When that flush started, everything up to `after` was durable.
         `same_flush`: any batch with a sequence above `after`."""
         needle = batch_prefix(file.generation)
         at = offset
@@ -676,7 +676,7 @@ class WalReader:
     # Damage.
 
     def _open(self, hole: Hole) -> None:
-        """What cannot be read: the next batch will say whom it may have hit."""
+        """Notes a hole; the next batch will say whom it may have hit."""
         self.holes.append(hole)
         if self._open_hole is None:
             self._open_hole = hole

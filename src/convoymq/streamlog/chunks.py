@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""Where the chunks of a stream lie in the log, found by offset and by time.
+"""Chunks of a stream: their places in the log, found by offset and by time.
 
 A chunk is an ENQUEUE command; its records have consecutive stream offsets. An *index range* is a
 row of chunks in consecutive entries of commands, with nothing between them that looks like a chunk
@@ -45,8 +45,8 @@ class ChunkIndex:
         return len(self.offsets)
 
     def continues(self, index: int, offset: int) -> bool:
-        """Whether a chunk of entry `index` with first stream offset `offset`, which stands right
-        behind the last index range, belongs to it."""
+        """Returns whether a chunk of entry `index` with first stream offset `offset`, which stands
+        right behind the last index range, belongs to it."""
         return (
             len(self.offsets) > 0
             and self.sizes[-1] < INDEX_RANGE_BYTES

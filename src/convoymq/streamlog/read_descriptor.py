@@ -98,7 +98,7 @@ class ReadDescriptor:
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> ReadDescriptor:
-        """What `pack` made. Raises ValueError: it is not that."""
+        """Decodes what `pack` made. Raises ValueError for anything else."""
         try:
             packed = msgspec.msgpack.decode(data, type=_Packed)
         except msgspec.DecodeError as error:

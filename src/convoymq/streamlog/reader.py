@@ -24,11 +24,11 @@ ReadSpan = Callable[[int, int], Sequence[Entry]]
 
 
 class Applied(Protocol):
-    """What a reader needs of a `StreamMachine`, or of an `ReadDescriptor`."""
+    """Parts of a `StreamMachine`, or of a `ReadDescriptor`, that a reader needs."""
 
     @property
     def chunks(self) -> ChunkIndex:
-        """Where the index ranges lie."""
+        """Returns the places of the index ranges."""
 
     @property
     def first(self) -> int:
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
     block: bytes
     command: int
-    """Where the ENQUEUE command begins in `block`."""
+    """Position in `block` where the ENQUEUE command begins."""
     first: int
     messages: int
     offset: int

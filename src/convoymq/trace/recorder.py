@@ -1,4 +1,4 @@
-"""What a node records of its traced queues, from the event loop.
+"""Recorder of a node's traced queues, for the event loop.
 
 The machine writes decided rows straight into `QueueTrace.rows`; clients and channels report what
 they did. Four times a second the rows go to the writer's thread, behind a COVERED mark that says
@@ -33,7 +33,7 @@ from convoymq.trace.writer import Feed, Writer
 log = structlog.get_logger()
 
 RETRY_US = 5_000_000
-"""How long after a file could not be written the next one is tried."""
+"""Pause before the next file is tried after one could not be written."""
 STATE_SNAPSHOT_RUNS_MAX = 100_000
 """A queue of more runs gets no state snapshot, only its totals: the loop would stand still for it.
 """
@@ -82,7 +82,7 @@ class ListedMachine(TracedMachine, Protocol):
         """Messages by state, and counters."""
 
     def run_count(self) -> int:
-        """How many runs `state_snapshot` gives."""
+        """Returns how many runs `state_snapshot` gives."""
 
     def state_snapshot(
         self,
@@ -138,7 +138,7 @@ class QueueTrace:
         self._failed_us = 0
         self._empty = True
         self._ended = True
-        """Whether the last mark, if there is one, says that the trace ended in order."""
+        """True if the last mark, if there is one, says that the trace ended in order."""
         writer.open(self._feed)
 
     def _now_us(self) -> int:
@@ -416,11 +416,11 @@ class Traces:
 
     @property
     def available(self) -> bool:
-        """Whether this node can write a trace."""
+        """Returns whether this node can write a trace."""
         return segments.is_available()
 
     def wants(self, vhost: str, asked: bool) -> bool:
-        """Whether a queue is traced: it says so, or its virtual host does."""
+        """Returns whether a queue is traced: it says so, or its virtual host does."""
         return asked or vhost in self.settings.vhosts
 
     def open(

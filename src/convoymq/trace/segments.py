@@ -52,13 +52,13 @@ _WORDS = ("vhost", "queue", "type")
 
 
 def is_available() -> bool:
-    """Whether pyarrow is installed; does not import it."""
+    """Returns whether pyarrow is installed; does not import it."""
     return find_spec("pyarrow") is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Whose rows a file holds."""
+    """Queue and node whose rows a file holds."""
 
     vhost: str
     queue: str
@@ -68,7 +68,7 @@ class Origin:
     incarnation: int
 
     def directory(self, root: Path) -> Path:
-        """Where the queue's files lie."""
+        """Returns the directory of the queue's files."""
         return root / _file_name(self.vhost) / _file_name(self.queue)
 
     def name(self, number: int) -> str:
@@ -196,7 +196,7 @@ def covered_through(directory: Path, origin: Origin) -> int:
 
 
 def read_metadata(path: Path) -> Footer:
-    """What a segment says of itself. Raises OSError when it is none."""
+    """Returns a segment's metadata. Raises OSError when it is none."""
     pa, pq, _, _ = _arrow()
     try:
         facts = pq.read_metadata(path)
@@ -230,7 +230,8 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 class _Coverage:
-    """What marks and summaries among the rows say: which entries and which time are complete."""
+    """Coverage by the marks and summaries among the rows: the entries and times that are
+    complete."""
 
     def __init__(self) -> None:
         self.entries: list[list[int]] = []

@@ -62,7 +62,7 @@ class Writer:
 
     @property
     def overloaded(self) -> bool:
-        """Whether more rows wait than may."""
+        """Returns whether more rows wait than may."""
         return self._handed - self._done > self.backlog_max_bytes
 
     def open(self, feed: Feed) -> None:
@@ -80,7 +80,7 @@ class Writer:
         self._work.put(lambda: self._rotate(feed))
 
     def resume(self, feed: Feed) -> None:
-        """What comes from now on may be written again, to a new segment."""
+        """Allows what comes from now on to be written again, to a new segment."""
         self._work.put(lambda: self._resume(feed))
 
     def close(self, timeout_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""Who may link with this node, and what becomes of who may not."""
+"""Admission of nodes to links, and the refusal of others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REJECTED_S = 5.0
 """A node that hears for so long only that its number is in use gives up."""
 REFUSALS_MAX = 1000
 REFUSED_OPEN_S = 0.2
-"""How long a connection stays open, so that its other end reads why it is refused."""
+"""Time that a connection stays open, so that its other end reads why it is refused."""
 
 
 class Admission:
@@ -40,7 +40,7 @@ class Admission:
     def __init__(self, links: Links, secret: bytes) -> None:
         self.links = links
         self.refusals: dict[str, str] = {}
-        """Why a node was not accepted: told once."""
+        """Reason why a node was not accepted: told once."""
         self._secret = secret
         self._rejected_since = 0.0
         self._rejected_at = 0.0
@@ -95,7 +95,7 @@ class Admission:
             )
 
     def _is_alive(self, peer: Peer) -> bool:
-        """Whether the process that is linked under a number still runs and answers."""
+        """Returns whether the process that is linked under a number still runs and answers."""
         links = self.links
         if peer.watch is not None and peer.watch.is_gone():
             return False

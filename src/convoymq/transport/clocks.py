@@ -1,4 +1,4 @@
-"""This machine's clocks."""
+"""Clocks of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def wall_ms() -> int:
-    """This machine's wall clock."""
+    """Returns the time of this machine's wall clock."""
     return time.time_ns() // 1_000_000
 
 

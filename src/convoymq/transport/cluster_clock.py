@@ -49,9 +49,9 @@ class ClusterClock:
         """The median lies between these, relative to the monotonic clock."""
         self._used: int | None = None
         self._used_at = 0
-        """What was added to the monotonic clock last, and when."""
+        """Amount that was added to the monotonic clock last, and when."""
         self.skew_ms = 0
-        """How far the own wall clock is ahead of the median, or of the time in use when alone."""
+        """Lead of the own wall clock over the median, or over the time in use when alone."""
         self.is_skewed = False
 
     def heard(self, node: int, sent_wall_ms: int, monotonic_ms: int) -> None:

@@ -46,23 +46,24 @@ KIND_JOIN = 9
 KIND_RESERVATION = 10
 KIND_STREAM = 11
 KIND_SESSIONS = 12
-"""Which of these sessions of yours are not live?"""
+"""Question to a node about its sessions: those that are not live."""
 KIND_FOUND = 13
 KIND_RECOVERY = 14
-"""What a way back from a lost majority asks of other nodes (`convoymq.recovery`)."""
+"""Requests of a recovery from a lost majority to other nodes (`convoymq.recovery`)."""
 KIND_METADATA_END = 15
-"""Where does your metadata log end? (`convoymq.metadata.reads`)"""
+"""Question for the end of a node's metadata log (`convoymq.metadata.reads`).
+(`convoymq.metadata.reads`)"""
 KIND_GROUP_ADMIN = 20
-"""What an operator does to a group: its leadership and its members (`broker.group_requests`)."""
+"""Operations on a group: its leadership and its members (`broker.group_requests`)."""
 #: Changes the prefetch of consumers that run: [vhost, queue, consumer tag, prefetch].
 KIND_PREFETCH = 22
 KIND_OPERATOR = 21
-"""What an operator asks of another node than the one on the own machine (`operator_access`)."""
+"""Requests of an operator to another node than the one on the own machine (`operator_access`)."""
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 
 Body: TypeAlias = Any
-"""What a request or its answer says: the two ends of its kind agree on what it is."""
+"""Body of a request or its answer: the two ends of its kind agree on what it is."""
 Handler = Callable[[int, Body], Awaitable[object]]
 Reply = Callable[[object], None]
 ReplyingHandler = Callable[[int, Body, Reply], Awaitable[None]]

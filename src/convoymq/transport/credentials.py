@@ -1,4 +1,4 @@
-"""What proves that a node belongs to the cluster: the shared secret, and certificates."""
+"""Proof that a node belongs to the cluster: the shared secret, and certificates."""
 
 from __future__ import annotations
 

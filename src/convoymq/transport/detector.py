@@ -20,7 +20,7 @@ DEVIATIONS = 4.0
 
 @dataclass(slots=True)
 class PeerHealth:
-    """What is known of one linked peer. Times in ms of the monotonic clock."""
+    """Health of one linked peer. Times in ms of the monotonic clock."""
 
     heard_ms: int
     timeout_ms: float

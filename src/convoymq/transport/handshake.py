@@ -64,7 +64,7 @@ class LinkRefused(BrokerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerHello:
-    """What a node says of itself."""
+    """HELLO of another node, decoded."""
 
     node: int
     directory: str
@@ -74,7 +74,7 @@ class PeerHello:
     cluster_id: str
     candidate: str
     formed: bool
-    """Whether it has data of the cluster."""
+    """True if it has data of the cluster."""
     release: str
     supports: Supports
     address: str
@@ -82,7 +82,7 @@ class PeerHello:
 
 
 class OwnHello(TypedDict):
-    """What this node says of itself, as it is sent."""
+    """HELLO of this node, as it is sent."""
 
     version: int
     cluster: str
@@ -101,7 +101,7 @@ class OwnHello(TypedDict):
 
 @dataclass(slots=True, kw_only=True)
 class Hello:
-    """What this node says of itself in steps 1 and 4."""
+    """HELLO of this node in steps 1 and 4."""
 
     cluster: str
     """The cluster's name."""

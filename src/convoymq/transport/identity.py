@@ -1,4 +1,4 @@
-"""Who a node is: what it tells others when it links, and what its directory keeps.
+"""Identity of a node: what it tells others when it links, and what its directory keeps.
 
 Source: ADR 0020.
 """
@@ -43,5 +43,5 @@ class Founding:
 
 
 def is_id(text: object) -> bool:
-    """Whether something has the form of a cluster or directory id."""
+    """Returns whether something has the form of a cluster or directory id."""
     return isinstance(text, str) and _ID.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""What others use of the links between nodes."""
+"""Interfaces of the links between nodes, for others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Transport(Protocol):
 
 
 class LinkEvents(Protocol):
-    """What links report. Calls come from the event loop, outside of any call into `Links`."""
+    """Events that links report. Calls come from the event loop, outside of any call into
+    `Links`."""
 
     def on_frame(self, node: int, data: bytes) -> None:
         """A whole frame of an authenticated peer that is linked both ways."""

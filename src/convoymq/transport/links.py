@@ -131,12 +131,12 @@ class Links:
         self.read_start = read_start
         self.events = events
         self.formed = False
-        """Whether this node has cluster data; told to others when a link is made."""
+        """True if this node has cluster data; told to others when a link is made."""
         self.detector = Detector(config.heartbeat_ms, config.suspect_min_ms, config.suspect_max_ms)
         self.peers: dict[int, Peer] = {}
         self.forgotten: set[int] = set()
         self.lists_itself = False
-        """Whether one of the configured addresses has turned out to be this node's own."""
+        """True if one of the configured addresses has turned out to be this node's own."""
         self.admission = Admission(self, read_secret(config))
         self.dialler = Dialler(self)
         self._backlog_max = config.link_backlog_max_bytes
@@ -144,7 +144,7 @@ class Links:
         self.full: set[int] = set()
         """Nodes that take no bulk for now."""
         self.is_congested: Callable[[], bool] = lambda: False
-        """Whether this node should be sent less."""
+        """Returns whether this node should be sent less."""
         self._on_dirty = on_dirty
         self._dirty: list[Peer] = []
         self.log = log
@@ -226,7 +226,7 @@ class Links:
             self._perform(self.relay.forget(peer.node))
 
     def hello_of(self, node: int) -> PeerHello | None:
-        """What a node said of itself when it was last linked."""
+        """Returns what a node told of itself when it was last linked."""
         peer = self.peers.get(node)
         return peer.hello if peer is not None else None
 
@@ -327,7 +327,8 @@ class Links:
         return 0 if peer is None or peer.outward is None else peer.outward.writer.queued_bytes
 
     def _relay_backlog(self, node: int) -> int:
-        """What counts of a backlog when a frame of another node is to be handed on."""
+        """Returns the part of a backlog that counts when a frame of another node is to be handed
+        on."""
         peer = self.peers.get(node)
         return self.backlog_bytes(node) - (peer.largest if peer is not None else 0)
 
@@ -370,7 +371,8 @@ class Links:
         ]
 
     def clock_skew(self) -> tuple[int, bool]:
-        """How far this node's wall clock is ahead of the cluster's (ms), and whether too far."""
+        """Returns how far this node's wall clock is ahead of the cluster's (ms), and whether too
+        far."""
         return self.clock.skew_ms, self.clock.is_skewed
 
     # -- liveness ---------------------------------------------------------------------------

@@ -19,7 +19,7 @@ ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_S = 1.0
 
 HANG_UP_CHECK_S = 1.0
-"""How often it is asked whether the clients of connections that are not read are still there."""
+"""Time between two checks that the clients of connections that are not read are still there."""
 
 _LOCALHOST = {"localhost": ("127.0.0.1", "::1")}
 _TRIES = 20
@@ -164,7 +164,7 @@ def addresses_of(host: str) -> tuple[str, ...]:
 
 @cache
 def has_ipv6() -> bool:
-    """Whether the system has an IPv6 loopback address."""
+    """Returns whether the system has an IPv6 loopback address."""
     if not socket.has_ipv6:
         return False
     try:

@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""What a node knows of one other node, and of the connections to it."""
+"""State of one other node, and of the connections to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class Peer:
-    """What is known of one other node."""
+    """State of one other node, as this one knows it."""
 
     def __init__(self, node: int) -> None:
         self.node = node
         self.address = ""
         self.incarnation = 0
         self.hello: PeerHello | None = None
-        """What the node said of itself when it was last linked."""
+        """HELLO of the node when it was last linked."""
         self.watch: ProcessWatch | None = None
         self.outward: Connection | None = None
         self.outward_process: tuple[str, int] | None = None

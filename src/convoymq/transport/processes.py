@@ -1,4 +1,4 @@
-"""Whether a process of this machine is known to be gone.
+"""Check whether a process of this machine is known to be gone.
 
 A refused connection proves nothing: a firewall refuses, a process that listens no more may still
 run, and so may the one behind another address. A process is known to be gone when it ran on this

@@ -135,12 +135,12 @@ class _Neighbour:
 
 @dataclass(slots=True)
 class _Pair:
-    """This node and one that is relayed."""
+    """Pair of this node and one that is relayed."""
 
     node: int
     hop: int
     own: int
-    """This node's session; `theirs` is the other end's, 0 = not known."""
+    """Session of this node; `theirs` is the other end's, 0 = not known."""
     theirs: int = 0
     incarnation: int = 0
     hello: bytes = b""
@@ -194,12 +194,12 @@ class RelayTable:
     # -- questions --------------------------------------------------------------------------
 
     def is_up(self, node: int) -> bool:
-        """Whether a node is reached through a relay."""
+        """Returns whether a node is reached through a relay."""
         pair = self._pairs.get(node)
         return pair is not None and pair.up
 
     def is_suspected(self, node: int) -> bool:
-        """Whether a relayed node, or its relay, is silent."""
+        """Returns whether a relayed node, or its relay, is silent."""
         pair = self._pairs.get(node)
         return pair is not None and pair.up and pair.suspected
 
@@ -218,7 +218,7 @@ class RelayTable:
         return sorted(node for node, pair in self._pairs.items() if pair.up)
 
     def neighbours(self) -> Neighbours:
-        """What other nodes are told of this one's direct links."""
+        """Returns what other nodes are told of this one's direct links."""
         return [
             [node, each.incarnation, int(each.suspected_since is not None)]
             for node, each in sorted(self._direct.items())

@@ -22,12 +22,12 @@ class Switch:
 
     @property
     def key(self) -> str:
-        """Its name in `Parsed.values`."""
+        """Returns its name in `Parsed.values`."""
         return self.name.replace("-", "_")
 
     @property
     def usage(self) -> str:
-        """How usage texts show it."""
+        """Returns its form in usage texts."""
         return f"[--{self.name}]" if self.parse is None else f"[--{self.name} <{self.name}>]"
 
 
@@ -121,7 +121,7 @@ def bind(names: Sequence[str], words: Sequence[str]) -> tuple[dict[str, str], li
 
 
 def usage_of(names: Sequence[str]) -> list[str]:
-    """How usage texts show arguments."""
+    """Returns the form of arguments in usage texts."""
     shown = []
     for name in names:
         plain = name.rstrip("?*")

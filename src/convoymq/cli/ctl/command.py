@@ -1,4 +1,4 @@
-"""What a command is: a row of a table, and how it is carried out.
+"""Commands: a command is a row of a table, carried out here.
 
     words ─▶ banner printed ─▶ request ─▶ rows or text
                                   └─ refused ─▶ `missing` (what may be absent), `problems`, or the
@@ -64,7 +64,7 @@ class Invocation:
         return type(default)(found)
 
     def flag(self, name: str) -> bool:
-        """Whether a flag was given."""
+        """Returns whether a flag was given."""
         return bool(self.values.get(name, False))
 
     def text(self, template: str) -> str:
@@ -159,7 +159,7 @@ class Command:
     """Names; `x?` may be left out, `x*` takes all that follow."""
     switches: tuple[Switch, ...] = ()
     formatter: str = "table"
-    """What formats a list when nothing else is asked for."""
+    """Formatter of a list when no other is asked for."""
     banner: str = ""
     request: Request | None = None
     columns: Columns = field(default_factory=dict)
@@ -167,13 +167,13 @@ class Command:
     shown: tuple[str, ...] = ()
     """Columns that are shown when none is asked for; empty = all."""
     keep: Callable[[Invocation, Row], bool] | None = None
-    """Which rows of the answer are shown."""
+    """Filter of the answer's rows."""
     done: str = ""
     """A remark after success."""
     missing: tuple[tuple[str, Problem], ...] = ()
     """Paths that answer 404 when something is absent, and what that means."""
     problems: Mapping[int, Problem] = field(default_factory=dict)
-    """What a status of the API means."""
+    """Problems by status of the API."""
     absent_ok: bool = False
     """404 means that there is nothing to do, or to list."""
     check: Callable[[Invocation], None] | None = None
@@ -182,7 +182,7 @@ class Command:
 
     @property
     def vhost(self) -> bool:
-        """Whether it takes `--vhost`."""
+        """Returns whether it takes `--vhost`."""
         return VHOST in self.switches
 
     def chosen(self, asked: Sequence[str]) -> tuple[str, ...]:
@@ -238,7 +238,7 @@ def pick(columns: Columns, names: Sequence[str], row: Row) -> Row:
 
 
 def dig(row: object, path: str) -> object:
-    """What a row has under `a.b`; None without."""
+    """Returns the value of a row under `a.b`; None without."""
     for key in path.split("."):
         row = row.get(key) if isinstance(row, dict) else None
     return row

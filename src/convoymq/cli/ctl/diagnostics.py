@@ -23,7 +23,7 @@ def _unhealthy(text: str, *, heading: str = "Error:", **document: object) -> Fai
 
 
 def ping(invocation: Invocation) -> Output:
-    """Whether the process answers."""
+    """Checks that the process answers."""
     invocation.api.state()
     return Text("Ping succeeded")
 
@@ -114,7 +114,7 @@ def check_local_alarms(invocation: Invocation) -> Output:
 
 
 def listeners(invocation: Invocation) -> Output:
-    """Where the node listens."""
+    """Lists the addresses where the node listens."""
     rows = own_listeners(invocation)
     document: JsonObject = {"result": "ok", "node": invocation.node, "listeners": rows}
     return Text("\n".join(listener_lines(rows)), document)

@@ -1,4 +1,4 @@
-"""How a command ends when it does not succeed: RabbitMQ's exit codes and texts."""
+"""Failures of commands: RabbitMQ's exit codes and texts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Misused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What an answer of the HTTP API means for one command. `text` is a template."""
+    """Meaning of an answer of the HTTP API for one command. `text` is a template."""
 
     code: int
     text: str

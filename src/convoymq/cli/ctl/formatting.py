@@ -1,5 +1,4 @@
-"""How results are printed: tables, JSON and CSV, with the texts that RabbitMQ's tools print for
-values."""
+"""Output of results: tables, JSON and CSV, with the texts of RabbitMQ's tools for values."""
 
 from __future__ import annotations
 

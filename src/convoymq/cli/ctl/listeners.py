@@ -1,4 +1,4 @@
-"""What several commands ask of nodes: listeners and alarms, under RabbitMQ's words."""
+"""Queries that several commands share: listeners and alarms, under RabbitMQ's words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALARMS = {"memory": "Memory alarm on node {node}", "disk": "Free disk space alar
 
 
 def listeners_of(invocation: Invocation) -> list[Row]:
-    """Where the nodes of the cluster listen."""
+    """Returns the listeners of the cluster's nodes."""
     overview = object_of(invocation.call("GET", "overview"))
     rows = overview.get("listeners")
     assert isinstance(rows, list)
@@ -35,7 +35,7 @@ def listeners_of(invocation: Invocation) -> list[Row]:
 
 
 def own_listeners(invocation: Invocation) -> list[Row]:
-    """Where the asked node listens."""
+    """Returns the listeners of the asked node."""
     return [row for row in listeners_of(invocation) if row["node"] == invocation.node]
 
 

@@ -21,7 +21,7 @@ from convoymq.cli.ctl.formatting import Table, Tuple
 from convoymq.cli.ctl.outputs import Output, Text
 
 LIST_TIMEOUT_S = 60
-"""What RabbitMQ's tools say they wait for a list of queues."""
+"""Time-out for a list of queues that RabbitMQ's tools print."""
 OFFLINE_STATES = frozenset(("down", "minority", "crashed", "stopped"))
 BOTH = (CTL, DIAGNOSTICS)
 

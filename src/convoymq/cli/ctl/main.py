@@ -30,7 +30,7 @@ NAMES = {
     DIAGNOSTICS: "rabbitmq-diagnostics",
     UPGRADE: "rabbitmq-upgrade",
 }
-"""What RabbitMQ calls the tools."""
+"""Names of RabbitMQ's tools."""
 
 
 def main(tool: str, arguments: Sequence[str]) -> int:
@@ -73,7 +73,8 @@ def _install(arguments: Sequence[str]) -> int:
 
 
 def _switches(command: Command) -> list[Switch]:
-    """Its own switches replace common ones of the same name."""
+    """Returns a command's switches and the common ones; its own replace common ones of the same
+    name."""
     own = {switch.name for switch in command.switches}
     return [*command.switches, *(each for each in COMMON if each.name not in own)]
 

@@ -1,4 +1,4 @@
-"""What a command has to say when it succeeds."""
+"""Outputs of commands that succeed."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ QUEUE_MISSING = (
 
 
 def _filter(invocation: Invocation) -> dict[str, Json]:
-    """What the switches ask for."""
+    """Returns the filter that the switches ask for."""
     made: dict[str, Json] = {}
     for name in ("position", "time"):
         bounds: dict[str, Json] = {

@@ -1,4 +1,4 @@
-"""How a command reaches a node: through its administration socket, or by HTTP with a user.
+"""Transports of commands to a node: its administration socket, or HTTP with a user.
 
 On the node's machine who may open the socket is an administrator; `--url` and `--user` reach the
 HTTP API of any node. See docs/adr/0045-operator-tools.md.
@@ -32,23 +32,23 @@ DATA_DEFAULT = "convoy-data"
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """How far a node has started."""
+    """State of a node's start."""
 
     name: str
     running: bool
-    """It serves clients."""
+    """True if it serves clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the HTTP API answers."""
+    """Answer of the HTTP API."""
 
     status: int
     content: Json
 
     @property
     def reason(self) -> str:
-        """Why it refuses."""
+        """Returns the reason of a refusal."""
         if isinstance(self.content, dict):
             text = str(self.content.get("reason") or self.content.get("error") or self.content)
             # What AMQP clients get in front of it says nothing here.
@@ -60,7 +60,7 @@ class Api(Protocol):
     """The HTTP API of one node."""
 
     def state(self) -> NodeState:
-        """How far the node has started. Raises Failure."""
+        """Returns how far the node has started. Raises Failure."""
 
     def request(
         self, method: str, path: str, body: Json = None, headers: Mapping[str, str] | None = None

@@ -22,7 +22,7 @@ METADATA = (Switch("description", str), Switch("tags", str), Switch("default-que
 
 
 def _metadata(invocation: Invocation) -> dict[str, Json]:
-    """What the switches say of a virtual host."""
+    """Returns the metadata of a virtual host that the switches give."""
     return {
         switch.key: invocation.value(switch.key, "")
         for switch in METADATA

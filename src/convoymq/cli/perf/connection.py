@@ -28,7 +28,7 @@ class BrokerSaid(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a broker listens and who logs in."""
+    """Address of a broker, and the user who logs in."""
 
     host: str
     port: int

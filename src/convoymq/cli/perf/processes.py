@@ -13,7 +13,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a measured window cost."""
+    """Cost of a measured window."""
 
     broker_cpu_s: float
     broker_rss_bytes: int
@@ -83,7 +83,7 @@ class BrokerProcesses:
         self._rss = sum(resident_bytes(pid) for pid in self._pids)
 
     def usage(self) -> Usage:
-        """What the window cost."""
+        """Returns the cost of the window."""
         broker = sum(self._last.get(pid, 0.0) - self._begin.get(pid, 0.0) for pid in self._pids)
         client = max(0.0, self._own[1] - self._own[0])
         machine = max(0.0, self._machine[1] - self._machine[0])

@@ -36,7 +36,7 @@ ACK_PAUSE_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do; see the options of `convoy perf`."""
+    """Options of a measurement; see those of `convoy perf`."""
 
     publisher_uris: Sequence[Address]
     consumer_uris: Sequence[Address]

@@ -1,4 +1,4 @@
-"""What each path of the HTTP API does: one module per subject, joined into `ROUTES`."""
+"""Handlers of the HTTP API's paths: one module per subject, joined into `ROUTES`."""
 
 from __future__ import annotations
 

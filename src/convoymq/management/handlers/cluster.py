@@ -97,8 +97,8 @@ def _check_own_node(call: Call) -> None:
 
 @routes.listing("feature-flags")
 async def feature_flags(call: Call) -> list[JsonObject]:
-    """What waits until every node can do it: the versions of the machines after their first. Those
-    of queues are enabled when every queue of this node has them."""
+    """Lists the features that wait until every node supports them: the versions of the machines
+    after their first. Those of queues are enabled when every queue of this node has them."""
     return [
         {
             "name": f"{kind}_version_{version}",
@@ -130,7 +130,7 @@ async def enable_feature_flag(call: Call) -> Status:
 
 @routes.listing("deprecated-features/used")
 async def deprecated_features_used(call: Call) -> list[JsonObject]:
-    """Those of the list that something makes use of now."""
+    """Lists the deprecated features that are in use now."""
     tree = call.broker.metadata.tree
     used = set()
     if any(not record.durable and record.owner is None for record in tree.records()):

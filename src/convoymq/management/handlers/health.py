@@ -24,7 +24,7 @@ DAYS_OF_UNIT = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 CERTIFICATE_UNITS_MAX = 1_000
 
 Verdict: TypeAlias = JsonObject | tuple[int, JsonObject]
-"""What a check answers, with a status when it fails."""
+"""Answer of a check, with a status when it fails."""
 
 routes = Routes()
 

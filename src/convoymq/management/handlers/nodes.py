@@ -102,7 +102,7 @@ def _bytes_in(body: JsonObject, key: str, whole: int) -> int | None:
 
 @routes.add("GET", "convoy/nodes/{node}/groups")
 async def groups_of_node(call: Call) -> JsonObject:
-    """How many groups have the node as a member; a forgotten one should end with 0."""
+    """Counts the groups that have the node as a member; a forgotten one should end with 0."""
     call.need(call.is_monitor)
     node = number(call.path["node"])
     if node is None or call.broker.membership_manager is None:
@@ -112,7 +112,7 @@ async def groups_of_node(call: Call) -> JsonObject:
 
 @routes.add("GET", "convoy/node")
 async def own_node(call: Call) -> JsonObject:
-    """What `convoy status` shows of the node that answers."""
+    """Describes the node that answers, for `convoy status`."""
     call.need(call.is_monitor)
     broker = call.broker
     replicas = list(broker.host.groups.values())

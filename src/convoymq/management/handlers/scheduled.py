@@ -20,8 +20,8 @@ routes = Routes()
 
 @routes.add("GET", "convoy/queues/{vhost}/{name}/scheduled")
 async def scheduled(call: Call) -> JsonObject:
-    """What waits in a queue, in the order in which it is due; `after` is the id of the last one of
-    the page before."""
+    """Lists the delayed messages of a queue, in the order in which they are due; `after` is the id
+    of the last one of the page before."""
     vhost, name = existing_queue(call)
     call.may("read", "queue", name)
     query = call.request.query_params

@@ -160,7 +160,8 @@ def _target_in(call: Call, record: QueueRecord, body: JsonObject) -> MoveSpec:
 
 
 def _retry_in(call: Call, record: QueueRecord, body: JsonObject) -> MoveSpec:
-    """Where dead letters go back to. Exchanges that messages name are for administrators."""
+    """Returns where dead letters go back to. Exchanges that messages name are for
+    administrators."""
     to = text_in(body, "to", FIRST)
     if to not in RETRIES:
         raise bad_request(f"to must be one of {', '.join(RETRIES)}")

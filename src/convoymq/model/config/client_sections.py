@@ -19,7 +19,7 @@ from convoymq.model.config.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmqpConfig:
-    """What AMQP clients negotiate and may do."""
+    """AMQP: offers to clients, and their limits."""
 
     heartbeat_s: int = key(
         "heartbeat",
@@ -220,7 +220,7 @@ class FetchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig:
-    """What the trace keeps (`trace.*`): runs that were published, delivered, settled (ADR 0009)."""
+    """Trace (`trace.*`): runs that were published, delivered, settled (ADR 0009)."""
 
     vhosts: tuple[str, ...] = key(
         "trace.vhosts",
@@ -278,7 +278,7 @@ class TraceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultsConfig:
-    """What a new cluster contains, and what is used where a client says nothing."""
+    """Defaults: content of a new cluster, and values where a client gives none."""
 
     user: str = key("default_user", "guest", "Administrator made when a cluster forms.")
     password: str = key(
@@ -454,7 +454,7 @@ class DefaultsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconciliationConfig:
-    """Whether quorum queues get the members they should have by themselves
+    """Reconciliation of the members of quorum queues
     (`quorum_queue.continuous_membership_reconciliation.*`)."""
 
     enabled: bool = key(
@@ -506,7 +506,7 @@ class ReconciliationConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmsConfig:
-    """When publishers are held back."""
+    """Alarms: thresholds at which publishers are held back."""
 
     memory_relative: float = key(
         "vm_memory_high_watermark.relative vm_memory_high_watermark",
@@ -567,7 +567,7 @@ class ManagementConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """What is written to the log."""
+    """Log: level, format and place."""
 
     level: str = key(
         "log.level log.console.level log.default.level",

@@ -48,7 +48,7 @@ class Config:
 
     @property
     def link_address(self) -> Address:
-        """Where links are accepted."""
+        """Returns the address where links are accepted."""
         listen = self.cluster.address
         return Address(listen.host, self.cluster.port or listen.port)
 

@@ -101,7 +101,8 @@ def _value(key: Key, name: str, text: str, where: str) -> object:
 
 
 def _is_misspelt(name: str, prefix: str) -> bool:
-    """Whether a name of the user's choice after the prefix is nearly that of a known key."""
+    """Returns whether a name of the user's choice after the prefix is nearly that of a known
+    key."""
     own = [key[len(prefix) :] for key in known_keys() if key.startswith(prefix)]
     return _nearest(name[len(prefix) :].lower(), own, 0.7) != ""
 

@@ -18,7 +18,7 @@ from convoymq.model.config.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Who this node is and where its data lies."""
+    """Node: its identity, and the place of its data."""
 
     id: int = key(
         "node.id",
@@ -62,7 +62,7 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenersConfig:
-    """Where clients connect."""
+    """Listeners for clients."""
 
     tcp: tuple[Address, ...] = key(
         "listeners.tcp.default listeners.tcp",
@@ -139,7 +139,7 @@ class SslConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """How nodes find and trust each other."""
+    """Cluster: addresses and credentials by which nodes find and trust each other."""
 
     name: str = key(
         "cluster_name cluster.name",

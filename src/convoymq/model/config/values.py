@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen or to connect. `node` is the id of who listens there, 0 when not given."""
+    """Address to listen at or to connect to. `node` is the id of who listens there, 0 when not
+    given."""
 
     host: str
     port: int

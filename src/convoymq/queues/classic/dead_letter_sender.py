@@ -23,7 +23,8 @@ SLICE_MESSAGES = 256
 
 
 BLOCKED_WAIT_MS = 1_000
-"""Who is blocked hears when it may go on (`on_flow`), unless its target is gone meanwhile."""
+"""Pause of a blocked sender before it looks again; `on_flow` comes earlier, unless its target is
+gone."""
 
 
 class DeadLetterSender(DeadLetterPublisher):

@@ -1,4 +1,4 @@
-"""What classic queues are to the rest of the broker."""
+"""Driver of classic queues."""
 
 from __future__ import annotations
 

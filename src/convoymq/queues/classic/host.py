@@ -262,7 +262,7 @@ class ClassicHost:
         return self.clock.now_ms()
 
     def is_up(self, node: int) -> bool:
-        """Whether a node can be reached."""
+        """Returns whether a node can be reached."""
         return node == self.node_id or self._control.transport.is_connected(node)
 
     def check_home(self, queue: ClassicQueue) -> None:
@@ -272,8 +272,8 @@ class ClassicHost:
             raise home_node_down(queue.subject, self.node_name(home))
 
     def has_room(self, queue: RemoteQueue) -> bool:
-        """Whether the link to the queue's home node takes commands; if not, `queue.on_room` is
-        called when it does, or `queue.on_lost`."""
+        """Returns whether the link to the queue's home node takes commands; if not, `queue.on_room`
+        is called when it does, or `queue.on_lost`."""
         home = queue.record.home
         if home not in self._control.transport.full:
             return True
@@ -423,7 +423,7 @@ class ClassicHost:
 
     @property
     def is_flowing(self) -> bool:
-        """Whether durable queues ask publishers to wait for the disk."""
+        """Returns whether durable queues ask publishers to wait for the disk."""
         return self._flowing
 
     def _check_flow(self) -> None:

@@ -1,5 +1,5 @@
-"""What has left a classic queue other than by acknowledgement or purge, and waits until the shell
-has published it to the dead-letter exchange (ADR 0055)."""
+"""Messages that have left a classic queue, until the shell has published them to the dead-letter
+exchange (ADR 0055)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a classic queue keeps messages on disk: append-only files, one directory per queue.
+"""Log of a classic queue: append-only files, one directory per queue.
 
 Format (little-endian): a file starts with the 16 bytes `CVCQ` · u16 version 1 · 10 spare bytes.
 Records follow, each a multiple of 8 bytes:
@@ -48,7 +48,7 @@ _REST = struct.Struct("<B7xQQ")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the body of a record of kind 1 lies."""
+    """Place of the body of a record of kind 1."""
 
     file: int
     offset: int
@@ -120,7 +120,8 @@ class ClassicLog:
             self._end = self._buffered_from = self._sizes[self._active]
 
     def _has_record(self, file: File, number: int) -> bool:
-        """Whether the file begins with a whole record: then all files before it are durable."""
+        """Returns whether the file begins with a whole record: then all files before it are
+        durable."""
         head = file.pread(len(MAGIC) + RECORD_HEADER, 0)
         if head[: len(MAGIC)] != MAGIC or len(head) < len(MAGIC) + RECORD_HEADER:
             return False

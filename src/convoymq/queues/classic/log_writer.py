@@ -16,7 +16,7 @@ Done = Callable[[OSError | None], None]
 
 
 class Writer(Protocol):
-    """What a log asks for. Jobs are carried out in their order."""
+    """Writer of a log. Jobs are carried out in their order."""
 
     def write(self, file: File, offset: int, buffers: Buffers, sync: bool, done: Done) -> None:
         """Queues a write; `done` comes after it, and after it is durable when `sync`."""
@@ -26,7 +26,7 @@ class Writer(Protocol):
 
 
 class Kind(Enum):
-    """What a job is."""
+    """Kind of a job."""
 
     WRITE = 1
     CLOSE = 2
@@ -84,7 +84,7 @@ class LogWriter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the thread was never needed."""
+        """Returns whether the thread was never needed."""
         return self._thread is None
 
     def barrier(self, done: Callable[[], None]) -> None:

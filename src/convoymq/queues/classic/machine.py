@@ -95,14 +95,14 @@ REJECT_PUBLISH = "reject-publish"
 
 @dataclass(slots=True)
 class Limits:
-    """What the queue's arguments ask for; None = no limit."""
+    """Limits by the queue's arguments; None = no limit."""
 
     message_ttl_ms: int | None = None
     length_max: int | None = None
     bytes_max: int | None = None
     overflow: str = DROP_HEAD
     dead_letters: bool = False
-    """What leaves unacknowledged is published."""
+    """True if what leaves unacknowledged is published."""
     refused_are_dead_letters: bool = False
     """And so are publishes that the queue refuses because it is full."""
     single_active: bool = False
@@ -336,7 +336,8 @@ class ClassicMachine:
         return limits.bytes_max is not None and self.ready_bytes > limits.bytes_max
 
     def _excess(self) -> int:
-        """How many messages at the head are too many, of a queue that overflows; or fewer."""
+        """Returns how many messages at the head are too many, of a queue that overflows; or
+        fewer."""
         limits = self.limits
         if limits.length_max is not None and self.ready_count > limits.length_max:
             return self.ready_count - limits.length_max
@@ -612,7 +613,7 @@ class ClassicMachine:
         self._leave_unacknowledged(Run(block, 0, count, 0, 0), OVER_LENGTH)
 
     def next_expiry_ms(self) -> int:
-        """When the first message at a head expires; 0 = never."""
+        """Returns when the first message at a head expires; 0 = never."""
         times = [source[0].expires for source in (self.returned, self.ready) if source]
         return min((time for time in times if time), default=0)
 

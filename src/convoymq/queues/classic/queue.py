@@ -87,7 +87,7 @@ def limits_from(arguments: Table, settings: Mapping[str, object]) -> Limits:
 
 
 class ClassicQueue(Queue):
-    """What both handles share: the open batch and this node's clients."""
+    """Common part of both handles: the open batch and this node's clients."""
 
     type = "classic"
     features = QueueFeatures(
@@ -277,7 +277,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         self.host.note(event, vhost=self.vhost, queue=self.name, group=self.group, **fields)
 
     def _dead_letters(self) -> None:
-        """What left is published soon, and what expires next leaves in time."""
+        """Lets what left be published soon, and what expires next leave in time."""
         machine = self.machine
         if machine.leaving.count or machine.leaving.lost:
             self._sender.on_left()
@@ -365,7 +365,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         return self.machine.leaving.left
 
     def info(self) -> Row:
-        """What the management API shows."""
+        """Returns the fields that the management API shows."""
         machine = self.machine
         active = machine.active
         return {

@@ -26,7 +26,7 @@ PERSISTENT = 2
 
 
 class Traits(NamedTuple):
-    """What decides about a message's fate in a classic queue."""
+    """Attributes that decide about a message's fate in a classic queue."""
 
     persistent: bool
     priority: int | None

@@ -57,7 +57,7 @@ Place = tuple["Block", int, int, int]
 
 
 class HomeReservations:
-    """What the queue itself answers. Part of `LocalQueue`."""
+    """Reservations at the queue's home node. Part of `LocalQueue`."""
 
     host: ClassicHost
     machine: ClassicMachine
@@ -246,7 +246,7 @@ class HomeReservations:
 
 
 class AwayReservations:
-    """What another node asks the home node. Part of `RemoteQueue`."""
+    """Reservations at another node, which asks the home node. Part of `RemoteQueue`."""
 
     host: ClassicHost
     record: QueueRecord

@@ -1,4 +1,4 @@
-"""What holding reserved messages means in a classic queue's machine."""
+"""Reserved messages in a classic queue's machine."""
 
 from __future__ import annotations
 

@@ -42,14 +42,14 @@ class Block:
         self.bytes = size
         """Body bytes of all records together."""
         self.time_ms = time_ms
-        """When it came; after a restart, when it was recovered."""
+        """Time when it came; after a restart, when it was recovered."""
         self.where: Place | None = None
         """Place in the log, given by the shell."""
         self.written = False
         """The log has the bytes: they may leave memory."""
 
     def place(self) -> Place:
-        """Where it lies in the log; it must be there."""
+        """Returns its place in the log; it must be there."""
         assert self.where is not None, "the block is not in the log"
         return self.where
 
@@ -67,7 +67,7 @@ class Run:
         self.first = first
         self.count = count
         self.acquired_count = acquired_count
-        """How often these messages were handed out before."""
+        """Number of times that these messages were handed out before."""
         self.expires = expires
         """Time in ms at which they expire; 0 = never."""
 
@@ -116,7 +116,8 @@ class Consumer:
         return first
 
     def between(self, first: int, end: int, runs_max: int) -> list[Run]:
-        """What is held under message ids first … end - 1, cut to them; at most `runs_max` runs."""
+        """Returns what is held under message ids first … end - 1, cut to them; at most `runs_max`
+        runs."""
         ids, runs = self.first_ids, self.runs
         found: list[Run] = []
         for i in range(max(bisect_right(ids, first) - 1, 0), len(ids)):

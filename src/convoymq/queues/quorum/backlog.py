@@ -225,11 +225,12 @@ class Backlog:
         return source.take(limit)
 
     def ahead(self) -> int:
-        """How many messages of the default level come before the next one that went to the tail."""
+        """Returns how many messages of the default level come before the next one that went to the
+        tail."""
         return self.requeued.ahead(self.entered() - self.fresh.messages)
 
     def entered(self) -> int:
-        """How many messages have entered the default level."""
+        """Returns how many messages have entered the default level."""
         return self.published - self.beside
 
     def take_into(self, held: runs.CheckedOut, first_id: int, limit: int, runs_max: int) -> int:
@@ -259,8 +260,8 @@ class Backlog:
         return int(taken)
 
     def _next_source(self) -> tuple[runs.Fifo | None, int]:
-        """Where the next message is, and how many of them may be taken there in a row; None = in
-        one of the levels, or at its place. There must be one."""
+        """Returns the FIFO with the next message, and how many of them may be taken there in a row;
+        None = in one of the levels, or at its place. There must be one."""
         if self.returned.messages:
             return self.returned, self.returned.messages
         if self.two_classes:
@@ -294,14 +295,14 @@ class Backlog:
     # ---------------------------------------------------------------- expiry
 
     def may_expire(self) -> bool:
-        """Whether something that is ready will expire. Cost: O(runs) with marks."""
+        """Returns whether something that is ready will expire. Cost: O(runs) with marks."""
         fifos = (self.fresh, self.returned, self.requeued, *self.levels.fifos())
         if any(due_of(run[7]) for run in self.levels.restored.all_runs()):
             return True
         return any(due_of(run[7]) for fifo in fifos if fifo.has_marks for run in fifo.runs())
 
     def due_ms(self) -> int:
-        """When the first message expires of those that stand at a head; 0 = none does."""
+        """Returns when the first message expires of those that stand at a head; 0 = none does."""
         due = due_of(self.returned.head_mark())
         for mark in self._head_marks():
             other = due_of(mark)
@@ -350,11 +351,11 @@ class Backlog:
         return self.stored_bytes() + int(self.dead_letters.size)
 
     def exceeds(self) -> bool:
-        """Whether there is more than a limit allows."""
+        """Returns whether there is more than a limit allows."""
         return 0 <= self.max_length < self.length() or 0 <= self.max_bytes < self.length_bytes()
 
     def has_room(self) -> bool:
-        """Whether there is 80 % of all limits, or less."""
+        """Returns whether there is 80 % of all limits, or less."""
         return (self.max_length < 0 or self.length() * 5 <= self.max_length * 4) and (
             self.max_bytes < 0 or self.length_bytes() * 5 <= self.max_bytes * 4
         )
@@ -453,7 +454,7 @@ class Backlog:
             )
 
     def goes_to_tail(self) -> bool:
-        """Whether what a client gives back unfailed goes to the tail by RabbitMQ's rule."""
+        """Returns whether what a client gives back unfailed goes to the tail by RabbitMQ's rule."""
         return self.delivery_limit < 0 and self.requeue_position == AS_RABBITMQ
 
     def requeue(self, run: runs.Run) -> None:

@@ -56,12 +56,12 @@ of these, record or None, deaths)"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which messages are wanted; what is None is not looked at."""
+    """Filter of messages; what is None is not looked at."""
 
     position_from: int = 1
     position_to: int | None = None
     time_from: int | None = None
-    """When the queue got it, in ms since the epoch."""
+    """Earliest time when the queue got it, in ms since the epoch."""
     time_to: int | None = None
     headers: Mapping[str, object] = field(default_factory=dict)
     """Name -> value, or its text."""
@@ -73,23 +73,23 @@ class Filter:
 
     @property
     def reads_deaths(self) -> bool:
-        """Whether deaths are asked for."""
+        """Returns whether deaths are asked for."""
         asked = (self.first_queue, self.first_reason, self.last_queue, self.last_reason)
         return any(each is not None for each in asked)
 
     @property
     def reads_records(self) -> bool:
-        """Whether messages have to be looked at."""
+        """Returns whether messages have to be looked at."""
         return bool(self.headers or self.header_exists or self.reads_deaths)
 
     @property
     def reads_entries(self) -> bool:
-        """Whether the log has to be looked at."""
+        """Returns whether the log has to be looked at."""
         return self.reads_records or self.time_from is not None or self.time_to is not None
 
 
 class Cursor(NamedTuple):
-    """Where a page begins."""
+    """Beginning of a page."""
 
     position: int
     source: int
@@ -103,13 +103,13 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked for."""
+    """Request for a page."""
 
     filter: Filter
     cursor: Cursor | None = None
     rows: int = 100
     body_bytes: int | None = None
-    """How much of a body is shown; None: only where messages are."""
+    """Most bytes shown of a body; None: only where messages are."""
 
     def pack(self) -> object:
         """Plain values, for another node."""
@@ -125,7 +125,7 @@ def question_of(packed: object) -> Question:
 
 
 class Page(NamedTuple):
-    """What was found."""
+    """Answer with one page."""
 
     rows: list[Row]
     cursor: Cursor | None
@@ -160,7 +160,7 @@ class _Segment(NamedTuple):
 
 
 def _segments(backlog: Backlog) -> list[_Segment]:
-    """What is ready, in the order of delivery."""
+    """Returns the ready messages, in the order of delivery."""
     made = [_Segment(RETURNED, backlog.returned, 0, backlog.returned.messages, False)]
     levels = backlog.levels.by_level().items()
     beside = [_Segment(level, fifo, 0, fifo.messages, True) for level, fifo in levels]
@@ -262,7 +262,8 @@ async def _start(segments: list[_Segment], cursor: Cursor) -> tuple[int, int]:
 
 
 def _rank(source: int) -> int:
-    """What is delivered later has a higher rank; what came to the tail stands among the fresh."""
+    """Returns the rank of a source: what is delivered later has a higher one; what came to the tail
+    stands among the fresh."""
     if source == RETURNED:
         return -100
     return 0 if source in (FRESH, REQUEUED) else LEVEL_DEFAULT - source
@@ -359,7 +360,7 @@ class _Reading:
 
     @property
     def is_full(self) -> bool:
-        """Whether the page ends."""
+        """Returns whether the page ends."""
         return len(self.rows) >= self._rows_max or self._bytes >= PAGE_BYTES_MAX
 
     def look_at(self, run: Run, number: int, position: int) -> None:
@@ -417,7 +418,7 @@ def _in_range(value: int, low: int | None, high: int | None) -> bool:
 
 
 def matches(wanted: Filter, headers: Table, history: History | None) -> bool:
-    """Whether a message with these headers and deaths is wanted."""
+    """Returns whether a message with these headers and deaths is wanted."""
     if wanted.reads_deaths:
         if history is None:
             return False

@@ -49,7 +49,7 @@ QUESTIONS_MAX = 5
 
 
 class _Consumer:
-    """What the client knows of a consumer."""
+    """Consumer as the client knows it."""
 
     __slots__ = (
         "asked",
@@ -469,8 +469,8 @@ class QuorumClient(SessionClient):
         self.queue.ask(self, number, consumer.next_id if from_id < 0 else from_id)
 
     def on_asked(self, consumer: int, from_id: int, *, complete: bool = False) -> None:
-        """What came from a message id on is all for now. Unless it is `complete` it may be a part:
-        then the rest is asked for."""
+        """Takes note that what came from a message id on is all for now. Unless it is `complete` it
+        may be a part: then the rest is asked for."""
         if consumer == 0:
             # Others are answers about messages before it.
             if from_id == self._asked_get:
@@ -496,7 +496,7 @@ class QuorumClient(SessionClient):
             self._ask(consumer, known)
 
     def is_paused(self, consumer: int) -> bool:
-        """Whether deliveries to the consumer are dropped for now."""
+        """Returns whether deliveries to the consumer are dropped for now."""
         known = self._consumers.get(consumer)
         return known is None or known.paused
 

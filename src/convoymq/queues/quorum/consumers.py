@@ -196,7 +196,7 @@ class Consumers:
     # ---------------------------------------------------------------- they come and go
 
     def refusal(self, session: QueueSession, number: int, spec: Packed) -> str | None:
-        """Why a consumer cannot be; None when it can."""
+        """Returns why a consumer cannot be added; None when it can."""
         if number == 0 or number in session.consumers:
             return CONSUMER_EXISTS
         if self.machine.settings["exclusive_honoured"] and self.count:
@@ -235,7 +235,7 @@ class Consumers:
             self.serve_last(consumer)
 
     def poller(self, session: QueueSession) -> Consumer:
-        """Who holds what a session took by basic.get."""
+        """Returns the holder of what a session took by basic.get."""
         poller = session.consumers.get(0)
         if poller is None:
             poller = session.consumers[0] = Consumer(session, 0, POLLER)
@@ -244,7 +244,7 @@ class Consumers:
         return poller
 
     def set_window(self, consumer: Consumer, window: int) -> None:
-        """How many messages a consumer may hold from now on."""
+        """Sets how many messages a consumer may hold from now on."""
         assert consumer.state < CANCELLED, "a consumer without deliveries gets credit"
         consumer.window = window
         self.refresh(consumer)
@@ -386,7 +386,7 @@ class Consumers:
         return found.next_id if found is not None else 0
 
     def infos(self) -> list[dict[str, object]]:
-        """What the management API shows of each consumer."""
+        """Returns the fields of each consumer that the management API shows."""
         names = ("up", "waiting", "quiescing", "cancelled", "poller")
         made: list[dict[str, object]] = []
         for consumer in self.all():

@@ -37,18 +37,18 @@ LINE_RUNS_MAX = 10_000
 SLICE_MESSAGES = 64
 """At most once: so many are published before others have their turn."""
 SETTLE_AGAIN_MS = 1_000
-"""What is done and still kept after this time is proposed again: a leader that was about to hand
+"""Time after which what is done and still kept is proposed again: a leader that was about to hand
 over, and stayed, may have dropped the command."""
 NAMES = {
     OFF: DISABLED_NAME,
     AT_MOST_ONCE: AT_MOST_ONCE_NAME,
     AT_LEAST_ONCE: AT_LEAST_ONCE_NAME,
 }
-"""What metrics call a strategy."""
+"""Names of the strategies in metrics."""
 
 
 class _Place(NamedTuple):
-    """Where a message is: record `record` of the command at `command` of entry `entry`."""
+    """Place of a message: record `record` of the command at `command` of entry `entry`."""
 
     entry: int
     command: int
@@ -63,7 +63,7 @@ class DeadLetterMover(DeadLetterPublisher):
         super().__init__(queue, options)
         self._queue = queue
         self.warning = ""
-        """Why the strategy is another one than was asked for; empty: it is not."""
+        """Reason why the strategy is another one than was asked for; empty: it is not."""
         self._line: deque[Effect] = deque()
         self._worker: DeadLetterWorker | None = None
         self._places: dict[int, _Place] = {}

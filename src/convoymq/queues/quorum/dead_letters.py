@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""Where messages leave a quorum queue other than by acknowledgement or purge (ADR 0044).
+"""Messages that leave a quorum queue other than by acknowledgement or purge (ADR 0044).
 
     leave(run, reason) --off----------> dropped
                        --at most once-> DEAD_LETTERS effect: the leader publishes it, or it is lost
@@ -55,7 +55,7 @@ messages that left for one reason."""
 
 
 class DeadLetters:
-    """What left a machine's queue, and what of that is kept."""
+    """Dead letters of a machine's queue: counted, and those of them that are kept."""
 
     __slots__ = ("_reasons", "backlog", "held", "machine", "next_number")
 
@@ -139,8 +139,8 @@ class DeadLetters:
     # ---------------------------------------------------------------- what is kept
 
     def letters(self, first: int, limit: int) -> list[Letters]:
-        """What is kept from a number on, at most `limit` messages. Cost: O(log runs) + O(runs
-        listed)."""
+        """Returns what is kept from a number on, at most `limit` messages. Cost: O(log runs) +
+        O(runs listed)."""
         made: list[Letters] = []
         for number, run in self.held.between(first, self.next_number, limit):
             record, left = run[2], min(run[3], limit)

@@ -1,4 +1,4 @@
-"""Which published messages a quorum queue has had before, by their message-ids (ADR 0052).
+"""Duplicate window: the message-ids that a quorum queue has had before (ADR 0052).
 
 The queue remembers the ids of its latest messages. A message whose id is among them is a repeat: it
 is confirmed, counted, and does not enter the queue. What is remembered depends on what was
@@ -50,7 +50,7 @@ class Deduplication:
         self.repeats = 0
 
     def follow(self, settings: Mapping[str, int]) -> None:
-        """These settings act from now on; what they do not remember is forgotten."""
+        """Applies these settings from now on; what they do not remember is forgotten."""
         count, time_ms = settings.get(COUNT, -1), settings.get(TIME_MS, -1)
         if 0 in (count, time_ms) or max(count, time_ms) < 0:
             self.ids = None

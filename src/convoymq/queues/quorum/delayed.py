@@ -59,7 +59,7 @@ RETRY_RETURNED = 3
 
 
 class Delayed:
-    """What waits in a machine's queue."""
+    """Delayed messages of a machine's queue."""
 
     __slots__ = ("backlog", "machine", "retry", "retry_max_ms", "retry_min_ms", "waiting")
 
@@ -106,7 +106,7 @@ class Delayed:
             groups.enqueue(backlog, machine.mark_for, data, index, offset, begun, left)
 
     def retries(self, run: runs.Run, failed: int) -> bool:
-        """Whether a run that has come back waits now, and until when by its counts."""
+        """Makes a run that has come back wait, if its counts say so; returns whether it waits."""
         if self.retry == RETRY_OFF or self.retry == (RETRY_RETURNED if failed else RETRY_FAILED):
             return False
         delay_ms = min(self.retry_min_ms * max(1, run[6]), self.retry_max_ms)
@@ -118,7 +118,7 @@ class Delayed:
     # ---------------------------------------------------------------- waits no more
 
     def fire(self) -> bool:
-        """What is due becomes ready; whether there was something."""
+        """Makes ready what is due; returns whether there was something."""
         due = self.waiting.take_due(self.machine.time_ms, FIRE_RUNS_MAX)
         for run in due:
             self.backlog.arrive(run)

@@ -1,4 +1,4 @@
-"""What quorum queues are to the rest of the broker."""
+"""Driver of quorum queues."""
 
 from __future__ import annotations
 

@@ -170,11 +170,11 @@ class Groups:
     # ---------------------------------------------------------------- looking at it
 
     def blocked_runs(self) -> list[Run]:
-        """What is blocked, group by group. Cost: O(runs)."""
+        """Returns what is blocked, group by group. Cost: O(runs)."""
         return [run for fifo in self._fifos() for run in fifo.runs()]
 
     def blocked_by_key(self) -> dict[bytes, list[Run]]:
-        """What is blocked of each group that has something."""
+        """Returns what is blocked of each group that has something."""
         found = zip(self._blocking, self._fifos(), strict=True)
         return {key: fifo.runs() for key, fifo in found}
 

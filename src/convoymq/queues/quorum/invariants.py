@@ -1,4 +1,4 @@
-"""What must hold for a quorum queue's machine between any two entries."""
+"""Invariants of a quorum queue's machine between any two entries."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check_invariants(machine: QuorumMachine) -> None:
 
 
 def _check_held(consumer: Consumer) -> list[Run]:
-    """What a consumer holds adds up, under ids that ascend."""
+    """Checks that what a consumer holds adds up, under ids that ascend."""
     held = consumer.checked_out.held()
     runs = [run for _, run in held]
     assert sum(map(COUNT, runs)) == consumer.checked_out.messages
@@ -140,7 +140,8 @@ def _check_who_is_active(machine: QuorumMachine) -> None:
 
 
 def _check_waiting(machine: QuorumMachine) -> list[Run]:
-    """What waits adds up, is in the order of its times, and waits no longer than it has to."""
+    """Checks that what waits adds up, is in the order of its times, and waits no longer than it has
+    to."""
     waiting = machine.backlog.waiting
     rows = list(waiting.rows())
     found = [run for _, run in rows]
@@ -228,7 +229,8 @@ def _check_groups(machine: QuorumMachine) -> None:
 
 
 def _check_restored(levels: Levels) -> list[Run]:
-    """What stands at its place is counted, at the level of its mark; its runs."""
+    """Checks that what stands at its place is counted, at the level of its mark; returns its
+    runs."""
     restored = levels.restored
     runs: list[Run] = []
     for level in restored.levels():

@@ -23,7 +23,7 @@ def mark_of(level: int, due_ms: int) -> int:
 
 
 def due_of(mark: int) -> int:
-    """When a message with that mark expires; 0 = never."""
+    """Returns when a message with that mark expires; 0 = never."""
     return mark >> LEVEL_BITS
 
 
@@ -85,7 +85,7 @@ class Levels:
         return (fifo.messages if fifo is not None else 0) + self.restored.count(level)
 
     def fifo(self, level: int) -> Fifo | None:
-        """What was never handed out of a level beside the default one; None = nothing."""
+        """Returns what was never handed out of a level beside the default one; None = nothing."""
         fifo = self._by_level.get(level)
         return fifo if fifo is not None and fifo.messages else None
 

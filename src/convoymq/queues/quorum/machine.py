@@ -76,7 +76,7 @@ from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_NOTE, EFFECT_TIMER, EFFECT_UNUSED
 
 UNUSED_AGAIN_MS = 5_000
-"""How often the leader is asked to delete a queue that nobody uses."""
+"""Time between two requests to the leader to delete a queue that nobody uses."""
 FLAG_HEADERS = 8
 """Of ENQUEUE: records carry headers that queues act on."""
 FLAGS_ATTRIBUTES = 2 | 4 | FLAG_HEADERS
@@ -191,7 +191,7 @@ class QuorumMachine(GroupMachine):
         self._end_entry()
 
     def _fire(self) -> None:
-        """What has waited until now becomes ready, and is served."""
+        """Makes ready what has waited until now, and serves it."""
         if not self.delayed.fire():
             return
         if self.backlog.timed:
@@ -270,7 +270,8 @@ class QuorumMachine(GroupMachine):
         return mark_of(level, self.time_ms + max(expiration, 1) if expiration >= 0 else 0)
 
     def _message_due_ms(self) -> int:
-        """When the next message expires that is at a head, or becomes ready; 0 = none does."""
+        """Returns when the next message expires that is at a head, or becomes ready; 0 = none
+        does."""
         due = self.backlog.due_ms()
         waits = self.waiting.first_due_ms()
         return waits if waits and (not due or waits < due) else due
@@ -405,7 +406,8 @@ class QuorumMachine(GroupMachine):
             self.effects.append((EFFECT_TIMER, due))
 
     def _check_delete(self, session: QueueSession, op: Packed) -> None:
-        """Whether the queue may be deleted on a condition, by what is in it at this entry."""
+        """Answers whether the queue may be deleted on a condition, by what is in it at this
+        entry."""
         ready = self.backlog.stored()
         if op.get("if_unused") is True and self.consumers.count:
             self._reply(session, APPLIED_REJECTED, IN_USE)
@@ -542,7 +544,8 @@ class QuorumMachine(GroupMachine):
             self.effects.append((EFFECT_TIMER, due))
 
     def next_due_ms(self) -> int | None:
-        """When the leader must propose TICK (logged time, ms); None = nothing waits for time."""
+        """Returns when the leader must propose TICK (logged time, ms); None = nothing waits for
+        time."""
         return self._next_due_ms(self._unused_due_ms())
 
     def _next_due_ms(self, unused: int | None) -> int | None:
@@ -559,7 +562,8 @@ class QuorumMachine(GroupMachine):
         return min(dues, default=None)
 
     def _unused_due_ms(self) -> int | None:
-        """When the queue will have been unused for too long; None = it is in use, or may wait."""
+        """Returns when the queue will have been unused for too long; None = it is in use, or may
+        wait."""
         if self._expires_ms < 0 or self.consumers.count or self.operations.by_id:
             return None
         return self.consumers.last_active_ms + self._expires_ms

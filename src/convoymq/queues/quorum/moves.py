@@ -1,4 +1,4 @@
-"""Where a chosen message is moved to, and as what it arrives (ADR 0053). Pure functions.
+"""Targets of moved messages, and what they arrive as (ADR 0053). Pure functions.
 
 | `to`       | routed by                                         | arrives with               |
 |------------|---------------------------------------------------|----------------------------|
@@ -43,7 +43,7 @@ _EXPIRATION = 1 << 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveSpec:
-    """How an operation moves its messages."""
+    """Options by which an operation moves its messages."""
 
     to: str
     queue: str = ""
@@ -88,7 +88,7 @@ class Move:
 
 
 def move_of(record: bytes, spec: MoveSpec) -> Move | None:
-    """What becomes of a record; None: it does not say where it came from, or is broken."""
+    """Returns the move of a record; None: it does not say where it came from, or is broken."""
     try:
         names, content = split_record(record)
         properties = Properties(content_parts(content)[0])

@@ -47,7 +47,7 @@ TARGETS_OPEN_MAX = 64
 
 
 class OperationRoutes(Protocol):
-    """Where messages may be moved to, as this node knows it."""
+    """Routes of moved messages, by the bindings as this node knows them."""
 
     def route_dead_letter(
         self,
@@ -157,7 +157,7 @@ class OperationMover(NullEvents):
         self._timer.soon(0)
 
     def stop(self) -> None:
-        """This node does not lead, or the queue is gone."""
+        """Stops all jobs: this node does not lead, or the queue is gone."""
         for job in self._jobs.values():
             job.close()
         self._jobs.clear()
@@ -171,7 +171,7 @@ class OperationMover(NullEvents):
             client.close()
 
     def waits_for(self, id: str) -> str:
-        """Why an operation does not go on; "" = it does, or this node does not lead."""
+        """Returns why an operation does not go on; "" = it does, or this node does not lead."""
         job = self._jobs.get(id)
         return job.waits_for if job is not None else ""
 
@@ -282,7 +282,7 @@ class OperationMover(NullEvents):
     def _targets(
         self, job: _Job, operation: Operation, offset: int, routes: OperationRoutes
     ) -> tuple[Target, ...]:
-        """Where a message goes; () = nowhere. Raises Unavailable."""
+        """Returns the targets of a message; () = nowhere. Raises Unavailable."""
         move = self._move(job, operation, offset)
         if move is None:
             return ()

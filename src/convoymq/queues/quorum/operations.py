@@ -65,7 +65,7 @@ _U63 = (1 << 63) - 1
 Target: TypeAlias = tuple[str, int]
 """(name of a queue, its group)"""
 Summary: TypeAlias = dict[str, int]
-"""What is told of an operation: parts, sealed, selected, gone, deleted, moved, returned."""
+"""Counts of an operation: parts, sealed, selected, gone, deleted, moved, returned."""
 
 PackedOperations: TypeAlias = tuple[
     list[
@@ -76,7 +76,7 @@ PackedOperations: TypeAlias = tuple[
     ],
     list[tuple[str, list[int]]],
 ]  # fmt: skip
-"""What `Operations.pack` gives: (operations, finished)."""
+"""Form that `Operations.pack` gives: (operations, finished)."""
 
 COUNTS = ("parts", "sealed", "selected", "gone", "deleted", "moved", "returned")
 
@@ -107,7 +107,7 @@ class Operation:
         self.began = began
         """The entry that began it."""
         self.spec = spec
-        """How it is moved; None: it is deleted."""
+        """Options of the move; None: the messages are deleted."""
         self.held = runs.CheckedOut()
         self.first = 0
         """Oldest offset that is neither moved nor given back."""
@@ -123,7 +123,7 @@ class Operation:
         self.selected = 0
         """Messages that were asked for."""
         self.gone = 0
-        """Those of them that were not ready any more."""
+        """Messages of them that were not ready any more."""
         self.deleted = 0
         self.moved = 0
         self.returned = 0
@@ -143,7 +143,7 @@ class Operation:
         return {name: int(getattr(self, name)) for name in COUNTS}
 
     def route_of(self, offset: int) -> tuple[Target, ...]:
-        """Where the message at an offset goes; it must be routed."""
+        """Returns the targets of the message at an offset; it must be routed."""
         for first, count, targets in self.routes:
             if first <= offset < first + count:
                 return targets
@@ -351,7 +351,7 @@ class Operations:
             self._deliveries.give_back(run, 0)
 
     def _cancel(self, operation: Operation) -> None:
-        """What is not on its way comes back; the rest arrives."""
+        """Cancels an operation: what is not on its way comes back; the rest arrives."""
         operation.sealed = True
         if operation.routed < operation.next:
             self._give_back(operation, operation.routed, operation.next)
@@ -360,12 +360,12 @@ class Operations:
     # ---------------------------------------------------------------- looking
 
     def summary(self, id: str) -> Summary | None:
-        """What is told of an operation; None = it is not known."""
+        """Returns the counts of an operation; None = it is not known."""
         operation = self.by_id.get(id)
         return self.finished.get(id) if operation is None else operation.summary()
 
     def held(self) -> list[runs.CheckedOut]:
-        """What operations hold."""
+        """Returns what operations hold."""
         return [operation.held for operation in self.by_id.values()]
 
     # ---------------------------------------------------------------- snapshots

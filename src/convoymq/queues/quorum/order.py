@@ -1,6 +1,6 @@
 # cython: annotation_typing=False
-"""Which message of a quorum queue is next, where more than the default level has some (ADR 0043,
-ADR 0050). What came back to the head (`Backlog.returned`) goes before all of this.
+"""Order of delivery of a quorum queue with several levels (ADR 0043, ADR 0050). What came back to
+the head (`Backlog.returned`) goes before all of this.
 
 A level's messages are served by their places in the log, whether they were handed out before or
 not; what went to the tail of the default level comes when its turn there has come, and behind what
@@ -76,7 +76,7 @@ def _oldest(places: Mapping[int, Place]) -> int | None:
 
 
 class Order:
-    """What is next in a backlog, behind what came back to the head."""
+    """Order of a backlog, behind what came back to the head."""
 
     __slots__ = ("_backlog", "turn")
 
@@ -98,7 +98,7 @@ class Order:
         return highest, LOW
 
     def _place(self, level: int) -> Place:
-        """Where the next message of a level that has some was published."""
+        """Returns where the next message of a level that has some was published."""
         own, _ = self._own(level)
         place = self._backlog.levels.restored.head_place(level)
         if place is not None and self._is_restored(level, own):
@@ -107,7 +107,7 @@ class Order:
         return own.head_place()
 
     def _has_plain(self) -> bool:
-        """Whether the default level has messages beside those at their places."""
+        """Returns whether the default level has messages beside those at their places."""
         return bool(self._backlog.fresh.messages or self._backlog.requeued.messages)
 
     def _own(self, level: int) -> tuple[Fifo | None, int]:
@@ -122,7 +122,8 @@ class Order:
         return (backlog.fresh if backlog.fresh.messages else None), LOW
 
     def _is_restored(self, level: int, own: Fifo | None) -> bool:
-        """Whether the next message of a level is one at its place; `own`: the FIFO beside."""
+        """Returns whether the next message of a level is one at its place; `own`: the FIFO
+        beside."""
         backlog = self._backlog
         place = backlog.levels.restored.head_place(level)
         if place is None or own is None or own is backlog.requeued:

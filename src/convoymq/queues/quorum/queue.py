@@ -78,7 +78,7 @@ ATTRIBUTES_VERSION = 2
 """Machine version from which messages may expire and have priorities."""
 REJECT_PUBLISH_DLX = "reject-publish-dlx"
 SETTINGS_WAIT_S = 3.0
-"""How long a declaration waits for settings that only a newer machine version has."""
+"""Longest wait of a declaration for settings that only a newer machine version has."""
 SETTINGS_POLL_S = 0.005
 RESERVATION_GRACE_MS = 60_000
 """Time that a new leader gives the owners of reservations to be heard of: while nobody led, they
@@ -231,7 +231,7 @@ class QuorumQueue(GroupQueue):
             self._on_unused()
 
     def _refuse(self, refuses: bool, index: int) -> None:
-        """Whether publishers are refused, as the queue was at an entry."""
+        """Refuses or accepts publishers, as the queue was at an entry."""
         if index < self._refusing_at:
             return
         self._refusing_at = index
@@ -259,8 +259,8 @@ class QuorumQueue(GroupQueue):
             self._tell_refusing(node, machine)
 
     def _follow_refusing(self) -> None:
-        """What a leader said may be over when it is lost, or another one leads. Who publishes
-        without need is told again."""
+        """Follows the replica on whether publishers are refused; without one that is up to date,
+        accepts them. A publisher without need is told again."""
         replica = self._host.replica(self.group)
         if replica is None or replica.is_behind:
             self._refuse(False, self._refusing_at)
@@ -595,7 +595,7 @@ class QuorumQueue(GroupQueue):
             await asyncio.sleep(SETTINGS_POLL_S)
 
     def _has_settings(self) -> bool:
-        """Whether the machine here has what was asked for, or this node cannot know."""
+        """Returns whether the machine here has what was asked for, or this node cannot know."""
         replica = self.replica()
         if replica is None or self.deleted:
             return True
@@ -616,7 +616,7 @@ class QuorumQueue(GroupQueue):
         return (machine.backlog.stored(), machine.consumers.count)
 
     def info(self) -> Row:
-        """What the management API shows, from local knowledge."""
+        """Returns the fields that the management API shows, from local knowledge."""
         made = super().info()
         replica = self._host.replica(self.group)
         if replica is not None:

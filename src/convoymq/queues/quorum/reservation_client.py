@@ -61,7 +61,7 @@ IDLE_MS = 60_000
 """A session that nobody used for so long is closed."""
 RETRY_S = 0.1
 LOCAL_WAIT_S = 2.0
-"""How long a read waits for the own replica before another member is asked …"""
+"""Longest wait of a read for the own replica before another member is asked …"""
 SERVE_WAIT_S = 5.0
 """… and how long that one waits for its own."""
 WAIT_STEP_S = 0.25

@@ -1,4 +1,4 @@
-"""What a reservation means to a quorum queue: messages that no session and no node owns.
+"""Reserved messages of a quorum queue: no session and no node owns them.
 
 The rules of reservations are in `queues.reservations` (ADR 0008).
 """

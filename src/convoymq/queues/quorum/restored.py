@@ -20,7 +20,7 @@ Place = tuple[int, int]
 
 
 def place_of(run: Run) -> Place:
-    """Where a run begins."""
+    """Returns where a run begins."""
     return run[0], run[1] << 32 | run[2]
 
 
@@ -74,7 +74,7 @@ class Restored:
         return run_of(heap[0]) if heap else None
 
     def head_place(self, level: int) -> Place | None:
-        """Where the oldest run of a level begins; None = it has none."""
+        """Returns where the oldest run of a level begins; None = it has none."""
         heap = self._heaps.get(level)
         return heap[0][:2] if heap else None
 

@@ -164,7 +164,7 @@ class Fifo:
 
     @property
     def has_marks(self) -> bool:
-        """Whether some run may have a mark."""
+        """Returns whether some run may have a mark."""
         return self._marked
 
     def head_mark(self) -> int:
@@ -406,12 +406,13 @@ class Tail(Fifo):
         self.push(index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
 
     def ahead(self, left: int) -> int:
-        """How many fresh messages come before the head run, when `left` have left their FIFO."""
+        """Returns how many fresh messages come before the head run, when `left` have left their
+        FIFO."""
         before: int = self._groups[0][0]
         return before - left if before > left else 0
 
     def together(self) -> int:
-        """How many messages have their turn with the head run."""
+        """Returns how many messages have their turn with the head run."""
         return self._groups[0][1]
 
     def groups(self) -> list[tuple[int, int]]:
@@ -449,7 +450,7 @@ class Tail(Fifo):
 
 
 class CheckedOut:
-    """What one consumer holds, by message id.
+    """Messages that one consumer holds, by message id.
 
     Words: first message id · index · offset, first · count, size · acquired_count,
     failed_delivery_count [· mark].

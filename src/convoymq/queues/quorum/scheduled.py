@@ -1,4 +1,4 @@
-"""What waits for a time in a quorum queue, message by message, as management lists it."""
+"""Delayed messages of a quorum queue, one by one, as management lists them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Overlapping(ValueError):
 
 
 class _Cut:
-    """What was cut out of a FIFO."""
+    """Messages that were cut out of a FIFO."""
 
     def __init__(self) -> None:
         self.removed: list[tuple[int, Run]] = []
@@ -246,5 +246,5 @@ def _regrouped(
 
 
 def _within(pieces: list[tuple[int, int]], start: int, end: int) -> int:
-    """How many messages of the pieces stood at positions start … end - 1."""
+    """Returns how many messages of the pieces stood at positions start … end - 1."""
     return sum(max(0, min(at + count, end) - max(at, start)) for at, count in pieces)

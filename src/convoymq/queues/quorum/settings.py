@@ -17,7 +17,7 @@ POSITIONS = {"original": ORIGINAL, "front": FRONT, "tail": TAIL}
 """Of the setting `requeue_position`, as users write them."""
 TWO_CLASSES = "two-classes"
 RETRIES = {"all": 1, "failed": 2, "returned": 3}
-"""Which of the messages that come back wait, by `delayed-retry-type`."""
+"""Messages that wait when they come back, by `delayed-retry-type`."""
 NONE = -1
 """No limit; also what a setting is that no CONFIG ever named."""
 
@@ -76,8 +76,8 @@ def check_changes(settings: Mapping[str, int]) -> None:
 
 
 def machine_settings(settings: Mapping[str, object]) -> Settings:
-    """What the machine takes of the effective settings of its queue, by the keys of policies. What
-    they do not mention has its default."""
+    """Returns the machine's part of the effective settings of its queue, by the keys of policies.
+    What they do not mention has its default."""
     limit = settings.get("delivery-limit")
     if not isinstance(limit, int):
         limit = DELIVERY_LIMIT_DEFAULT

@@ -37,8 +37,8 @@ def published(
     index: int,
     offset: int,
 ) -> None:
-    """What an ENQUEUE brought: `repeated` messages that its producer has sent before, and `count`
-    new ones, of which `number` messages were published before."""
+    """Records what an ENQUEUE brought: `repeated` messages that its producer has sent before, and
+    `count` new ones, of which `number` messages were published before."""
     origin, seq = (0, 0) if session is None else (session.id, session.seq)
     if repeated:
         rows.add(
@@ -60,8 +60,8 @@ def deduplicated(
     index: int,
     offset: int,
 ) -> None:
-    """What an ENQUEUE of `end` records brought: the runs `kept` (first, count, body bytes), of
-    which `number` messages were published before; all others are repeats."""
+    """Records what an ENQUEUE of `end` records brought: the runs `kept` (first, count, body bytes),
+    of which `number` messages were published before; all others are repeats."""
     origin, seq = (0, 0) if session is None else (session.id, session.seq)
     at = 0
     for i in range(0, len(kept) + 1, 3):
@@ -93,7 +93,7 @@ def delivered(
 def left(
     rows: TraceRows, kind: int, flags: int, reason: int, session: int, number: int, run: runs.Run
 ) -> None:
-    """What became of a run that consumer `number` of `session` had; 0, 0 = it was ready."""
+    """Records what became of a run that consumer `number` of `session` had; 0, 0 = it was ready."""
     index, offset, first, count, _size, acquired_count, failed_delivery_count, _mark = run
     rows.add(
         kind, flags, reason, session, number, 0, 0, count, index, offset, first, acquired_count,

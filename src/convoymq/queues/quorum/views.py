@@ -1,4 +1,4 @@
-"""What others see of a quorum queue's machine: metrics, and its content for the trace."""
+"""Views of a quorum queue's machine: metrics, and its content for the trace."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Waiting:
         return low
 
     def _row_of(self, chunk: array[int], key: Key) -> int:
-        """Where the first row of a chunk is that is not below a key."""
+        """Returns the first row of a chunk that is not below a key."""
         low, high = 0, len(chunk) // STRIDE
         while low < high:
             middle = (low + high) // 2
@@ -95,7 +95,7 @@ class Waiting:
     # ---------------------------------------------------------------- out
 
     def first_due_ms(self) -> int:
-        """When the first run is due; 0 = nothing waits."""
+        """Returns when the first run is due; 0 = nothing waits."""
         return self._chunks[0][0] if self._chunks else 0
 
     def take_due(self, now_ms: int, runs_max: int) -> list[Run]:

@@ -134,7 +134,7 @@ class StreamClient(SessionClient):
 
     @property
     def has_readers(self) -> bool:
-        """Whether there is anything to serve or to store."""
+        """Returns whether there is anything to serve or to store."""
         return bool(self._readers)
 
     @property
@@ -350,7 +350,7 @@ class StreamClient(SessionClient):
                 self._serve(reader)
 
     def _wants(self, reader: Reader) -> int:
-        """How many messages a consumer may get now."""
+        """Returns how many messages a consumer may get now."""
         if self.closed or reader.state != RUNNING or reader.paused:
             return 0
         return reader.window - reader.unacked

@@ -1,4 +1,4 @@
-"""What streams are to the rest of the broker."""
+"""Driver of streams."""
 
 from __future__ import annotations
 

@@ -309,7 +309,8 @@ class StreamMachine(GroupMachine):
             self.effects.append((EFFECT_TIMER, due))
 
     def next_due_ms(self) -> int | None:
-        """When the leader must propose TICK (logged time, ms); None = nothing waits for time."""
+        """Returns when the leader must propose TICK (logged time, ms); None = nothing waits for
+        time."""
         max_age_ms: int = self.settings["max_age_ms"]
         if max_age_ms < 0 or not self.segments:
             return None
@@ -333,7 +334,7 @@ class StreamMachine(GroupMachine):
         return self.next - self.first
 
     def stored_offset(self, name: str) -> int | None:
-        """What a named consumer stored; None when nothing is known of it."""
+        """Returns the offset that a named consumer stored; None when nothing is known of it."""
         return self.stored.get(name.encode())
 
     def totals(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Where a consumer begins: the argument `x-stream-offset`. Source: RabbitMQ's streams."""
+"""Start of a consumer: the argument `x-stream-offset`. Source: RabbitMQ's streams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class StartAt:
 
 
 def parse_start(field: Field | None, now_ms: int) -> StartAt | str:
-    """What the argument says, or the reason to refuse it as an Erlang term. Without it: next."""
+    """Returns the start that the argument asks for, or the reason to refuse it as an Erlang term.
+    Without it: next."""
     if field is None:
         return StartAt(Start.NEXT)
     value = field.value

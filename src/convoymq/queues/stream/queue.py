@@ -83,7 +83,7 @@ PLACES_MAX = 16
 
 
 class Chunks(NamedTuple):
-    """What a read gave. `first` and `high`: the kept range as known to who answered."""
+    """Result of a read. `first` and `high`: the kept range as known to who answered."""
 
     first: int
     high: int
@@ -91,7 +91,7 @@ class Chunks(NamedTuple):
 
     @property
     def next(self) -> int | None:
-        """Where to read on; None when nothing was read."""
+        """Returns the offset to read on from; None when nothing was read."""
         return self.runs[-1].offset + self.runs[-1].messages if self.runs else None
 
     def __repr__(self) -> str:
@@ -656,7 +656,7 @@ class StreamQueue(GroupQueue):
             raise Unavailable(f"stream '{self.name}' did not answer in time") from None
 
     async def query_offset(self, name: str) -> int | None:
-        """What a consumer stored; None = nothing. Raises Unavailable."""
+        """Returns the offset that a consumer stored; None = nothing. Raises Unavailable."""
         found: Fields = await _future(lambda done: self.stored(name, done))
         offset: int | None = found[0]
         return offset
@@ -688,7 +688,7 @@ class StreamQueue(GroupQueue):
         return machine_settings(settings)
 
     def info(self) -> Row:
-        """What the management API shows, from local knowledge."""
+        """Returns the fields that the management API shows, from local knowledge."""
         made = super().info()
         machine = self._own_machine()
         if machine is not None:
@@ -726,7 +726,7 @@ def _decoded(reply: object) -> Fields:
 
 
 async def _future(ask: Callable[[Answer[Found]], None]) -> Found:
-    """What a callback gets, awaited. Raises its error."""
+    """Awaits what a callback gets. Raises its error."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def done(result: Found | None, error: BrokerError | None) -> None:

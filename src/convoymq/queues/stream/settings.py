@@ -1,4 +1,4 @@
-"""What the machine of a stream takes of the effective settings of its queue."""
+"""Settings of a stream's machine, from the effective settings of its queue."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class MembershipChanges:
                 core.lost_data.accept_rejoin(node, replica_number)
 
     def refusal_of(self, members: Membership) -> str | None:
-        """Why the leader may not propose this configuration now; None = append it."""
+        """Returns why the leader may not propose this configuration now; None = append it."""
         core = self.core
         if core.role != LEADER:
             return "not leader"
@@ -92,8 +92,8 @@ class MembershipChanges:
         return None
 
     def force(self, members: Membership) -> str | None:
-        """Why this replica may not go on with another configuration, in which it is the only voter;
-        None = it does.
+        """Forces another configuration, in which this replica is the only voter; returns why it may
+        not, or None.
 
         This breaks what Raft promises: entries that the lost majority had committed and this
         replica does not hold are gone, and the former members must never be heard again as such. It

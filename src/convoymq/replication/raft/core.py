@@ -152,11 +152,11 @@ class RaftCore:
         return self.log.term_at(index) == self.term
 
     def _own_match(self) -> int:
-        """What the leader contributes to the count: what its own disk has."""
+        """Returns the leader's own part in the count: what its disk has."""
         return self.log.written_index
 
     def ack_index(self) -> int:
-        """What a follower may promise to have: durable, and checked against this leader."""
+        """Returns what a follower may promise to have: durable, and checked against this leader."""
         written = self.log.written_index
         return written if written < self.match_index else self.match_index
 
@@ -230,7 +230,8 @@ class RaftCore:
             self.lost_data.ask_to_rejoin()
 
     def reaches_majority(self) -> bool:
-        """Whether so many members are linked, and answer, that something can be committed."""
+        """Returns whether so many members are linked, and answer, that something can be
+        committed."""
         present = {self.node}
         present.update(self.connected)
         if self.role == LEADER:

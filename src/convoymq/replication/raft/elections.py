@@ -33,7 +33,7 @@ QUICK_DELAY_SHARE = 0.5
 it for each member that should stand before; retries wait longer."""
 
 QUESTIONS_MAX = 10
-"""How often a replica that may not stand asks who leads, until a link changes."""
+"""Most questions of a replica that may not stand about who leads, until a link changes."""
 
 
 class Elections:
@@ -83,8 +83,8 @@ class Elections:
         return int(core.election_ms * (0.02 + 0.5 * QUICK_DELAY_SHARE * core.random()))
 
     def place_in_line(self) -> int:
-        """How many reachable voters should stand for an election before this one: another one goes
-        first in each group, and two that stand at once would split the votes."""
+        """Returns how many reachable voters should stand for an election before this one: another
+        one goes first in each group, and two that stand at once would split the votes."""
         core = self.core
         voters = [n for n in core.members.voters if n == core.node or n in core.connected]
         if core.node not in voters:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LostData:
-    """What one replica does about data that it, or another member, has lost."""
+    """Rules of one replica for data that it, or another member, has lost."""
 
     __slots__ = ("catch_up_to", "core")
 

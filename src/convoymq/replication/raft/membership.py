@@ -1,4 +1,4 @@
-"""Who belongs to a group: voters, and non-voters on their way to become voters.
+"""Membership of a group: voters, and non-voters on their way to become voters.
 
 Encoded form (body of a membership entry): u32 length, then msgpack [voters, [[node, promote at,
 replica number], …]]; the length is there because entry bodies are padded.
@@ -43,18 +43,18 @@ class Membership:
         return next((found for found in self.learners if found.node == node), None)
 
     def with_learner(self, learner: Learner) -> Membership:
-        """This and one non-voter more."""
+        """Returns this membership and one non-voter more."""
         others = tuple(other for other in self.learners if other.node != learner.node)
         return Membership(self.voters - {learner.node}, (*others, learner))
 
     def promoted(self, node: int) -> Membership:
-        """This with that non-voter as a voter."""
+        """Returns this membership with that non-voter as a voter."""
         assert self.learner(node) is not None, "only a member is promoted"
         others = tuple(other for other in self.learners if other.node != node)
         return Membership(self.voters | {node}, others)
 
     def without(self, node: int) -> Membership:
-        """This without that node."""
+        """Returns this membership without that node."""
         others = tuple(other for other in self.learners if other.node != node)
         return Membership(self.voters - {node}, others)
 

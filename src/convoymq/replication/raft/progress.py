@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""What a leader knows of one other replica: how far its log agrees, and what is under way to it.
+"""Progress of one other replica, as a leader knows it: its log, and what is under way to it.
 
 | state     | sends                     | leaves by                                      |
 | PROBE     | one append, then waits    | success -> REPLICATE; entries gone -> SNAPSHOT |

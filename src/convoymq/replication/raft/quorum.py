@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def majority(voters: int) -> int:
-    """How many of so many voters decide."""
+    """Returns how many of so many voters decide."""
     return voters // 2 + 1
 
 

@@ -64,7 +64,7 @@ Received: TypeAlias = Sequence[Any]
 Effect = tuple[Any, ...]
 
 PROBE = 0
-"""Where the follower's log agrees is being found out: one append at a time."""
+"""State in which the agreement of the follower's log is being found out: one append at a time."""
 REPLICATE = 1
 """Appends are sent without waiting for replies."""
 SNAPSHOT = 2
@@ -72,7 +72,7 @@ SNAPSHOT = 2
 
 
 class LogEntry(Protocol):
-    """What the core looks at in an entry."""
+    """Fields of an entry that the core looks at."""
 
     index: int
     term: int

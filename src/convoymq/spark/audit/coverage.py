@@ -1,4 +1,4 @@
-"""Which files prove what: every entry is taken from one node whose rows of it are complete.
+"""Coverage of entries by files: every entry is taken from one node whose rows of it are complete.
 
 Every node that the trace names as a replica, or in whose name something was decided, must have
 recorded too, in all its incarnations and up to the end: what is not there is a gap.
@@ -38,7 +38,7 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True)
 class QueueFacts:
-    """What the footers say of one queue."""
+    """Facts on one queue, from the footers."""
 
     group: int
     vhost: str
@@ -57,7 +57,7 @@ class QueueFacts:
     missing: dict[str, int] = field(default_factory=dict)
     """Rows that files or their marks count and that are not there, by kind."""
     nodes: set[int] = field(default_factory=set)
-    """Whose files are there."""
+    """Nodes whose files are there."""
     ends_us: dict[int, int] = field(default_factory=dict)
     """By node: until when its acts are there."""
 

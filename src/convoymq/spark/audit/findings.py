@@ -1,4 +1,4 @@
-"""What sweeps emit, and how they cut their input into whole groups.
+"""Findings of sweeps, and the cut of their input into whole groups.
 
 All sweeps return one small table (`SCHEMA`): counts, not rows, whatever the size of the trace.
 
@@ -95,7 +95,7 @@ def bucket_us(bucket: float) -> float:
 
 @dataclass(frozen=True)
 class Scope:
-    """What a sweep must know of the queues: small, and sent to every worker.
+    """Facts on the queues that a sweep needs: small, and sent to every worker.
 
     `groups` ascend. Gaps are ranges (start, end] without rows of any node; `covered` the rest.
     """
@@ -200,7 +200,7 @@ class Findings:
         self.blocks.append(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """What was collected; empties it."""
+        """Yields what was collected; empties it."""
         blocks, self.blocks = self.blocks, []
         rows, self.rows = self.rows, []
         yield from blocks

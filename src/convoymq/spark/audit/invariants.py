@@ -30,7 +30,7 @@ class Invariant(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What an invariant says, for people."""
+    """Text of an invariant, for people."""
 
     title: str
     meaning: str

@@ -95,7 +95,7 @@ def _atoms(columns: Columns) -> tuple[Array, Array, Array]:
 
 
 def _since_start(values: Array, starts: Array, atom_of: Array) -> Array:
-    """How many True lie before each event within its atom."""
+    """Returns how many True lie before each event within its atom."""
     before = np.cumsum(values) - values
     result: Array = before - before[starts][atom_of]
     return result
@@ -205,7 +205,7 @@ def _state_snapshot(
     atom_of: Array,
     latest: Array,
 ) -> None:
-    """What is not ended must be in the state snapshot, as the log left it; and nothing else."""
+    """Checks that the state snapshot has what is not ended, as the log left it, and no more."""
     kind = columns["kind"][row]
     group = columns["group"][row]
     index = columns["order"][row] >> ORDINAL_BITS

@@ -176,7 +176,7 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
 
 
 def _is_before(place: Sequence[Array], end: Sequence[Array]) -> Array:
-    """Whether a place (index, rest) lies before where the last one ended."""
+    """Returns whether a place (index, rest) lies before where the last one ended."""
     index, rest = place
     last_index, last_rest = end
     result: Array = (index < last_index) | ((index == last_index) & (rest < last_rest))

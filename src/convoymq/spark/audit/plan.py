@@ -275,7 +275,7 @@ class _Job:
     # --- messages ------------------------------------------------------------------------
 
     def messages(self) -> DataFrame:
-        """What became of every message."""
+        """Returns what became of every message."""
         F = self.f  # noqa: N806
         queues = self._groups(streams=False)
         rows = self.decided.where(
@@ -477,7 +477,7 @@ class _Job:
     # --- sent ----------------------------------------------------------------------------
 
     def sent(self) -> DataFrame:
-        """What nodes wrote to consumers, against what was decided."""
+        """Returns what nodes wrote to consumers, against what was decided."""
         F = self.f  # noqa: N806
         sent = self.raw.where(F.col("kind") == words.SENT).withColumns(
             {**self._packed(F.lit(0)), "whole": self._is_whole()}

@@ -34,7 +34,7 @@ def verdict_text(report: AuditReport) -> str:
 
 
 def tables(report: AuditReport) -> RenderableType:
-    """What `convoy pipeline audit` prints."""
+    """Returns the tables that `convoy pipeline audit` prints."""
     invariants = Table(title="Invariants", title_justify="left")
     for name in ("#", "promise"):
         invariants.add_column(name)

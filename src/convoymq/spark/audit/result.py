@@ -1,4 +1,4 @@
-"""What the audit found: plain values, for tables, JSON and the HTML page."""
+"""Results of the audit: plain values, for tables, JSON and the HTML page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PERCENTILES = (0.5, 0.95, 0.99)
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of one invariant."""
+    """Verdict on one invariant."""
 
     invariant: Invariant
     rows: int = 0
@@ -68,7 +68,7 @@ class Latency:
 
 @dataclass(slots=True, kw_only=True)
 class Share:
-    """How deliveries of one hour were divided among consumers."""
+    """Division of one hour's deliveries among consumers."""
 
     hour: int
     consumers: int
@@ -276,7 +276,8 @@ def gather(facts: Iterable[QueueFacts], rows: Iterable[FindingRow]) -> AuditRepo
 def _check_client(
     queue: QueueReport, node: int, counted: Mapping[int, int], verdicts: Mapping[Invariant, Verdict]
 ) -> None:
-    """What was decided in the name of a node's clients is not proved without that node's acts."""
+    """Adds that what was decided in the name of a node's clients is not proved without that node's
+    acts."""
     facts = queue.facts
     if node in facts.nodes:
         return

@@ -54,13 +54,13 @@ YOUNGER = (
     f"s.{POSITION} > t.{POSITION} OR "
     f"(s.{POSITION} = t.{POSITION} AND s.{OFFSET} > coalesce(t.{OFFSET}, -1))"
 )
-"""When an event replaces a row. Inside a batch the order is the same."""
+"""Condition under which an event replaces a row. Inside a batch the order is the same."""
 BATCH_KEY = "convoymq.batch"
 """In a commit of the table: pipeline and slice, batch, and which offsets the batch has."""
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 YEAR_MAX = 9999
 MADE_INFINITE = ('"Infinity"', '"-Infinity"', '"NaN"')
-"""What Spark makes, quotes included, of a number beyond a double where a text is wanted."""
+"""Texts that Spark makes, quotes included, of a number beyond a double where a text is wanted."""
 INFINITIES = ("Infinity", "+Infinity", "-Infinity", "INF", "+INF", "-INF")
 
 Probe = Callable[[str, str, int], None]
@@ -82,12 +82,12 @@ class TableSpec:
     keys: tuple[str, ...]
     """Columns that name a row."""
     name: str = ""
-    """What the events call it; "" = every event is for this table."""
+    """Name of the table in events; "" = every event is for this table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Events:
-    """How events are written: JSON, and where in it to find what.
+    """Form of events: JSON, and the places of their parts in it.
 
     `debezium`: {"op": "c" | "r" | "u" | "d", "before": row, "after": row, "source": {"table": …}},
     also inside {"payload": …}. `flat`: the row itself with a field (default `op`) that says what
@@ -107,7 +107,7 @@ class Events:
 
 @dataclass(slots=True, kw_only=True)
 class TableReport:
-    """What happened to one table."""
+    """Counts of one table."""
 
     events: int = 0
     keys: int = 0
@@ -119,7 +119,7 @@ class TableReport:
 
 @dataclass(slots=True, kw_only=True)
 class ApplyReport:
-    """What one call of `apply` did."""
+    """Result of one call of `apply`."""
 
     tables: dict[str, TableReport] = field(default_factory=dict)
     events: int = 0
@@ -250,7 +250,7 @@ def _check(targets: Sequence[_Target], rules: Events) -> None:
 
 
 class _BatchApplier:
-    """What `foreachBatch` calls."""
+    """Callable for `foreachBatch`."""
 
     def __init__(
         self,
@@ -468,7 +468,7 @@ def _as_text(type: DataType) -> DataType:
 
 
 def _unserved(type: DataType) -> str | None:
-    """Why a column can't have this type; None = it can."""
+    """Returns why a column can't have this type; None = it can."""
     from pyspark.sql import types as t
 
     match type:
@@ -504,7 +504,7 @@ def _unserved(type: DataType) -> str | None:
 
 
 def _misfit(value: Column, text: Column, type: DataType) -> Column:
-    """Whether a value is not what its JSON says: NULL, or another number."""
+    """Returns whether a value is not what its JSON says: NULL, or another number."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import ArrayType, DecimalType, MapType, StringType, StructType
 
@@ -552,7 +552,7 @@ def _op_path(rules: Events) -> str:
 
 
 def _reason(target: _Target, rules: Events) -> Column:
-    """Why an event can't be applied; null = it can."""
+    """Returns why an event can't be applied; null = it can."""
     from pyspark.sql import functions as f
 
     known = (*UPSERTS[rules.envelope], *DELETES[rules.envelope])

@@ -50,7 +50,7 @@ Probe = Callable[[str, int], None]
 
 @dataclass(slots=True, kw_only=True)
 class ArchiveReport:
-    """What one call of `archive` did."""
+    """Result of one call of `archive`."""
 
     target: str
     format: str
@@ -161,7 +161,7 @@ def _started(
 
 
 def archived(spark: SparkSession, target: str | os.PathLike[str]) -> DataFrame:
-    """What an archive holds, read natively by Spark: only files that count.
+    """Returns what an archive holds, read natively by Spark: only files that count.
 
     Raises:
         SourceError: there is nothing yet.
@@ -236,7 +236,7 @@ class _StreamOffset(TypedDict, total=False):
 
 
 class _BatchWriter:
-    """What `foreachBatch` calls."""
+    """Callable for `foreachBatch`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where the batches of an archive go: what the formats share.
+"""Sinks of an archive: the part that the formats share.
 
 A batch's files are moved to their places, then made to count in one atomic step, which each format
 has of its own (`parquet_sink`, `delta_sink`). A plan on disk names the files before they are moved,
@@ -91,7 +91,7 @@ def check_overlap(known: Mapping[str, Mapping[str, Sequence[int]]], ranges: Rang
 
 
 class Sink:
-    """Where a query's batches go: what both formats share."""
+    """Sink of a query's batches: the part that both formats share."""
 
     def __init__(self, root: Path, app: str, data: Path) -> None:
         self.root = root
@@ -99,7 +99,7 @@ class Sink:
         self.data = data
         self.staging = root / "_staging"
         self.run = uuid.uuid4().hex
-        """This run of the pipeline: the last one that began may commit."""
+        """Id of this run of the pipeline: the last one that began may commit."""
         self._begun = False
 
     def begin(self) -> None:
@@ -114,7 +114,7 @@ class Sink:
         raise NotImplementedError
 
     def is_fenced(self) -> bool:
-        """Whether earlier runs are kept from committing. Raises SupersededError."""
+        """Returns whether earlier runs are kept from committing. Raises SupersededError."""
         return True
 
     def counted(self) -> set[str]:
@@ -136,7 +136,7 @@ class Sink:
         raise NotImplementedError
 
     def held(self) -> Ranges:
-        """What this pipeline has archived."""
+        """Returns what this pipeline has archived."""
         raise NotImplementedError
 
     def commit(

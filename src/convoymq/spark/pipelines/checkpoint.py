@@ -34,7 +34,7 @@ def app_id(checkpoint: Path) -> str:
 
 
 def offsets_of(checkpoint: Path, batch_id: int) -> str:
-    """What the checkpoint says of where a batch ends: canonical JSON. Raises SourceError."""
+    """Returns where a batch ends by the checkpoint: canonical JSON. Raises SourceError."""
     try:
         return (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2]
     except (FileNotFoundError, IndexError) as error:

@@ -37,7 +37,7 @@ HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a version adds to a Delta table."""
+    """Content that a version adds to a Delta table."""
 
     actions: Sequence[AddAction]
     versions: Mapping[str, int]
@@ -237,8 +237,8 @@ class DeltaSink(Sink):
             table.alter.add_columns(list(fresh.values()))
 
     def _noted(self, table: DeltaTable) -> tuple[dict[str, Ranges], dict[str, str]]:
-        """What each pipeline has archived, and how its last batch is named: every commit of any of
-        them says it of all."""
+        """Returns what each pipeline has archived, and how its last batch is named: every commit of
+        any of them says it of all."""
         for limit in (4, 64, None):
             for commit in table.history(limit):
                 if RANGES_KEY in commit:

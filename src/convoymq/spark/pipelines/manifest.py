@@ -64,7 +64,7 @@ class ArchivedFile:
     rows: int
     bytes: int
     app: str
-    """Who wrote it: the pipeline's id, from its checkpoint."""
+    """Writer of it: the pipeline's id, from its checkpoint."""
     first_batch: int
     last_batch: int
     schema: str = ""
@@ -107,7 +107,7 @@ class Manifest:
         return sum(file.bytes for file in self.files)
 
     def is_or_follows(self, other: Manifest) -> bool | None:
-        """Whether `other` is this version or one before it; None: it is too old to tell."""
+        """Returns whether `other` is this version or one before it; None: it is too old to tell."""
         if self.version < other.version:
             return False
         if self.version == other.version:
@@ -224,7 +224,8 @@ class Archive:
                 yield path
 
     def check(self) -> list[str]:
-        """What is wrong with the files that count: missing, or of another size or row count."""
+        """Returns what is wrong with the files that count: missing, or of another size or row
+        count."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

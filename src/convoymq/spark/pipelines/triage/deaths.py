@@ -1,4 +1,4 @@
-"""What a dead letter tells of its deaths, and how it looks when it is published again.
+"""Deaths of a dead letter, and the form in which it is published again.
 
 Source: the headers of docs/dead-letters.md. `x-death` is an array of tables, the newest first, one
 for each queue and reason. A message that is published again begins a new history, so two headers
@@ -73,8 +73,8 @@ FACTS: Mapping[str, str] = {
     "priority": "int",
     "sent_at": "timestamp",
 }
-"""What is read out of a content header. `reason`, `queue`, `exchange`, `routing_key` and `died_at`
-are of the newest death, `origin_…` of the oldest one."""
+"""Facts that are read out of a content header. `reason`, `queue`, `exchange`, `routing_key` and
+`died_at` are of the newest death, `origin_…` of the oldest one."""
 COLUMNS: Mapping[str, str] = {**MESSAGE_COLUMNS, **FACTS}
 _PROPERTIES = ("content_type", "message_id", "correlation_id", "type", "app_id", "user_id")
 
@@ -85,8 +85,8 @@ def ddl(columns: Mapping[str, str]) -> str:
 
 
 def facts(content_header: bytes) -> dict[str, object]:
-    """What a content header tells: a value for each column of FACTS. Of one that is damaged,
-    nothing is known."""
+    """Returns the facts in a content header: a value for each column of FACTS. Of one that is
+    damaged, nothing is known."""
     known: dict[str, object] = dict.fromkeys(FACTS)
     known |= {"deaths": 0, "republish_count": 0, "history": [], "headers": {}}
     try:

@@ -177,7 +177,7 @@ def _dry_run(
 
 
 class _Batches:
-    """What `foreachBatch` calls."""
+    """Callable for `foreachBatch`."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class _Batches:
         )
 
     def _is_held(self, offsets: str) -> bool:
-        """Whether the broker still holds the batch's messages for this pipeline.
+        """Returns whether the broker still holds the batch's messages for this pipeline.
 
         Raises:
             ReservationLost: it does not, and failOnDataLoss is true.

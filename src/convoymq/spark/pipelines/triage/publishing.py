@@ -54,7 +54,7 @@ class PublishError(SourceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """What a task is told."""
+    """Publisher that tasks run."""
 
     connection: Connection
     producer: str

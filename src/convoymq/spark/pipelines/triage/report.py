@@ -1,4 +1,4 @@
-"""What a triage did: counted by group, in the terminal and as one HTML page with plots."""
+"""Report of a triage: counted by group, in the terminal and as one HTML page with plots."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class TriageReport:
-    """What one call of `triage` did."""
+    """Result of one call of `triage`."""
 
     queue: str
     target: str
@@ -126,7 +126,7 @@ def headline(report: TriageReport) -> str:
 
 
 def tables(report: TriageReport) -> RenderableType:
-    """What `convoy pipeline triage` prints."""
+    """Returns the tables that `convoy pipeline triage` prints."""
     from rich.console import Group as Lines
     from rich.table import Table
     from rich.text import Text

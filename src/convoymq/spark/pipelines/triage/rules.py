@@ -56,7 +56,7 @@ class Rule:
 
     @property
     def needs_origin(self) -> bool:
-        """Whether the target depends on where the message died."""
+        """Returns whether the target depends on where the message died."""
         fixed = self.exchange is not None and self.routing_key is not None
         return self.action == "republish" and (self.to_queue or not fixed)
 
