@@ -1,6 +1,8 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from convoymq.kernels.bytes cimport get32
+
 cdef class Chunk:
     cdef public bytes data
 
@@ -83,3 +85,24 @@ cdef class CommandBuilder:
 # position, absolute; -1 when it does not. Record i: [table[i], table[i + 1]) relative to `command`.
 cdef Py_ssize_t record_table(const unsigned char* p, Py_ssize_t size, Py_ssize_t command,
                              uint32_t* count) noexcept nogil
+
+# Records of an ENQUEUE command, to be read one by one.
+cdef struct Records:
+    unsigned char* command
+    unsigned char* table
+    Py_ssize_t length
+
+# Opens the command at `command` for records first … first + count - 1. Raises ValueError when it
+# does not have them.
+cdef int open_records(unsigned char* p, Py_ssize_t size, Py_ssize_t command, Py_ssize_t first,
+                      Py_ssize_t count, Records* records) except? -1
+
+# Finds record i of an opened command and fills in its size; one that lies outside the command is
+# as one that is empty. Inlined: it runs for every message.
+cdef inline unsigned char* record_at(Records* records, Py_ssize_t i, Py_ssize_t* size) noexcept:
+    cdef Py_ssize_t low = get32(records.table + 4 * i)
+    cdef Py_ssize_t high = get32(records.table + 4 * i + 4)
+    if low > high or high > records.length:
+        low = high = 0
+    size[0] = high - low
+    return records.command + low

@@ -563,6 +563,26 @@ def record_table(
     return command + position
 
 
+@cython.cfunc
+@cython.exceptval(-1)
+def open_records(
+    p: cython.p_uchar,
+    size: cython.Py_ssize_t,
+    command: cython.Py_ssize_t,
+    first: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    records: cython.pointer(Records),
+) -> cython.int:
+    known: uint32_t = 0
+    table: cython.Py_ssize_t = record_table(p, size, command, cython.address(known))
+    if table < 0 or first < 0 or count < 0 or first + count > known:
+        raise ValueError("records lie outside their command")
+    records.command = p + command
+    records.table = p + table
+    records.length = get32(p + command)
+    return 0
+
+
 def commands(data: bytes):
     size: cython.Py_ssize_t = len(data)
     p: cython.p_uchar = bytes_pointer(data)

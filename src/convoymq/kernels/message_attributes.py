@@ -25,11 +25,10 @@ from cython.cimports.convoymq.kernels.amqp import (
     MORE_FLAGS,
     PRIORITY_DEFAULT,
 )
-from cython.cimports.convoymq.kernels.batch import record_table
+from cython.cimports.convoymq.kernels.batch import Records, open_records, record_at
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
     copy_bytes,
-    get32,
     load16,
     load32,
     load64,
@@ -289,11 +288,10 @@ def attribute_runs(
     data: bytes, command: cython.Py_ssize_t, first: cython.Py_ssize_t, count: cython.Py_ssize_t
 ):
     p: cython.p_uchar = bytes_pointer(data)
-    known: uint32_t = 0
-    table: cython.Py_ssize_t = record_table(p, len(data), command, cython.address(known))
-    if table < 0 or first < 0 or count < 0 or first + count > known:
-        raise ValueError("records lie outside their command")
-    length: cython.Py_ssize_t = get32(p + command)
+    records: Records
+    open_records(p, len(data), command, first, count, cython.address(records))
+    record: cython.p_uchar
+    length: cython.Py_ssize_t = 0
     level: cython.int = 0
     last_level: cython.int = -1
     expiration: int64_t = 0
@@ -301,19 +299,13 @@ def attribute_runs(
     body: uint64_t = 0
     size: uint64_t = 0
     began: cython.Py_ssize_t = first
-    low: cython.Py_ssize_t
-    high: cython.Py_ssize_t
     i: cython.Py_ssize_t
     made: list = []
     for i in range(first, first + count):
-        low = get32(p + table + 4 * i)
-        high = get32(p + table + 4 * i + 4)
-        if low > high or high > length:
-            # As a record that is empty.
-            low = high = 0
+        record = record_at(cython.address(records), i, cython.address(length))
         _read(
-            p + command + low,
-            high - low,
+            record,
+            length,
             cython.address(level),
             cython.address(expiration),
             cython.address(body),
@@ -337,25 +329,18 @@ def header_runs(
     data: bytes, command: cython.Py_ssize_t, first: cython.Py_ssize_t, count: cython.Py_ssize_t
 ):
     p: cython.p_uchar = bytes_pointer(data)
-    known: uint32_t = 0
-    table: cython.Py_ssize_t = record_table(p, len(data), command, cython.address(known))
-    if table < 0 or first < 0 or count < 0 or first + count > known:
-        raise ValueError("records lie outside their command")
-    length: cython.Py_ssize_t = get32(p + command)
+    records: Records
+    open_records(p, len(data), command, first, count, cython.address(records))
+    record: cython.p_uchar
+    length: cython.Py_ssize_t = 0
     found: Asked
     last: Asked
     began: cython.Py_ssize_t = first
-    low: cython.Py_ssize_t
-    high: cython.Py_ssize_t
     i: cython.Py_ssize_t
     made: list = []
     for i in range(first, first + count):
-        low = get32(p + table + 4 * i)
-        high = get32(p + table + 4 * i + 4)
-        if low > high or high > length:
-            # As a record that is empty.
-            low = high = 0
-        _find_headers(p + command + low, high - low, cython.address(found))
+        record = record_at(cython.address(records), i, cython.address(length))
+        _find_headers(record, length, cython.address(found))
         if i > began and not _same(cython.address(found), cython.address(last)):
             made.append(_run(cython.address(last), began, i - began))
             began = i

@@ -14,11 +14,10 @@ from cython.cimports.convoymq.kernels.amqp import (
     BIT_MESSAGE_ID,
     HEADER_BODY_SIZE,
 )
-from cython.cimports.convoymq.kernels.batch import record_table
+from cython.cimports.convoymq.kernels.batch import Records, open_records, record_at
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
     copy_bytes,
-    get32,
     get64,
     load16,
     load64,
@@ -328,26 +327,19 @@ class MessageIdWindow:
         time_ms: uint64_t,
     ):
         p: cython.p_uchar = bytes_pointer(data)
-        inside: uint32_t = 0
-        table: cython.Py_ssize_t = record_table(p, len(data), command, cython.address(inside))
-        if table < 0 or first < 0 or count < 0 or first + count > inside:
-            raise ValueError("records lie outside their command")
-        length: cython.Py_ssize_t = get32(p + command)
+        records: Records
+        open_records(p, len(data), command, first, count, cython.address(records))
+        record: cython.p_uchar
+        length: cython.Py_ssize_t = 0
         body: uint64_t = 0
         size: uint64_t = 0
         began: cython.Py_ssize_t = first
         repeated: cython.bint = False
-        low: cython.Py_ssize_t
-        high: cython.Py_ssize_t
         i: cython.Py_ssize_t
         made: list = []
         for i in range(first, first + count):
-            low = get32(p + table + 4 * i)
-            high = get32(p + table + 4 * i + 4)
-            if low > high or high > length:
-                # As a record that is empty.
-                low = high = 0
-            if self._repeats(p + command + low, high - low, time_ms, cython.address(body)):
+            record = record_at(cython.address(records), i, cython.address(length))
+            if self._repeats(record, length, time_ms, cython.address(body)):
                 repeated = True
                 if i > began:
                     made += (began, i - began, size)
