@@ -41,6 +41,7 @@ from convoymq.model.errors import (
     Unavailable,
 )
 from convoymq.queues.interface import Queue
+from convoymq.queues.reservation_reads import RunsRequest
 
 if TYPE_CHECKING:
     from convoymq.fetch.connection import FetchConnection
@@ -357,12 +358,14 @@ class Requests:
             while True:
                 async with self._limit():
                     oldest, _, runs = await queue.reservation_runs(
-                        request.reservation,
-                        request.epoch,
-                        at,
-                        request.end,
-                        request.max_rows - rows.count,
-                        self._settings.pull_bytes,
+                        RunsRequest(
+                            request.reservation,
+                            request.epoch,
+                            at,
+                            request.end,
+                            request.max_rows - rows.count,
+                            self._settings.pull_bytes,
+                        )
                     )
                 first = oldest if first is None else first
                 got = await self._add(rows, runs)

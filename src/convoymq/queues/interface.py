@@ -16,7 +16,7 @@ from convoymq.kernels.batch import PublishTarget
 from convoymq.model.errors import PreconditionFailed, Refused
 from convoymq.model.refusals import in_use, not_empty, queue_subject
 from convoymq.model.tables import Field
-from convoymq.queues.reservation_reads import Fields, ReservedRun, Room, no_wait
+from convoymq.queues.reservation_reads import Fields, ReservedRun, Room, RunsRequest, no_wait
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.browsing import Page, Question
@@ -336,19 +336,11 @@ class Queue(ABC):
         """
         raise self._without_reservations()
 
-    async def reservation_runs(
-        self,
-        reservation: str,
-        epoch: int,
-        offset: int,
-        end: int | None,
-        max_rows: int,
-        max_bytes: int,
-    ) -> tuple[int, int, list[ReservedRun]]:
-        """(first unsettled offset, where to go on, runs) of what is reserved from `offset` up to
-        `end` (exclusive; None = all that this node knows of); the same messages every time.
+    async def reservation_runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]]:
+        """Returns (first unsettled offset, where to go on, runs) of what is reserved; the same
+        messages every time.
 
-        A page may end before `end`. The first message comes whatever its size. Raises as
+        A page may end before `request.end`. The first message comes whatever its size. Raises as
         `reservation`.
         """
         raise self._without_reservations()

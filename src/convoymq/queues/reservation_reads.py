@@ -17,7 +17,7 @@ Requests between nodes (CONTROL frames of kind KIND_RESERVATION; the group comes
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from convoymq.kernels import batch
 from convoymq.model.errors import PeerError, ReservationRefused, Subject, Unavailable
@@ -36,6 +36,29 @@ REMOTE_BYTES_MAX = 4 << 20
 #: After this many bytes or blocks a reader lets others run.
 YIELD_BYTES = 1 << 20
 YIELD_BLOCKS = 64
+
+
+class RunsRequest(NamedTuple):
+    """Request for messages of a reservation."""
+
+    reservation: str
+    epoch: int
+    offset: int
+    end: int | None
+    """Exclusive; None = all that the asked node knows of."""
+    max_rows: int
+    max_bytes: int
+
+    def check(self) -> None:
+        """Raises ReservationRefused unless the fields have values that a log knows."""
+        if type(self.reservation) is not str:
+            raise reservation_refused(MALFORMED)
+        last = self.offset if self.end is None else self.end
+        checked_numbers(self.epoch, self.offset, last, self.max_rows, self.max_bytes)
+
+    def for_link(self) -> RunsRequest:
+        """Returns the request as it is sent to another node: other traffic shares the link."""
+        return self._replace(max_bytes=min(self.max_bytes, REMOTE_BYTES_MAX))
 
 
 class Page:
@@ -107,18 +130,10 @@ class LocalReservations(Protocol):
     async def local_op(self, op: Mapping[str, object]) -> Answer:
         """The answer of an op."""
 
-    async def is_there(self, reservation: str, epoch: int, offset: int, end: int | None) -> bool:
+    async def is_there(self, request: RunsRequest) -> bool:
         """Waits for what `local_runs` needs; False when it does not come in time."""
 
-    async def local_runs(
-        self,
-        reservation: str,
-        epoch: int,
-        offset: int,
-        end: int | None,
-        max_rows: int,
-        max_bytes: int,
-    ) -> tuple[int, int, list[ReservedRun]] | None:
+    async def local_runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]] | None:
         """(first, next, runs) as they are now; None when this node cannot tell."""
 
     async def local_browse(
@@ -144,13 +159,12 @@ async def serve(local: LocalReservations, request: Fields, room: Room = no_wait)
             (op,) = rest
             return [OK, await local.local_op(op)]
         if verb == RUNS:
-            name, epoch, offset, end, max_rows, max_bytes = rest
-            checked_runs(name, epoch, offset, end, max_rows, max_bytes)
+            wanted = RunsRequest(*rest)
+            wanted.check()
             found = None
-            if await local.is_there(name, epoch, offset, end):
+            if await local.is_there(wanted):
                 await room()
-                size = min(max_bytes, REMOTE_BYTES_MAX)
-                found = await local.local_runs(name, epoch, offset, end, max_rows, size)
+                found = await local.local_runs(wanted.for_link())
             if found is not None:
                 return [OK, found[0], found[1], encode_runs(found[2])]
         elif verb == BROWSE:
@@ -211,20 +225,6 @@ def checked_numbers(*values: object) -> None:
     for value in values:
         if type(value) is not int or not 0 <= value < 1 << 63:
             raise reservation_refused(MALFORMED)
-
-
-def checked_runs(
-    reservation: object,
-    epoch: object,
-    offset: object,
-    end: object,
-    max_rows: object,
-    max_bytes: object,
-) -> None:
-    """Raises ReservationRefused unless these ask for runs of a reservation."""
-    if type(reservation) is not str:
-        raise reservation_refused(MALFORMED)
-    checked_numbers(epoch, offset, offset if end is None else end, max_rows, max_bytes)
 
 
 def checked_cursor(cursor: object, length: int) -> list[int]:

@@ -14,6 +14,7 @@ from convoymq.broker.settings import BrokerSettings
 from convoymq.kernels.link_frames import FRAME_CONTROL, frame_header
 from convoymq.model.errors import Refused, ReservationRefused, Unavailable
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.reservation_reads import RunsRequest
 from convoymq.transport.control import KIND_RESERVATION, KIND_STREAM
 from tests.unit.queues.classic.support import Channel, Time, body_of
 from tests.unit.queues.fake_cluster import FakeCluster, FakeHost, until
@@ -286,7 +287,9 @@ class Reads:
         return [body_of(*run[:3]) for run in chunks.runs]
 
     async def reservation(self) -> list[bytes]:
-        found = await self.queue(2).reservation_runs("s", self.epoch, 0, 1, 100, 1 << 30)
+        found = await self.queue(2).reservation_runs(
+            RunsRequest("s", self.epoch, 0, 1, 100, 1 << 30)
+        )
         return [body_of(*run[:3]) for run in found[2]]
 
     async def browse(self) -> list[bytes]:
@@ -360,7 +363,7 @@ async def test_what_is_small_does_not_wait(cluster: FakeCluster, arguments: dict
     await reads.fill()
     reads.full.add(2)
     with pytest.raises(ReservationRefused):
-        await reads.queue(2).reservation_runs("none", reads.epoch, 0, 1, 100, 1 << 30)
+        await reads.queue(2).reservation_runs(RunsRequest("none", reads.epoch, 0, 1, 100, 1 << 30))
     if arguments is CLASSIC:
         await reads.queue(2).reservation(
             {"op": "open", "reservation": "t", "owner": "me", "ttl_ms": 60_000}

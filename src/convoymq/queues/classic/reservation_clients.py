@@ -25,9 +25,9 @@ from convoymq.queues.reservation_reads import (
     Page,
     ReservedRun,
     Room,
+    RunsRequest,
     checked_cursor,
     checked_numbers,
-    checked_runs,
     decode_runs,
     no_wait,
     opened,
@@ -82,18 +82,10 @@ class HomeReservations:
         """See `Queue`."""
         return await self.local_op(op)
 
-    async def reservation_runs(
-        self,
-        reservation: str,
-        epoch: int,
-        offset: int,
-        end: int | None,
-        max_rows: int,
-        max_bytes: int,
-    ) -> tuple[int, int, list[ReservedRun]]:
+    async def reservation_runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]]:
         """See `Queue`."""
-        checked_runs(reservation, epoch, offset, end, max_rows, max_bytes)
-        return await self.local_runs(reservation, epoch, offset, end, max_rows, max_bytes)
+        request.check()
+        return await self.local_runs(request)
 
     async def browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
@@ -128,31 +120,23 @@ class HomeReservations:
             await self.written()
         return answer
 
-    async def is_there(self, reservation: str, epoch: int, offset: int, end: int | None) -> bool:
+    async def is_there(self, request: RunsRequest) -> bool:
         """See `reservation_reads.LocalReservations`: what is not there now does not come."""
         self._check()
-        self._reading(reservation, epoch, offset)
+        self._reading(request)
         return True
 
-    async def local_runs(
-        self,
-        reservation: str,
-        epoch: int,
-        offset: int,
-        end: int | None,
-        max_rows: int,
-        max_bytes: int,
-    ) -> tuple[int, int, list[ReservedRun]]:
+    async def local_runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]]:
         """See `reservation_reads.LocalReservations`."""
         self._check()
-        known = self._reading(reservation, epoch, offset)
-        first, after = known.first, known.next
-        upto = after if end is None else end
+        known = self._reading(request)
+        first, after, offset = known.first, known.next, request.offset
+        upto = after if request.end is None else request.end
         if max(upto, offset) > after:
             raise reservation_refused(RESERVATION_RANGE, self.subject)
         known.heard_ms = max(known.heard_ms, self.host.now_ms())
-        upto = min(upto, offset + max(1, max_rows))
-        page = Page(max_rows, max_bytes)
+        upto = min(upto, offset + max(1, request.max_rows))
+        page = Page(request.max_rows, request.max_bytes)
         places = [
             (run.block, run.first, run.count, run.acquired_count)
             for run in known.held.between(offset, upto, PAGE_RUNS_MAX)
@@ -161,11 +145,12 @@ class HomeReservations:
             await self._collect(page, places, offset)
         except (OSError, StorageFault) as error:
             # Either the reservation went on meanwhile, which is told, or the disk is at fault.
-            self._reading(reservation, epoch, offset)
+            self._reading(request)
             raise StorageFault(f"reserved messages of {self.subject}: {error}") from error
         return first, offset + page.rows, page.runs
 
-    def _reading(self, name: str, epoch: int, offset: int) -> Reservation:
+    def _reading(self, request: RunsRequest) -> Reservation:
+        name, epoch, offset = request.reservation, request.epoch, request.offset
         try:
             return self.machine.reservations.reading(name, epoch, offset)
         except Refusal as refusal:
@@ -261,21 +246,10 @@ class AwayReservations:
         (answer,) = await self._ask(OP, checked_op(op))
         return dict(answer)
 
-    async def reservation_runs(
-        self,
-        reservation: str,
-        epoch: int,
-        offset: int,
-        end: int | None,
-        max_rows: int,
-        max_bytes: int,
-    ) -> tuple[int, int, list[ReservedRun]]:
+    async def reservation_runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]]:
         """See `Queue`."""
-        checked_runs(reservation, epoch, offset, end, max_rows, max_bytes)
-        wanted = min(max_bytes, REMOTE_BYTES_MAX)
-        first, after, runs = await self._ask(
-            RUNS, reservation, epoch, offset, end, max_rows, wanted
-        )
+        request.check()
+        first, after, runs = await self._ask(RUNS, *request.for_link())
         return int(first), int(after), decode_runs(runs)
 
     async def browse(

@@ -56,7 +56,15 @@ from convoymq.queues.quorum.reservation_client import ReservationClient
 from convoymq.queues.quorum.scheduled import scheduled
 from convoymq.queues.quorum.settings import SINCE_VERSION_2, machine_settings
 from convoymq.queues.quorum.views import messages_by_priority
-from convoymq.queues.reservation_reads import Ask, Fields, ReservedRun, Room, no_wait, serve
+from convoymq.queues.reservation_reads import (
+    Ask,
+    Fields,
+    ReservedRun,
+    Room,
+    RunsRequest,
+    no_wait,
+    serve,
+)
 from convoymq.replication.machine import (
     EFFECT_DEAD_LETTERS,
     EFFECT_DEDUPLICATED,
@@ -486,19 +494,9 @@ class QuorumQueue(GroupQueue):
         """See `Queue`."""
         return await self._reservation_client.op(op)
 
-    async def reservation_runs(
-        self,
-        reservation: str,
-        epoch: int,
-        offset: int,
-        end: int | None,
-        max_rows: int,
-        max_bytes: int,
-    ) -> tuple[int, int, list[ReservedRun]]:
+    async def reservation_runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]]:
         """See `Queue`."""
-        return await self._reservation_client.runs(
-            reservation, epoch, offset, end, max_rows, max_bytes
-        )
+        return await self._reservation_client.runs(request)
 
     async def browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int

@@ -38,9 +38,9 @@ from convoymq.queues.reservation_reads import (
     Fields,
     Page,
     ReservedRun,
+    RunsRequest,
     checked_cursor,
     checked_numbers,
-    checked_runs,
     decode_runs,
     opened,
 )
@@ -160,22 +160,18 @@ class ReservationClient(NullEvents):
 
     # --- reads ---------------------------------------------------------------------------
 
-    async def runs(
-        self, name: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
-    ) -> tuple[int, int, list[ReservedRun]]:
-        """(first unsettled, where to go on, runs) of a reservation from `offset` up to `end`,
-        exclusive.
+    async def runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]]:
+        """Returns (first unsettled, where to go on, runs) of a reservation.
 
         Raises:
             ReservationRefused: not what the reservation is any more.
             Unavailable: no member that can be asked has got so far.
         """
-        checked_runs(name, epoch, offset, end, max_rows, max_bytes)
-        request = [RUNS, name, epoch, offset, end, max_rows, min(max_bytes, REMOTE_BYTES_MAX)]
-        found = await self._local_runs(name, epoch, offset, end, max_rows, max_bytes, LOCAL_WAIT_S)
+        request.check()
+        found = await self._local_runs(request, LOCAL_WAIT_S)
         if found is not None:
             return found
-        first, after, encoded = await self._ask_members(request)
+        first, after, encoded = await self._ask_members([RUNS, *request.for_link()])
         return int(first), int(after), decode_runs(encoded)
 
     async def browse(
@@ -196,23 +192,13 @@ class ReservationClient(NullEvents):
         """See `reservation_reads.LocalReservations`."""
         return await self.op(op)
 
-    async def is_there(self, reservation: str, epoch: int, offset: int, end: int | None) -> bool:
+    async def is_there(self, request: RunsRequest) -> bool:
         """See `reservation_reads.LocalReservations`."""
-        return (
-            await self._local_reservation(reservation, epoch, offset, end, SERVE_WAIT_S) is not None
-        )
+        return await self._local_reservation(request, SERVE_WAIT_S) is not None
 
-    async def local_runs(
-        self,
-        reservation: str,
-        epoch: int,
-        offset: int,
-        end: int | None,
-        max_rows: int,
-        max_bytes: int,
-    ) -> tuple[int, int, list[ReservedRun]] | None:
+    async def local_runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]] | None:
         """See `reservation_reads.LocalReservations`."""
-        return await self._local_runs(reservation, epoch, offset, end, max_rows, max_bytes, 0.0)
+        return await self._local_runs(request, 0.0)
 
     async def local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
@@ -243,36 +229,30 @@ class ReservationClient(NullEvents):
         raise Unavailable(f"{self._subject} cannot be read here: {last}")
 
     async def _local_runs(
-        self,
-        name: str,
-        epoch: int,
-        offset: int,
-        end: int | None,
-        max_rows: int,
-        max_bytes: int,
-        wait_s: float,
+        self, request: RunsRequest, wait_s: float
     ) -> tuple[int, int, list[ReservedRun]] | None:
         """As `runs`, from this node's replica; None when it cannot tell (in time)."""
-        reservation = await self._local_reservation(name, epoch, offset, end, wait_s)
+        reservation = await self._local_reservation(request, wait_s)
         if reservation is None:
             return None
         self._touch(reservation)
         first = reservation.first
+        offset, end = request.offset, request.end
         upto = reservation.next if end is None else min(end, reservation.next)
-        page = Page(max_rows, max_bytes)
+        page = Page(request.max_rows, request.max_bytes)
         # The runs as they are now: a settle or release meanwhile must not change this answer.
-        held = held_runs(reservation, offset, upto, max_rows)
+        held = held_runs(reservation, offset, upto, request.max_rows)
         if not await self._collect(page, held):
             # An entry is gone: either the reservation has moved on, which is told, or the disk
             # lied.
-            await self._local_reservation(name, epoch, offset, end, 0.0)
+            await self._local_reservation(request, 0.0)
             return None
         return first, offset + page.rows, page.runs
 
-    async def _local_reservation(
-        self, name: str, epoch: int, offset: int, end: int | None, wait_s: float
-    ) -> Reservation | None:
-        """The reservation once this replica has applied what the reader knows of."""
+    async def _local_reservation(self, request: RunsRequest, wait_s: float) -> Reservation | None:
+        """Returns the reservation once this replica has applied what the reader knows of."""
+        name, epoch, offset = request.reservation, request.epoch, request.offset
+        end = offset if request.end is None else request.end
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -285,7 +265,7 @@ class ReservationClient(NullEvents):
                     reservation = machine.reservations.reading(name, epoch, offset)
                 except Refusal as refusal:
                     raise reservation_refused(refusal.reason, self._subject) from None
-                if reservation.next >= (offset if end is None else end):
+                if reservation.next >= end:
                     return reservation
             left = deadline - loop.time()
             if left <= 0:

@@ -11,7 +11,7 @@ import pytest
 
 from convoymq.model.errors import NotFound, PeerError, ReservationRefused, StorageFault, Unavailable
 from convoymq.queues.classic import queue as queue_module
-from convoymq.queues.reservation_reads import ReservedRun
+from convoymq.queues.reservation_reads import ReservedRun, RunsRequest
 from convoymq.queues.reservations import TAKE_RUNS_MAX
 from convoymq.storage.files import RealFile
 from convoymq.transport.control import KIND_RESERVATION
@@ -96,7 +96,7 @@ class Bench:
         """(offset, body, acquired) page by page."""
         made: list[tuple[int, bytes, int]] = []
         while True:
-            work = self.queue.reservation_runs("s", epoch, offset, end, rows, size)
+            work = self.queue.reservation_runs(RunsRequest("s", epoch, offset, end, rows, size))
             _, offset, runs = await until(self.nodes, work)
             made += spread(runs)
             if not runs or offset == end:
@@ -166,10 +166,14 @@ async def test_refusals_and_leases(nodes: dict[int, Node], place: int) -> None:
         (-1, 0, None, "malformed"),
     ):
         with pytest.raises(ReservationRefused) as refused:
-            await until(nodes, bench.queue.reservation_runs("s", epoch, offset, end, 10, 10))
+            await until(
+                nodes, bench.queue.reservation_runs(RunsRequest("s", epoch, offset, end, 10, 10))
+            )
         assert refused.value.reason == reason
     with pytest.raises(ReservationRefused) as refused:
-        await until(nodes, bench.queue.reservation_runs("l", lease["epoch"], 0, None, 10, 10))
+        await until(
+            nodes, bench.queue.reservation_runs(RunsRequest("l", lease["epoch"], 0, None, 10, 10))
+        )
     assert refused.value.reason == "reservation_settled"
 
 
@@ -363,7 +367,7 @@ async def test_a_lost_home_and_a_deleted_queue(nodes: dict[int, Node]) -> None:
     with pytest.raises(NotFound):
         await bench.home.reservation({"op": "touch", "reservation": "s", **mine})
     with pytest.raises(NotFound):
-        await bench.home.reservation_runs("s", 1, 0, None, 1, 1)
+        await bench.home.reservation_runs(RunsRequest("s", 1, 0, None, 1, 1))
     with pytest.raises(NotFound):
         await bench.home.browse(None, 1, 1)
 

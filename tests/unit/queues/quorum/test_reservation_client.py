@@ -13,7 +13,7 @@ from convoymq.kernels import batch, link_frames
 from convoymq.model.errors import NotFound, ReservationRefused, Unavailable
 from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.quorum import reservation_client
-from convoymq.queues.reservation_reads import ReservedRun
+from convoymq.queues.reservation_reads import ReservedRun, RunsRequest
 from tests.unit.queues.quorum.cluster import GROUP, NODES, Cluster, publish, spec, tags
 
 T = TypeVar("T")
@@ -74,12 +74,14 @@ class Reserved(Cluster):
         rows: list[tuple[int, int]] = []
         while True:
             _, after, runs = await self.nodes[node].queue.reservation_runs(
-                more.get("reservation", "s"),
-                epoch,
-                offset,
-                end,
-                more.get("max_rows", 1000),
-                more.get("max_bytes", 1 << 20),
+                RunsRequest(
+                    more.get("reservation", "s"),
+                    epoch,
+                    offset,
+                    end,
+                    more.get("max_rows", 1000),
+                    more.get("max_bytes", 1 << 20),
+                )
             )
             rows += spread(runs)
             if not runs:
@@ -127,7 +129,7 @@ async def test_pages_are_cut_by_rows_and_bytes_and_carry_counts_and_times() -> N
         for node in (1, 4):
             assert await cluster.rows(node, mine["epoch"], 0, 10, **limits) == expected
     _, after, runs = await cluster.nodes[4].queue.reservation_runs(
-        "s", mine["epoch"], 0, 10, 10, 250
+        RunsRequest("s", mine["epoch"], 0, 10, 10, 250)
     )
     assert after == 2
     assert [(run[3], run[6], run[7]) for run in runs] == [(2, 1, 1)]
@@ -151,11 +153,13 @@ async def test_refusals_name_their_reason_on_every_node() -> None:
             (new["epoch"] - 1, 1, "reservation_epoch"),
         ):
             with pytest.raises(ReservationRefused) as refused:
-                await cluster.nodes[node].queue.reservation_runs("s", epoch, offset, None, 10, 1000)
+                await cluster.nodes[node].queue.reservation_runs(
+                    RunsRequest("s", epoch, offset, None, 10, 1000)
+                )
             assert refused.value.reason == reason
         with pytest.raises(ReservationRefused) as refused:
             await cluster.nodes[node].queue.reservation_runs(
-                "none", new["epoch"], 0, None, 10, 1000
+                RunsRequest("none", new["epoch"], 0, None, 10, 1000)
             )
         assert refused.value.reason == "no_reservation"
     for bad in (
@@ -190,7 +194,7 @@ async def test_a_read_waits_until_the_replica_has_applied_the_take() -> None:
     mine = await cluster.open()
     await cluster.op(1, "take", **mine, max=4, after=0)
     reading = asyncio.ensure_future(
-        cluster.nodes[2].queue.reservation_runs("s", mine["epoch"], 0, 4, 10, 1000)
+        cluster.nodes[2].queue.reservation_runs(RunsRequest("s", mine["epoch"], 0, 4, 10, 1000))
     )
     await asyncio.sleep(0)
     assert not reading.done()
@@ -230,9 +234,11 @@ async def test_an_end_that_nobody_took_is_no_silent_gap(monkeypatch: pytest.Monk
     await cluster.op(1, "take", **mine, max=2, after=0)
     for node in NODES:
         with pytest.raises(Unavailable):
-            await cluster.nodes[node].queue.reservation_runs("s", mine["epoch"], 0, 3, 10, 1000)
+            await cluster.nodes[node].queue.reservation_runs(
+                RunsRequest("s", mine["epoch"], 0, 3, 10, 1000)
+            )
         found = await cluster.nodes[node].queue.reservation_runs(
-            "s", mine["epoch"], 2, None, 10, 1000
+            RunsRequest("s", mine["epoch"], 2, None, 10, 1000)
         )
         assert found == (0, 2, [])
 
@@ -510,6 +516,8 @@ async def test_a_deleted_queue_refuses() -> None:
         with pytest.raises(NotFound):
             await cluster.nodes[node].queue.reservation({"op": "touch", "reservation": "s", **mine})
         with pytest.raises(NotFound):
-            await cluster.nodes[node].queue.reservation_runs("s", mine["epoch"], 0, None, 10, 1000)
+            await cluster.nodes[node].queue.reservation_runs(
+                RunsRequest("s", mine["epoch"], 0, None, 10, 1000)
+            )
         with pytest.raises(NotFound):
             await cluster.nodes[node].queue.browse(None, 10, 1000)
