@@ -208,8 +208,8 @@ class ClusterEntry:
         self._opened = True
 
     def registered(self) -> None:
-        """The tree knows this life of this node, so the log holds something: when it is empty at
-        another start, it was lost."""
+        """Notes that the tree knows this incarnation of this node, so the log holds something: when
+        it is empty at another start, it was lost."""
         self.data.founded()
 
     def _ask(

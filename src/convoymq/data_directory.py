@@ -32,7 +32,7 @@ Supports = Mapping[str, tuple[int, int]]
 
 
 class DataDirectory:
-    """A node's directory, opened: a new life of its node.
+    """A node's directory, opened: a new incarnation of its node.
 
     Args:
         supports: what this build understands; None = versions are not looked at.
@@ -147,7 +147,7 @@ class DataDirectory:
 
     @property
     def incarnation(self) -> int:
-        """The current life of the node."""
+        """Returns the current incarnation of the node."""
         return self.identity.incarnation
 
     @property
@@ -175,7 +175,7 @@ class DataDirectory:
         self._save()
 
     def founded(self) -> None:
-        """Notes that the cluster lives: from now on an empty log is one that was lost."""
+        """Notes that the cluster is founded: from now on an empty log is one that was lost."""
         if self.founding is not None:
             self.founding = None
             self._save()
@@ -184,7 +184,7 @@ class DataDirectory:
         """Notes that a cluster has taken this node in.
 
         Args:
-            incarnation: that of this life, above all that the cluster knows.
+            incarnation: that of this process, above all that the cluster knows.
             groups: groups up to this number may count on data that this directory never had.
         """
         if not self.incarnation <= incarnation <= INCARNATION_MAX:

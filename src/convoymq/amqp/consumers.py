@@ -271,7 +271,7 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
 
     def got(result: GetResult) -> None:
         counters = channel.broker.counters
-        block, command, record, get_id, acquired, failed, ready, error = result
+        block, command, record, get_id, acquired_count, failed, ready, error = result
         if error is not None:
             raise as_broker_error(error)
         if block is None:
@@ -283,7 +283,7 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
         else:
             counters.get += 1
         channel.codec.send_get(
-            deliveries, block, command, record, get_id, acquired, failed, ready, method.no_ack
+            deliveries, block, command, record, get_id, acquired_count, failed, ready, method.no_ack
         )
 
     channel.wait_for(got)

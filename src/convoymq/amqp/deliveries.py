@@ -44,10 +44,10 @@ class Deliveries:
 
     def deliver(self, consumer: Consumer, delivery: Delivery) -> None:
         """Encode a delivery."""
-        _, first_id, block, command, first, count, acquired, failed = delivery
+        _, first_id, block, command, first, count, acquired_count, failed = delivery
         try:
             self._codec.deliver(
-                consumer.deliveries, first_id, block, command, first, count, acquired, failed
+                consumer.deliveries, first_id, block, command, first, count, acquired_count, failed
             )
         except ValueError as error:
             log.error("amqp.batch_damaged", queue=consumer.queue.name, reason=str(error))

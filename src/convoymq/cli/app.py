@@ -235,9 +235,9 @@ def status_rows(nodes: list[LocalNode], sampler: Sampler | None = None) -> list[
 def _node_facts(node: LocalNode, sampler: Sampler | None) -> NodeRow:
     # A live table does not stop for a node that is frozen. The first answer of one that has just
     # started takes longer: it imports the HTTP server.
-    patience = STATUS_TIMEOUT_S if sampler is None else LIVE_TIMEOUT_S
+    timeout_s = STATUS_TIMEOUT_S if sampler is None else LIVE_TIMEOUT_S
     try:
-        found = get_json(f"http://127.0.0.1:{node.http_port}/api/convoy/node", patience)
+        found = get_json(f"http://127.0.0.1:{node.http_port}/api/convoy/node", timeout_s)
     except (Unavailable, LookupError):
         return {"state": "no answer"}
     facts: NodeRow = {

@@ -38,7 +38,7 @@ QUEUE_TYPES = ("stream", "quorum", "classic")
 """All that METADATA can list."""
 CLOSER_S = 10.0
 """A choice of node is good for so long; leaders seldom change."""
-CLOSER_PATIENCE_S = 0.5
+CLOSER_TIMEOUT_S = 0.5
 """So long is waited for a node that is only preferred."""
 PAUSE_MIN_S = 0.05
 PAUSE_MAX_S = 1.0
@@ -377,12 +377,12 @@ class Client:
     ) -> Frame:
         """Asks until there is an answer. `extra_s`: how long the server may wait on purpose."""
         deadline = time.monotonic() + self.config.timeout + extra_s
-        patience = ATTEMPT_TIMEOUT_S + extra_s
+        attempt_s = ATTEMPT_TIMEOUT_S + extra_s
         tries = 0
         with self._lock:
             self._useless.clear()
             while True:
-                error = self._attempt(op, fields, payload, deadline, patience, again)
+                error = self._attempt(op, fields, payload, deadline, attempt_s, again)
                 if isinstance(error, Frame):
                     return error
                 if len(self._useless) == len(self._addresses):
@@ -398,14 +398,14 @@ class Client:
         fields: Mapping[str, object],
         payload: bytes | memoryview,
         deadline: float,
-        patience: float,
+        attempt_s: float,
         again: bool,
     ) -> Frame | Exception:
         """One try on one server: its answer, or why another try is worth while."""
         sent = False
         until = deadline
         if again and len(self._addresses) > 1:
-            until = min(deadline, time.monotonic() + patience)
+            until = min(deadline, time.monotonic() + attempt_s)
         try:
             link = self._connected(until)
             sent = True
@@ -474,7 +474,7 @@ class Client:
             if at == self._at or (at in self._names and self._names[at] not in nodes):
                 continue
             try:
-                link = Link(self.config, self._addresses[at], time.monotonic() + CLOSER_PATIENCE_S)
+                link = Link(self.config, self._addresses[at], time.monotonic() + CLOSER_TIMEOUT_S)
             except (OSError, errors.ClientError):
                 continue
             self._names[at] = link.node

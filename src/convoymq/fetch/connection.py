@@ -274,10 +274,10 @@ class FetchConnection(asyncio.BufferedProtocol):
             return
         settings = self.edge.settings
         # Memory that others wait for is not left for long to who does not read.
-        patience = settings.write_timeout_s
+        timeout_s = settings.write_timeout_s
         if self.edge.budget.is_short:
-            patience = min(patience, settings.pressed_timeout_s)
-        if asyncio.get_running_loop().time() - self._stuck_since < patience * 0.99:
+            timeout_s = min(timeout_s, settings.pressed_timeout_s)
+        if asyncio.get_running_loop().time() - self._stuck_since < timeout_s * 0.99:
             self._look_later()
             return
         self.edge.counters.slow += 1

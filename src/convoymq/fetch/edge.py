@@ -66,7 +66,7 @@ class FetchEdge(Edge):
         self.input = Budget(self.settings.buffer_bytes)
         """Requests that are being read or worked on."""
         self.connections: dict[int, FetchConnection] = {}
-        self.calm = asyncio.Event()
+        self.unblocked = asyncio.Event()
         """Set while no alarm blocks publishers."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._hang_ups = HangUpWatch(
@@ -110,9 +110,9 @@ class FetchEdge(Edge):
 
     def _on_alarms(self, alarms: frozenset[str]) -> None:
         if alarms:
-            self.calm.clear()
+            self.unblocked.clear()
         else:
-            self.calm.set()
+            self.unblocked.set()
         self._hang_ups.set(bool(alarms))
 
     async def stop(self) -> None:

@@ -173,7 +173,7 @@ class Producing(NullEvents):
 
     async def _append_all(self, request: Produce, frame: Frame, batch: _Batch) -> tuple[int, int]:
         """Checks and appends; returns (unroutable rows, rows)."""
-        await self._until_calm()
+        await self._until_unblocked()
         columns = await self._open(frame.payload)
         segments, unroutable = await self._route(request, columns)
         commands = await self._encode(columns, segments)
@@ -184,13 +184,13 @@ class Producing(NullEvents):
         await self._append(request, commands, batch)
         return unroutable, rows
 
-    async def _until_calm(self) -> None:
+    async def _until_unblocked(self) -> None:
         """Waits while an alarm blocks publishers."""
         if self._edge.calm.is_set():
             return
         self._connection.set_blocked(True)
         try:
-            async with asyncio.timeout(self._edge.settings.alarm_patience_s):
+            async with asyncio.timeout(self._edge.settings.alarm_wait_s):
                 await self._edge.calm.wait()
         except TimeoutError:
             names = " and ".join(sorted(self._broker.alarms.effective))

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 NEAR_NAMES_MAX = 3
 NEAR_CANDIDATES_MAX = 500
 NEAR_CUTOFF = 0.6
-BEHIND_PATIENCE_MS = 5_000
+BEHIND_WAIT_MS = 5_000
 """A replica that is behind gets at least this long (docs/formats/columnar-protocol.md)."""
 QUERIES_AT_ONCE = 16
 """Questions to other nodes that one request asks at a time."""
@@ -316,7 +316,7 @@ class Requests:
         if beyond if here else wait_ms:
             # Waits, or finds out that this replica is behind. What came is asked for again below:
             # many requests may wait, and none shall hold rows meanwhile.
-            async with self._limit(max(wait_ms, BEHIND_PATIENCE_MS)):
+            async with self._limit(max(wait_ms, BEHIND_WAIT_MS)):
                 await stream.fetch_chunks(request.offset, request.end, 1, 1, wait_ms)
         if request.machine and request.machine == self._settings.machine:
             descriptor = stream.read_descriptor(request.offset, request.end)
@@ -334,7 +334,7 @@ class Requests:
             portion = self._settings.pull_bytes if here else self._settings.answer_bytes
             while True:
                 size = min(portion, rows.room)
-                async with self._limit(BEHIND_PATIENCE_MS):
+                async with self._limit(BEHIND_WAIT_MS):
                     chunks = await stream.fetch_chunks(
                         at, request.end, request.max_rows - rows.count, size, 0
                     )

@@ -39,7 +39,7 @@ class FetchSettings:
     authenticate_timeout_s: float = AUTHENTICATE_TIMEOUT_S
     requests_max: int = REQUESTS_MAX
     """Requests of one connection that are worked on; more are not read."""
-    alarm_patience_s: float = 10.0
+    alarm_wait_s: float = 10.0
     """Longest wait of PRODUCE for an alarm to end, before it is refused."""
     wait_ms_max: int = 60_000
     """The longest that FETCH waits for rows, whatever a client asks for."""

@@ -144,8 +144,8 @@ class ChannelCodec:
         command: int,
         first: int,
         count: int,
-        acquired: int,
-        delivery_count: int,
+        acquired_count: int,
+        failed_delivery_count: int,
     ) -> None:
         """Encodes basic.deliver for the records and makes them outstanding (or, without
         acknowledgement, settles them at once). Raises ValueError when the records are damaged."""
@@ -160,8 +160,8 @@ class ChannelCodec:
         command: int,
         record: int,
         get_id: int,
-        acquired: int,
-        delivery_count: int,
+        acquired_count: int,
+        failed_delivery_count: int,
         ready: int,
         no_ack: bool,
     ) -> None:

@@ -32,7 +32,7 @@ cdef class ColumnWriter:
     cdef int reserve_rows(self, Py_ssize_t count) except? -1
     cdef int reserve_pieces(self, Py_ssize_t count) except? -1
     cdef void finish_rows(self, Py_ssize_t taken, uint64_t base, uint64_t time_ms,
-                          uint32_t acquired, uint32_t delivered) noexcept
+                          uint32_t acquired_count, uint32_t failed_delivery_count) noexcept
     cdef int add_row(self, unsigned char* p, Py_ssize_t n) except? -2
     cdef int scan_headers(self, unsigned char* p, Py_ssize_t n, bint wanted) except? -2
     cdef int add_header(self, unsigned char* name, Py_ssize_t k, unsigned char* value, Py_ssize_t n) except? -1

@@ -145,8 +145,8 @@ class ColumnWriter:
         count: cython.Py_ssize_t,
         base: uint64_t,
         time_ms: uint64_t,
-        acquired: uint32_t = 0,
-        delivered: uint32_t = 0,
+        acquired_count: uint32_t = 0,
+        failed_delivery_count: uint32_t = 0,
     ):
         if block is None:
             raise ValueError("no block")
@@ -189,7 +189,7 @@ class ColumnWriter:
                 low = high
         finally:
             # Also when a record is damaged: the rows before it stand.
-            self.finish_rows(taken, base, time_ms, acquired, delivered)
+            self.finish_rows(taken, base, time_ms, acquired_count, failed_delivery_count)
         if self.rows == self.max_rows or self.bytes >= self.max_bytes:
             self.full = True
         return taken
@@ -452,8 +452,8 @@ class ColumnWriter:
         taken: cython.Py_ssize_t,
         base: uint64_t,
         time_ms: uint64_t,
-        acquired: uint32_t,
-        delivered: uint32_t,
+        acquired_count: uint32_t,
+        failed_delivery_count: uint32_t,
     ) -> cython.void:
         """The columns that all rows of a run share."""
         if taken == 0:
@@ -479,12 +479,12 @@ class ColumnWriter:
         if self.columns & DELIVERY_COUNT:
             p = self.areas[DELIVERY_COUNTS].p + self.areas[DELIVERY_COUNTS].end
             for i in range(taken):
-                put32(p + 4 * i, min(delivered, 0x7FFFFFFF))
+                put32(p + 4 * i, min(failed_delivery_count, 0x7FFFFFFF))
             self.areas[DELIVERY_COUNTS].end += 4 * taken
         if self.columns & REDELIVERED:
             p = self.areas[REDELIVERIES].p + self.areas[REDELIVERIES].end
             for i in range(taken):
-                put32(p + 4 * i, min(acquired, 0x7FFFFFFF))
+                put32(p + 4 * i, min(acquired_count, 0x7FFFFFFF))
             self.areas[REDELIVERIES].end += 4 * taken
 
     def finish(self, next: uint64_t, compression: str = ""):

@@ -25,8 +25,8 @@ class ColumnWriter:
         count: int,
         base: int,
         time_ms: int,
-        acquired: int = 0,
-        delivered: int = 0,
+        acquired_count: int = 0,
+        failed_delivery_count: int = 0,
     ) -> int:
         """Adds records [first, first + count) of the ENQUEUE command at `command` of `block`, with
         offsets base, base + 1, …; returns how many were taken: fewer when the frame is full, at

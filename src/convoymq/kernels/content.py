@@ -128,7 +128,7 @@ def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cy
     return notes
 
 
-def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
+def with_counts(header: bytes, acquired_count: int, failed_delivery_count: int) -> bytes:
     data: bytes = header
     p: cython.p_uchar = bytes_pointer(data)
     n: cython.Py_ssize_t = len(data)
@@ -156,10 +156,10 @@ def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
                 kept.append(data[pos : pos + step])
             pos += step
         fields = b"".join(kept)
-    if acquired:
-        fields += b"\x10x-acquired-countl" + int(acquired).to_bytes(8, "big")
-    if delivery_count:
-        fields += b"\x10x-delivery-countl" + int(delivery_count).to_bytes(8, "big")
+    if acquired_count:
+        fields += b"\x10x-acquired-countl" + int(acquired_count).to_bytes(8, "big")
+    if failed_delivery_count:
+        fields += b"\x10x-delivery-countl" + int(failed_delivery_count).to_bytes(8, "big")
     return b"".join(
         (
             data[:HEADER_FLAGS],

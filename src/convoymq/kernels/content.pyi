@@ -7,7 +7,7 @@ RECORD_EXAMINE: int
 RECORD_ASKS: int
 RECORD_WAITS: int
 
-def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
+def with_counts(header: bytes, acquired_count: int, failed_delivery_count: int) -> bytes:
     """The content header payload with x-acquired-count and x-delivery-count set (0 = absent).
     Raises ValueError when it is broken."""
 

@@ -20,9 +20,9 @@ cdef bytes record_of(bytes block, Py_ssize_t command, Py_ssize_t record)
 # basic.deliver of one record that no queue holds.
 cdef int encode_delivery(ChannelCodec codec, ConsumerDeliveries consumer, bytes record,
                          bint redelivered) except? -1
-cdef int send_content(ChannelCodec codec, bytes method, bytes content, uint32_t acquired,
-                      uint32_t delivery_count) except? -1
+cdef int send_content(ChannelCodec codec, bytes method, bytes content, uint32_t acquired_count,
+                      uint32_t failed_delivery_count) except? -1
 # basic.deliver of `count` records of the command from `first` on.
 cdef int encode_deliveries(ChannelCodec codec, ConsumerDeliveries consumer, uint64_t first_id,
                            bytes block, Py_ssize_t command, Py_ssize_t first, Py_ssize_t count,
-                           uint32_t acquired, uint32_t delivery_count) except? -1
+                           uint32_t acquired_count, uint32_t failed_delivery_count) except? -1

@@ -69,18 +69,18 @@ def _write_content(
     codec: ChannelCodec,
     content: cython.p_uchar,
     length: cython.Py_ssize_t,
-    acquired: uint32_t,
-    delivery_count: uint32_t,
+    acquired_count: uint32_t,
+    failed_delivery_count: uint32_t,
     offset: int64_t,
 ) -> cython.int:
     """Appends the content frames for this channel; the room was made for the plain case.
     `offset` of the message in its stream, or -1."""
     out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
     kind: cython.int = check_content(content, length, codec.buffer.frame_max)
-    if kind != 0 or acquired != 0 or delivery_count != 0:
+    if kind != 0 or acquired_count != 0 or failed_delivery_count != 0:
         if kind < 0:
             raise ValueError("content of a record is damaged")
-        return _write_changed(codec, content, length, acquired, delivery_count, offset)
+        return _write_changed(codec, content, length, acquired_count, failed_delivery_count, offset)
     n: cython.Py_ssize_t
     if offset >= 0:
         n = _write_offset_header(
@@ -104,8 +104,8 @@ def _write_changed(
     codec: ChannelCodec,
     content: cython.p_uchar,
     length: cython.Py_ssize_t,
-    acquired: uint32_t,
-    delivery_count: uint32_t,
+    acquired_count: uint32_t,
+    failed_delivery_count: uint32_t,
     offset: int64_t,
 ) -> cython.int:
     """The same with counts in the header, or for a client of small frames."""
@@ -115,8 +115,8 @@ def _write_changed(
         if used:
             return _write_bodies(codec, content + used, length - used)
     header: bytes = copy_bytes(content + AMQP_FRAME_HEAD, n)
-    if acquired or delivery_count:
-        header = with_counts(header, acquired, delivery_count)
+    if acquired_count or failed_delivery_count:
+        header = with_counts(header, acquired_count, failed_delivery_count)
     put_frame(codec.buffer, AMQP_HEADER, codec.number, bytes_pointer(header), len(header))
     return _write_bodies(codec, content + n + AMQP_FRAME_OVERHEAD, length - n - AMQP_FRAME_OVERHEAD)
 
@@ -215,11 +215,17 @@ def _write_offset_header(
 @cython.cfunc
 @cython.exceptval(-1)
 def send_content(
-    codec: ChannelCodec, method: bytes, content: bytes, acquired: uint32_t, delivery_count: uint32_t
+    codec: ChannelCodec,
+    method: bytes,
+    content: bytes,
+    acquired_count: uint32_t,
+    failed_delivery_count: uint32_t,
 ) -> cython.int:
     put_frame(codec.buffer, AMQP_METHOD, codec.number, bytes_pointer(method), len(method))
     reserve(cython.address(codec.buffer.out), len(content))
-    _write_content(codec, bytes_pointer(content), len(content), acquired, delivery_count, -1)
+    _write_content(
+        codec, bytes_pointer(content), len(content), acquired_count, failed_delivery_count, -1
+    )
     mark_dirty(codec.buffer)
     return 0
 
@@ -233,8 +239,8 @@ def _encode_record(
     redelivered: cython.bint,
     record: cython.p_uchar,
     length: cython.Py_ssize_t,
-    acquired: uint32_t,
-    delivery_count: uint32_t,
+    acquired_count: uint32_t,
+    failed_delivery_count: uint32_t,
     head_length: cython.Py_ssize_t,
     offset: int64_t,
 ) -> cython.int:
@@ -263,7 +269,9 @@ def _encode_record(
     string.memcpy(q + 9, record, key)
     p[AMQP_FRAME_HEAD + size] = AMQP_END
     out.end += size + AMQP_FRAME_OVERHEAD
-    return _write_content(codec, record + key, length - key, acquired, delivery_count, offset)
+    return _write_content(
+        codec, record + key, length - key, acquired_count, failed_delivery_count, offset
+    )
 
 
 @cython.cfunc
@@ -292,8 +300,8 @@ def encode_deliveries(
     command: cython.Py_ssize_t,
     first: cython.Py_ssize_t,
     count: cython.Py_ssize_t,
-    acquired: uint32_t,
-    delivery_count: uint32_t,
+    acquired_count: uint32_t,
+    failed_delivery_count: uint32_t,
 ) -> cython.int:
     if count == 0:
         return 0
@@ -333,11 +341,11 @@ def encode_deliveries(
                 codec,
                 head,
                 tag,
-                acquired > 0,
+                acquired_count > 0,
                 source + command + low,
                 high - low,
-                acquired if shown else 0,
-                delivery_count if shown else 0,
+                acquired_count if shown else 0,
+                failed_delivery_count if shown else 0,
                 head_length,
                 cython.cast(int64_t, first_id) + i if consumer.offsets else -1,
             )

@@ -392,7 +392,7 @@ def _copies(headers: Table, name: str) -> list[str]:
 
 
 def row_of(
-    data: bytes, acquired: int, ready: int, encoding: str, truncate: int | None
+    data: bytes, acquired_count: int, ready: int, encoding: str, truncate: int | None
 ) -> JsonObject:
     """A record as JSON."""
     exchange, routing_key, properties, body = read_record(data)
@@ -406,7 +406,7 @@ def row_of(
         "payload": payload,
         "payload_bytes": len(body),
         "payload_encoding": used,
-        "redelivered": acquired > 0,
+        "redelivered": acquired_count > 0,
         "exchange": exchange,
         "routing_key": routing_key,
         "message_count": ready,

@@ -132,7 +132,7 @@ def page_json(page: Page, encoding: str) -> JsonObject:
 
 
 def _row_json(row: Row, encoding: str) -> JsonObject:
-    index, offset, number, position, time_ms, acquired, failed, record, deaths = row
+    index, offset, number, position, time_ms, acquired_count, failed, record, deaths = row
     made: JsonObject = {
         "id": f"{index}.{offset}.{number}",
         "position": position,
@@ -141,7 +141,7 @@ def _row_json(row: Row, encoding: str) -> JsonObject:
     if record is None:
         return made
     try:
-        shown = row_of(record, acquired, 0, encoding, None)
+        shown = row_of(record, acquired_count, 0, encoding, None)
         size = int.from_bytes(content_parts(split_record(record)[1])[0][4:12], "big")
     except (BrokerError, ValueError, IndexError):
         return {**made, "unreadable": True}
@@ -155,7 +155,7 @@ def _row_json(row: Row, encoding: str) -> JsonObject:
         **shown,
         "truncated": size != shown["payload_bytes"],
         "payload_bytes": size,
-        "acquired_count": acquired,
+        "acquired_count": acquired_count,
         "delivery_count": failed,
         "first_death": first,
         "last_death": last,

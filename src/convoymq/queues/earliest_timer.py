@@ -1,4 +1,4 @@
-"""One timer for whoever wants to be called again: the earliest of several wishes counts."""
+"""Timer of which the earliest of several due times counts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EarliestTimer:
         self._timer = self._clock.call_later(delay_ms, self._on_timer)
 
     def cancel(self) -> None:
-        """Forgets all wishes."""
+        """Ends the timer: `work` is not called."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

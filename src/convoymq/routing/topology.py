@@ -238,7 +238,7 @@ class Topology:
             exclusive_owner=exclusive_owner,
             auto_delete=auto_delete,
             arguments=arguments,
-            generation=self.version,
+            declared_version=self.version,
         )
         return True
 
@@ -411,7 +411,7 @@ class Topology:
                     q.exclusive_owner,
                     q.auto_delete,
                     q.arguments.encoded,
-                    q.generation,
+                    q.declared_version,
                 )
                 for q in self.queues()
             ],
@@ -501,7 +501,7 @@ class Topology:
                     arguments=decode_body(arguments),
                 )
             )
-        for name, kind, durable, owner, auto_delete, arguments, generation in state["queues"]:
+        for name, kind, durable, owner, auto_delete, arguments, declared_version in state["queues"]:
             self._queues[name] = Queue(
                 name=name,
                 type=QueueType(kind),
@@ -509,7 +509,7 @@ class Topology:
                 exclusive_owner=owner,
                 auto_delete=auto_delete,
                 arguments=decode_body(arguments),
-                generation=generation,
+                declared_version=declared_version,
             )
         for source, kind, name, routing_key, arguments in state["bindings"]:
             end = Destination(DestinationKind(kind), name)

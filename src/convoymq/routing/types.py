@@ -128,8 +128,8 @@ class Exchange:
 class Queue:
     """A declared queue: its properties, not its messages.
 
-    `exclusive_owner` names the connection that alone may use it. `generation` is the topology's
-    version at its creation: a queue that is deleted and declared again has another one.
+    `exclusive_owner` names the connection that alone may use it. `declared_version` is the
+    topology's version at its creation: a queue that is deleted and declared again has another one.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Queue:
     exclusive_owner: str | None = None
     auto_delete: bool = False
     arguments: Table = EMPTY
-    generation: int = 0
+    declared_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class ClusterNode(SimNode):
 
     # Start.
 
-    def _new_life(self) -> None:
+    def _begin_incarnation(self) -> None:
         world = self.world
         if self.saved is None:
             made = NodeIdentity(self.number, world.new_id(), 0, "", world.new_id())
@@ -440,7 +440,7 @@ class ClusterNode(SimNode):
         self.world.scheduler.after(0, None, self.world.on_removed, self, self.process)
 
     def _machine_for(self, record: QueueRecord, arguments: Table) -> WatchedMachine | WatchedStream:
-        """The machine that production would make, watched, and less patient with lost nodes."""
+        """Returns the machine that production would make, watched, and with shorter time-outs."""
         self.world.on_open(self, record)
         made = make_machine(record, arguments)
         settings = dict(made.settings)

@@ -139,7 +139,7 @@ class SimNode:
     def start(self) -> None:
         """Starts, or starts again: recovers and joins. A crash may come in the middle."""
         world = self.world
-        self._new_life()
+        self._begin_incarnation()
         self.process = Process(self.name, self.wall_offset_ms)
         world.trace.add(self.name, f"start {self.incarnation}")
         scheduler = world.scheduler
@@ -201,7 +201,7 @@ class SimNode:
             interval_ms=AUDIT_MS,
         )
 
-    def _new_life(self) -> None:
+    def _begin_incarnation(self) -> None:
         self.incarnation += 1
 
     def _name_storage(self) -> None:

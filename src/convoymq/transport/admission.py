@@ -49,11 +49,11 @@ class Admission:
     def give_up(self, now: float) -> None:
         """Says so when all that this node has heard for long is that its number is in use."""
         links = self.links
-        patience = max(REJECTED_S, 2 * links.config.suspect_max_ms / 1000)
+        rejected_s = max(REJECTED_S, 2 * links.config.suspect_max_ms / 1000)
         linked = any(peer.up for peer in links.peers.values()) or links.relay.nodes()
-        if linked or now - self._rejected_at > patience:
+        if linked or now - self._rejected_at > rejected_s:
             self._rejected_since = 0.0
-        elif self._rejected_since and now - self._rejected_since > patience:
+        elif self._rejected_since and now - self._rejected_since > rejected_s:
             self._rejected_since = 0.0
             links.events.on_rejected(self._rejected_text)
 

@@ -37,7 +37,7 @@ class World:
             request_timeout_s=0.2,
             frame_max=1 << 20,
             answer_bytes=1 << 18,
-            alarm_patience_s=0.05,
+            alarm_wait_s=0.05,
             wait_ms_max=5,
         )
         self.run(self.rig.__aenter__())

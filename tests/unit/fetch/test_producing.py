@@ -251,7 +251,7 @@ async def test_requests_of_a_connection_are_published_in_their_order(
 
 
 async def test_an_alarm_makes_publishers_wait_and_then_says_so(tmp_path: Path) -> None:
-    async with Rig(tmp_path, alarm_patience_s=0.03) as rig:
+    async with Rig(tmp_path, alarm_wait_s=0.03) as rig:
         await rig.queue("q")
         peer = await rig.client()
         rig.broker.alarms.set("memory", True)

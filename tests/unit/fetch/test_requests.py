@@ -210,7 +210,7 @@ async def test_refusals_of_the_stream_come_through(rig: Rig, client: Peer) -> No
 async def test_a_stream_that_says_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "BEHIND_PATIENCE_MS", 0)
+    monkeypatch.setattr(requests, "BEHIND_WAIT_MS", 0)
     async with Rig(tmp_path, request_timeout_s=0.02) as rig:
         rig.stream("s", rows("a")).hold = asyncio.Event()
         peer = await rig.client()

@@ -256,10 +256,10 @@ class TestQueues:
         assert not tables.delete_queue("n")
 
     def test_a_queue_declared_again_is_another_one(self, tables: Topology) -> None:
-        first = tables.queue("q").generation
+        first = tables.queue("q").declared_version
         tables.delete_queue("q")
         tables.declare_queue("q")
-        assert tables.queue("q").generation > first
+        assert tables.queue("q").declared_version > first
 
     def test_names_are_bounded(self, tables: Topology) -> None:
         assert tables.declare_queue("n" * 255)

@@ -115,7 +115,7 @@ async def feature_flags(call: Call) -> list[JsonObject]:
 
 @routes.add("PUT", "feature-flags/{name}/enable")
 async def enable_feature_flag(call: Call) -> Status:
-    """Done if the flag is enabled. Nobody can hurry it: that waits for the nodes' releases."""
+    """Succeeds if the flag is enabled. It cannot be forced: that waits for the nodes' releases."""
     call.need(call.is_administrator)
     for row in await feature_flags(call):
         if row["name"] == call.path["name"]:

@@ -124,7 +124,7 @@ class FetchConfig:
         "fetch.enabled",
         True,
         """Whether connections that begin with the columnar protocol's preface are served. `false`:
-        they are closed like any stranger's.""",
+        they are closed like those of an unknown protocol.""",
         parse=parse_bool,
     )
     local_reads: bool = key(

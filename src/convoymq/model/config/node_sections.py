@@ -93,7 +93,7 @@ class ListenersConfig:
     handshake_timeout_ms: int = key(
         "handshake_timeout",
         10_000,
-        """A connection that has not authenticated by then is closed. Longer lets silent strangers
+        """A connection that has not authenticated by then is closed. Longer lets unknown clients
         hold more connections.""",
         parse=parse_int,
         unit="ms",

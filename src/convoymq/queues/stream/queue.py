@@ -389,11 +389,11 @@ class StreamQueue(GroupQueue):
                 _, _, offset, end, _, _, wait_ms = request
                 wanted = max(offset, (end or 0) - 1)
                 # As long as `pull` waits for the answer.
-                patience_ms = max(wait_ms, BEHIND_WAIT_MS) + ASK_TIMEOUT_MS
+                timeout_ms = max(wait_ms, BEHIND_WAIT_MS) + ASK_TIMEOUT_MS
                 if end is not None or offset != machine.next:
                     wait_ms = max(wait_ms, BEHIND_WAIT_MS)
                 if node is not None:
-                    until_ms = self.clock.monotonic_ms() + patience_ms
+                    until_ms = self.clock.monotonic_ms() + timeout_ms
                     there = partial(self._answers.when_room, node, now, until_ms)
         except (TypeError, ValueError, IndexError) as error:
             answer(["away", f"malformed request: {error}"])
@@ -594,18 +594,18 @@ class StreamQueue(GroupQueue):
             return Chunks(first, high, [])
         wanted = max(offset, (end or 0) - 1)
         machine = self.machine_for(wanted)
-        patience_ms = wait_ms
+        pull_wait_ms = wait_ms
         if machine is not None and wanted >= machine.next:
             tail = end is None and offset == machine.next
             wait = wait_ms if tail else max(wait_ms, BEHIND_WAIT_MS)
             await _future(lambda done: self.when_there(wanted, wait, lambda: done(None, None)))
             # The replica may be behind by now: the leader is asked, who does not wait again.
             machine = self.machine_for(wanted)
-            patience_ms = 0
+            pull_wait_ms = 0
         if machine is None:
             size = min(max_bytes, REMOTE_BYTES_MAX)
             pulled: Chunks = await _future(
-                lambda done: self.pull(offset, end, max_rows, size, patience_ms, done)
+                lambda done: self.pull(offset, end, max_rows, size, pull_wait_ms, done)
             )
             return pulled
         reader = self._begin(machine, offset, end)
