@@ -18,7 +18,8 @@ STUBS = sorted((ROOT / "src").rglob("*.pyi"))
 FILE_LINES_MAX = 800
 """Generated files do not count."""
 FUNCTION_LINES_MAX = 70
-"""Kernels do not count: their inner loops stay whole."""
+KERNEL_FUNCTION_LINES_MAX = 80
+"""Inner loops of kernels stay whole where a call costs: `encode_enqueue` lost a tenth by one."""
 ANY_MAX = 60
 """Goal: 60."""
 # fmt: off
@@ -99,15 +100,16 @@ def test_files_are_within_their_bound() -> None:
 
 
 def test_functions_are_within_their_bound() -> None:
-    sizes = {
-        f"{relative(path)}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
-        for path in SOURCES
-        if path.parent.name != "kernels"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    long = {name: size for name, size in sizes.items() if size > FUNCTION_LINES_MAX}
-    assert not long, f"more than {FUNCTION_LINES_MAX} lines: {long}"
+    long = {}
+    for path in SOURCES:
+        is_kernel = path.parent.name == "kernels"
+        bound = KERNEL_FUNCTION_LINES_MAX if is_kernel else FUNCTION_LINES_MAX
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > bound:
+                    long[f"{relative(path)}:{node.name}"] = lines
+    assert not long, f"longer than their bound: {long}"
 
 
 def test_uses_of_any_are_within_their_bound() -> None:

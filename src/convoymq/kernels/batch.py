@@ -575,7 +575,8 @@ def open_records(
 ) -> cython.int:
     known: uint32_t = 0
     table: cython.Py_ssize_t = record_table(p, size, command, cython.address(known))
-    if table < 0 or first < 0 or count < 0 or first + count > known:
+    total: cython.Py_ssize_t = known
+    if table < 0 or first < 0 or count < 0 or first > total or count > total - first:
         raise ValueError("records lie outside their command")
     records.command = p + command
     records.table = p + table

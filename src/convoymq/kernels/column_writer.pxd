@@ -3,6 +3,19 @@ from libc.stdint cimport uint32_t, uint64_t
 from convoymq.kernels.area cimport Area
 from convoymq.kernels.columns cimport AREAS, Piece
 
+# A record that becomes a row: where its parts lie.
+cdef struct Row:
+    unsigned char* exchange
+    Py_ssize_t exchange_length
+    unsigned char* routing
+    Py_ssize_t routing_length
+    unsigned char* header
+    Py_ssize_t header_length
+    uint64_t body_length
+    unsigned char* key
+    Py_ssize_t key_length
+    bint has_table
+
 cdef class ColumnWriter:
     cdef readonly uint32_t columns
     cdef readonly Py_ssize_t rows

@@ -19,7 +19,7 @@ from cython.cimports.convoymq.kernels.amqp import (
     HEADER_PROPERTIES,
 )
 from cython.cimports.convoymq.kernels.area import Area, add, put_bit, put_end, reserve
-from cython.cimports.convoymq.kernels.batch import record_table
+from cython.cimports.convoymq.kernels.batch import Records, open_records
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
     get32,
@@ -82,6 +82,150 @@ from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import INT64_MAX, uint32_t, uint64_t
 
 _X_KEY = cython.declare(bytes, b"x-key")
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _read_head(
+    p: cython.p_uchar, n: cython.Py_ssize_t, row: cython.pointer(Row)
+) -> cython.Py_ssize_t:
+    """Finds names and content header of a record; returns where its body frames begin."""
+    if n < 2:
+        raise ValueError("record is damaged")
+    exchange: cython.Py_ssize_t = p[0]
+    if exchange + 2 > n:
+        raise ValueError("record is damaged")
+    routing: cython.Py_ssize_t = p[exchange + 1]
+    at: cython.Py_ssize_t = exchange + routing + 2
+    if n - at < AMQP_FRAME_OVERHEAD + HEADER_PROPERTIES or p[at] != AMQP_HEADER:
+        raise ValueError("record is damaged")
+    length: cython.Py_ssize_t = load32(p + at + AMQP_SIZE)
+    if length < HEADER_PROPERTIES or length > n - at - AMQP_FRAME_OVERHEAD:
+        raise ValueError("content header of a record is damaged")
+    row.exchange = p + 1
+    row.exchange_length = exchange
+    row.routing = p + exchange + 2
+    row.routing_length = routing
+    row.header = p + at + AMQP_FRAME_HEAD
+    row.header_length = length
+    row.body_length = load64(row.header + HEADER_BODY_SIZE)
+    row.key = cython.NULL
+    row.key_length = 0
+    row.has_table = False
+    return at + length + AMQP_FRAME_OVERHEAD
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _read_body(
+    writer: ColumnWriter,
+    p: cython.p_uchar,
+    n: cython.Py_ssize_t,
+    at: cython.Py_ssize_t,
+    length: uint64_t,
+) -> cython.Py_ssize_t:
+    """Checks the body frames of a record and, when values are wanted, notes where they lie; returns
+    how many pieces there are with it."""
+    pieces: cython.Py_ssize_t = writer.piece_count
+    wanted: cython.bint = writer.columns & VALUE != 0
+    seen: uint64_t = 0
+    size: cython.Py_ssize_t
+    while at < n:
+        if n - at < AMQP_FRAME_OVERHEAD or p[at] != AMQP_BODY:
+            raise ValueError("body of a record is damaged")
+        size = load32(p + at + AMQP_SIZE)
+        if size > n - at - AMQP_FRAME_OVERHEAD:
+            raise ValueError("body of a record is damaged")
+        if wanted:
+            if pieces == writer.piece_capacity:
+                writer.reserve_pieces(pieces - writer.piece_count + 1)
+            writer.pieces[pieces].p = p + at + AMQP_FRAME_HEAD
+            writer.pieces[pieces].n = size
+            pieces += 1
+        seen += size
+        at += size + AMQP_FRAME_OVERHEAD
+    if seen != length:
+        raise ValueError("body of a record is damaged")
+    return pieces
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _read_headers(writer: ColumnWriter, row: cython.pointer(Row)) -> cython.Py_ssize_t:
+    """Finds the key in the header table of a record and, when headers are wanted, appends them;
+    returns what these cost."""
+    header: cython.p_uchar = row.header
+    length: cython.Py_ssize_t = row.header_length
+    flags: uint32_t = load16(header + HEADER_FLAGS)
+    if not flags & HAS_HEADERS:
+        return 0
+    at: cython.Py_ssize_t = HEADER_PROPERTIES
+    if flags & HAS_CONTENT_TYPE:
+        at += 1 + (header[at] if at < length else 0)
+    if flags & HAS_CONTENT_ENCODING:
+        at += 1 + (header[at] if at < length else 0)
+    if length - at < 4:
+        raise ValueError("content header of a record is damaged")
+    size: cython.Py_ssize_t = load32(header + at)
+    if size > length - at - 4:
+        raise ValueError("content header of a record is damaged")
+    row.has_table = True
+    wanted: cython.bint = writer.columns & HEADERS != 0
+    entries: cython.Py_ssize_t = writer.entries
+    try:
+        if writer.scan_headers(header + at + 4, size, wanted) < 0:
+            raise ValueError("header table of a record is damaged")
+    except BaseException:
+        writer.drop_headers(entries)
+        raise
+    row.key = writer.key
+    row.key_length = writer.key_length
+    if not wanted:
+        return 0
+    return (
+        9 * (writer.entries - entries)
+        + writer.areas[NAMES].end
+        + writer.areas[TEXTS].end
+        - get32(writer.areas[NAME_ENDS].p + 4 * entries)
+        - get32(writer.areas[TEXT_ENDS].p + 4 * entries)
+    )
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _append_row(
+    writer: ColumnWriter, row: cython.pointer(Row), pieces: cython.Py_ssize_t
+) -> cython.int:
+    """Appends a row for which there is room. `pieces`: of `_read_body`."""
+    columns: uint32_t = writer.columns
+    areas: cython.pointer(Area) = writer.areas
+    if columns & KEY:
+        if row.key != cython.NULL:
+            add(areas + KEYS, row.key, row.key_length)
+        else:
+            writer.key_nulls = True
+        put_bit(areas + KEY_NULLS, writer.rows, row.key != cython.NULL)
+        put_end(areas + KEY_ENDS, areas[KEYS].end)
+    if columns & VALUE:
+        writer.piece_count = pieces
+        writer.value_bytes += cython.cast(cython.Py_ssize_t, row.body_length)
+        put_end(areas + VALUE_ENDS, writer.value_bytes)
+    if columns & HEADERS:
+        if not row.has_table:
+            writer.header_nulls = True
+        put_bit(areas + HEADER_NULLS, writer.rows, row.has_table)
+        put_end(areas + LIST_ENDS, writer.entries)
+    if columns & EXCHANGE:
+        add(areas + EXCHANGES, row.exchange, row.exchange_length)
+        put_end(areas + EXCHANGE_ENDS, areas[EXCHANGES].end)
+    if columns & ROUTING_KEY:
+        add(areas + ROUTING_KEYS, row.routing, row.routing_length)
+        put_end(areas + ROUTING_ENDS, areas[ROUTING_KEYS].end)
+    if columns & PROPERTIES:
+        add(areas + PROPERTY_BYTES, row.header, row.header_length)
+        put_end(areas + PROPERTY_ENDS, areas[PROPERTY_BYTES].end)
+    writer.rows += 1
+    return 0
 
 
 @cython.cclass
@@ -150,17 +294,10 @@ class ColumnWriter:
     ):
         if block is None:
             raise ValueError("no block")
-        source: cython.p_uchar = bytes_pointer(block)
-        total: uint32_t = 0
-        table: cython.Py_ssize_t = record_table(source, len(block), command, cython.address(total))
-        if (
-            table < 0
-            or first < 0
-            or count < 0
-            or first > cython.cast(cython.Py_ssize_t, total)
-            or count > cython.cast(cython.Py_ssize_t, total) - first
-        ):
-            raise ValueError("records lie outside their command")
+        records: Records
+        open_records(
+            bytes_pointer(block), len(block), command, first, count, cython.address(records)
+        )
         if base > INT64_MAX - FRAME_ROWS_MAX or time_ms > INT64_MAX // 1000:
             raise ValueError("offset or time does not fit 63 bits")
         if count > self.max_rows - self.rows:
@@ -168,9 +305,9 @@ class ColumnWriter:
             self.full = True
         if count == 0:
             return 0
-        low: cython.Py_ssize_t = get32(source + table + 4 * first)
-        end: cython.Py_ssize_t = get32(source + table + 4 * (first + count))
-        if low < ENQUEUE_RECORDS or end < low or command + end > table:
+        low: cython.Py_ssize_t = get32(records.table + 4 * first)
+        end: cython.Py_ssize_t = get32(records.table + 4 * (first + count))
+        if low < ENQUEUE_RECORDS or end < low or end > records.table - records.command:
             raise ValueError("record table is damaged")
         self.reserve_rows(count)
         if not self.blocks or self.blocks[len(self.blocks) - 1] is not block:
@@ -179,10 +316,10 @@ class ColumnWriter:
         i: cython.Py_ssize_t
         try:
             for i in range(count):
-                high: cython.Py_ssize_t = get32(source + table + 4 * (first + i + 1))
+                high: cython.Py_ssize_t = get32(records.table + 4 * (first + i + 1))
                 if high < low or high > end:
                     raise ValueError("record table is damaged")
-                if self.add_row(source + command + low, high - low) == 0:
+                if self.add_row(records.command + low, high - low) == 0:
                     self.full = True
                     break
                 taken += 1
@@ -239,135 +376,36 @@ class ColumnWriter:
     @cython.cfunc
     @cython.exceptval(-2)
     def add_row(self, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
-        """One record. 1 = taken, 0 = it does not fit any more and nothing has changed."""
+        """Adds one record. 1 = taken, 0 = it does not fit any more and nothing has changed."""
         columns: uint32_t = self.columns
-        if n < 2:
-            raise ValueError("record is damaged")
-        exchange: cython.Py_ssize_t = p[0]
-        if exchange + 2 > n:
-            raise ValueError("record is damaged")
-        routing: cython.Py_ssize_t = p[exchange + 1]
-        at: cython.Py_ssize_t = exchange + routing + 2
-        if n - at < AMQP_FRAME_OVERHEAD + HEADER_PROPERTIES or p[at] != AMQP_HEADER:
-            raise ValueError("record is damaged")
-        header: cython.p_uchar = p + at + AMQP_FRAME_HEAD
-        header_length: cython.Py_ssize_t = load32(p + at + AMQP_SIZE)
-        if header_length < HEADER_PROPERTIES or header_length > n - at - AMQP_FRAME_OVERHEAD:
-            raise ValueError("content header of a record is damaged")
-        body: uint64_t = load64(header + HEADER_BODY_SIZE)
-        at += header_length + AMQP_FRAME_OVERHEAD
-        cost: cython.Py_ssize_t = self.row_cost
-        area: cython.pointer(Area)
+        row: Row
+        at: cython.Py_ssize_t = _read_head(p, n, cython.address(row))
+        pieces: cython.Py_ssize_t = _read_body(self, p, n, at, row.body_length)
         entries: cython.Py_ssize_t = self.entries
-        pieces: cython.Py_ssize_t = self.piece_count
-        key: cython.p_uchar = cython.NULL
-        key_length: cython.Py_ssize_t = 0
-
-        # The body frames: where the value lies.
-        seen: uint64_t = 0
-        size: cython.Py_ssize_t
-        while at < n:
-            if n - at < AMQP_FRAME_OVERHEAD or p[at] != AMQP_BODY:
-                raise ValueError("body of a record is damaged")
-            size = load32(p + at + AMQP_SIZE)
-            if size > n - at - AMQP_FRAME_OVERHEAD:
-                raise ValueError("body of a record is damaged")
-            if columns & VALUE:
-                if pieces == self.piece_capacity:
-                    self.reserve_pieces(pieces - self.piece_count + 1)
-                self.pieces[pieces].p = p + at + AMQP_FRAME_HEAD
-                self.pieces[pieces].n = size
-                pieces += 1
-            seen += size
-            at += size + AMQP_FRAME_OVERHEAD
-        if seen != body:
-            raise ValueError("body of a record is damaged")
+        cost: cython.Py_ssize_t = self.row_cost
         if columns & VALUE:
-            cost += cython.cast(cython.Py_ssize_t, body)
-
-        # The header table: key and headers.
-        has_table: cython.bint = False
+            cost += cython.cast(cython.Py_ssize_t, row.body_length)
         if columns & (KEY | HEADERS):
-            flags: uint32_t = load16(header + HEADER_FLAGS)
-            if flags & HAS_HEADERS:
-                at = HEADER_PROPERTIES
-                if flags & HAS_CONTENT_TYPE:
-                    at += 1 + (header[at] if at < header_length else 0)
-                if flags & HAS_CONTENT_ENCODING:
-                    at += 1 + (header[at] if at < header_length else 0)
-                if header_length - at < 4:
-                    raise ValueError("content header of a record is damaged")
-                size = load32(header + at)
-                if size > header_length - at - 4:
-                    raise ValueError("content header of a record is damaged")
-                has_table = True
-                try:
-                    if self.scan_headers(header + at + 4, size, columns & HEADERS != 0) < 0:
-                        raise ValueError("header table of a record is damaged")
-                except BaseException:
-                    self.drop_headers(entries)
-                    raise
-                key = self.key
-                key_length = self.key_length
-                if columns & HEADERS:
-                    cost += (
-                        9 * (self.entries - entries)
-                        + self.areas[NAMES].end
-                        + self.areas[TEXTS].end
-                        - get32(self.areas[NAME_ENDS].p + 4 * entries)
-                        - get32(self.areas[TEXT_ENDS].p + 4 * entries)
-                    )
-            if key == cython.NULL and exchange:
-                key = p + exchange + 2
-                key_length = routing
+            cost += _read_headers(self, cython.address(row))
+            if row.key == cython.NULL and row.exchange_length:
+                row.key = row.routing
+                row.key_length = row.routing_length
             if columns & KEY:
-                cost += key_length
+                cost += row.key_length
         if columns & EXCHANGE:
-            cost += exchange
+            cost += row.exchange_length
         if columns & ROUTING_KEY:
-            cost += routing
+            cost += row.routing_length
         if columns & PROPERTIES:
-            cost += header_length
+            cost += row.header_length
         if self.bytes + cost > self.max_bytes and self.rows:
             self.drop_headers(entries)
             return 0
         if self.bytes + cost > FRAME_BODY_MAX:
             self.drop_headers(entries)
             raise ValueError("a record is too large for a columnar frame")
-
-        # It is taken.
         self.bytes += cost
-        if columns & KEY:
-            area = cython.address(self.areas[KEYS])
-            if key != cython.NULL:
-                add(area, key, key_length)
-            else:
-                self.key_nulls = True
-            put_bit(cython.address(self.areas[KEY_NULLS]), self.rows, key != cython.NULL)
-            put_end(cython.address(self.areas[KEY_ENDS]), area.end)
-        if columns & VALUE:
-            self.piece_count = pieces
-            self.value_bytes += cython.cast(cython.Py_ssize_t, body)
-            put_end(cython.address(self.areas[VALUE_ENDS]), self.value_bytes)
-        if columns & HEADERS:
-            if not has_table:
-                self.header_nulls = True
-            put_bit(cython.address(self.areas[HEADER_NULLS]), self.rows, has_table)
-            put_end(cython.address(self.areas[LIST_ENDS]), self.entries)
-        if columns & (EXCHANGE | ROUTING_KEY | PROPERTIES):
-            if columns & EXCHANGE:
-                area = cython.address(self.areas[EXCHANGES])
-                add(area, p + 1, exchange)
-                put_end(cython.address(self.areas[EXCHANGE_ENDS]), area.end)
-            if columns & ROUTING_KEY:
-                area = cython.address(self.areas[ROUTING_KEYS])
-                add(area, p + exchange + 2, routing)
-                put_end(cython.address(self.areas[ROUTING_ENDS]), area.end)
-            if columns & PROPERTIES:
-                area = cython.address(self.areas[PROPERTY_BYTES])
-                add(area, header, header_length)
-                put_end(cython.address(self.areas[PROPERTY_ENDS]), area.end)
-        self.rows += 1
+        _append_row(self, cython.address(row), pieces)
         return 1
 
     @cython.cfunc

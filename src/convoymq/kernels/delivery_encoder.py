@@ -20,7 +20,7 @@ from cython.cimports.convoymq.kernels.amqp import (
     HEADER_PROPERTIES,
     METHOD_ID_SIZE,
 )
-from cython.cimports.convoymq.kernels.batch import record_table
+from cython.cimports.convoymq.kernels.batch import Records, open_records, record_table
 from cython.cimports.convoymq.kernels.byte_buffer import Buffer, reserve
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
@@ -305,14 +305,11 @@ def encode_deliveries(
 ) -> cython.int:
     if count == 0:
         return 0
-    total: uint32_t = 0
-    source: cython.p_uchar = bytes_pointer(block)
-    table: cython.Py_ssize_t = record_table(source, len(block), command, cython.address(total))
-    if table < 0 or first < 0 or count < 0 or first + count > total:
-        raise ValueError("records lie outside their command")
-    low: cython.Py_ssize_t = get32(source + table + 4 * first)
-    end: cython.Py_ssize_t = get32(source + table + 4 * (first + count))
-    if low < ENQUEUE_RECORDS or end < low or command + end > table:
+    records: Records
+    open_records(bytes_pointer(block), len(block), command, first, count, cython.address(records))
+    low: cython.Py_ssize_t = get32(records.table + 4 * first)
+    end: cython.Py_ssize_t = get32(records.table + 4 * (first + count))
+    if low < ENQUEUE_RECORDS or end < low or end > records.table - records.command:
         raise ValueError("record table is damaged")
     head: bytes = consumer.head
     head_length: cython.Py_ssize_t = len(head)
@@ -328,7 +325,7 @@ def encode_deliveries(
     high: cython.Py_ssize_t
     try:
         for i in range(count):
-            high = get32(source + table + 4 * (first + i + 1))
+            high = get32(records.table + 4 * (first + i + 1))
             if high < low or high > end:
                 raise ValueError("record table is damaged")
             if shown or buffer.frame_max < AMQP_FRAME_MAX:
@@ -342,7 +339,7 @@ def encode_deliveries(
                 head,
                 tag,
                 acquired_count > 0,
-                source + command + low,
+                records.command + low,
                 high - low,
                 acquired_count if shown else 0,
                 failed_delivery_count if shown else 0,
