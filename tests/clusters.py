@@ -7,11 +7,15 @@ nodes again by itself, as `python benchmarks/rabbitmq.py` and `convoy up` do.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]
@@ -20,8 +24,11 @@ from benchmarks.convoy import add_user, convoy_cluster, delete_user
 from benchmarks.rabbitmq import RabbitCluster, installed_version
 from benchmarks.systems import LocalCluster, SystemMissing, wait_usable
 
+from convoymq.cli import cluster as cli
+from tests.faults.traffic import until
 from tests.ports import cluster_ports
 
+READY_S = 75.0
 BASE_PORT = int(os.environ.get("CONVOY_TEST_BASE_PORT") or cluster_ports())
 
 
@@ -120,3 +127,51 @@ def cluster_under_test() -> Iterator[Cluster]:
 def version_tuple(text: str) -> tuple[int, ...]:
     """`"3.10.8"` → (3, 10, 8)."""
     return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+@contextmanager
+def serving_cluster(
+    directory: Path,
+    base_port: int,
+    settings: Mapping[str, str] | None = None,
+    *,
+    nodes: int = 3,
+    policies: bool = False,
+) -> Iterator[cli.LocalCluster]:
+    """Nodes of ConvoyMQ that serve AMQP and HTTP for as long as the context lasts.
+
+    Args:
+        policies: policies are served, too: the second version of the machines is in force.
+    """
+    with cli.LocalCluster(directory, nodes, base_port, dict(settings or {})) as made:
+        made.wait_ready(READY_S)
+        until(lambda: made.api("overview"), "the HTTP API does not answer", READY_S)
+        if policies:
+            until(lambda: serves_policies(made), "policies are not served", READY_S)
+        yield made
+
+
+def serves_policies(cluster: cli.LocalCluster) -> bool:
+    """The second version of the tree's rules is in force a moment after the nodes are linked."""
+    policy = {"pattern": "^probe$", "definition": {"delivery-limit": 1}, "apply-to": "queues"}
+    status, _ = call(cluster, "PUT", "policies/%2F/probe", policy)
+    return status < 300 and call(cluster, "DELETE", "policies/%2F/probe")[0] == 204
+
+
+def call(
+    cluster: cli.LocalCluster, method: str, path: str, body: object = None, node: int = 0
+) -> tuple[int, Any]:
+    """Status and JSON of a request to the HTTP API of a node; 0 = the first one that runs."""
+    asked = next(n for n in cluster.nodes if n.number == node or (not node and n.pid is not None))
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{asked.http_port}/api/{path}",
+        data=json.dumps(body).encode() if body is not None else None,
+        method=method,
+        headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            content = answer.read()
+            return answer.status, json.loads(content) if content else None
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())

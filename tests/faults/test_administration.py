@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pika  # type: ignore[import-untyped]
@@ -13,7 +11,8 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from convoymq.model.errors import Unavailable
+from tests.clusters import call, serving_cluster
+from tests.faults.traffic import until
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
@@ -25,32 +24,15 @@ QUORUM = {"x-queue-type": "quorum"}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    directory = tmp_path_factory.mktemp("administration")
-    made = LocalCluster(directory, 3, BASE_PORT, {"channel_max": "5", "connection_max": "20"})
-    with made:
-        made.wait_ready(DEADLINE_S)
-        until(lambda: answers(made))
+    limits = {"channel_max": "5", "connection_max": "20"}
+    with serving_cluster(tmp_path_factory.mktemp("administration"), BASE_PORT, limits) as made:
         yield made
 
 
-def answers(cluster: LocalCluster) -> bool:
-    """The HTTP API opens a moment after AMQP does."""
-    try:
-        cluster.api("overview")
-    except Unavailable:
-        return False
-    return True
-
-
-def api(cluster: LocalCluster, method: str, path: str, body: Any = None) -> None:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/{path}",
-        data=json.dumps(body or {}).encode() if method == "PUT" else None,
-        method=method,
-        headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        assert answer.status < 300
+def api(cluster: LocalCluster, method: str, path: str, body: object = None) -> None:
+    """A request that succeeds."""
+    status, answer = call(cluster, method, path, (body or {}) if method == "PUT" else None, node=1)
+    assert status < 300, answer
 
 
 def add_user(cluster: LocalCluster, name: str, vhost: str = "%2F", read: str = ".*") -> None:
@@ -88,13 +70,6 @@ def until_closed(connection: Any) -> tuple[int, str]:
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as raised:
         listen(connection)
     return raised.value.reply_code, raised.value.reply_text
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_deleted_virtual_host_takes_its_connections_along(cluster: LocalCluster) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,9 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.faults.test_administration import answers, connect, until
-from tests.faults.test_policies import call
+from tests.clusters import call, serving_cluster
+from tests.faults.test_administration import connect
+from tests.faults.traffic import until
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
@@ -27,9 +27,7 @@ QUORUM = {"x-queue-type": "quorum"}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("arguments"), 3, BASE_PORT) as made:
-        made.wait_ready(DEADLINE_S)
-        until(lambda: answers(made))
+    with serving_cluster(tmp_path_factory.mktemp("arguments"), BASE_PORT) as made:
         yield made
 
 
@@ -41,16 +39,15 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         "deprecated_features.permit.transient_nonexcl_queues": "false",
         "deprecated_features.permit.global_qos": "false",
     }
-    with LocalCluster(tmp_path_factory.mktemp("strict"), 1, STRICT_PORT, settings) as made:
-        made.wait_ready(DEADLINE_S)
-        until(lambda: answers(made))
+    directory = tmp_path_factory.mktemp("strict")
+    with serving_cluster(directory, STRICT_PORT, settings, nodes=1) as made:
         yield made
 
 
 def rows(cluster: LocalCluster, path: str) -> Any:
     status, body = call(cluster, "GET", path)
     assert status == 200, body
-    return json.loads(body)
+    return body
 
 
 def test_ignored_arguments_are_logged_and_shown(cluster: LocalCluster) -> None:
@@ -102,7 +99,7 @@ def test_the_prefetch_of_a_running_consumer_changes(cluster: LocalCluster, kind:
         hears(2)
         path = f"convoy/consumers/%2F/window%20{kind}/c%201/prefetch"
         status, answer = call(cluster, "PUT", path, {"prefetch_count": 5}, node=1)
-        assert (status, json.loads(answer)) == (200, {"consumers": 1, "prefetch_count": 5})
+        assert (status, answer) == (200, {"consumers": 1, "prefetch_count": 5})
         hears(5)
         (row,) = [row for row in rows(cluster, "consumers/%2F") if row["consumer_tag"] == "c 1"]
         assert row["prefetch_count"] == 5

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +15,7 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import call, serves_policies
 from tests.faults import traffic
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import connect, drain, fill, log_has
@@ -37,7 +36,7 @@ QUICK = {"dead_letter_worker_publisher_confirm_timeout": "1000"}
 def cluster(start_cluster: StartCluster) -> LocalCluster:
     """Three nodes, on which the second version of the tree's rules is in force."""
     made = start_cluster(settings=QUICK)
-    until(lambda: set_policy(made, "probe", "^probe$", {"delivery-limit": 1}), "no policies")
+    until(lambda: serves_policies(made), "policies are not served")
     return made
 
 
@@ -63,19 +62,7 @@ def channels(cluster: LocalCluster) -> Iterator[Channels]:
 
 def set_policy(cluster: LocalCluster, name: str, pattern: str, definition: dict[str, Any]) -> bool:
     body = {"pattern": pattern, "definition": definition, "apply-to": "queues"}
-    return call(cluster, "PUT", f"policies/%2F/{name}", body)
-
-
-def call(cluster: LocalCluster, method: str, path: str, body: Any = None) -> bool:
-    node = next(node for node in cluster.nodes if node.pid is not None)
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{node.http_port}/api/{path}",
-        data=json.dumps(body).encode(),
-        method=method,
-        headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return bool(answer.status < 300)
+    return call(cluster, "PUT", f"policies/%2F/{name}", body)[0] < 300
 
 
 def declare(channel: Any, queue: str, exchange: str, **arguments: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import call, serving_cluster
 from tests.faults import traffic
 from tests.faults.conftest import BASE_PORT
 from tests.faults.traffic import connect
@@ -30,9 +30,8 @@ Channels = Callable[[int], Any]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("deduplication"), 3, BASE_PORT) as made:
-        made.wait_ready(75.0)
-        until(lambda: set_policy(made, "probe", "^probe$", {"delivery-limit": 1}), "no policies")
+    directory = tmp_path_factory.mktemp("deduplication")
+    with serving_cluster(directory, BASE_PORT, policies=True) as made:
         yield made
 
 
@@ -54,22 +53,9 @@ def channels(cluster: LocalCluster) -> Iterator[Channels]:
             connection.close()
 
 
-def call(cluster: LocalCluster, method: str, path: str, body: Any = None) -> str:
-    node = next(node for node in cluster.nodes if node.pid is not None)
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{node.http_port}/{path}",
-        data=None if body is None else json.dumps(body).encode(),
-        method=method,
-        headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return str(answer.read().decode())
-
-
 def set_policy(cluster: LocalCluster, name: str, pattern: str, definition: dict[str, Any]) -> bool:
     body = {"pattern": pattern, "definition": definition, "apply-to": "quorum_queues"}
-    call(cluster, "PUT", f"api/policies/%2F/{name}", body)
-    return True
+    return call(cluster, "PUT", f"policies/%2F/{name}", body)[0] < 300
 
 
 def publish(channel: Any, queue: str, *ids: str | None) -> None:
@@ -167,7 +153,7 @@ def test_a_policy_gives_a_live_queue_a_window(cluster: LocalCluster, channels: C
     assert row["effective_policy_definition"] == {"deduplication-time": 600_000}
     assert row["deduplication_ids"] > 0
     assert row["deduplication_bytes"] > 0
-    call(cluster, "DELETE", "api/policies/%2F/window")
+    assert call(cluster, "DELETE", "policies/%2F/window")[0] == 204
     until(lambda: not drops(), "the window stays")
     with pytest.raises(HTTPError) as refused:
         set_policy(cluster, "window", "^live$", {"deduplication-count": 1_000_001})

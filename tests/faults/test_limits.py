@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,10 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.faults.test_administration import answers, connect, until
-from tests.faults.test_policies import call, has_policies, length
+from tests.clusters import call, serving_cluster
+from tests.faults.test_administration import connect
+from tests.faults.test_policies import length
+from tests.faults.traffic import until
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
@@ -29,10 +30,7 @@ LEADER = 2
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path / "cluster", 3, BASE_PORT) as made:
-        made.wait_ready(2 * DEADLINE_S)
-        until(lambda: answers(made))
-        until(lambda: has_policies(made))
+    with serving_cluster(tmp_path / "cluster", BASE_PORT, policies=True) as made:
         yield made
 
 
@@ -74,9 +72,9 @@ def is_refused(channel: Any, queue: str) -> bool:
 
 
 def row(cluster: LocalCluster, queue: str, node: int = 1) -> dict[str, Any]:
-    status, body = call(cluster, "GET", f"queues/%2F/{queue}", node=node)
+    status, found = call(cluster, "GET", f"queues/%2F/{queue}", node=node)
     assert status == 200
-    found: dict[str, Any] = json.loads(body)
+    assert isinstance(found, dict)
     return found
 
 

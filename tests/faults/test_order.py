@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.faults.test_administration import answers, until
+from tests.clusters import call, serving_cluster
 from tests.faults.test_limits import QUORUM, Open, leader_of, opening, publish
-from tests.faults.test_policies import call, has_policies, length
+from tests.faults.test_policies import length
+from tests.faults.traffic import until
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
@@ -24,11 +24,7 @@ LEADER = 2
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes, on which the second version of the machines is in force."""
-    path: Path = tmp_path_factory.mktemp("order")
-    with LocalCluster(path / "cluster", 3, BASE_PORT) as made:
-        made.wait_ready(50.0)
-        until(lambda: answers(made))
-        until(lambda: has_policies(made))
+    with serving_cluster(tmp_path_factory.mktemp("order"), BASE_PORT, policies=True) as made:
         yield made
 
 

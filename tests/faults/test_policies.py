@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -14,7 +11,9 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.faults.test_administration import add_user, answers, connect, until
+from tests.clusters import call, serving_cluster
+from tests.faults.test_administration import add_user, connect
+from tests.faults.traffic import until
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
@@ -29,10 +28,7 @@ SHORT = {"pattern": "^short", "definition": {"max-length": 3}, "apply-to": "queu
 
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("policies"), 3, BASE_PORT) as made:
-        made.wait_ready(DEADLINE_S)
-        until(lambda: answers(made))
-        until(lambda: has_policies(made))
+    with serving_cluster(tmp_path_factory.mktemp("policies"), BASE_PORT, policies=True) as made:
         yield made
 
 
@@ -49,28 +45,6 @@ def clients(cluster: LocalCluster) -> Iterator[Clients]:
     for connection in made:
         if connection.is_open:
             connection.close()
-
-
-def has_policies(cluster: LocalCluster) -> bool:
-    """The second version of the tree's rules is in force a moment after the nodes are linked."""
-    status, _ = call(cluster, "PUT", "policies/%2F/probe", SHORT | {"pattern": "^probe$"})
-    return status < 300 and call(cluster, "DELETE", "policies/%2F/probe")[0] == 204
-
-
-def call(
-    cluster: LocalCluster, method: str, path: str, body: Any = None, node: int = 1
-) -> tuple[int, Any]:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{cluster.nodes[node - 1].http_port}/api/{path}",
-        data=json.dumps(body).encode() if body is not None else None,
-        method=method,
-        headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
 
 
 def length(channel: Any, queue: str) -> int:
@@ -115,8 +89,8 @@ def test_a_policy_changes_live_queues_and_survives_restarts(
     for number in (1, 2, 3):
         cluster.start_node(number)
     cluster.wait_ready(DEADLINE_S)
-    until(lambda: answers(cluster))
-    row = json.loads(call(cluster, "GET", "queues/%2F/short")[1])
+    until(lambda: cluster.api("overview"))
+    row = call(cluster, "GET", "queues/%2F/short")[1]
     assert (row["policy"], row["effective_policy_definition"]) == ("p", {"max-length": 3})
     channel = clients("guest", 1).channel()
     channel.confirm_delivery()
@@ -195,7 +169,7 @@ def test_a_delivery_limit_by_policy_acts_in_a_live_quorum_queue(
     for number in (1, 2, 3):
         cluster.start_node(number)
     cluster.wait_ready(DEADLINE_S)
-    until(lambda: answers(cluster))
+    until(lambda: cluster.api("overview"))
     channel = clients("guest", 3).channel()
     channel.confirm_delivery()
     fill(channel, "work", 1)

@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import call
 from tests.faults.conftest import StartCluster
 from tests.faults.test_leadership import convoy, members
-from tests.faults.test_policies import call
 from tests.faults.traffic import Traffic, declare, in_step, until
 
 PREFIX = "quorum_queue.continuous_membership_reconciliation."

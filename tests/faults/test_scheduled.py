@@ -14,8 +14,8 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import call, serving_cluster
 from tests.faults.test_leadership import convoy
-from tests.faults.test_policies import call
 from tests.faults.traffic import connect, until
 from tests.ports import cluster_ports
 
@@ -29,10 +29,7 @@ LATER = 3_600_000
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes, on which the second version of the tree's rules is in force."""
-    with LocalCluster(tmp_path_factory.mktemp("scheduled"), 3, BASE_PORT) as made:
-        made.wait_ready()
-        policy = {"pattern": "^probe$", "definition": {"delivery-limit": 1}}
-        until(lambda: call(made, "PUT", "policies/%2F/probe", policy)[0] < 300, "no policies", 75)
+    with serving_cluster(tmp_path_factory.mktemp("scheduled"), BASE_PORT, policies=True) as made:
         yield made
 
 
@@ -107,10 +104,9 @@ def test_what_waits_is_listed_and_cancelled(cluster: LocalCluster) -> None:
         until(lambda: delayed(cluster, "list") == 5, "they do not wait")
         assert channel.queue_declare("list", passive=True).method.message_count == 0
     path = "convoy/queues/%2F/list/scheduled"
-    status, text = call(cluster, "GET", f"{path}?limit=3", node=1)
-    assert status == 200, text
-    page = json.loads(text)
-    rest = json.loads(call(cluster, "GET", f"{path}?after={page['next']}", node=2)[1])
+    status, page = call(cluster, "GET", f"{path}?limit=3", node=1)
+    assert status == 200, page
+    _, rest = call(cluster, "GET", f"{path}?after={page['next']}", node=2)
     assert rest["next"] is None
     rows = [*page["messages"], *rest["messages"]]
     assert [row["properties"]["message_id"] for row in rows] == ["4", "3", "2", "1", "0"]

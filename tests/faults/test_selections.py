@@ -4,9 +4,7 @@ they do, and that a bulk retry whose leader is killed moves every dead letter ex
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import call, serving_cluster
 from tests.faults.conftest import BASE_PORT
 from tests.faults.test_dead_letters import reject_all
 from tests.faults.test_tools import Tools
@@ -38,33 +37,9 @@ LETTER = {
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes on which version 2 of the machines is in force."""
     settings = {"raft.wal_max_size_bytes": "16MiB", "alarms.interval": "200"}
-    made = LocalCluster(tmp_path_factory.mktemp("selections"), 3, BASE_PORT, settings)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(made)
-        made.wait_ready()
-        until(lambda: probe(made), "no policies", DEADLINE_S)
+    directory = tmp_path_factory.mktemp("selections")
+    with serving_cluster(directory, BASE_PORT, settings, policies=True) as made:
         yield made
-
-
-def probe(cluster: LocalCluster) -> bool:
-    """Policies are served from version 2 on."""
-    body = {"pattern": "^probe$", "definition": {"delivery-limit": 1}, "apply-to": "queues"}
-    ask(cluster, "PUT", "policies/%2F/probe", body)
-    return True
-
-
-def ask(cluster: LocalCluster, method: str, path: str, body: Any = None) -> Any:
-    """A request to a node that runs."""
-    node = next(node for node in cluster.nodes if node.pid is not None)
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{node.http_port}/api/{path}",
-        data=None if body is None else json.dumps(body).encode(),
-        method=method,
-        headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
-    )
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        content = answer.read()
-        return json.loads(content) if content else None
 
 
 def dead_letters(cluster: LocalCluster, work: str, dead: str, count: int) -> None:
@@ -87,8 +62,9 @@ def test_a_leader_that_is_killed_in_a_bulk_retry_leaves_nothing_out_and_nothing_
     body = {"filter": {"first_death": {"queue": WORK}}, "operation": "again", "to": "first"}
     victim = cluster.leader_of(DEAD)
     other = next(node for node in cluster.nodes if node.number != victim)
-    begun = ask(cluster, "POST", f"convoy/queues/%2F/{DEAD}/messages/retry", body)
-    assert begun["selected"] == LETTERS
+    retry = f"convoy/queues/%2F/{DEAD}/messages/retry"
+    status, begun = call(cluster, "POST", retry, body)
+    assert (status, begun["selected"]) == (200, LETTERS), begun
     path = f"convoy/queues/%2F/{DEAD}/operations/again"
 
     def state() -> dict[str, Any]:
@@ -101,7 +77,7 @@ def test_a_leader_that_is_killed_in_a_bulk_retry_leaves_nothing_out_and_nothing_
     until(lambda: state()["state"] == "done", "the operation does not end", DEADLINE_S)
     # Asked for again, it is answered and does nothing.
     until(
-        lambda: ask(cluster, "POST", f"convoy/queues/%2F/{DEAD}/messages/retry", body) == state(),
+        lambda: call(cluster, "POST", retry, body)[1] == state(),
         "it is not answered again",
         DEADLINE_S,
     )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import ssl
 import struct
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig, TlsConfig, errors
 from convoymq.kernels.column_frame import build_frame
 from convoymq.kernels.columns import VALUE
-from convoymq.model.errors import Unavailable
+from tests.clusters import call, serving_cluster
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
@@ -47,57 +44,25 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(directory / "ca.pem")
     write_certificate(authority.issue_cert("127.0.0.1"), directory / "node.pem")
-    cluster = LocalCluster(
-        directory / "cluster",
-        1,
-        BASE_PORT,
-        {
-            "listeners.ssl.default": f"127.0.0.1:{TLS_PORT}",
-            "ssl_options.certfile": str(directory / "node.pem"),
-            "ssl_options.keyfile": str(directory / "node.pem"),
-            "ssl_options.cacertfile": str(directory / "ca.pem"),
-            "ssl_options.verify": "verify_peer",
-            "auth_mechanisms": "PLAIN EXTERNAL",
-            "ssl_cert_login_from": "common_name",
-        },
-    )
-    with cluster:
-        cluster.wait_ready(DEADLINE_S)
-        until(lambda: answers(cluster))
-        call(cluster, f"users/{USER}", {"password": "", "password_hash": "", "tags": ""})
+    settings = {
+        "listeners.ssl.default": f"127.0.0.1:{TLS_PORT}",
+        "ssl_options.certfile": str(directory / "node.pem"),
+        "ssl_options.keyfile": str(directory / "node.pem"),
+        "ssl_options.cacertfile": str(directory / "ca.pem"),
+        "ssl_options.verify": "verify_peer",
+        "auth_mechanisms": "PLAIN EXTERNAL",
+        "ssl_cert_login_from": "common_name",
+    }
+    with serving_cluster(directory / "cluster", BASE_PORT, settings, nodes=1) as cluster:
+        user = {"password": "", "password_hash": "", "tags": ""}
+        assert call(cluster, "PUT", f"users/{USER}", user)[0] < 300
         rules = {"configure": ".*", "write": ".*", "read": ".*"}
-        call(cluster, f"permissions/%2F/{USER}", rules)
+        assert call(cluster, "PUT", f"permissions/%2F/{USER}", rules)[0] < 300
         yield Setup(cluster, authority)
 
 
 def write_certificate(certificate: trustme.LeafCert, path: Path) -> None:
     certificate.private_key_and_cert_chain_pem.write_to_path(path)
-
-
-def answers(cluster: LocalCluster) -> bool:
-    try:
-        cluster.api("overview")
-    except Unavailable:
-        return False
-    return True
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def call(cluster: LocalCluster, path: str, body: dict[str, str]) -> None:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/{path}",
-        data=json.dumps(body).encode(),
-        method="PUT",
-        headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        assert answer.status < 300
 
 
 def connect(

@@ -32,7 +32,11 @@ RETRY_S = 0.05
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 
-def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+def until(
+    condition: Callable[[], object],
+    what: str = "what was waited for did not come",
+    deadline_s: float = DEADLINE_S,
+) -> None:
     """Waits for a condition; an answer that is not there yet counts as no."""
     deadline = time.monotonic() + deadline_s
     while True:
