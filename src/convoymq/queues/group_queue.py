@@ -94,7 +94,14 @@ class Replica(Protocol):
         """The leader's own command."""
 
 
-class Host(Protocol):
+class Replicas(Protocol):
+    """The replicas of this node."""
+
+    def replica(self, group: int) -> Replica | None:
+        """The local replica, if any."""
+
+
+class Host(Replicas, Protocol):
     """Interface of `groups.host.ReplicaHost` that queues need."""
 
     def builder_of(self, group: int) -> CommandBuilder:
@@ -102,9 +109,6 @@ class Host(Protocol):
 
     def leader_of(self, group: int) -> int | None:
         """Returns the leader, as far as known."""
-
-    def replica(self, group: int) -> Replica | None:
-        """The local replica, if any."""
 
     def floor_of(self, kind: str) -> int:
         """The machine version of a kind that every node of the cluster supports."""

@@ -19,12 +19,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from convoymq.kernels import batch
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError
-from convoymq.queues.group_queue import GroupQueue, Replica
+from convoymq.queues.group_queue import GroupQueue, Replicas
 from convoymq.replication.machine import FLAG_NODE_GONE
 
 INTERVAL_MS = 30_000
@@ -116,13 +115,6 @@ class SessionAudit:
         return over
 
 
-class Host(Protocol):
-    """Interface of `groups.host.ReplicaHost` that the audit needs."""
-
-    def replica(self, group: int) -> Replica | None:
-        """The local replica, if any."""
-
-
 class SessionWatch:
     """A node's part in it: asks as leader, answers for its own clients.
 
@@ -137,7 +129,7 @@ class SessionWatch:
         *,
         node: int,
         queues: Mapping[int, GroupQueue],
-        host: Host,
+        host: Replicas,
         clock: Clock,
         ask: Ask,
         forgotten: Callable[[], Iterable[int]] = tuple,
