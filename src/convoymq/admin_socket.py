@@ -156,7 +156,7 @@ def ask(
 
 
 def _peer_of(writer: asyncio.StreamWriter) -> tuple[int, int]:
-    """(process, user) at the other end, as the system knows them. Raises OSError."""
+    """Returns (process, user) at the other end, as the system knows them. Raises OSError."""
     found = writer.get_extra_info("socket").getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
     )

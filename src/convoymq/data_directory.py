@@ -152,7 +152,7 @@ class DataDirectory:
 
     @property
     def cluster(self) -> str:
-        """Id of the cluster that this directory belongs to; "" = none yet."""
+        """Returns the id of the cluster that this directory belongs to; "" = none yet."""
         return self.identity.cluster
 
     # Changes: each is on the disk when the call returns.

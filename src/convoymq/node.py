@@ -148,7 +148,7 @@ class Node:
 
     @property
     def shown_name(self) -> str:
-        """The node's name for people."""
+        """Returns the node's name for people."""
         return self.config.node_name
 
     def switch_cluster(self, cluster: str, delay_s: float) -> None:
@@ -161,7 +161,7 @@ class Node:
     async def _describe_groups(
         self, _request: dict[str, object], _progress: Progress
     ) -> list[dict[str, object]]:
-        """A row for each replica on this node, with the hash of its state."""
+        """Returns a row for each replica on this node, with the hash of its state."""
         found = []
         for group, replica in sorted({**self.host.groups, **self.host.stopped}.items()):
             status = self.host.status(group)
@@ -774,7 +774,7 @@ class Node:
 
 
 def host_config(config: Config) -> HostConfig:
-    """The replica host's part of the configuration."""
+    """Returns the replica host's part of the configuration."""
     return HostConfig(
         election_min_ms=config.raft.election_timeout_ms,
         in_flight_bytes_max=config.raft.link_window_bytes,

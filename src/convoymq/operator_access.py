@@ -64,7 +64,7 @@ class OperatorAccess:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """The operations of the socket."""
+        """Returns the operations of the socket."""
         return {"operator.state": self._ask, "operator.http": self._ask}
 
     async def _ask(self, request: dict[str, object], _progress: Progress) -> object:
@@ -102,7 +102,7 @@ class OperatorAccess:
                      came_to=came_to or self._node.id, result=status)  # fmt: skip
 
     def _named(self, text: str) -> int:
-        """The node of that name or number; this one without. Raises NotFound."""
+        """Returns the node of that name or number; this one without. Raises NotFound."""
         own = self._node
         if text in ("", own.shown_name, str(own.id)):
             return own.id

@@ -111,7 +111,7 @@ class RecoveredNode(Protocol):
 
     @property
     def id(self) -> int:
-        """The node's number."""
+        """Returns the node's number."""
 
     @property
     def identity(self) -> NodeIdentity:
@@ -123,15 +123,15 @@ class RecoveredNode(Protocol):
 
     @property
     def machine(self) -> MetadataMachine:
-        """The tree."""
+        """Returns the tree."""
 
     @property
     def storage(self) -> Storage:
-        """The node's logs."""
+        """Returns the node's logs."""
 
     @property
     def host(self) -> ReplicaHost:
-        """The node's groups."""
+        """Returns the node's groups."""
 
     @property
     def clock(self) -> Clock:
@@ -143,7 +143,7 @@ class RecoveredNode(Protocol):
 
     @property
     def links(self) -> Links:
-        """The node's links."""
+        """Returns the node's links."""
 
     @property
     def store(self) -> Store:
@@ -279,7 +279,8 @@ class Recovery:
         )
 
     def _tree(self) -> dict[str, object]:
-        """The metadata as they will be when this node's log of them is applied to its end."""
+        """Returns the metadata as they will be when this node's log of them is applied to its
+        end."""
         found = self._node.storage.logs.get(METADATA_GROUP)
         if found is None:
             raise Unavailable("this node has no metadata")

@@ -101,6 +101,6 @@ def watermarks(config: Config) -> Watermarks:
 
 
 def memory_limit(config: Config) -> int:
-    """Bytes above which publishers are blocked."""
+    """Returns the number of bytes above which publishers are blocked."""
     alarms = config.alarms
     return alarms.memory_absolute or int(alarms.memory_relative * machine_memory_bytes())

@@ -34,7 +34,7 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Returns the format's name."""
         return "convoymq"
 
     def schema(self) -> StructType:
@@ -42,19 +42,19 @@ class DefaultSource(DataSource):
         return self._source.schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read."""
+        """Returns a batch read."""
         return self._source.reader(schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """A streaming read."""
+        """Returns a streaming read."""
         return self._source.stream_reader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch write."""
+        """Returns a batch write."""
         return self._source.writer(schema, overwrite)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """A streaming write."""
+        """Returns a streaming write."""
         return self._source.stream_writer(schema, overwrite)

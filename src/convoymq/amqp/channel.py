@@ -527,7 +527,7 @@ class Channel:
         self.broker.counters.channels_closed += 1
 
     def info(self) -> dict[str, object]:
-        """One row of /api/channels."""
+        """Returns one row of /api/channels."""
         connection = self.connection
         return {
             "name": f"{connection.name} ({self.number})",
@@ -559,7 +559,8 @@ class Channel:
         return True
 
     def consumer_infos(self) -> list[dict[str, object]]:
-        """Rows of /api/consumers, with the session and number by which queues know them."""
+        """Returns the rows of /api/consumers, with the session and number by which queues know
+        them."""
         details = {
             "name": f"{self.connection.name} ({self.number})",
             "number": self.number,

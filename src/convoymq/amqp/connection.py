@@ -654,7 +654,7 @@ class Connection:
         return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
 
     def info(self) -> dict[str, object]:
-        """One row of /api/connections."""
+        """Returns one row of /api/connections."""
         state = (
             "blocked" if self.is_blocked else "flow" if "flow" in self._pauses else self.state.value
         )
@@ -685,11 +685,11 @@ class Connection:
         }
 
     def sessions(self) -> list[int]:
-        """The sessions of its channels."""
+        """Returns the sessions of its channels."""
         return [channel.session for channel in self.channels.values()]
 
     def channel_infos(self) -> list[dict[str, object]]:
-        """Rows of /api/channels."""
+        """Returns the rows of /api/channels."""
         return [channel.info() for channel in self.channels.values()]
 
     def set_prefetch(self, queue: str, tag: str, prefetch: int) -> int:
@@ -698,5 +698,5 @@ class Connection:
         return sum(channel.set_prefetch(queue, tag, prefetch) for channel in channels)
 
     def consumer_infos(self) -> list[dict[str, object]]:
-        """Rows of /api/consumers."""
+        """Returns the rows of /api/consumers."""
         return [row for channel in self.channels.values() for row in channel.consumer_infos()]

@@ -312,7 +312,7 @@ def _check_arguments(arguments: Table, queue: Queue) -> None:
 
 
 def ignored_arguments(arguments: Table, queue: Queue) -> list[str]:
-    """The arguments of a consumer that have no effect, in alphabetical order."""
+    """Returns the arguments of a consumer that have no effect, in alphabetical order."""
     return sorted(name for name in arguments if name not in queue.features.consumer_arguments)
 
 

@@ -174,7 +174,7 @@ class ClientCapabilities:
 
 
 def text_of(properties: Table, key: str) -> str:
-    """A client property as text; empty when it is absent or no string."""
+    """Returns a client property as text; empty when it is absent or no string."""
     field = properties.get(key)
     if field is None or not isinstance(field.value, bytes):
         return ""

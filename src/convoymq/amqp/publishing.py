@@ -100,7 +100,7 @@ def inspect(
 
 
 def _producer(headers: Table) -> tuple[bytes, int] | None:
-    """Name and sequence of the producer; None without both.
+    """Returns the name and sequence of the producer; None without both.
 
     Raises:
         PreconditionFailed: one of them is not acceptable.

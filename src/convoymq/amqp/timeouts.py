@@ -38,7 +38,8 @@ MARKS_MAX = 4096
 
 
 def consumer_timeout_ms(arguments: Table, queue: Queue) -> int | None:
-    """The time-out that a consumer asks for; None where it does not, 0 = none. Raises Refused."""
+    """Returns the time-out that a consumer asks for; None where it does not, 0 = none. Raises
+    Refused."""
     field = arguments.get(TIMEOUT_ARGUMENT)
     if field is None:
         return None
@@ -82,7 +83,7 @@ class AcknowledgementTimeouts:
         self._channel.connection.scan_within(self._timeout_ms(timed))
 
     def of(self, number: int) -> int | None:
-        """The time-out of a consumer that has one of its own, ms; None = for as long as it
+        """Returns the time-out of a consumer that has one of its own, ms; None = for as long as it
         takes."""
         timed = self._timed.get(number)
         return self._configured_ms if timed is None else self._timeout_ms(timed)
@@ -100,7 +101,7 @@ class AcknowledgementTimeouts:
         return asked or None
 
     def shortest_ms(self) -> int | None:
-        """The shortest time-out here; None = there is none."""
+        """Returns the shortest time-out here; None = there is none."""
         found = [self._timeout_ms(timed) for timed in self._timed.values()]
         return min((each for each in (*found, self._configured_ms) if each), default=None)
 
@@ -166,7 +167,7 @@ class AcknowledgementTimeouts:
         channel.refuse(refusals.acknowledgement_late(channel.number, timeout_ms), 0, 0)
 
     def _first_in_time(self, now_s: float, timeout_ms: int) -> int:
-        """The first delivery tag that may be younger than the time-out."""
+        """Returns the first delivery tag that may be younger than the time-out."""
         found = 0
         for time_s, next_tag in self._marks:
             if time_s > now_s - timeout_ms / 1000:

@@ -50,7 +50,7 @@ class Move:
 def choose_successor(
     targets: Collection[int], leaders: Mapping[int, int], avoid: Collection[int] = ()
 ) -> int:
-    """The voter that takes over from a leader: the one that leads least; 0 = there is none.
+    """Returns the voter that takes over from a leader: the one that leads least; 0 = there is none.
 
     Args:
         targets: voters that could lead now, without the leader.
@@ -154,7 +154,8 @@ def _nearest(
 def next_member(
     members: Collection[int], candidates: Iterable[int], replicas: Mapping[int, int]
 ) -> int:
-    """The node that a group gets as its next member: the one with fewest replicas; 0 = none.
+    """Returns the node that a group gets as its next member: the one with fewest replicas; 0 =
+    none.
 
     Args:
         candidates: nodes that run and are not drained.
@@ -181,7 +182,7 @@ def reconciling_step(
     replicas: Mapping[int, int],
     auto_remove: bool = False,
 ) -> MemberStep | None:
-    """The next change of a group that should have `target` members; None = there is none.
+    """Returns the next change of a group that should have `target` members; None = there is none.
 
     A group with an odd number of members grows only when two nodes can follow: the second one makes
     the number odd again. An even target is reached all the same, as in RabbitMQ.

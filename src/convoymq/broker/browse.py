@@ -55,7 +55,7 @@ class Browsing:
         requests.serve("operations", self._on_operations)
 
     async def page(self, record: QueueRecord, question: Question) -> Page:
-        """The next page of the ready messages of a queue.
+        """Returns the next page of the ready messages of a queue.
 
         Raises:
             PreconditionFailed: the queue is no quorum queue.
@@ -89,7 +89,7 @@ class Browsing:
         return DONE, plain_page(page)
 
     async def message(self, record: QueueRecord, place: Place) -> bytes | None:
-        """The record of a message; None: it is not there any more. Raises as `page`."""
+        """Returns the record of a message; None: it is not there any more. Raises as `page`."""
         self._check_type(record)
         found = await self._requests.ask_leader(
             record.group, record.members, "message", *place, timeout_s=LEADER_TIMEOUT_S
@@ -153,8 +153,8 @@ class Browsing:
         return await self._ask(self._queue(record), {"op": CANCEL, "operation": id})
 
     async def operations(self, record: QueueRecord) -> dict[str, tuple[Summary, str]]:
-        """(summary, what it waits for) of the operations of a queue, and of those that have ended
-        lately, by name. Raises PreconditionFailed, Unavailable."""
+        """Returns (summary, what it waits for) of the operations of a queue, and of those that have
+        ended lately, by name. Raises PreconditionFailed, Unavailable."""
         self._check_type(record)
         found = await self._requests.ask_leader(
             record.group, record.members, "operations", timeout_s=LEADER_TIMEOUT_S

@@ -61,16 +61,16 @@ class ClusterQueries:
     # --- questions -----------------------------------------------------------------------
 
     async def list_connections(self) -> list[Row]:
-        """Rows of all nodes."""
+        """Returns the rows of all nodes."""
         return await self._gather("connections")
 
     async def list_channels(self) -> list[Row]:
-        """Rows of all nodes."""
+        """Returns the rows of all nodes."""
         return await self._gather("channels")
 
     async def list_consumers(self) -> list[Row]:
-        """Rows of all nodes. Which consumer of a queue is active is known where the queue is
-        decided about."""
+        """Returns the rows of all nodes. Which consumer of a queue is active is known where the
+        queue is decided about."""
         rows: list[Row] = []
         told: dict[tuple[int, int], str] = {}
         for row in await self._gather("consumers"):
@@ -110,8 +110,8 @@ class ClusterQueries:
         return found
 
     async def replicas_behind(self) -> dict[tuple[int, int], bool]:
-        """(group, node) of replicas that could not replace another one now: they stopped, lack
-        something for longer than a moment, or have no vote; the value says whether they have
+        """Returns (group, node) of replicas that could not replace another one now: they stopped,
+        lack something for longer than a moment, or have no vote; the value says whether they have
         one."""
         found: dict[tuple[int, int], bool] = {}
         for row in await self._gather("behind"):
@@ -120,7 +120,8 @@ class ClusterQueries:
         return found
 
     async def leaderships(self) -> list[Row]:
-        """A row for each group of a queue that has a leader (`leadership.leadership_rows`)."""
+        """Returns a row for each group of a queue that has a leader
+        (`leadership.leadership_rows`)."""
         return await self._gather("leaders")
 
     async def close_connection(self, name: str, reason: str) -> bool:

@@ -264,12 +264,12 @@ class Broker:
         return self.nodes.own_name
 
     def node_name_of(self, node: int) -> str:
-        """A node's name, for texts and lists."""
+        """Returns a node's name, for texts and lists."""
         return self.nodes.name_of(node)
 
     @property
     def cluster_name(self) -> str:
-        """The cluster's name."""
+        """Returns the cluster's name."""
         return self.metadata.tree.settings.get("cluster_name", "convoy")
 
     def running_nodes(self) -> list[int]:

@@ -97,7 +97,7 @@ class GroupRequests:
             await asyncio.sleep(min(RETRY_S, max(left_s, 0.001)))
 
     async def find_leader(self, group: int, members: Collection[int], but: int = 0) -> int:
-        """The node that leads a group, as far as this node or a member knows; 0 = nobody.
+        """Returns the node that leads a group, as far as this node or a member knows; 0 = nobody.
 
         Args:
             but: a node that has just said that it does not.

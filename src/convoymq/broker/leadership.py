@@ -208,7 +208,8 @@ class Rebalancer:
         return await self._ask(name, asdict(request), timeout_s=timeout_s)
 
     async def progress(self, timeout_s: float) -> object:
-        """The progress of the latest rebalancing, as the leader of the metadata group has it."""
+        """Returns the progress of the latest rebalancing, as the leader of the metadata group has
+        it."""
         return await self._ask("rebalance_progress", timeout_s=timeout_s)
 
     async def _ask(self, name: str, *arguments: object, timeout_s: float) -> object:
@@ -286,7 +287,7 @@ class Rebalancer:
                 await asyncio.sleep(wait_ms / 1000)
 
     async def _leaders(self, request: RebalanceRequest) -> list[LedGroup]:
-        """The groups that take part, with their leaders as these say."""
+        """Returns the groups that take part, with their leaders as these say."""
         rows = await self._cluster.leaderships()
         before = {row["group"]: row["messages"] for row in rows}
         if request.by == BY_LOAD:

@@ -274,7 +274,7 @@ class LocalQueues:
         return record.type.is_served and not self.is_damaged(record.group)
 
     def get(self, group: int) -> Queue | None:
-        """The open handle with that group id, whatever its type."""
+        """Returns the open handle with that group id, whatever its type."""
         queue = self.queues.get(group)
         if queue is not None:
             return queue
@@ -285,7 +285,7 @@ class LocalQueues:
         return None
 
     def handles(self) -> Iterator[Queue]:
-        """All handles of this node."""
+        """Yields all handles of this node."""
         yield from self.queues.values()
         for host in self.hosts.values():
             yield from host.handles()
@@ -369,7 +369,7 @@ class LocalQueues:
         )
 
     def _open_trace(self, record: QueueRecord, queue: GroupQueue) -> QueueTrace | None:
-        """The trace of a queue that asks for one, by argument or virtual host."""
+        """Returns the trace of a queue that asks for one, by argument or virtual host."""
         if self.traces is None:
             return None
         requested = self._arguments(record).get(TRACE_ARGUMENT)
@@ -384,8 +384,8 @@ class LocalQueues:
         )
 
     def _recorders(self, queue: GroupQueue) -> list[tuple[int, int, bool]]:
-        """(node, incarnation, whether it has a replica) of the nodes that record a queue, as far as
-        this one knows: clients elsewhere are known by their sessions."""
+        """Returns (node, incarnation, whether it has a replica) of the nodes that record a queue,
+        as far as this one knows: clients elsewhere are known by their sessions."""
         known = self.incarnations
         return [
             (node, known.get(node, 0), node in queue.members)
@@ -503,8 +503,8 @@ class LocalQueues:
         return sum(host.backlog_bytes() for host in self.hosts.values())
 
     def deliveries(self) -> tuple[int, int]:
-        """Messages that this node handed to its own clients, and that it sent, as leader, to nodes
-        without a live replica; those of ended queues included."""
+        """Returns the messages that this node handed to its own clients, and that it sent, as
+        leader, to nodes without a live replica; those of ended queues included."""
         local, proxied = self._ended
         for queue in self.queues.values():
             local += queue.delivered_local
@@ -512,8 +512,8 @@ class LocalQueues:
         return local, proxied
 
     def dead_lettered(self) -> Counter[tuple[str, str]]:
-        """(strategy, reason) -> messages that left quorum queues unacknowledged while this node led
-        them."""
+        """Returns (strategy, reason) -> messages that left quorum queues unacknowledged while this
+        node led them."""
         return sum((queue.left for queue in self.queues.values()), Counter(self._ended_left))
 
     def dead_letters_moved(self) -> int:

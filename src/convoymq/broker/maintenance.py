@@ -129,7 +129,8 @@ class Maintenance:
         log.info("cluster.node_revived", node=self._nodes.node_id)
 
     def _movable(self) -> list[tuple[int, int]]:
-        """(group, who takes over) of the groups that this node leads and can hand over now."""
+        """Returns (group, who takes over) of the groups that this node leads and can hand over
+        now."""
         avoid = drained_nodes(self._metadata.tree.settings)
         taken: dict[int, int] = {}
         found = []

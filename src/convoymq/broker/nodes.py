@@ -19,7 +19,7 @@ class ClusterNodes:
         self._transport = transport
 
     def name_of(self, node: int) -> str:
-        """A node's name, for texts and lists."""
+        """Returns a node's name, for texts and lists."""
         record = self._tree.nodes.get(node)
         return record.name if record is not None else f"convoy@{node}"
 

@@ -34,8 +34,8 @@ class Peeking:
         requests.serve("peek", self._on_peek)
 
     async def peek(self, queue: QueueRecord, position: int) -> Peeked | None:
-        """The ready message at a position, counted from 1 in the order of delivery; None = there is
-        none.
+        """Returns the ready message at a position, counted from 1 in the order of delivery; None =
+        there is none.
 
         Raises:
             PreconditionFailed: the queue is no quorum queue.

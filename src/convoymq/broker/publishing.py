@@ -145,8 +145,8 @@ class NodePublishing:
         return self._tree.vhosts[vhost].queues[name].home == self._local.node
 
     def _queue(self, record: QueueRecord) -> Queue | None:
-        """The queue; None when nobody can serve it. Raises Unavailable while that may change by
-        itself: a message must not go past it."""
+        """Returns the queue; None when nobody can serve it. Raises Unavailable while that may
+        change by itself: a message must not go past it."""
         queue = self._local.find(record)
         if queue is None and self._local.may_open(record):
             raise Unavailable(f"{queue_subject(record.vhost, record.name)} is not open here yet")

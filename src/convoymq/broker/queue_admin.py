@@ -103,7 +103,8 @@ class QueueAdmin:
         return messages
 
     async def _check_delete(self, record: QueueRecord, *, if_unused: bool, if_empty: bool) -> int:
-        """Ready messages of a queue that may be deleted; 0 when it does not say and need not."""
+        """Returns the number of ready messages of a queue that may be deleted; 0 when it does not
+        say and need not."""
         queue = self._local.find(record)
         if queue is None:
             return 0

@@ -79,8 +79,8 @@ class QueueLogs:
     # --- on any node ---------------------------------------------------------------------
 
     async def status(self, record: QueueRecord) -> list[Row]:
-        """A row for each member of a queue, by `COLUMNS`; those that do not answer have their state
-        only. Raises PreconditionFailed."""
+        """Returns a row for each member of a queue, by `COLUMNS`; those that do not answer have
+        their state only. Raises PreconditionFailed."""
         _check(record)
 
         async def row(node: int) -> Row:

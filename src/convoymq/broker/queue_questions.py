@@ -30,7 +30,7 @@ class QueueQuestions:
         self._tasks = tasks
 
     def of_groups(self) -> GroupQuestions:
-        """The questions that handles of groups ask."""
+        """Returns the questions that handles of groups ask."""
         return GroupQuestions(
             counts=self._ask_counts, reservation=self._ask_reservation, node=self._ask_stream
         )

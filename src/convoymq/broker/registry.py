@@ -20,20 +20,20 @@ class ConnectionHandle(Protocol):
         """Returns the user who has logged in."""
 
     def info(self) -> Row:
-        """One row of the list of connections."""
+        """Returns one row of the list of connections."""
 
     def channel_infos(self) -> list[Row]:
-        """Rows of the list of channels."""
+        """Returns the rows of the list of channels."""
 
     def consumer_infos(self) -> list[Row]:
-        """Rows of the list of consumers."""
+        """Returns the rows of the list of consumers."""
 
     def set_prefetch(self, queue: str, tag: str, prefetch: int) -> int:
         """Changes the prefetch of the running consumers of a queue with that tag, and returns how
         many there are."""
 
     def sessions(self) -> list[int]:
-        """The sessions of its channels."""
+        """Returns the sessions of its channels."""
 
     def close(self, reason: str) -> None:
         """Closes the connection with CONNECTION_FORCED and the reason."""
@@ -54,11 +54,11 @@ class ConnectionRegistry:
         self._open.pop(connection.id, None)
 
     def all(self) -> list[ConnectionHandle]:
-        """All of them."""
+        """Returns all of them."""
         return list(self._open.values())
 
     def get(self, owner: int) -> ConnectionHandle | None:
-        """The connection with that id."""
+        """Returns the connection with that id."""
         return self._open.get(owner)
 
     def __len__(self) -> int:
@@ -121,5 +121,5 @@ class Counters:
             setattr(self, name, 0)
 
     def as_dict(self) -> dict[str, int]:
-        """All totals by name."""
+        """Returns all totals by name."""
         return {name: getattr(self, name) for name in self.__slots__}

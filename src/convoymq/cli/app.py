@@ -209,7 +209,7 @@ class Sampler:
 
 
 def status_rows(nodes: list[LocalNode], sampler: Sampler | None = None) -> list[NodeRow]:
-    """One row per node: process, ports, state, and what its HTTP API says of it."""
+    """Returns one row per node: process, ports, state, and what its HTTP API says of it."""
     rows: list[NodeRow] = []
     for node in nodes:
         row: NodeRow = {

@@ -48,7 +48,7 @@ class LocalNode:
     pid: int | None = None
 
     def ports(self) -> dict[str, int]:
-        """The ports that it listens on, by what for."""
+        """Returns the ports that it listens on, by what for."""
         return {
             "AMQP": self.amqp_port,
             "HTTP": self.http_port,
@@ -245,7 +245,7 @@ class LocalCluster:
             return b""
 
     def last_words(self, number: int) -> str:
-        """The end of a node's log file."""
+        """Returns the end of a node's log file."""
         try:
             text = self.log_file(number).read_text("utf-8", "replace")
         except OSError:
@@ -297,7 +297,7 @@ class LocalCluster:
         raise Unavailable(reason)
 
     def leader_of(self, queue: str, vhost: str = "/") -> int:
-        """Number of the node that leads the queue."""
+        """Returns the number of the node that leads the queue."""
         found = self.api(f"queues/{_quote(vhost)}/{_quote(queue)}")
         name = str(found.get("leader") or found.get("node") or "")
         match = re.search(r"-(\d+)@", name)
@@ -306,7 +306,7 @@ class LocalCluster:
         return int(match[1])
 
     def messages_in(self, queue: str, vhost: str = "/") -> int:
-        """Messages ready and unacknowledged, as the leader counts them."""
+        """Returns the number of messages ready and unacknowledged, as the leader counts them."""
         leader = self.leader_of(queue, vhost)
         found = self.api(f"queues/{_quote(vhost)}/{_quote(queue)}", leader)
         return int(found.get("messages", 0))
@@ -342,11 +342,11 @@ class LocalCluster:
         return process is not None and process.poll() is None
 
     def _command(self, node: LocalNode) -> list[str]:
-        """The program of a node, without its arguments."""
+        """Returns the program of a node, without its arguments."""
         return [sys.executable, "-m", "convoymq.cli.serve"]
 
     def _environment(self, node: LocalNode) -> dict[str, str]:
-        """The environment of a node."""
+        """Returns the environment of a node."""
         return {k: v for k, v in os.environ.items() if not k.startswith("CONVOY_")}
 
     def _spawn(self, node: LocalNode) -> None:
@@ -402,7 +402,8 @@ class LocalCluster:
 
 
 def read_state(data: Path) -> list[LocalNode]:
-    """The nodes that a running `convoy up` in `data` has written down; empty without one."""
+    """Returns the nodes that a running `convoy up` in `data` has written down; empty without
+    one."""
     try:
         content = json.loads((data / STATE_FILE).read_text())
         nodes = [LocalNode(**entry) for entry in content["nodes"]]

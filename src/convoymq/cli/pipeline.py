@@ -341,7 +341,8 @@ def _end(spark: SparkSession, listener: LagListener) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The line that matters: what our own code said, if it did, else what Spark says first."""
+    """Returns the line that matters: what our own code said, if it did, else what Spark says
+    first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     own = [line for line in lines if line.startswith("convoymq.")]
     return own[-1] if own else lines[0] if lines else type(error).__name__

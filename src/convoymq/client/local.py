@@ -163,7 +163,7 @@ class _Open:
         self._rest: Run | None = None
 
     def rows(self, stop: int, writer: ColumnWriter, max_bytes: int) -> FetchResult:
-        """The next ones, up to offset `stop`; at least one."""
+        """Returns the next ones, up to offset `stop`; at least one."""
         while not writer.full and self.offset < stop:
             run = self._rest
             if run is None:

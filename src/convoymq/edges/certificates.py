@@ -50,7 +50,7 @@ def _not_after(der: bytes) -> datetime:
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """(tag, first byte of the content, byte after it) of the element at an offset. Raises
+    """Returns (tag, first byte of the content, byte after it) of the element at an offset. Raises
     IndexError, ValueError."""
     tag, length = der[at], der[at + 1]
     at += 2

@@ -98,7 +98,7 @@ class Edge:
         return 0
 
     def activity(self) -> int:
-        """Bytes that were received and sent, for `NodeParts.activity`."""
+        """Returns the number of bytes that were received and sent, for `NodeParts.activity`."""
         return 0
 
     def metrics(self) -> list[Metric]:

@@ -8,7 +8,7 @@ from convoymq.model.config import Config
 
 
 def client_tls(config: Config) -> ssl.SSLContext:
-    """The TLS context of client listeners. Raises OSError."""
+    """Returns the TLS context of client listeners. Raises OSError."""
     options = config.ssl
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

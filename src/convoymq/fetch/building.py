@@ -31,7 +31,7 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """Rows so far."""
+        """Returns the number of rows so far."""
         return self._count
 
     @property
@@ -41,7 +41,7 @@ class Rows:
 
     @property
     def room(self) -> int:
-        """Bytes that the answer may still grow by, at least one."""
+        """Returns the number of bytes that the answer may still grow by, at least one."""
         return 1 if self._writer is None else max(1, self._max_bytes - self._writer.bytes)
 
     async def add(self, runs: Iterable[Run]) -> int:

@@ -582,7 +582,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
 
     def info(self) -> dict[str, object]:
-        """One row of /api/connections."""
+        """Returns one row of /api/connections."""
         waiting = self._transport.get_write_buffer_size() if self._transport is not None else 0
         return {
             "name": self.name,
@@ -612,7 +612,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         }
 
     def sessions(self) -> list[int]:
-        """The sessions through which it publishes."""
+        """Returns the sessions through which it publishes."""
         return self.requests.sessions()
 
     def channel_infos(self) -> list[dict[str, object]]:

@@ -27,7 +27,7 @@ class FetchCounters:
         """Fetches that were answered with a place in a file."""
 
     def metrics(self) -> Iterator[tuple[str, dict[str, str], int]]:
-        """(name without prefix, labels, value) of every counter."""
+        """Yields (name without prefix, labels, value) of every counter."""
         for op, count in self.requests.items():
             yield "requests", {"op": op.name.lower()}, count
         for code, count in self.errors.items():

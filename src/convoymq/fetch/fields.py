@@ -91,7 +91,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool | msgspec.UnsetType = msgspec.UNSET
 
     def body(self) -> dict[str, object]:
-        """The op as the queue takes it: the fields that were given."""
+        """Returns the op as the queue takes it: the fields that were given."""
         found: dict[str, object] = msgspec.to_builtins(self)
         del found["queue"]
         return found

@@ -469,7 +469,7 @@ def _check(request: Produce) -> None:
 
 
 def _runs(request: Produce, columns: ColumnFrame) -> Iterator[tuple[int, int, bytes, bytes]]:
-    """(first, count, exchange, routing key) of rows that agree in both, in their order."""
+    """Yields (first, count, exchange, routing key) of rows that agree in both, in their order."""
     rows = int(columns.rows)
     exchanges = _column_runs(columns, EXCHANGE, request.exchange, "exchange", rows)
     keys = _column_runs(columns, ROUTING_KEY, request.routing_key, "routing_key", rows)
@@ -513,7 +513,8 @@ def _is_full(client: QueueClient) -> bool:
 
 
 def _records(body: bytes, count: int, position: int) -> Iterator[bytes]:
-    """The records of an ENQUEUE command without its head, whose offsets lie at `position`."""
+    """Yields the records of an ENQUEUE command without its head, whose offsets lie at
+    `position`."""
     table = position - COMMAND_HEAD
     for at in range(table, table + 4 * count, 4):
         begin = int.from_bytes(body[at : at + 4], "little") - COMMAND_HEAD

@@ -117,7 +117,7 @@ class Requests:
         return await handler(frame)
 
     def sessions(self) -> list[int]:
-        """The sessions through which it publishes."""
+        """Returns the sessions through which it publishes."""
         return self._producing.sessions()
 
     def close(self) -> None:
@@ -127,8 +127,8 @@ class Requests:
     # --- queues ----------------------------------------------------------------------------
 
     def _queue(self, name: str) -> Queue:
-        """A queue that the user may read. Raises ColumnarError, BrokerError. A type that can't be
-        reserved says so itself."""
+        """Returns a queue that the user may read. Raises ColumnarError, BrokerError. A type that
+        can't be reserved says so itself."""
         connection = self._connection
         self._broker.access.check_permission(
             connection.user, connection.vhost, "read", "queue", name
@@ -143,7 +143,7 @@ class Requests:
         return found
 
     def _stream(self, name: str, group: int = 0) -> Stream:
-        """A stream that the user may read; `group`: this one of that name, and no other."""
+        """Returns a stream that the user may read; `group`: this one of that name, and no other."""
         queue = self._queue(name)
         if not queue.features.reads_by_offset:
             raise PreconditionFailed(f"queue '{name}' is of type {queue.type}, not a stream")

@@ -36,25 +36,25 @@ class Stream(Protocol):
     """Raft group of the stream: another stream of the same name has another."""
 
     def machine(self) -> object | None:
-        """The replica of this node; None = rows come from another node."""
+        """Returns the replica of this node; None = rows come from another node."""
 
     def bounds(self) -> tuple[int, int]:
-        """(first kept, next) as known here; (0, 0) without a replica."""
+        """Returns (first kept, next) as known here; (0, 0) without a replica."""
 
     async def where(self) -> tuple[int, int, int, int]:
-        """(first kept, next, bytes, offset of the last chunk), from whoever is near."""
+        """Returns (first kept, next, bytes, offset of the last chunk), from whoever is near."""
 
     async def fetch_chunks(
         self, offset: int, end: int | None, max_rows: int, max_bytes: int, wait_ms: int
     ) -> Chunks:
-        """Rows from exactly `offset` on; none at the committed end."""
+        """Returns the rows from exactly `offset` on; none at the committed end."""
 
     def read_descriptor(self, offset: int, end: int | None) -> Packs | None:
         """Returns the place of rows from `offset` on in a file of this node; None when there is
         none."""
 
     async def offsets(self, what: str, ms: int | None) -> tuple[int | None, int | None]:
-        """(offset, time in ms)."""
+        """Returns (offset, time in ms)."""
 
     async def store_offset(self, name: str, offset: int) -> None:
         """Remembers how far a named consumer is."""

@@ -27,7 +27,7 @@ class GroupTime:
             self._since_ms = self._clock.monotonic_ms()
 
     def now_ms(self) -> int:
-        """The time of an entry that is made now."""
+        """Returns the time of an entry that is made now."""
         passed = self._clock.monotonic_ms() - self._since_ms
         # Only what is later counts from now: half milliseconds are not lost.
         self.heard(max(self._clock.now_ms(), self._last_ms + passed // 2))

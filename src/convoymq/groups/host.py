@@ -252,17 +252,17 @@ class ReplicaHost:
                 self.on_version(kind, version)
 
     def floor_of(self, kind: str) -> int:
-        """The machine version of a kind that every node of the cluster supports."""
+        """Returns the machine version of a kind that every node of the cluster supports."""
         return supported.floor_of(self.versions, kind)
 
     def replica(self, group: int) -> Replica | None:
-        """The local replica, if any."""
+        """Returns the local replica, if any."""
         return self.groups.get(group)
 
     # Client side.
 
     def builder_of(self, group: int) -> CommandBuilder:
-        """The open batch of a group on this node. Raises KeyError for an unknown group."""
+        """Returns the open batch of a group on this node. Raises KeyError for an unknown group."""
         replica = self.groups.get(group)
         return replica.builder if replica is not None else self.watched[group].builder
 
@@ -280,12 +280,12 @@ class ReplicaHost:
         return replica is not None and replica.is_live(node)
 
     def read_entry(self, group: int, index: int) -> Entry:
-        """An entry of the local log. Raises EntryGone, StorageFault, KeyError."""
+        """Returns an entry of the local log. Raises EntryGone, StorageFault, KeyError."""
         entry: Entry = self._readable(group).log.entry(index)
         return entry
 
     def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
-        """An entry of the local log and some that follow it (`GroupLog.span`)."""
+        """Returns an entry of the local log and some that follow it (`GroupLog.span`)."""
         found: list[Entry] = self._readable(group).log.span(index, max_bytes)
         return found
 
@@ -695,7 +695,8 @@ class ReplicaHost:
         self.wake()
 
     def next_number(self) -> int:
-        """A number for a snapshot transfer or a start of a replica, never used on this node."""
+        """Returns a number for a snapshot transfer or a start of a replica, never used on this
+        node."""
         self._numbers += 1
         return self.incarnation << 24 | self._numbers
 

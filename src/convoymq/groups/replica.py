@@ -231,7 +231,7 @@ class Replica:
 
     @property
     def is_leader(self) -> bool:
-        """True while this replica leads."""
+        """Returns whether this replica leads."""
         return self.core.role == LEADER
 
     @property
@@ -277,7 +277,7 @@ class Replica:
 
     @property
     def established_leader(self) -> int:
-        """The leader whose first entry is applied here; 0 = none."""
+        """Returns the leader whose first entry is applied here; 0 = none."""
         core = self.core
         known = core.leader and self.serving.established == (core.leader, core.term)
         return core.leader if known else 0
@@ -639,7 +639,7 @@ class Replica:
 
     @property
     def kind(self) -> str:
-        """Name of the machine's rules."""
+        """Returns the name of the machine's rules."""
         return self.machine.KIND
 
     @property

@@ -49,7 +49,7 @@ class Serving:
         return present in (self.established, self.serving)
 
     def leader_of_clients(self) -> tuple[int, int]:
-        """(leader, term) as clients here know them; (0, 0) = they know none."""
+        """Returns (leader, term) as clients here know them; (0, 0) = they know none."""
         core = self.core
         if not core.leader:
             return self.serving

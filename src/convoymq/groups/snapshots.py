@@ -145,7 +145,7 @@ class SnapshotTransfers:
             self.receiving = None
 
     def make(self) -> Snapshot:
-        """The machine's state after the last applied entry."""
+        """Returns the machine's state after the last applied entry."""
         replica = self.replica
         core = self.core
         index = core.applied_index
@@ -157,12 +157,13 @@ class SnapshotTransfers:
         )
 
     def needed_from(self) -> int:
-        """The first entry whose body the machine, a follower or a client may ask for soon."""
+        """Returns the first entry whose body the machine, a follower or a client may ask for
+        soon."""
         replica = self.replica
         return min(self._keep_from(), replica.machine.oldest_live())
 
     def _keep_from(self) -> int:
-        """The first entry that is not applied, or that a follower lacks."""
+        """Returns the first entry that is not applied, or that a follower lacks."""
         core = self.core
         keep_from = core.applied_index + 1
         for peer in core.peers:

@@ -134,7 +134,7 @@ class SnapshotSending:
                 self._send(END, index)
 
     def _entries_after(self, index: int) -> tuple[int, list[bytes]]:
-        """The next chunk of live entries: (index of its last one, their bytes)."""
+        """Returns the next chunk of live entries: (index of its last one, their bytes)."""
         log = self.replica.log
         room = self.replica.host.config.snapshot_chunk_bytes
         bodies: list[bytes] = []
@@ -170,7 +170,7 @@ class SnapshotReceiving:
         self._receiver = replica.log.receive_snapshot(self.index, index_term)
 
     def is_same(self, node: int, message: Received) -> bool:
-        """True when a BEGIN is about this snapshot."""
+        """Returns whether a BEGIN is about this snapshot."""
         return node == self.node and message[1] == self.term and message[2] == self.id
 
     def abort(self) -> None:

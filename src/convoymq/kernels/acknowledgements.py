@@ -25,7 +25,7 @@ _NOTHING = cython.declare(list, [])
 
 @cython.cfunc
 def _take_ranges(r: cython.pointer(Ranges)) -> list:
-    """The ranges as (first, last, first, last, …), ascending and merged; empties `r`."""
+    """Returns the ranges as (first, last, first, last, …), ascending and merged; empties `r`."""
     flat: list = [r.pairs[i] for i in range(2 * r.count)]
     if r.unsorted:
         pairs = sorted(zip(flat[::2], flat[1::2], strict=True))

@@ -508,7 +508,8 @@ def _is_deferrable(type: cython.int, count: uint32_t) -> cython.bint:
 def _check_command(
     p: cython.p_uchar, size: cython.Py_ssize_t, at: cython.Py_ssize_t
 ) -> cython.Py_ssize_t:
-    """Length of the command at `at`, or -1 when it does not lie wholly inside `size`."""
+    """Returns the length of the command at `at`, or -1 when it does not lie wholly inside
+    `size`."""
     if size - at < COMMAND_HEADER_SIZE:
         return -1
     length: cython.Py_ssize_t = get32(p + at)

@@ -49,7 +49,8 @@ class PendingCommand:
     note: Any
     """For the client: what to do when it is applied."""
     def bytes(self) -> memoryview:
-        """The command as it stands in the sealed chunk. Raises ValueError before sealing."""
+        """Returns the command as it stands in the sealed chunk. Raises ValueError before
+        sealing."""
 
 class CommandBuilder:
     """The open batch of one group on one node."""
@@ -144,22 +145,23 @@ class PublishTarget:
         """Appends all sealed pending commands with seq > `after` to the builder once more."""
 
 def commands(data: bytes) -> list[tuple[int, int, int, int, int, int, int, int]]:
-    """(type, flags, session, seq, count, arg, offset, length) of each command of an entry.
+    """Returns (type, flags, session, seq, count, arg, offset, length) of each command of an entry.
 
     Raises ValueError when anything does not fit; never reads outside `data`."""
 
 def command_body(data: bytes, offset: int) -> bytes:
-    """Body (with padding) of the command at `offset`."""
+    """Returns the body (with padding) of the command at `offset`."""
 
 def enqueue_bytes(data: bytes, offset: int) -> int:
     """Total body bytes of an ENQUEUE command."""
 
 def ranges(data: bytes, offset: int, count: int) -> list[int]:
-    """(first, last, first, last, …) of a SETTLE, RETURN or DISCARD command. Raises ValueError."""
+    """Returns (first, last, first, last, …) of a SETTLE, RETURN or DISCARD command. Raises
+    ValueError."""
 
 def pack_ranges(ranges: Sequence[int]) -> bytes: ...
 def record(data: bytes, command: int, i: int) -> bytes:
     """Record i of the ENQUEUE command at offset `command`. Raises ValueError."""
 
 def slice_records(data: bytes, command: int, first: int, count: int) -> bytes:
-    """A DELIVER body: an ENQUEUE command with just these records. Raises ValueError."""
+    """Returns a DELIVER body: an ENQUEUE command with just these records. Raises ValueError."""

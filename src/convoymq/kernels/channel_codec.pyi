@@ -75,7 +75,7 @@ class ChannelCodec:
         """Frames kept while the channel is busy."""
     @property
     def oldest_unacked(self) -> int:
-        """The lowest delivery tag that is outstanding; 0 = none."""
+        """Returns the lowest delivery tag that is outstanding; 0 = none."""
     def add_consumer(
         self,
         client: object,

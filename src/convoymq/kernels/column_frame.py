@@ -227,7 +227,7 @@ class ColumnFrame:
     def check_ends(
         self, area: cython.int, n: cython.Py_ssize_t, limit: cython.Py_ssize_t
     ) -> cython.Py_ssize_t:
-        """The longest of n pieces; `limit` = length of their bytes, -1 = any."""
+        """Returns the longest of n pieces; `limit` = length of their bytes, -1 = any."""
         if self.length[area] != 4 * (n + 1):
             raise ValueError("offsets of a column are damaged")
         p: cython.p_uchar = self.body + self.at[area]

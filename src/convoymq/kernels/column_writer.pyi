@@ -33,6 +33,7 @@ class ColumnWriter:
         least one when it is empty. Raises ValueError when a record is damaged; the rows before it
         stand."""
     def finish(self, next: int, compression: str = "") -> builtins.bytes:
-        """The whole frame. Raises ValueError for a compression that does not exist."""
+        """Returns the whole frame. Raises ValueError for a compression that does not exist."""
     def frame(self, next: int) -> ColumnFrame:
-        """The same, to be read in this process: there is no checksum to make and to check."""
+        """Returns the same, to be read in this process: there is no checksum to make and to
+        check."""

@@ -40,7 +40,7 @@ def raw_bytearray(size: cython.Py_ssize_t) -> bytearray:
 @cython.cfunc
 @cython.exceptval(check=False)
 def first_area(column: uint32_t) -> cython.int:
-    """The first buffer of a column; -1 when there is no such column."""
+    """Returns the first buffer of a column; -1 when there is no such column."""
     if column == OFFSET:
         return OFFSETS
     if column == TIMESTAMP:
@@ -67,7 +67,7 @@ def first_area(column: uint32_t) -> cython.int:
 @cython.cfunc
 @cython.exceptval(check=False)
 def column_of(area: cython.int) -> uint32_t:
-    """The column that a buffer belongs to."""
+    """Returns the column that a buffer belongs to."""
     if area == OFFSETS:
         return OFFSET
     if area == TIMES:
@@ -121,7 +121,7 @@ def _compressed(compression: str, body) -> bytes:
 
 @cython.cfunc
 def decompressed(kind: cython.int, stored, length: cython.Py_ssize_t) -> bytes:
-    """The body; never more than `length` bytes are made, whatever the stored ones say."""
+    """Returns the body; never more than `length` bytes are made, whatever the stored ones say."""
     if kind == ZSTD:
         import zstandard
 
@@ -159,7 +159,7 @@ def assemble(
     pieces: cython.pointer(Piece),
     piece_count: cython.Py_ssize_t,
 ) -> bytes:
-    """The frame without its checksum. The pieces stand where a source has no pointer."""
+    """Returns the frame without its checksum. The pieces stand where a source has no pointer."""
     count: cython.Py_ssize_t = area_count(columns)
     body_length: cython.Py_ssize_t = 0
     i: cython.int
@@ -208,7 +208,7 @@ def assemble(
 
 @cython.cfunc
 def sealed(data: bytes, compression: str) -> bytes:
-    """The frame with its checksum, and compressed if that makes it smaller.
+    """Returns the frame with its checksum, and compressed if that makes it smaller.
 
     `data` is fresh from `_assemble`: nobody else has seen it, so its header may be written."""
     if compression not in COMPRESSIONS:

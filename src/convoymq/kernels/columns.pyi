@@ -17,5 +17,5 @@ BODY_MAX: int  # bytes of one frame's decompressed body, 1 GiB
 COMPRESSIONS: tuple[str, ...]  # "" (none), "zstd", "lz4"
 
 def raw_bytearray(size: int) -> bytearray:
-    """A bytearray whose bytes are whatever was in memory: for who writes every one of them before
-    anybody reads it. Raises ValueError for a size below 0."""
+    """Returns a bytearray whose bytes are whatever was in memory: for who writes every one of them
+    before anybody reads it. Raises ValueError for a size below 0."""

@@ -79,7 +79,7 @@ class ConnectionBuffer:
     ) -> ChannelCodec:
         """Opens a channel. Raises ValueError when it is open."""
     def codec(self, number: int) -> ChannelCodec | None:
-        """The channel of that number."""
+        """Returns the channel of that number."""
     def receive(self) -> int:
         """Reads the socket once (at most 128 KiB) and works through what came. Returns the number
         of bytes; 0 = closed by the peer, below 0 = -errno."""

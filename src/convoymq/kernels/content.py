@@ -32,7 +32,8 @@ _DELIVER_AT_MS_MAX = cython.declare(int64_t, 253402300799999)
 @cython.cfunc
 @cython.exceptval(check=False)
 def walk_value(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.Py_ssize_t:
-    """Bytes of the field value at p, type code included; -1 when it is broken or cut off."""
+    """Returns the bytes of the field value at p, type code included; -1 when it is broken or cut
+    off."""
     if n < 1:
         return -1
     code: cython.int = p[0]

@@ -8,14 +8,14 @@ RECORD_ASKS: int
 RECORD_WAITS: int
 
 def with_counts(header: bytes, acquired_count: int, failed_delivery_count: int) -> bytes:
-    """The content header payload with x-acquired-count and x-delivery-count set (0 = absent).
-    Raises ValueError when it is broken."""
+    """Returns the content header payload with x-acquired-count and x-delivery-count set (0 =
+    absent). Raises ValueError when it is broken."""
 
 def split_record(record: bytes) -> tuple[bytes, bytes]:
-    """(exchange and routing key, content frames). Raises ValueError."""
+    """Returns (exchange and routing key, content frames). Raises ValueError."""
 
 def content_parts(content: bytes) -> tuple[bytes, bytes]:
-    """(content header payload, body). Raises ValueError."""
+    """Returns (content header payload, body). Raises ValueError."""
 
 def replace_header(content: bytes, header: bytes) -> bytes:
-    """The content frames with another content header payload. Raises ValueError."""
+    """Returns the content frames with another content header payload. Raises ValueError."""

@@ -22,14 +22,15 @@ class Entry:
         UnsupportedVersion for another format."""
 
 def make_entry(group: int, index: int, term: int, time_ms: int, kind: int, body: bytes) -> Entry:
-    """An entry of any kind; `body` is padded to a multiple of 8."""
+    """Returns an entry of any kind; `body` is padded to a multiple of 8."""
 
 def encode_version(version: int) -> bytes:
-    """The body of a machine version entry."""
+    """Returns the body of a machine version entry."""
 
 def decode_version(data: bytes) -> int:
-    """The version in a machine version entry (`data` = the whole entry). Raises ValueError."""
+    """Returns the version in a machine version entry (`data` = the whole entry). Raises
+    ValueError."""
 
 def split_entries(data: bytes, offset: int) -> list[Entry]:
-    """The entries of an APPEND body, each verified and copied. Raises ValueError, and
+    """Returns the entries of an APPEND body, each verified and copied. Raises ValueError, and
     UnsupportedVersion for an entry of another format."""

@@ -27,7 +27,7 @@ def frame(
     body: bytes = b"",
     body_length: int = -1,
 ) -> bytes:
-    """A link frame. With `body_length` the header counts a body that is sent separately."""
+    """Returns a link frame. With `body_length` the header counts a body that is sent separately."""
 
 def frame_header(data: bytes | memoryview) -> tuple[int, int, int, int, int, int, int, int]:
-    """(length, type, flags, group, a, b, c, d). Raises ValueError."""
+    """Returns (length, type, flags, group, a, b, c, d). Raises ValueError."""

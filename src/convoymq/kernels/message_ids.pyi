@@ -16,10 +16,10 @@ class MessageIdWindow:
         """Returns how many ids are known."""
 
     def size_bytes(self) -> int:
-        """Bytes of the packed ids."""
+        """Returns the number of bytes of the packed ids."""
 
     def memory_bytes(self) -> int:
-        """Bytes of memory, the hash table's included."""
+        """Returns the number of bytes of memory, the hash table's included."""
 
     def oldest_ms(self) -> int | None:
         """Returns when the oldest id came; None = none is known."""
@@ -37,7 +37,7 @@ class MessageIdWindow:
         repeat, and is not remembered. Raises ValueError when the records are not in the command."""
 
     def pack(self) -> bytes:
-        """The ids, the oldest first: u64 time in ms, u8 length, bytes."""
+        """Returns the ids, the oldest first: u64 time in ms, u8 length, bytes."""
 
     def unpack(self, packed: bytes) -> None:
         """Replaces the ids by those of `pack`. Raises ValueError."""

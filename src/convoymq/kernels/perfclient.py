@@ -217,7 +217,7 @@ class _Socket:
     @cython.cfunc
     @cython.exceptval(check=False)
     def room(self, n: cython.Py_ssize_t) -> cython.bint:
-        """True when n more bytes fit into the output buffer (flushing it if that helps)."""
+        """Returns whether n more bytes fit into the output buffer (flushing it if that helps)."""
         if self.out_to + n <= self.out_size:
             return True
         self.flush()

@@ -43,7 +43,7 @@ def tune_malloc() -> None:
     """Keeps freed memory of busy buffers in the process: entry buffers come and go all the time."""
 
 def free_heap_bytes() -> int:
-    """Bytes that the C heap holds and nobody uses."""
+    """Returns the number of bytes that the C heap holds and nobody uses."""
 
 def trim_malloc() -> None:
     """Gives unused heap memory back to the system; milliseconds for hundreds of MiB."""

@@ -95,7 +95,7 @@ class TraceRows:
     @cython.cfunc
     @cython.exceptval(-1, check=False)
     def row(self) -> cython.Py_ssize_t:
-        """The number of a new row plus one; 0 when there is no room for it."""
+        """Returns the number of a new row plus one; 0 when there is no room for it."""
         if self.used == self.capacity and self.capacity < self.rows_max:
             self.grow()
         if self.used == self.capacity and self.on_full is not None:

@@ -27,7 +27,7 @@ class TraceRows:
     def __init__(self, capacity: int = 1024, rows_max: int = 65536) -> None: ...
     @property
     def rows(self) -> int:
-        """Rows that wait."""
+        """Returns the number of rows that wait."""
     def begin(self, index: int, term: int, time_ms: int) -> None:
         """The following decided rows belong to this entry; the first gets ordinal 0."""
     def begin_entry(self, data: bytes) -> None:
@@ -72,4 +72,4 @@ class TraceRows:
     def restored(self, index: int) -> None:
         """The state was replaced by one at `index`: what lies between is not recorded here."""
     def take(self) -> tuple[int, bytes]:
-        """(rows, their columns back to back, 8 bytes a value, native order); empties it."""
+        """Returns (rows, their columns back to back, 8 bytes a value, native order); empties it."""

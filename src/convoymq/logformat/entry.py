@@ -31,12 +31,12 @@ KIND_TAIL_MARKER = 132
 
 
 def is_whole(view: memoryview, length: int, checksum: int) -> bool:
-    """True when the bytes are one whole record: its header says `length` and `checksum`."""
+    """Returns whether the bytes are one whole record: its header says `length` and `checksum`."""
     return length == len(view) and crc32c(view[CHECKED_FROM:]) == checksum
 
 
 def check_entry(data: bytes, group: int, index: int, name: str, offset: int) -> Entry:
-    """The entry of a group and index that was read from `offset` of a file.
+    """Returns the entry of a group and index that was read from `offset` of a file.
 
     Raises:
         StorageFault: the bytes are damaged, or are another entry.
@@ -52,7 +52,8 @@ def check_entry(data: bytes, group: int, index: int, name: str, offset: int) -> 
 
 
 def check_term(view: memoryview, group: int, index: int, name: str, offset: int) -> int:
-    """The term of an entry that is copied as it is. Raises StorageFault, as `check_entry` does."""
+    """Returns the term of an entry that is copied as it is. Raises StorageFault, as `check_entry`
+    does."""
     length, checksum, found, term, _, owner, _, _ = ENTRY_HEADER.unpack_from(view)
     if not is_whole(view, length, checksum):
         raise StorageFault(f"entry {index} of group {group} is damaged", path=name, offset=offset)

@@ -37,7 +37,7 @@ class ClusterIds:
             )
 
     def accepts(self, found: bytes) -> bool:
-        """True when `check` would pass."""
+        """Returns whether `check` would pass."""
         return found in self._accepted
 
 

@@ -56,7 +56,7 @@ class SizedReadable(Readable, Protocol):
     """A file whose length is known."""
 
     def size(self) -> int:
-        """Length in bytes. Raises OSError."""
+        """Returns the length in bytes. Raises OSError."""
 
 
 def group_path(group: int) -> str:
@@ -70,13 +70,13 @@ def segment_name(group: int, order: int) -> str:
 
 
 def segment_header(group: int, cluster: bytes) -> bytes:
-    """The first bytes of a segment file."""
+    """Returns the first bytes of a segment file."""
     head = SEGMENT_HEADER.pack(SEGMENT_MAGIC, group, 0, cluster, 0)[:SEGMENT_HEADER_CHECKED]
     return head + struct.pack("<II", crc32c(head), 0)
 
 
 def segment_footer(rows: bytes, offset: int) -> bytes:
-    """The last bytes of a segment file, whose index rows begin at `offset`."""
+    """Returns the last bytes of a segment file, whose index rows begin at `offset`."""
     count = len(rows) // INDEX_ROW.size
     foot = FOOTER.pack(FOOTER_MAGIC, count, crc32c(rows), offset, 0, 0)[:FOOTER_CHECKED]
     return foot + struct.pack("<II", crc32c(foot), 0)
@@ -117,7 +117,7 @@ class Segment:
         return (self.offsets[-1] + self.sizes[-1]) << 3
 
     def position(self, index: int) -> int:
-        """Position of the entry, -1 when it is not here."""
+        """Returns the position of the entry, -1 when it is not here."""
         if not self.first <= index <= self.last:
             return -1
         if self.indexes is None:
@@ -126,13 +126,13 @@ class Segment:
         return at if self.indexes[at] == index else -1
 
     def lower(self, index: int) -> int:
-        """Number of entries below `index`."""
+        """Returns the number of entries below `index`."""
         if self.indexes is None:
             return min(max(index - self.first, 0), len(self.offsets))
         return bisect_left(self.indexes, index)
 
     def index_at(self, position: int) -> int:
-        """Index of the entry at a position."""
+        """Returns the index of the entry at a position."""
         return self.first + position if self.indexes is None else self.indexes[position]
 
     def cut(self, index: int) -> None:
@@ -151,7 +151,7 @@ class Segment:
 def read_entries(
     file: Readable, segment: Segment, group: int, position: int, limit: int
 ) -> list[Entry]:
-    """An entry and those behind it that one read of at most `limit` bytes brings along.
+    """Returns an entry and those behind it that one read of at most `limit` bytes brings along.
 
     Raises:
         StorageFault: the file is too short, or other entries lie there. OSError.
@@ -179,7 +179,8 @@ def read_entries(
 def read_segment(
     file: SizedReadable, group: int, clusters: ClusterIds
 ) -> tuple[Segment, Sequence[tuple[int, int]]]:
-    """A segment file's table and its runs of terms [(first index, term)]. Raises StorageFault."""
+    """Returns a segment file's table and its runs of terms [(first index, term)]. Raises
+    StorageFault."""
     name = file.name
     size = file.size()
     head = file.pread(SEGMENT_HEADER.size, 0)

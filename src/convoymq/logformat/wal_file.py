@@ -50,14 +50,15 @@ def wal_name(generation: int) -> str:
 def file_header(
     generation: int, first_sequence: int, previous: tuple[int, int, int], cluster: bytes
 ) -> bytes:
-    """The first bytes of a WAL file. `previous` = (generation, last sequence, tail) or zeros."""
+    """Returns the first bytes of a WAL file. `previous` = (generation, last sequence, tail) or
+    zeros."""
     head = FILE_HEADER.pack(FILE_MAGIC, generation, first_sequence, *previous, cluster, 0, 0)
     head = head[:FILE_HEADER_CHECKED]
     return head + struct.pack("<II", crc32c(head), 0)
 
 
 def batch_prefix(generation: int) -> bytes:
-    """The bytes with which every batch of a generation begins."""
+    """Returns the bytes with which every batch of a generation begins."""
     return BATCH_MAGIC + struct.pack("<Q", generation)
 
 
@@ -78,7 +79,7 @@ class BatchHeader(NamedTuple):
 
 
 def read_batch_header(head: bytes, generation: int) -> BatchHeader | None:
-    """The header, when the bytes are a valid one of that generation."""
+    """Returns the header, when the bytes are a valid one of that generation."""
     if len(head) < BATCH_HEADER_BYTES or head[:8] != BATCH_MAGIC:
         return None
     _, found, sequence, length, covered, groups, count, position, directory, checksum = (
@@ -95,18 +96,18 @@ DirectoryRow = tuple[int, int, int]
 
 
 def directory_bytes(count: int) -> int:
-    """Length of the directory of so many records."""
+    """Returns the length of the directory of so many records."""
     return (DIRECTORY_ROW.size * count + 7) & ~7
 
 
 def directory_rows(directory: memoryview, count: int) -> list[DirectoryRow]:
-    """The rows of a directory."""
+    """Returns the rows of a directory."""
     return list(DIRECTORY_ROW.iter_unpack(directory[: DIRECTORY_ROW.size * count]))
 
 
 def directory_before(data: memoryview) -> list[DirectoryRow] | None:
-    """The directory at the end of a whole batch's records and directory; None when there is none
-    that fits."""
+    """Returns the directory at the end of a whole batch's records and directory; None when there is
+    none that fits."""
     for padding in (0, 4):
         at = left = len(data) - padding
         count = 0
@@ -125,7 +126,7 @@ def directory_before(data: memoryview) -> list[DirectoryRow] | None:
 def split_records(
     data: memoryview, rows: list[DirectoryRow]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(offset, size) of the records that are whole, (offset, group) of the others."""
+    """Returns (offset, size) of the records that are whole, (offset, group) of the others."""
     records = []
     bad = []
     offset = 0
@@ -148,7 +149,7 @@ def _is_record(view: memoryview, size: int, group: int, listed: int) -> bool:
 
 
 def walk_records(data: memoryview) -> tuple[list[tuple[int, int]], int]:
-    """(offset, size) of the whole records from the start on, and where they end."""
+    """Returns (offset, size) of the whole records from the start on, and where they end."""
     records = []
     at = 0
     while at + ENTRY_HEADER_SIZE <= len(data):

@@ -180,7 +180,7 @@ def _segments(request: Request) -> list[str]:
 
 
 def _credentials(header: str) -> tuple[str, bytes]:
-    """Name and password of basic authentication. Raises ValueError."""
+    """Returns the name and password of basic authentication. Raises ValueError."""
     kind, _, encoded = header.partition(" ")
     if kind.lower() != "basic":
         raise ValueError(kind)

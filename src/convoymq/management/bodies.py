@@ -196,7 +196,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _value(text: str, at: int, depth: int) -> tuple[object, int]:
-    """The value at `at`, and where it ends. Raises ValueError."""
+    """Returns the value at `at`, and where it ends. Raises ValueError."""
     if depth > DEPTH_MAX:
         raise ValueError("nested too deeply")
     first = text[at : at + 1]
@@ -259,7 +259,7 @@ def _next(text: str, at: int, end: str) -> tuple[int, bool]:
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
-    """The string whose first character is at `at`."""
+    """Returns the string whose first character is at `at`."""
     parts: list[str] = []
     while True:
         piece = text[at : at + STEP_CHARS]

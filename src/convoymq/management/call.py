@@ -79,7 +79,7 @@ class Call:
             raise ApiError(401, "not_authorized", "Not permitted")
 
     def vhost(self) -> str:
-        """The path's virtual host. Raises 404 or 401."""
+        """Returns the path's virtual host. Raises 404 or 401."""
         name = self.path["vhost"]
         if name not in self.broker.metadata.tree.vhosts:
             raise object_not_found()
@@ -93,12 +93,12 @@ class Call:
         self.broker.access.check_permission(self.user, self.path["vhost"], permission, kind, name)
 
     def flag(self, name: str) -> bool:
-        """A query parameter that is true."""
+        """Returns a query parameter that is true."""
         return self.request.query_params.get(name, "") == "true"
 
     async def json(self, most: int = BODY_BYTES_MAX) -> JsonObject:
-        """The body as an object; empty means none of its keys. To be called after the permission
-        checks: only who may do it makes the node read and parse. Raises ApiError."""
+        """Returns the body as an object; empty means none of its keys. To be called after the
+        permission checks: only who may do it makes the node read and parse. Raises ApiError."""
         body = await self.bodies.read(self.request, most)
         if body is None:
             return {}

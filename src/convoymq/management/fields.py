@@ -14,7 +14,7 @@ DEFAULT_EXCHANGE = "amq.default"
 
 
 def number(text: str) -> int | None:
-    """The number that `text` is in decimal digits, or None."""
+    """Returns the number that `text` is in decimal digits, or None."""
     if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
         return None
     return int(text)

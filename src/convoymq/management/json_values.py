@@ -11,14 +11,14 @@ from convoymq.queues.slices import in_slices
 
 
 def count_in(row: JsonObject, key: str, default: int = 0) -> int:
-    """The count that a row has under `key`, or `default`."""
+    """Returns the count that a row has under `key`, or `default`."""
     value = row.get(key, default)
     assert isinstance(value, int)
     return value
 
 
 def part(row: JsonObject, key: str) -> JsonObject:
-    """The object that a row has under `key`; empty without one."""
+    """Returns the object that a row has under `key`; empty without one."""
     value = row.get(key, {})
     assert isinstance(value, dict)
     return value

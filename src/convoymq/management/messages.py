@@ -194,7 +194,7 @@ class OneShot:
         self.client = queue.client(broker.new_session(), self)
 
     async def wait(self) -> object:
-        """The next answer. Raises the queue's refusal, or Unavailable."""
+        """Returns the next answer. Raises the queue's refusal, or Unavailable."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await self._answer
@@ -379,7 +379,7 @@ def _hashed(properties: Mapping[str, object]) -> _Hashed:
 
 
 def _copies(headers: Table, name: str) -> list[str]:
-    """The routing keys in the CC or BCC header. Raises PreconditionFailed."""
+    """Returns the routing keys in the CC or BCC header. Raises PreconditionFailed."""
     field = headers.get(name)
     items = () if field is None else field.value
     if not isinstance(items, tuple):
@@ -394,7 +394,7 @@ def _copies(headers: Table, name: str) -> list[str]:
 def row_of(
     data: bytes, acquired_count: int, ready: int, encoding: str, truncate: int | None
 ) -> JsonObject:
-    """A record as JSON."""
+    """Returns a record as JSON."""
     exchange, routing_key, properties, body = read_record(data)
     shown = body if truncate is None else body[:truncate]
     payload, used = base64.b64encode(shown).decode(), "base64"
@@ -415,7 +415,7 @@ def row_of(
 
 
 def peeked_row(peeked: Peeked) -> JsonObject:
-    """A message that was looked at, as JSON."""
+    """Returns a message that was looked at, as JSON."""
     row = row_of(peeked.record, peeked.acquired_count, 0, "auto", None)
     del row["message_count"]
     return {**row, "delivery_count": peeked.failed_delivery_count}

@@ -19,7 +19,7 @@ LIMITS = "limits"
 
 
 def policy_row(vhost: str, policy: Policy) -> JsonObject:
-    """One policy."""
+    """Returns one policy."""
     return {"vhost": vhost, "name": policy.name, **policy_value(policy)}
 
 
@@ -34,7 +34,7 @@ def policy_value(policy: Policy) -> JsonObject:
 
 
 def policy_rows(broker: Broker, visible: set[str], *, operator: bool) -> list[JsonObject]:
-    """All policies, or all operator policies."""
+    """Returns all policies, or all operator policies."""
     return [
         policy_row(vhost.name, policy)
         for vhost in vhosts_of(broker, visible)
@@ -106,7 +106,7 @@ def limit_in(name: str, body: Mapping[str, object]) -> int:
 
 
 def _limits(value: object, known: tuple[str, ...]) -> list[tuple[str, int]]:
-    """(name, limit) of an object, or of a list of objects with `name` and `value`."""
+    """Returns (name, limit) of an object, or of a list of objects with `name` and `value`."""
     rows: list[tuple[object, object]]
     match _pairs(value):
         case None:
@@ -126,7 +126,8 @@ def _limits(value: object, known: tuple[str, ...]) -> list[tuple[str, int]]:
 
 
 def _pairs(value: object) -> object:
-    """An object that `rabbitmqctl export_definitions` has written as a list of [key, value]."""
+    """Returns an object that `rabbitmqctl export_definitions` has written as a list of [key,
+    value]."""
     if isinstance(value, list) and all(
         isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) for row in value
     ):

@@ -86,7 +86,7 @@ def message_stats(counters: Mapping[str, int]) -> dict[str, int]:
 
 
 def exchange_types() -> list[JsonObject]:
-    """The exchange types that are served."""
+    """Returns the exchange types that are served."""
     return [
         {"name": kind.value, "description": kind.description, "enabled": True}
         for kind in ExchangeType
@@ -94,7 +94,7 @@ def exchange_types() -> list[JsonObject]:
 
 
 async def overview(broker: Broker, rates: Rates, visible: set[str]) -> JsonObject:
-    """The first page: versions, totals, listeners."""
+    """Returns the first page: versions, totals, listeners."""
     nodes = await broker.cluster.list_nodes()
     rows = [row for row in await queues(broker, rates) if row["vhost"] in visible]
     stats: dict[str, int] = {}
@@ -180,7 +180,7 @@ def listeners(broker: Broker) -> list[JsonObject]:
 
 
 def contexts(broker: Broker, node: str | None = None) -> list[JsonObject]:
-    """The HTTP servers of all nodes, or of one."""
+    """Returns the HTTP servers of all nodes, or of one."""
     words = {"http": "RabbitMQ Management", "http/prometheus": "RabbitMQ Prometheus"}
     return [
         {
@@ -197,7 +197,7 @@ def contexts(broker: Broker, node: str | None = None) -> list[JsonObject]:
 
 
 async def nodes(broker: Broker) -> list[JsonObject]:
-    """All nodes of the cluster, those that are down too."""
+    """Returns all nodes of the cluster, those that are down too."""
     known = await broker.cluster.list_nodes()
     drained = drained_nodes(broker.metadata.tree.settings)
     rows = []
@@ -255,7 +255,7 @@ async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[JsonOb
 
 
 def vhost_row(vhost: Vhost) -> JsonObject:
-    """A virtual host's own properties."""
+    """Returns a virtual host's own properties."""
     default = vhost.default_queue_type or "undefined"
     return {
         "name": vhost.name,
@@ -272,7 +272,7 @@ def vhost_row(vhost: Vhost) -> JsonObject:
 
 
 async def queues(broker: Broker, rates: Rates) -> list[JsonObject]:
-    """All queues, with what their leading nodes say of them."""
+    """Returns all queues, with what their leading nodes say of them."""
     live = await broker.cluster.queue_infos()
     records = [
         record
@@ -290,7 +290,7 @@ async def queues(broker: Broker, rates: Rates) -> list[JsonObject]:
 def queue_row(
     broker: Broker, record: QueueRecord, live: JsonObject | None, rates: Rates
 ) -> JsonObject | None:
-    """One queue; None when it is gone.
+    """Returns one queue; None when it is gone.
 
     The state of a replicated queue is its `group_state`; a classic queue is `down` while its node
     is, and `crashed` when its files are damaged.
@@ -356,7 +356,7 @@ def _policies_shown(chosen: Chosen) -> JsonObject:
 
 
 def exchange_row(vhost: Vhost, exchange: Exchange) -> JsonObject:
-    """One exchange."""
+    """Returns one exchange."""
     return {
         "name": exchange.name,
         "vhost": vhost.name,
@@ -372,7 +372,7 @@ def exchange_row(vhost: Vhost, exchange: Exchange) -> JsonObject:
 
 
 def exchanges(broker: Broker, visible: set[str]) -> list[JsonObject]:
-    """All exchanges."""
+    """Returns all exchanges."""
     return [
         exchange_row(vhost, exchange)
         for vhost in vhosts_of(broker, visible)
@@ -392,7 +392,7 @@ def properties_key(routing_key: str, arguments: Table) -> str:
 
 
 def binding_row(vhost: str, binding: Binding) -> JsonObject:
-    """One binding."""
+    """Returns one binding."""
     return {
         "source": binding.source,
         "vhost": vhost,
@@ -405,7 +405,7 @@ def binding_row(vhost: str, binding: Binding) -> JsonObject:
 
 
 def bindings(broker: Broker, visible: set[str]) -> list[JsonObject]:
-    """All bindings, the implicit ones of the default exchange included."""
+    """Returns all bindings, the implicit ones of the default exchange included."""
     rows = []
     for vhost in vhosts_of(broker, visible):
         rows += [default_binding(vhost.name, name) for name in sorted(vhost.queues)]
@@ -414,7 +414,7 @@ def bindings(broker: Broker, visible: set[str]) -> list[JsonObject]:
 
 
 def bindings_at(broker: Broker, vhost: str, kind: str, name: str) -> list[JsonObject]:
-    """The bindings of one destination."""
+    """Returns the bindings of one destination."""
     return [
         row
         for row in bindings(broker, {vhost})
@@ -423,7 +423,7 @@ def bindings_at(broker: Broker, vhost: str, kind: str, name: str) -> list[JsonOb
 
 
 def default_binding(vhost: str, queue: str) -> JsonObject:
-    """The implicit binding of a queue to the default exchange."""
+    """Returns the implicit binding of a queue to the default exchange."""
     return {
         "source": "",
         "vhost": vhost,
@@ -436,7 +436,7 @@ def default_binding(vhost: str, queue: str) -> JsonObject:
 
 
 def user_row(user: User, limits: Mapping[str, int] | None = None) -> JsonObject:
-    """One user; the hash is shown, as definitions need it."""
+    """Returns one user; the hash is shown, as definitions need it."""
     return {
         "name": user.name,
         "password_hash": user.password_hash,
@@ -447,7 +447,7 @@ def user_row(user: User, limits: Mapping[str, int] | None = None) -> JsonObject:
 
 
 def permissions(broker: Broker) -> list[JsonObject]:
-    """All permissions."""
+    """Returns all permissions."""
     return [
         {
             "user": user,
@@ -461,7 +461,7 @@ def permissions(broker: Broker) -> list[JsonObject]:
 
 
 def topic_permissions(broker: Broker) -> list[JsonObject]:
-    """All topic permissions."""
+    """Returns all topic permissions."""
     tree = broker.metadata.tree
     return [
         {
@@ -477,5 +477,5 @@ def topic_permissions(broker: Broker) -> list[JsonObject]:
 
 
 def visible_rows(rows: Iterable[JsonObject], visible: set[str]) -> list[JsonObject]:
-    """Rows of virtual hosts that the user may see."""
+    """Returns the rows of virtual hosts that the user may see."""
     return [row for row in rows if row.get("vhost") in visible]

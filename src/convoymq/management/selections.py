@@ -84,7 +84,7 @@ def question_in(body: JsonObject) -> Question:
 
 
 def cursor_of(text: str) -> Cursor:
-    """The cursor of `page_json`. Raises ApiError."""
+    """Returns the cursor of `page_json`. Raises ApiError."""
     numbers = _numbers(text, 6)
     if numbers is None or numbers[0] < 1:
         raise bad_request("the cursor is not one of a page")
@@ -92,7 +92,7 @@ def cursor_of(text: str) -> Cursor:
 
 
 def place_of(text: object) -> Place:
-    """The place that a message's name says. Raises ApiError."""
+    """Returns the place that a message's name says. Raises ApiError."""
     numbers = _numbers(text, 3) if isinstance(text, str) else None
     if numbers is None or min(numbers) < 0:
         raise bad_request(f"{text!r} is not the id of a message")
@@ -110,7 +110,7 @@ def _numbers(text: str, count: int) -> list[int] | None:
 
 
 def places_in(body: JsonObject) -> list[Place] | None:
-    """The messages that a request names; None: it has a filter. Raises ApiError."""
+    """Returns the messages that a request names; None: it has a filter. Raises ApiError."""
     ids = body.get("ids")
     if (ids is None) == (body.get("filter") is None):
         raise bad_request("messages are chosen by either ids or filter")
@@ -122,7 +122,7 @@ def places_in(body: JsonObject) -> list[Place] | None:
 
 
 def page_json(page: Page, encoding: str) -> JsonObject:
-    """A page as JSON."""
+    """Returns a page as JSON."""
     return {
         "messages": [_row_json(row, encoding) for row in page.rows],
         "cursor": None if page.cursor is None else ".".join(map(str, page.cursor)),
@@ -163,8 +163,8 @@ def _row_json(row: Row, encoding: str) -> JsonObject:
 
 
 def edited_record(record: bytes, body: JsonObject) -> bytes:
-    """A message with other properties, or another payload, or both; what is not given stays.
-    Raises ApiError, PreconditionFailed."""
+    """Returns a message with other properties, or another payload, or both; what is not given
+    stays. Raises ApiError, PreconditionFailed."""
     names, content = split_record(record)
     header, payload = content_parts(content)
     if body.get("payload") is not None:
@@ -197,7 +197,7 @@ def _payload_in(body: JsonObject) -> bytes:
 
 
 def operation_json(id: str, summary: Summary, waits_for: str = "") -> JsonObject:
-    """An operation as JSON."""
+    """Returns an operation as JSON."""
     ended: Sequence[str] = ("gone", "deleted", "moved", "returned")
     waiting = summary["selected"] - sum(summary[name] for name in ended)
     done = bool(summary["sealed"]) and not waiting

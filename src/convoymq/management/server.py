@@ -56,7 +56,7 @@ class ManagementServer:
 
     @property
     def ports(self) -> list[int]:
-        """The ports that are listened on, in the order of the addresses."""
+        """Returns the ports that are listened on, in the order of the addresses."""
         return [listener.port for listener in self._listeners]
 
     async def start(self) -> None:

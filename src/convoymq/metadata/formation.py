@@ -54,11 +54,11 @@ class Hello(Protocol):
 
     @property
     def directory(self) -> str:
-        """Id of its data directory."""
+        """Returns the id of its data directory."""
 
     @property
     def cluster_id(self) -> str:
-        """Id of the node's cluster; "" = none."""
+        """Returns the id of the node's cluster; "" = none."""
 
     @property
     def formed(self) -> bool:
@@ -66,7 +66,7 @@ class Hello(Protocol):
 
     @property
     def candidate(self) -> str:
-        """The id of a cluster that it would found."""
+        """Returns the id of a cluster that it would found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +462,7 @@ def join_request(identity: NodeIdentity) -> dict[str, object]:
 
 
 def founding_to(founding: Founding) -> dict[str, object]:
-    """The founding as it travels."""
+    """Returns the founding as it travels."""
     return {"cluster": founding.cluster, "directories": founding.directories}
 
 

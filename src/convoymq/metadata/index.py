@@ -50,7 +50,7 @@ class QueueIndex:
         return list(self._owned.get(owner, {}).values())
 
     def owned(self) -> Iterator[QueueRecord]:
-        """All exclusive queues."""
+        """Yields all exclusive queues."""
         for owned in self._owned.values():
             yield from owned.values()
 

@@ -28,7 +28,7 @@ def check_limit(name: str, value: object, known: tuple[str, ...]) -> None:
 
 
 def limit_of(limits: Mapping[str, int] | None, name: str) -> int | None:
-    """The limit of that name; None without one."""
+    """Returns the limit of that name; None without one."""
     value = limits.get(name) if limits else None
     return value if value is not None and value >= 0 else None
 

@@ -176,7 +176,7 @@ class MetadataMachine(Tree):
         self.version = supported.check_version(self, version)
 
     def command_types(self, version: int) -> bytes:
-        """The command types that a version knows (Machine.command_types)."""
+        """Returns the command types that a version knows (Machine.command_types)."""
         return COMMAND_TYPES[version]
 
     def apply(self, index: int, time_ms: int, data: bytes) -> None:
@@ -202,7 +202,7 @@ class MetadataMachine(Tree):
                 raise UnknownCommand(f"metadata entry {index} has a command of type {kind}")
 
     def snapshot(self) -> bytes:
-        """The whole tree."""
+        """Returns the whole tree."""
         return msgspec.msgpack.encode(
             to_builtins(self) | {"sessions": self._sessions.to_builtins()}
         )

@@ -14,10 +14,10 @@ PREFIX = "node.drained."
 
 
 def drained_nodes(settings: Mapping[str, str]) -> frozenset[int]:
-    """The drained nodes by the settings of the tree."""
+    """Returns the drained nodes by the settings of the tree."""
     return frozenset(int(name[len(PREFIX) :]) for name in settings if name.startswith(PREFIX))
 
 
 def set_drained(node: int, *, drained: bool) -> PutSetting:
-    """The command that drains a node, or ends that."""
+    """Returns the command that drains a node, or ends that."""
     return PutSetting(name=f"{PREFIX}{node}", value="true" if drained else None)

@@ -212,7 +212,8 @@ class MembershipManager:
     def _substitute(
         self, record: QueueRecord, members: Collection[int], load: dict[int, int]
     ) -> int:
-        """A running node that takes the place of a forgotten one; 0 = none is free or needed."""
+        """Returns a running node that takes the place of a forgotten one; 0 = none is free or
+        needed."""
         forgotten = self._tree.forgotten
         left = sum(1 for node in members if node not in forgotten)
         free = [
@@ -297,7 +298,8 @@ class MembershipManager:
 
 
 def config_of(replica: Replica) -> tuple[int, int]:
-    """Term and index of the membership entry in force at a replica: later ones compare greater."""
+    """Returns the term and index of the membership entry in force at a replica: later ones compare
+    greater."""
     index, log = replica.core.members_index, replica.log
     try:
         return log.term_at(index), index

@@ -67,7 +67,7 @@ class QueueRecord:
 
     @property
     def home(self) -> int:
-        """The node that shall lead at first, or the only one."""
+        """Returns the node that shall lead at first, or the only one."""
         return self.members[0]
 
 

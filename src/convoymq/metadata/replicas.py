@@ -21,7 +21,7 @@ class Log(Protocol):
         """Of the last entry that the newest snapshot covers."""
 
     def term_at(self, index: int) -> int:
-        """The term of an entry. Raises EntryGone."""
+        """Returns the term of an entry. Raises EntryGone."""
 
 
 class Replica(Protocol):
@@ -31,7 +31,7 @@ class Replica(Protocol):
 
     @property
     def log(self) -> Log:
-        """The replica's log."""
+        """Returns the replica's log."""
 
     @property
     def is_leader(self) -> bool:
@@ -39,7 +39,7 @@ class Replica(Protocol):
 
     @property
     def leader(self) -> int | None:
-        """The leader, as known here."""
+        """Returns the leader, as known here."""
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -47,14 +47,14 @@ class Replica(Protocol):
 
     @property
     def last_applied(self) -> int:
-        """The newest entry that the machine has."""
+        """Returns the newest entry that the machine has."""
 
 
 class Replicas(Protocol):
     """The replicas of this node."""
 
     def replica(self, group: int) -> Replica | None:
-        """The local replica of a group."""
+        """Returns the local replica of a group."""
 
 
 class Host(Replicas, Protocol):
@@ -64,7 +64,7 @@ class Host(Replicas, Protocol):
 
     @property
     def groups(self) -> Mapping[int, Replica]:
-        """The replicas by group."""
+        """Returns the replicas by group."""
 
     def add_member(self, group: int, node: int) -> bool:
         """Takes a node in as a learner, as leader."""

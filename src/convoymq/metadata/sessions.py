@@ -31,7 +31,7 @@ class Sessions:
         return iter(self._sessions.items())
 
     def get(self, number: int) -> Session | None:
-        """A session, when it is open."""
+        """Returns a session, when it is open."""
         return self._sessions.get(number)
 
     def open(self, number: int) -> Session:
@@ -58,7 +58,7 @@ class Sessions:
         return frozenset(session >> 56 for session in self._sessions)
 
     def to_builtins(self) -> list[list[object]]:
-        """The body of a snapshot, in a fixed order."""
+        """Returns the body of a snapshot, in a fixed order."""
         return [
             [session, state.seq, list(state.replies)]
             for session, state in sorted(self._sessions.items())

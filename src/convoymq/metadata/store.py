@@ -95,7 +95,7 @@ class MetadataStore:
 
     @property
     def session(self) -> int:
-        """The store's own session."""
+        """Returns the store's own session."""
         return self._target.session
 
     def watch(self, watcher: Callable[[Change], None]) -> None:

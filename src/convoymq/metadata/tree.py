@@ -66,12 +66,12 @@ class Tree:
         return changed
 
     def records(self) -> Iterator[QueueRecord]:
-        """All queues of all virtual hosts."""
+        """Yields all queues of all virtual hosts."""
         for vhost in self.vhosts.values():
             yield from vhost.queues.values()
 
     def vhost(self, name: str) -> Vhost:
-        """A virtual host. Raises NotFound."""
+        """Returns a virtual host. Raises NotFound."""
         vhost = self.vhosts.get(name)
         if vhost is None:
             raise NotFound(f"vhost {name} not found")

@@ -85,7 +85,7 @@ class ColumnarError(BrokerError):
         self.details: dict[str, object] = dict(details or {})
 
     def to_map(self) -> dict[str, object]:
-        """The map of the answer."""
+        """Returns the map of the answer."""
         return {**self.details, "text": self.text}
 
 
@@ -127,7 +127,7 @@ class Frame:
 
 
 def preface_version(data: bytes) -> int:
-    """The version of the protocol that an 8-byte preface asks for.
+    """Returns the version of the protocol that an 8-byte preface asks for.
 
     Raises:
         ProtocolError: it is no preface.
@@ -144,7 +144,7 @@ def encode_frame(
     map: Mapping[str, object],
     payload: bytes | memoryview = b"",
 ) -> list[bytes | memoryview]:
-    """The parts of a frame, to be sent one behind the other; the payload is not copied.
+    """Returns the parts of a frame, to be sent one behind the other; the payload is not copied.
 
     Raises:
         Misuse: the map holds what msgpack has no form for, or the frame would reach 4 GiB.
@@ -167,7 +167,7 @@ def encode_frame(
 
 
 def encode_error(op: int, correlation: int, error: ColumnarError) -> list[bytes | memoryview]:
-    """The answer that tells of an error; `op` is the request's."""
+    """Returns the answer that tells of an error; `op` is the request's."""
     return encode_frame((op & 127) + ANSWER, error.code, correlation, error.to_map())
 
 
@@ -198,17 +198,19 @@ class FrameReader:
 
     @property
     def length(self) -> int:
-        """Bytes that the unfinished frame will have; 0 while its header is not here."""
+        """Returns the number of bytes that the unfinished frame will have; 0 while its header is
+        not here."""
         return self._length
 
     @property
     def waiting(self) -> int:
-        """Bytes of an unfinished frame."""
+        """Returns the number of bytes of an unfinished frame."""
         return self._at
 
     @property
     def missing(self) -> int:
-        """Bytes that will still come for the unfinished frame, as far as known."""
+        """Returns the number of bytes that will still come for the unfinished frame, as far as
+        known."""
         return (self._length or HEADER_SIZE) - self._at
 
     def buffer(self) -> memoryview:

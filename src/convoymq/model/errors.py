@@ -90,7 +90,7 @@ class Refused(BrokerError):
 
     @classmethod
     def rebuild(cls, text: str, subject: Subject | None, details: list[str]) -> Refused:
-        """The error that had these details. Raises ValueError, IndexError."""
+        """Returns the error that had these details. Raises ValueError, IndexError."""
         return cls(text, subject=subject)
 
 

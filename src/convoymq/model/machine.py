@@ -8,8 +8,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def machine_id() -> str:
-    """The same for all processes of this machine until it starts again, and no other machine's;
-    empty where the system has no such thing (elsewhere than on Linux)."""
+    """Returns the same for all processes of this machine until it starts again, and no other
+    machine's; empty where the system has no such thing (elsewhere than on Linux)."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

@@ -94,7 +94,7 @@ class Field:
 
     @property
     def type_name(self) -> str:
-        """The word that error texts use for the type."""
+        """Returns the word that error texts use for the type."""
         return TYPE_NAMES[self.code]
 
     def equivalent(self, other: Field) -> bool:
@@ -113,7 +113,8 @@ class Field:
         return type(self.value) is type(other.value) and self.value == other.value
 
     def term(self) -> str:
-        """The value as RabbitMQ prints it inside error texts: text plain, the rest as terms."""
+        """Returns the value as RabbitMQ prints it inside error texts: text plain, the rest as
+        terms."""
         if isinstance(self.value, bytes):
             return self.value.decode("utf-8", "replace")
         return erlang_term(self)
@@ -174,11 +175,11 @@ class Table:
         return next((field for name, field in self._fields if name == key), None)
 
     def items(self) -> tuple[tuple[str, Field], ...]:
-        """All fields in their order."""
+        """Returns all fields in their order."""
         return self._fields
 
     def keys(self) -> tuple[str, ...]:
-        """All keys in their order."""
+        """Returns all keys in their order."""
         return tuple(name for name, _ in self._fields)
 
     def with_field(self, key: str, value: object) -> Table:

@@ -7,7 +7,7 @@ from array import array
 
 
 def words_to_bytes(words: array[int]) -> bytes:
-    """The bytes of words of any width."""
+    """Returns the bytes of words of any width."""
     if sys.byteorder == "little":
         return words.tobytes()
     swapped = array(words.typecode, words)
@@ -16,8 +16,8 @@ def words_to_bytes(words: array[int]) -> bytes:
 
 
 def words_from_bytes(data: bytes, stride: int = 1, typecode: str = "Q") -> array[int]:
-    """The words of `words_to_bytes`, in rows of `stride`. Raises ValueError when the length does
-    not fit."""
+    """Returns the words of `words_to_bytes`, in rows of `stride`. Raises ValueError when the length
+    does not fit."""
     words: array[int] = array(typecode)
     if len(data) % (words.itemsize * stride):
         raise ValueError("packed runs: length is not a multiple of the run size")

@@ -43,8 +43,8 @@ class DeadLetterRoutes(Protocol):
         headers: Table,
         properties: HashProperties,
     ) -> tuple[Queue, ...]:
-        """The queues that get a message. Raises NotFound: there is no such exchange; Unavailable:
-        a queue cannot be used yet."""
+        """Returns the queues that get a message. Raises NotFound: there is no such exchange;
+        Unavailable: a queue cannot be used yet."""
 
     def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
         """See `OperationRoutes`."""
@@ -70,7 +70,7 @@ class DeadLetterSource(Protocol):
         """Returns the clock of this node."""
 
     def new_session(self) -> int:
-        """A fresh session id of this node."""
+        """Returns a fresh session id of this node."""
 
     def note(self, event: str, fields: Mapping[str, object]) -> None:
         """Logs an event of the queue; counts of messages are summed for a while."""

@@ -78,7 +78,7 @@ class DeadLetterWorker:
         self.next_number = max(self.next_number, number)
 
     def due(self, now_ms: int) -> list[int]:
-        """Messages that are to be routed now, ascending."""
+        """Returns the messages that are to be routed now, ascending."""
         return sorted(n for n, moving in self._moving.items() if moving.due_ms <= now_ms)
 
     def next_due_ms(self) -> int | None:
@@ -86,7 +86,7 @@ class DeadLetterWorker:
         return min((moving.due_ms for moving in self._moving.values()), default=None)
 
     def routed(self, number: int, route: Collection[int], now_ms: int) -> list[int]:
-        """The groups to which a message is to be published now."""
+        """Returns the groups to which a message is to be published now."""
         moving = self._moving[number]
         moving.refused = False
         moving.waits_for = moving.asked.intersection(route)

@@ -31,8 +31,8 @@ class History(NamedTuple):
 
 
 def history_of(content: bytes, headers: Table) -> History | None:
-    """The deaths of a message, by its content frames and headers; None = it did not die, or it is
-    not known from whom the headers are."""
+    """Returns the deaths of a message, by its content frames and headers; None = it did not die, or
+    it is not known from whom the headers are."""
     if content[1:3] != _CHANNEL:
         return None
     found = headers.get(X_DEATH)
@@ -60,7 +60,7 @@ def _origin(headers: Table, which: str, tables: Sequence[Table]) -> Origin | Non
 
 
 def text_of(field: Field | None) -> str:
-    """The text of a field; "" when it is none."""
+    """Returns the text of a field; "" when it is none."""
     if field is None or not isinstance(field.value, bytes):
         return ""
     return field.value.decode("utf-8", "replace")

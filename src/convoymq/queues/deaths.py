@@ -130,7 +130,7 @@ class Properties:
             self.timestamp = int.from_bytes(header[at : at + 8], "big")
 
     def with_headers(self, headers: Table) -> bytes:
-        """The payload with other headers, and without an expiration."""
+        """Returns the payload with other headers, and without an expiration."""
         flags = (self.flags | _HEADERS) & ~_EXPIRATION
         head = _HEAD.pack(60, 0, self.body_size, flags)
         return b"".join((head, self._before, encode_table(headers), self._between, self._after))
@@ -206,7 +206,7 @@ def _with_death(
     *,
     written_here: bool,
 ) -> tuple[Table, tuple[tuple[str, str], ...]]:
-    """The headers with one more death, and (queue, reason) of all of them."""
+    """Returns the headers with one more death, and (queue, reason) of all of them."""
     headers = properties.headers
     former: list[Table] = []
     first = None
@@ -263,7 +263,7 @@ def _again(entry: Table) -> Table:
 
 
 def _copies(headers: Table) -> list[str]:
-    """The keys in CC; BCC was taken out when the message was published."""
+    """Returns the keys in CC; BCC was taken out when the message was published."""
     field = headers.get(COPY)
     if field is None or not isinstance(field.value, tuple):
         return []

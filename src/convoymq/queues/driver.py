@@ -132,10 +132,10 @@ class QueueHost(Protocol):
         elsewhere may be made, which nobody else notices."""
 
     def get(self, group: int) -> Queue | None:
-        """The handle with that group id, if there is one."""
+        """Returns the handle with that group id, if there is one."""
 
     def handles(self) -> Iterable[Queue]:
-        """All handles of this node."""
+        """Returns all handles of this node."""
 
     def delete(self, group: int) -> None:
         """The queue is gone from the tree; maybe it was none of this type."""
@@ -159,8 +159,8 @@ class QueueHost(Protocol):
         """Returns the bytes that wait for the disk."""
 
     def dead_lettered(self) -> Counter[tuple[str, str]]:
-        """(strategy, reason) -> messages that left queues unacknowledged since the node started;
-        strategies and reasons as metrics name them."""
+        """Returns (strategy, reason) -> messages that left queues unacknowledged since the node
+        started; strategies and reasons as metrics name them."""
 
     def end_of_round(self) -> None:
         """Carries out what clients appended in this round."""
@@ -213,17 +213,17 @@ def register(driver: QueueDriver) -> None:
 
 
 def driver_of(name: str) -> QueueDriver | None:
-    """The driver of a type; None for one that is not served."""
+    """Returns the driver of a type; None for one that is not served."""
     return _DRIVERS.get(name)
 
 
 def group_driver_of(name: str) -> GroupDriver:
-    """The driver of a type whose queues are groups."""
+    """Returns the driver of a type whose queues are groups."""
     driver = _DRIVERS[name]
     assert isinstance(driver, GroupDriver)
     return driver
 
 
 def home_drivers() -> list[HomeDriver]:
-    """The drivers of types that are kept on one node."""
+    """Returns the drivers of types that are kept on one node."""
     return [driver for driver in _DRIVERS.values() if isinstance(driver, HomeDriver)]

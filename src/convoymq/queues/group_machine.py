@@ -117,7 +117,7 @@ class GroupMachine(SessionTable):
     # ---------------------------------------------------------- snapshots
 
     def _pack(self) -> dict[str, object]:
-        """The state as plain values, in the order in which the snapshot has them."""
+        """Returns the state as plain values, in the order in which the snapshot has them."""
         raise NotImplementedError
 
     def _restore(self, known: Packed) -> None:
@@ -125,7 +125,7 @@ class GroupMachine(SessionTable):
         raise NotImplementedError
 
     def snapshot(self) -> bytes:
-        """The state as msgpack of plain values and packed words; equal for equal states."""
+        """Returns the state as msgpack of plain values and packed words; equal for equal states."""
         return msgspec.msgpack.encode(self._pack())
 
     def restore(self, state: bytes) -> None:

@@ -98,29 +98,29 @@ class Replicas(Protocol):
     """The replicas of this node."""
 
     def replica(self, group: int) -> Replica | None:
-        """The local replica, if any."""
+        """Returns the local replica, if any."""
 
 
 class Host(Replicas, Protocol):
     """Interface of `groups.host.ReplicaHost` that queues need."""
 
     def builder_of(self, group: int) -> CommandBuilder:
-        """The open batch of the group on this node."""
+        """Returns the open batch of the group on this node."""
 
     def leader_of(self, group: int) -> int | None:
         """Returns the leader, as far as known."""
 
     def floor_of(self, kind: str) -> int:
-        """The machine version of a kind that every node of the cluster supports."""
+        """Returns the machine version of a kind that every node of the cluster supports."""
 
     def is_replica_live(self, group: int, node: int) -> bool:
         """The leader's view: the node's replica carries out effects itself."""
 
     def read_entry(self, group: int, index: int) -> Entry:
-        """An entry of the local log."""
+        """Returns an entry of the local log."""
 
     def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
-        """An entry of the local log and some that follow it."""
+        """Returns an entry of the local log and some that follow it."""
 
     def note(self, event: str, **fields: object) -> None:
         """Something for the log file."""
@@ -129,7 +129,7 @@ class Host(Replicas, Protocol):
         """Has `item.on_room(node)` called when the link to the node takes bulk again."""
 
     def segment_at(self, group: int, index: int) -> tuple[Segment, FilePlace] | None:
-        """(segment, its file) where an entry lies in one; None elsewhere."""
+        """Returns (segment, its file) where an entry lies in one; None elsewhere."""
 
 
 def group_state(leader: int | None, online: int, members: int) -> str:
@@ -270,7 +270,7 @@ class GroupQueue(Queue):
 
     @abstractmethod
     def _new_client(self, session: int, events: ClientEvents) -> SessionClient:
-        """A client of the queue's own kind."""
+        """Returns a client of the queue's own kind."""
 
     def client(self, session: int, events: ClientEvents) -> SessionClient:
         """Opens a channel's command stream."""
@@ -477,7 +477,8 @@ class GroupQueue(Queue):
                 self._forward(node, effect)
 
     def _read(self, index: int) -> bytes | None:
-        """An entry's bytes; None when this node cannot read it: its replica stops being live."""
+        """Returns an entry's bytes; None when this node cannot read it: its replica stops being
+        live."""
         if index == self._block_index:
             return self._block
         try:
@@ -515,7 +516,7 @@ class GroupQueue(Queue):
             self._propose_settings(replica)
 
     def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:
-        """The settings of the machine for those of the queue; {} = they cannot change."""
+        """Returns the settings of the machine for those of the queue; {} = they cannot change."""
         return {}
 
     def _propose_settings(self, replica: Replica) -> None:
@@ -671,7 +672,7 @@ class GroupQueue(Queue):
                 self._waiting.remove(waiter)
 
     async def counts(self) -> tuple[int, int]:
-        """(ready messages, consumers), from the leader where there is one."""
+        """Returns (ready messages, consumers), from the leader where there is one."""
         local = self.local_counts()
         leader = self.leader
         if leader is None or leader == self.node or self._ask_counts is None:
@@ -683,7 +684,7 @@ class GroupQueue(Queue):
 
     @abstractmethod
     def local_counts(self) -> tuple[int, int]:
-        """(ready messages, consumers) as this node knows."""
+        """Returns (ready messages, consumers) as this node knows."""
 
     def _online(self) -> list[int]:
         return [n for n in self.members if n == self.node or self._transport.is_connected(n)]
@@ -694,7 +695,8 @@ class GroupQueue(Queue):
         return group_state(self.leader, len(self._online()), len(self.members))
 
     def messages_handled(self) -> int:
-        """Messages that were published and delivered so far, by the local replica."""
+        """Returns the number of messages that were published and delivered so far, by the local
+        replica."""
         replica = self._host.replica(self.group)
         totals = replica.machine.totals() if replica is not None else {}
         return int(totals.get("published", 0) + totals.get("delivered", 0))

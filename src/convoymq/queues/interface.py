@@ -123,14 +123,14 @@ class Delivery(NamedTuple):
     """More than 0 adds the header x-delivery-count."""
 
     def without(self, skip: int) -> Delivery:
-        """All but the first `skip` messages."""
+        """Returns all but the first `skip` messages."""
         assert 0 <= skip < self.messages
         return self._replace(
             first_id=self.first_id + skip, first=self.first + skip, messages=self.messages - skip
         )
 
     def upto(self, messages: int) -> Delivery:
-        """The first of the messages."""
+        """Returns the first of the messages."""
         assert 0 < messages <= self.messages
         return self._replace(messages=messages)
 
@@ -305,7 +305,7 @@ class Queue(ABC):
 
     @abstractmethod
     async def counts(self) -> tuple[int, int]:
-        """(ready messages, consumers), from the leader where there is one."""
+        """Returns (ready messages, consumers), from the leader where there is one."""
 
     async def check_delete(self, *, if_unused: bool, if_empty: bool) -> int:
         """Returns how many ready messages a queue has that is to be deleted.
@@ -348,13 +348,13 @@ class Queue(ABC):
     async def browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
     ) -> tuple[list[int] | None, list[ReservedRun]]:
-        """(cursor of the rest or None at the end, runs) of ready messages, which stay where they
-        are; offsets count from 0. `cursor` None = from the start. Raises as `reservation`."""
+        """Returns (cursor of the rest or None at the end, runs) of ready messages, which stay where
+        they are; offsets count from 0. `cursor` None = from the start. Raises as `reservation`."""
         raise self._without_reservations()
 
     async def peek(self, position: int) -> ReservedRun | None:
-        """The ready message at a position, counted from 1, as a run of one; None = there is none.
-        To be asked where the queue is decided about.
+        """Returns the ready message at a position, counted from 1, as a run of one; None = there is
+        none. To be asked where the queue is decided about.
 
         Raises:
             PreconditionFailed: not served by queues of this type.
@@ -379,14 +379,14 @@ class Queue(ABC):
         raise NotImplementedError
 
     async def browse_page(self, question: Question) -> Page | None:
-        """Ready messages by a filter, as this node knows them (`quorum.browsing`); None: its
-        replica is behind, or it has none. Raises PreconditionFailed: not served by queues of this
-        type."""
+        """Returns the ready messages by a filter, as this node knows them (`quorum.browsing`);
+        None: its replica is behind, or it has none. Raises PreconditionFailed: not served by queues
+        of this type."""
         raise PreconditionFailed(f"Cannot browse a {self.type} queue")
 
     def message_at(self, place: tuple[int, int, int]) -> bytes | None:
-        """The record of a message by its place in the log (entry, command offset, record); None:
-        there is none, or it cannot be read here."""
+        """Returns the record of a message by its place in the log (entry, command offset, record);
+        None: there is none, or it cannot be read here."""
         return None
 
     async def operation(self, op: Mapping[str, object]) -> Row:
@@ -395,8 +395,8 @@ class Queue(ABC):
         raise PreconditionFailed(f"Messages of a {self.type} queue cannot be chosen")
 
     def operations(self) -> list[tuple[str, Row, str]]:
-        """(name, summary, what it waits for) of operations on chosen messages, as this node knows
-        them: those that have ended lately first."""
+        """Returns (name, summary, what it waits for) of operations on chosen messages, as this node
+        knows them: those that have ended lately first."""
         return []
 
     async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
@@ -410,8 +410,8 @@ class Queue(ABC):
         return []
 
     def activity(self) -> list[tuple[int, int, str]]:
-        """(session, number, activity status) of each consumer of a queue with a single active one,
-        if this node decides about it; otherwise []."""
+        """Returns (session, number, activity status) of each consumer of a queue with a single
+        active one, if this node decides about it; otherwise []."""
         return []
 
     def _without_reservations(self) -> PreconditionFailed:

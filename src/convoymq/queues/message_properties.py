@@ -46,8 +46,8 @@ DELIVER_AT_MS_MAX = 253_402_300_799_999
 def asked_property(
     expiration: object, priority: int | None, headers: Table | None = None
 ) -> str | None:
-    """The property or header by which a message asks for what only some queues do, the rarest of
-    them; None = none. Raises PreconditionFailed: a header is not acceptable."""
+    """Returns the property or header by which a message asks for what only some queues do, the
+    rarest of them; None = none. Raises PreconditionFailed: a header is not acceptable."""
     waits = None if headers is None else asked_delay(headers)
     if waits is not None:
         return waits
@@ -59,8 +59,8 @@ def asked_property(
 
 
 def asked_delay(headers: Table) -> str | None:
-    """The header by which a message asks to be delivered later; None = it does not, or is to be
-    delivered at once.
+    """Returns the header by which a message asks to be delivered later; None = it does not, or is
+    to be delivered at once.
 
     Raises:
         PreconditionFailed: it is no integer or too large, or there are both.

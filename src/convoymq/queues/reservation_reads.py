@@ -128,18 +128,18 @@ class LocalReservations(Protocol):
     """Reservations that are answered on a node, without asking another one."""
 
     async def local_op(self, op: Mapping[str, object]) -> Answer:
-        """The answer of an op."""
+        """Returns the answer of an op."""
 
     async def is_there(self, request: RunsRequest) -> bool:
         """Waits for what `local_runs` needs; False when it does not come in time."""
 
     async def local_runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]] | None:
-        """(first, next, runs) as they are now; None when this node cannot tell."""
+        """Returns (first, next, runs) as they are now; None when this node cannot tell."""
 
     async def local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
     ) -> tuple[list[int] | None, list[ReservedRun]] | None:
-        """(cursor, runs); None when this node cannot tell."""
+        """Returns (cursor, runs); None when this node cannot tell."""
 
 
 async def no_wait() -> None:
@@ -208,7 +208,7 @@ def encode_runs(runs: Sequence[ReservedRun]) -> list[list[object]]:
 
 
 def decode_runs(encoded: object) -> list[ReservedRun]:
-    """The runs of `encode_runs`. Raises PeerError."""
+    """Returns the runs of `encode_runs`. Raises PeerError."""
     try:
         if not isinstance(encoded, Iterable):
             raise TypeError(f"'{type(encoded).__name__}' object is not iterable")
@@ -228,7 +228,7 @@ def checked_numbers(*values: object) -> None:
 
 
 def checked_cursor(cursor: object, length: int) -> list[int]:
-    """The numbers of a browse cursor; zeros for None. Raises ReservationRefused."""
+    """Returns the numbers of a browse cursor; zeros for None. Raises ReservationRefused."""
     if cursor is None:
         return [0] * length
     if not isinstance(cursor, list | tuple) or len(cursor) != length:

@@ -151,13 +151,13 @@ class Holder(Protocol):
 
 
 def reservation_refused(reason: str, subject: Subject | None = None) -> ReservationRefused:
-    """The refusal as those outside a machine see it."""
+    """Returns the refusal as those outside a machine see it."""
     return ReservationRefused(reason, REASONS.get(reason, reason), subject=subject)
 
 
 def checked_op(op: Mapping[str, object]) -> dict[str, object]:
-    """The fields of an op that the rules know, with values that they take: what goes into a log.
-    Raises ReservationRefused."""
+    """Returns the fields of an op that the rules know, with values that they take: what goes into a
+    log. Raises ReservationRefused."""
     made: dict[str, object] = {}
     try:
         for key, read in _FIELDS.items():
@@ -303,8 +303,8 @@ class Reservations:
     def _known(
         self, name: str, op: Mapping[str, object], epoch: int, *, fencing_token: bool = True
     ) -> Reservation:
-        """The reservation that an op names with its epoch and fencing token. Nothing has changed
-        yet: the op may still be refused, and then it does not count as a sign of life."""
+        """Returns the reservation that an op names with its epoch and fencing token. Nothing has
+        changed yet: the op may still be refused, and then it does not count as a sign of life."""
         given = _number(op, "epoch")
         reservation = self.by_name.get(name)
         if reservation is None:
@@ -425,7 +425,8 @@ class Reservations:
     # ---------------------------------------------------------------- looking
 
     def reading(self, name: str, epoch: int, offset: int) -> Reservation:
-        """The reservation for a read from `offset` on. Raises Refusal when that cannot be read."""
+        """Returns the reservation for a read from `offset` on. Raises Refusal when that cannot be
+        read."""
         reservation = self.by_name.get(name)
         if reservation is None:
             known = self.finished.get(name)

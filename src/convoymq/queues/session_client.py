@@ -222,7 +222,7 @@ class SessionClient(QueueClient):
         command.note(duplicates, error)
 
     def is_waiting(self) -> bool:
-        """True while something is expected from the queue."""
+        """Returns whether something is expected from the queue."""
         return bool(self._target.pending)
 
     def on_leaderless(self, since_ms: int, now_ms: int) -> None:
@@ -368,7 +368,7 @@ class SessionClient(QueueClient):
             self.check_flow()
 
     def _take_pending(self) -> list[PendingCommand]:
-        """All commands of a session that is over."""
+        """Returns all commands of a session that is over."""
         if not self.opening:
             return []
         # One more command closes the open batch of publishes, so that its tags are pending too.
@@ -388,7 +388,7 @@ class SessionClient(QueueClient):
         return queue_subject(self.queue.vhost, self.queue.name)
 
     def _refusal(self, reason: object) -> BrokerError:
-        """The machine's reason as the error that the channel shows."""
+        """Returns the machine's reason as the error that the channel shows."""
         subject = self._subject()
         if reason == "deleted":
             return missing(subject)

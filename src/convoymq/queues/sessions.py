@@ -191,7 +191,7 @@ class SessionTable:
     time_ms: int
 
     def _new_session(self, session_id: int) -> Session:
-        """A session of the machine's own kind."""
+        """Returns a session of the machine's own kind."""
         return Session(session_id)
 
     def _clear_sessions(self) -> None:
@@ -212,7 +212,7 @@ class SessionTable:
     # ---------------------------------------------------------------- the session rule
 
     def _accept(self, session_id: int, seq: int, kind: int, count: int, arg: int) -> Any:
-        """The session when this command is its next; otherwise answers and returns None."""
+        """Returns the session when this command is its next; otherwise answers and returns None."""
         session = self.sessions.get(session_id)
         if session is None:
             if not self._begins(session_id, seq, kind, arg << 32 | count):
@@ -459,7 +459,8 @@ def check_openings(table: SessionTable) -> None:
 
 
 def decode_map(body: bytes, length: int) -> Packed:
-    """The msgpack map of a command's padded body; `length` 0 = not said. Raises ValueError."""
+    """Returns the msgpack map of a command's padded body; `length` 0 = not said. Raises
+    ValueError."""
     if 0 < length <= len(body):
         body = body[:length]
     for padding in range(8):
@@ -473,7 +474,7 @@ def decode_map(body: bytes, length: int) -> Packed:
 
 
 def first_u64(data: bytes, offset: int) -> int:
-    """The first u64 of a command's body. Raises ValueError."""
+    """Returns the first u64 of a command's body. Raises ValueError."""
     body = batch.command_body(data, offset)
     if len(body) < 8:
         raise ValueError("command body is shorter than a u64")

@@ -64,14 +64,15 @@ class Machine(Protocol):
         Raises UnsupportedVersion."""
 
     def command_types(self, version: int) -> bytes:
-        """The command types that exist in a version, as `supported.command_table` makes it."""
+        """Returns the command types that exist in a version, as `supported.command_table` makes
+        it."""
 
     def apply(self, index: int, time_ms: int, data: bytes) -> None:
         """Applies a `commands` entry (`data` = the whole entry); appends to `effects`. Raises
         UnknownCommand for a command that it does not know: none is ever skipped."""
 
     def snapshot(self) -> bytes:
-        """The state, without message bodies."""
+        """Returns the state, without message bodies."""
 
     def restore(self, state: bytes) -> None:
         """Replaces the state by that of `snapshot()`. Produces no effects. Raises
@@ -86,8 +87,8 @@ class Machine(Protocol):
         """Ascending, disjoint, inclusive ranges of entry indexes whose bodies are still needed."""
 
     def oldest_live(self) -> int:
-        """The first entry index of `live_ranges`, or one near it, found quickly; NEVER when there
-        is none. Bodies below it are not expected to be read."""
+        """Returns the first entry index of `live_ranges`, or one near it, found quickly; NEVER when
+        there is none. Bodies below it are not expected to be read."""
 
     def session_nodes(self) -> frozenset[int]:
         """Nodes that have a session here: they want commit notices."""

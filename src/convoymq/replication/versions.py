@@ -41,7 +41,7 @@ def register(machine: type[Versioned]) -> None:
 
 
 def supports() -> dict[str, tuple[int, int]]:
-    """The versions of the machines of the list, as far as they are imported."""
+    """Returns the versions of the machines of the list, as far as they are imported."""
     return {
         kind: (oldest, newest)
         for kind, (module, oldest, newest) in _ranges.items()
@@ -57,7 +57,7 @@ def announced() -> dict[str, tuple[int, int]]:
 
 
 def newest_of(supported: Supports, kind: str) -> int:
-    """The newest version of a kind; who says nothing about it supports version 1 only."""
+    """Returns the newest version of a kind; who says nothing about it supports version 1 only."""
     found = supported.get(kind)
     return int(found[1]) if found else 1
 
@@ -69,7 +69,8 @@ def is_supported(supported: Supports, kind: str, version: int) -> bool:
 
 
 def floor_of(in_force: Mapping[str, int], kind: str) -> int:
-    """The version of a kind that every node supports, by what is in force on one of them."""
+    """Returns the version of a kind that every node supports, by what is in force on one of
+    them."""
     floors = [
         floor.get(kind, 1)
         for (known, version), floor in FLOORS.items()

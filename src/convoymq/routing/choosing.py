@@ -72,7 +72,7 @@ class PublisherNode(Protocol):
     """The node that a message is published on, as far as routes depend on it."""
 
     def random_below(self, count: int) -> int:
-        """A random number from 0, less than `count`."""
+        """Returns a random number from 0, less than `count`."""
 
     def keeps_queue(self, vhost: str, name: str) -> bool:
         """Returns whether the messages of a queue that is kept on one node are kept on this one."""
@@ -156,7 +156,8 @@ def _integer(text: str) -> int | None:
 
 
 def weight_of(routing_key: str) -> int:
-    """The weight of a recorded binding. What `check_weight` refuses has none, or the largest."""
+    """Returns the weight of a recorded binding. What `check_weight` refuses has none, or the
+    largest."""
     return min(max(_integer(routing_key) or 0, 0), WEIGHT_MAX)
 
 
@@ -271,7 +272,7 @@ class HashRing:
 
 
 def _points(destination: Destination, number: int, before: int, weight: int) -> list[int]:
-    """The points of a destination for the units of weight from `before` up to `weight`."""
+    """Returns the points of a destination for the units of weight from `before` up to `weight`."""
     assert POINTS_PER_WEIGHT % _POINTS_PER_DIGEST == 0
     start = f"{destination.kind.value}\0{destination.name}\0".encode(errors="surrogateescape")
     found = []

@@ -90,8 +90,8 @@ def check_exchange(
 
 
 def _delayed_type(arguments: Table) -> ExchangeType:
-    """The type by whose rule an `x-delayed-message` exchange chooses. Raises PreconditionFailed:
-    there is no such type."""
+    """Returns the type by whose rule an `x-delayed-message` exchange chooses. Raises
+    PreconditionFailed: there is no such type."""
     field = arguments.get(DELAYED_TYPE)
     found = _EXCHANGE_TYPES.get(field.term()) if field is not None and field.code == "S" else None
     if found is None or found is ExchangeType.DELAYED:

@@ -11,7 +11,7 @@ from convoymq.routing.types import ALTERNATE_EXCHANGE, DELAYED_TYPE, ExchangeTyp
 
 
 def ignored_of_queue(queue_type: str, arguments: Table) -> list[str]:
-    """The arguments of a queue of a type that have no effect, in alphabetical order."""
+    """Returns the arguments of a queue of a type that have no effect, in alphabetical order."""
     rules = rules_of(queue_type)
     if rules is None:
         return []
@@ -23,7 +23,7 @@ def ignored_of_queue(queue_type: str, arguments: Table) -> list[str]:
 
 
 def ignored_of_exchange(exchange_type: str, arguments: Table) -> list[str]:
-    """The arguments of an exchange of a type that have no effect, in alphabetical order."""
+    """Returns the arguments of an exchange of a type that have no effect, in alphabetical order."""
     served = {ALTERNATE_EXCHANGE}
     if exchange_type == ExchangeType.DELAYED.value:
         served.add(DELAYED_TYPE)

@@ -100,7 +100,7 @@ class Policies:
         return gone
 
     def of(self, *, operator: bool = False) -> Iterator[Policy]:
-        """All policies, or all operator policies, by name."""
+        """Yields all policies, or all operator policies, by name."""
         table = self._table(operator)
         return (table[name] for name in sorted(table))
 
@@ -120,7 +120,7 @@ class Policies:
         return self._first(name, lambda policy: policy.apply_to in (ALL, EXCHANGES))
 
     def _first(self, name: str, applies: Callable[[Policy], bool]) -> Chosen:
-        """The first policies, by rank, that apply and match the name."""
+        """Returns the first policies, by rank, that apply and match the name."""
         found = (
             next((p for p, pattern in ranked if applies(p) and _matches(pattern, name)), None)
             for ranked in self._ranked

@@ -55,7 +55,7 @@ def _higher(policy: Setting, other: Setting) -> Setting:
 
 
 def _stricter(policy: Setting, other: Setting) -> Setting:
-    """The lower limit; a negative one is none."""
+    """Returns the lower limit; a negative one is none."""
     assert isinstance(policy, int)
     assert isinstance(other, int)
     return max(policy, other) if min(policy, other) < 0 else min(policy, other)
@@ -311,12 +311,12 @@ def _check_retry(found: Mapping[str, Setting]) -> None:
 
 
 def invalid(reason: str) -> ValidationFailed:
-    """A policy, a parameter or a limit that is not acceptable."""
+    """Returns a policy, a parameter or a limit that is not acceptable."""
     return ValidationFailed(f"Validation failed\n\n{reason}")
 
 
 def term(value: object) -> str:
-    """A JSON value as RabbitMQ prints it inside these texts: as an Erlang term."""
+    """Returns a JSON value as RabbitMQ prints it inside these texts: as an Erlang term."""
     match value:
         case str():
             return f"<<{json.dumps(value, ensure_ascii=False)}>>"

@@ -73,12 +73,12 @@ def rules_of(name: str) -> TypeRules | None:
 
 
 def type_names() -> Iterator[str]:
-    """The types that are served."""
+    """Yields the types that are served."""
     return iter(_TYPES)
 
 
 def all_types() -> Iterator[TypeRules]:
-    """The rules of the types that are served."""
+    """Yields the rules of the types that are served."""
     return iter(_TYPES.values())
 
 
@@ -89,8 +89,8 @@ def own_arguments() -> Iterator[Argument]:
 
 
 def unreplicated_type_with(argument: str, version: int | None = None) -> str | None:
-    """The first type that serves an argument and is not replicated. `version`: of the metadata
-    machine; None: the newest."""
+    """Returns the first type that serves an argument and is not replicated. `version`: of the
+    metadata machine; None: the newest."""
     for rules in _TYPES.values():
         is_new = version is not None and rules.first_versions.get(argument, 0) > version
         if not rules.is_replicated and argument in rules.serves and not is_new:

@@ -197,7 +197,7 @@ class Topology:
         return self._remove(exchanges=(name,))
 
     def exchanges(self) -> Iterator[Exchange]:
-        """All exchanges, by name."""
+        """Yields all exchanges, by name."""
         return (self._exchanges[name] for name in sorted(self._exchanges))
 
     # --- queues ------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Topology:
         return self._remove(queues=(name,)) if name in self._queues else Removed()
 
     def queues(self) -> Iterator[Queue]:
-        """All queues, by name."""
+        """Yields all queues, by name."""
         return (self._queues[name] for name in sorted(self._queues))
 
     # --- bindings ----------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class Topology:
     def bindings(
         self, *, source: str | None = None, destination: Destination | None = None
     ) -> list[Binding]:
-        """All explicit bindings, or those of one end or between two ends, in a fixed order.
+        """Returns all explicit bindings, or those of one end or between two ends, in a fixed order.
 
         The implicit ones, from the default exchange to each queue, are not among them.
         """

@@ -111,7 +111,7 @@ class Exchange:
 
     @property
     def rule(self) -> ExchangeType:
-        """The type by whose rule it chooses among its bindings."""
+        """Returns the type by whose rule it chooses among its bindings."""
         if self.type is not ExchangeType.DELAYED:
             return self.type
         field = self.arguments.get(DELAYED_TYPE)
@@ -119,7 +119,8 @@ class Exchange:
 
     @property
     def alternate(self) -> str | None:
-        """Name of the exchange that gets what this one can't route; None when there is none."""
+        """Returns the name of the exchange that gets what this one can't route; None when there is
+        none."""
         field = self.arguments.get(ALTERNATE_EXCHANGE)
         return field.term() if field is not None else None
 

@@ -301,7 +301,7 @@ class Channel:
         return priority, expiration, group
 
     def _draw_message_id(self, identity: bytes) -> bytes:
-        """A new message-id, or one that came before: what a publisher sends again."""
+        """Returns a new message-id, or one that came before: what a publisher sends again."""
         known = self._workload.message_ids.setdefault(self.group, deque(maxlen=MESSAGE_IDS_KEPT))
         if known and self._repeats.random() < self.config.repeat_chance:
             return self._repeats.choice(known)
@@ -546,7 +546,8 @@ def record_of(
     message_id: bytes | None = None,
     delay: int | None = None,
 ) -> tuple[bytes, ...]:
-    """The parts of a message as the edge hands them over (docs/formats/entries-and-frames.md)."""
+    """Returns the parts of a message as the edge hands them over
+    (docs/formats/entries-and-frames.md)."""
     properties = b""
     if group is not None or delay is not None:
         field = b""

@@ -106,17 +106,17 @@ class Scheduler:
         return True
 
     def wall_ms(self, process: Process) -> int:
-        """A node's own wall clock."""
+        """Returns a node's own wall clock."""
         return EPOCH_MS + self.now_us // 1000 + process.wall_offset_ms
 
     # Draws.
 
     def chance(self, probability: float) -> bool:
-        """True with that probability; draws nothing when it is zero."""
+        """Returns True with that probability; draws nothing when it is zero."""
         return probability > 0 and self.rng.random() < probability
 
     def between(self, low: int, high: int) -> int:
-        """A whole number in [low, high]."""
+        """Returns a whole number in [low, high]."""
         return low if high <= low else low + int(self.rng.random() * (high - low + 1))
 
     def skewed(self, low: int, high: int) -> int:

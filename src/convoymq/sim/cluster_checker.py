@@ -70,7 +70,7 @@ class ClusterChecker(GroupChecker):
         super()._commits(node, replica, upto)
 
     def agrees_upto(self, log: GroupLog, limit: int) -> int:
-        """The last committed entry up to which a log has what was committed."""
+        """Returns the last committed entry up to which a log has what was committed."""
         for index in range(log.first_index, min(self.commit_index, limit) + 1):
             if self.committed.get(index) != log.term_at(index):
                 return index - 1
@@ -104,7 +104,7 @@ class ClusterChecker(GroupChecker):
             super()._check_majority(node, replica, term, index)
 
     def members_at(self, config: tuple[int, int], begins: frozenset[int]) -> frozenset[int] | None:
-        """The members at a committed index; `begins`: those that the group began with.
+        """Returns the members at a committed index; `begins`: those that the group began with.
 
         A configuration that came in a snapshot has the snapshot's index.
         """

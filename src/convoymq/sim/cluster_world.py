@@ -384,7 +384,7 @@ class ClusterWorld(World):
         self._submit(node, ForgetNode(id=victim), lambda _reply: self.forgetting.discard(victim))
 
     def may_lose(self, number: int) -> bool:
-        """True when no other node's copies are missing."""
+        """Returns whether no other node's copies are missing."""
         for other in sorted(self.lost):
             if self._is_rebuilt(other):
                 self.lost.discard(other)

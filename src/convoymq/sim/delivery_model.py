@@ -156,7 +156,7 @@ class DeliveryModel(ReadyLines):
             self._settle_down()
 
     def _accepted(self, session_id: int, seq: int, kind: int, number: int) -> Session | None:
-        """The session, when this command is its next one. A session begins once."""
+        """Returns the session, when this command is its next one. A session begins once."""
         session = self.sessions.get(session_id)
         if session is None:
             if kind in (SESSION_OPEN, batch.CMD_SESSION_CLOSE):
@@ -545,12 +545,12 @@ class DeliveryModel(ReadyLines):
     # Consumers.
 
     def consumers(self) -> Iterator[Consumer]:
-        """All, in the order of their sessions and of their registration."""
+        """Yields all, in the order of their sessions and of their registration."""
         for session in self.sessions.values():
             yield from session.consumers.values()
 
     def consumer_count(self) -> int:
-        """Number of consumers that are not cancelled."""
+        """Returns the number of consumers that are not cancelled."""
         return sum(1 for c in self.consumers() if c.number and not c.cancelled)
 
     def _checkout(self, session: Session, number: int, spec: CheckoutSpec) -> None:

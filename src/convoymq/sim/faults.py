@@ -172,8 +172,8 @@ def draw_plan(
     reservations: bool = False,
     cluster: bool = False,
 ) -> Plan:
-    """The plan of a seed. `only` replaces the drawn kinds of faults; with `streams` the groups are
-    streams."""
+    """Returns the plan of a seed. `only` replaces the drawn kinds of faults; with `streams` the
+    groups are streams."""
     rng = Random(seed ^ 0x5EED)
     share = rng.choice((0.15, 0.3, 0.5, 0.7))
     faults = _kinds(rng, seed, share)
@@ -289,7 +289,7 @@ class Injector:
             self._later(kind, inject)
 
     def _node(self) -> SimNode | None:
-        """A running node; half of the time one that leads a group."""
+        """Returns a running node; half of the time one that leads a group."""
         world = self.world
         running = [node for node in world.nodes.values() if node.alive]
         if world.scheduler.chance(0.5):

@@ -24,7 +24,7 @@ class _SourceFinder:
     def find_spec(
         fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a module of ours outside the kernels."""
+        """Returns the spec of a module of ours outside the kernels."""
         if not fullname.startswith(PACKAGE) or fullname.startswith(COMPILED_ONLY) or not path:
             return None
         for folder in path:
@@ -47,5 +47,5 @@ def use_source() -> None:
 
 
 def is_compiled(name: str) -> bool:
-    """True when the loaded module is a shared object."""
+    """Returns whether the loaded module is a shared object."""
     return not str(sys.modules[name].__file__).endswith(".py")

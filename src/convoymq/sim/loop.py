@@ -138,7 +138,7 @@ class SimLoop:
             asyncio._set_running_loop(outer)
 
     def create_future(self) -> asyncio.Future[object]:
-        """A future of this loop."""
+        """Returns a future of this loop."""
         return asyncio.Future(loop=self._as_loop)
 
     def create_task(
@@ -148,7 +148,7 @@ class SimLoop:
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[Result]:
-        """A task of this loop."""
+        """Returns a task of this loop."""
         return asyncio.Task(coro, loop=self._as_loop, name=name, context=context)
 
     def get_debug(self) -> bool:

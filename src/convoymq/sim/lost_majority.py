@@ -74,7 +74,7 @@ class RecoveryPort:
 
     @property
     def machine(self) -> MetadataMachine:
-        """The tree."""
+        """Returns the tree."""
         return self._node.tree
 
     def switch_cluster(self, cluster: str, delay_s: float) -> None:

@@ -61,7 +61,7 @@ class NextMachine(WatchedMachine):
             self.last_active_ms = self.time_ms
 
     def snapshot(self) -> bytes:
-        """The state; with the number of marks in the next version."""
+        """Returns the state; with the number of marks in the next version."""
         state = super().snapshot()
         if self.version < NEXT:
             return state
@@ -84,7 +84,7 @@ class MixedNode(SimNode):
         self.release = PRESENT
 
     def make_machine(self, settings: Mapping[str, int], group: int) -> WatchedMachine:
-        """The machine of the release that this node runs."""
+        """Returns the machine of the release that this node runs."""
         kind = NextMachine if self.release == NEXT else WatchedMachine
         return kind(settings, self, group)
 

@@ -31,7 +31,7 @@ class Receiver(Protocol):
 
     @property
     def process(self) -> Process:
-        """The process that hears it."""
+        """Returns the process that hears it."""
 
     @property
     def incarnation(self) -> int:
@@ -164,7 +164,7 @@ class Network:
         self._stale = {k: v for k, v in self._stale.items() if node not in k}
 
     def full_of(self, node: int) -> set[int]:
-        """The nodes to which that one should send no bulk for now."""
+        """Returns the nodes to which that one should send no bulk for now."""
         return self.full.setdefault(node, set())
 
     def _tell_room(self, source: int, target: int, connection: int) -> None:
@@ -421,7 +421,7 @@ class Network:
         self._pump(source, target)
 
     def connection_of(self, node: int, peer: int) -> int:
-        """Number of the connection that the node believes in; 0 = none."""
+        """Returns the number of the connection that the node believes in; 0 = none."""
         return self._seen.get((node, peer), 0)
 
     def is_frozen(self, node: int) -> bool:
@@ -437,7 +437,7 @@ class Network:
         return (node, peer) in self._seen and (node, peer) not in self._suspected
 
     def backlog_bytes(self, node: int, peer: int) -> int:
-        """Bytes that have not arrived."""
+        """Returns the number of bytes that have not arrived."""
         found = self._directions.get((node, peer))
         return found.bytes if found is not None else 0
 
@@ -469,7 +469,7 @@ class Network:
         self._trust_later(target, source)
 
     def is_cut(self, source: int, target: int) -> bool:
-        """True between `cut` and `heal`."""
+        """Returns True between `cut` and `heal`."""
         return (source, target) in self._cut
 
     def heal_all(self) -> None:

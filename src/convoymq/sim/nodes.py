@@ -131,7 +131,7 @@ class SimNode:
 
     @property
     def alive(self) -> bool:
-        """True while it runs."""
+        """Returns whether it runs."""
         return self.process.alive
 
     # Start.
@@ -227,7 +227,7 @@ class SimNode:
         return msgspec.msgpack.encode([self.number, self.incarnation])
 
     def judge(self, peer: int, said: bytes) -> int:
-        """The incarnation of a node that wants to be relayed; 0 = it is not accepted."""
+        """Returns the incarnation of a node that wants to be relayed; 0 = it is not accepted."""
         number, incarnation = msgspec.msgpack.decode(said)
         return int(incarnation) if number == peer else 0
 
@@ -290,7 +290,7 @@ class SimNode:
     def make_machine(
         self, settings: Mapping[str, int], group: int
     ) -> WatchedMachine | WatchedStream:
-        """The machine of a replica on this node."""
+        """Returns the machine of a replica on this node."""
         return (WatchedStream if self.world.plan.streams else WatchedMachine)(settings, self, group)
 
     def supports_of(self, _peer: int) -> dict[str, tuple[int, int]]:

@@ -18,7 +18,8 @@ rule."""
 
 
 def group_of(record: bytes) -> bytes | None:
-    """The message group of a record whose only header is `x-group-id`; None = it has none."""
+    """Returns the message group of a record whose only header is `x-group-id`; None = it has
+    none."""
     at = 1 + record[0]
     at += 1 + record[at] + 7
     if not int.from_bytes(record[at + 12 : at + 14], "big") & 1 << 13:
@@ -135,8 +136,8 @@ class ReadyLines:
         return source.popleft()
 
     def ready(self) -> list[Message]:
-        """All that waits; with 32 levels, in the order in which it would be delivered. What is
-        blocked comes last."""
+        """Returns all that waits; with 32 levels, in the order in which it would be delivered. What
+        is blocked comes last."""
         sources = [*self._sources(), *self.blocked.values()]
         return [message for source in sources for message in source]
 

@@ -10,21 +10,21 @@ _MESSAGE_ID = 1 << 7
 
 
 def _content_header(record: bytes) -> tuple[int, int]:
-    """(where the payload of the content header begins, its length)."""
+    """Returns (where the payload of the content header begins, its length)."""
     at = 1 + record[0]
     at += 1 + record[at]
     return at + 7, int.from_bytes(record[at + 3 : at + 7], "big")
 
 
 def identity_of(record: bytes) -> bytes:
-    """The first 12 bytes of a record's body: publisher and number."""
+    """Returns the first 12 bytes of a record's body: publisher and number."""
     at, header = _content_header(record)
     at += header + 1
     return record[at + 7 : at + 19]
 
 
 def message_id_of(record: bytes) -> bytes:
-    """The message-id of a record; empty = it has none."""
+    """Returns the message-id of a record; empty = it has none."""
     at, _ = _content_header(record)
     flags = int.from_bytes(record[at + 12 : at + 14], "big")
     at += 14

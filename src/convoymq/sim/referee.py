@@ -41,7 +41,7 @@ class IndexedMachine(Machine, Protocol):
 
     @property
     def index(self) -> int:
-        """The last entry that it applied."""
+        """Returns the last entry that it applied."""
 
 
 class GroupReferee(Protocol):
@@ -49,7 +49,7 @@ class GroupReferee(Protocol):
 
     @property
     def index(self) -> int:
-        """The last entry that was seen."""
+        """Returns the last entry that was seen."""
 
     def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
         """A committed entry of commands, in order of the log."""
@@ -83,12 +83,12 @@ class Referee:
 
     @property
     def index(self) -> int:
-        """The last entry that was seen."""
+        """Returns the last entry that was seen."""
         return self.model.index
 
     @property
     def messages(self) -> dict[Key, Message]:
-        """All messages that were ever accepted."""
+        """Returns all messages that were ever accepted."""
         return self.model.messages
 
     def fail(self, text: str) -> NoReturn:
@@ -302,7 +302,7 @@ class Referee:
             self.fail(f"{name_of(identity)} was confirmed, but no committed entry holds it")
 
     def open_messages(self) -> list[str]:
-        """Messages that are neither settled nor dropped."""
+        """Returns the messages that are neither settled nor dropped."""
         return [
             f"{name_of(m.identity)} {m.place.value} {m.holder}"
             for m in self.messages.values()

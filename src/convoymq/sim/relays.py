@@ -131,7 +131,7 @@ class RelayBook:
         self._cut_since = since
 
     def _path(self, a: int, c: int, b: int) -> Path | None:
-        """The links from a to b through c, where they stand and nobody is doubted; None."""
+        """Returns the links from a to b through c, where they stand and nobody is doubted; None."""
         network = self._world.network
         if c in (a, b):
             return None

@@ -133,7 +133,7 @@ class WatchedQueue(QuorumQueue):
 
 
 def messages_of(effect: Effect) -> Sent:
-    """The messages of a DELIVER."""
+    """Returns the messages of a DELIVER."""
     _, session, consumer, first_id, _, _, _, count, _, _ = effect
     return {(session, consumer, first_id + i) for i in range(count)}
 

@@ -85,7 +85,7 @@ class GroupPlace:
     """Nodes that have a replica until their removal is committed."""
 
     def has_replica(self, node: int) -> bool:
-        """True until the removal of the node is committed."""
+        """Returns True until the removal of the node is committed."""
         return node in self.members or node in self.leaving
 
 
@@ -367,7 +367,7 @@ class World:
         return StreamChannel if self.plan.streams else Channel
 
     def replicas_of(self, group: int) -> list[tuple[SimNode, Replica]]:
-        """The replicas of a group on nodes that run, where they can be read."""
+        """Returns the replicas of a group on nodes that run, where they can be read."""
         return [
             (node, node.host.groups[group])
             for node in self.nodes.values()
@@ -457,7 +457,7 @@ class World:
     # Faults that need to know more.
 
     def may_lose(self, number: int) -> bool:
-        """True when no other node has lost anything that it has not got back."""
+        """Returns whether no other node has lost anything that it has not got back."""
         return not any(
             other != number for checker in self.checkers.values() for other in checker.excused
         )
@@ -468,7 +468,7 @@ class World:
             checker.excused.add(number)
 
     def leader_of(self, group: int) -> tuple[SimNode, Replica] | None:
-        """The running node that leads in the highest term, and its replica."""
+        """Returns the running node that leads in the highest term, and its replica."""
         found: tuple[SimNode, Replica] | None = None
         for node in self.nodes.values():
             replica = node.host.groups.get(group) if node.alive else None
@@ -650,7 +650,7 @@ class World:
 
 
 def summary(data: bytes) -> str:
-    """The commands of an entry, in short."""
+    """Returns the commands of an entry, in short."""
     parts = []
     for kind, _flags, session, seq, count, arg, _offset, _length in batch.commands(data):
         name = COMMANDS.get(kind, str(kind))

@@ -50,7 +50,7 @@ class Streams:
         return clients.connect(self._options.connection)
 
     def states(self, begun: Positions | None = None) -> dict[Partition, StreamState]:
-        """All streams that are read, by (name, partition).
+        """Returns all streams that are read, by (name, partition).
 
         Args:
             begun: what was read before, None in the beginning. Of these, what is gone is left out;
@@ -89,8 +89,8 @@ class Streams:
         return states
 
     def _listed(self, begun: Positions | None) -> dict[str, QueueInfo]:
-        """The streams by name. The node that is asked may be behind: where what it says would mean
-        that something is lost, it is asked for what is true now."""
+        """Returns the streams by name. The node that is asked may be behind: where what it says
+        would mean that something is lost, it is asked for what is true now."""
         options = self._options
         names = None if options.pattern is not None else list(options.streams)
         for current in (False, True):
@@ -124,7 +124,7 @@ class Streams:
     def resolve(
         self, place: Place, states: Mapping[Partition, StreamState]
     ) -> dict[Partition, int]:
-        """The offsets that a place stands for.
+        """Returns the offsets that a place stands for.
 
         Streams that the place does not name, which only a pattern allows, are read from where
         Kafka's source reads them: the earliest.

@@ -52,7 +52,7 @@ class BatchMaker:
     def batches(
         self, frame: ColumnFrame, constants: Mapping[str, object]
     ) -> Iterator[pa.RecordBatch]:
-        """The frame's rows as batches for Spark.
+        """Yields the frame's rows as batches for Spark.
 
         Args:
             constants: values of the columns that are not in the frame: the names of the stream or
@@ -108,7 +108,7 @@ class BatchMaker:
 
 
 def frame_bytes(frame: ColumnFrame) -> int:
-    """Bytes of all columns."""
+    """Returns the number of bytes of all columns."""
     size = 0
     column = 1
     while column <= frame.columns:
@@ -210,7 +210,7 @@ def binary_buffers(array: pa.Array) -> list[pa.Buffer | bytes]:
 
 
 def header_buffers(array: pa.Array) -> list[pa.Buffer | bytes]:
-    """The seven buffers of a list of (key, value) structs."""
+    """Returns the seven buffers of a list of (key, value) structs."""
     rows = len(array)
     # Flattening drops what lies under nulls; the offsets must then be counted anew.
     lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
@@ -228,7 +228,7 @@ def header_buffers(array: pa.Array) -> list[pa.Buffer | bytes]:
 
 
 def validity_bits(array: pa.Array) -> pa.Buffer | bytes:
-    """One bit per row, from bit 0 on; empty where nothing is null."""
+    """Returns one bit per row, from bit 0 on; empty where nothing is null."""
     if not array.null_count:
         return b""
     valid = pc.is_valid(array)

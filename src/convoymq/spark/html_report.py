@@ -16,7 +16,7 @@ BAR_HEIGHT = 20
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """The whole page; `body` is HTML."""
+    """Returns the whole page; `body` is HTML."""
     return (
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}"
         f"</title><style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
@@ -24,7 +24,7 @@ def page(title: str, body: Iterable[str]) -> str:
 
 
 def row(cells: Iterable[object], tag: str = "td", style: str = "") -> str:
-    """A row of a table; cells are HTML."""
+    """Returns a row of a table; cells are HTML."""
     inner = "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
     return f"<tr class='{style}'>{inner}</tr>"
 
@@ -81,7 +81,7 @@ def plot(hours: Sequence[int], series: dict[str, list[float]], *, logarithmic: b
 
 
 def bars(values: Sequence[tuple[str, float]]) -> str:
-    """A horizontal bar for each (name, value), the longest as wide as the page."""
+    """Returns a horizontal bar for each (name, value), the longest as wide as the page."""
     high = max((value for _, value in values), default=0) or 1
     height = BAR_HEIGHT * len(values)
     parts = [f"<svg viewBox='0 0 {WIDTH} {height}' width='{WIDTH}' height='{height}' role='img'>"]

@@ -150,7 +150,7 @@ class LagListener(StreamingQueryListener):
     # --- for machines ------------------------------------------------------------------------
 
     def prometheus(self) -> str:
-        """All metrics in Prometheus' text format, version 0.0.4."""
+        """Returns all metrics in Prometheus' text format, version 0.0.4."""
         with self._lock:
             queries = list(self._queries.values())
         lines = []
@@ -214,12 +214,12 @@ class LagListener(StreamingQueryListener):
     # --- for people --------------------------------------------------------------------------
 
     def queries(self) -> list[QueryState]:
-        """All queries that are remembered, in the order of their start."""
+        """Returns all queries that are remembered, in the order of their start."""
         with self._lock:
             return list(self._queries.values())
 
     def table(self) -> Table:
-        """One line a query."""
+        """Returns one line a query."""
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False)

@@ -34,7 +34,7 @@ class Positions:
     starts: Mapping[Partition, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        """The canonical form."""
+        """Returns the canonical form."""
         made: dict[str, object] = {"v": VERSION, "p": _nested(self.ends)}
         if self.starts:
             made["from"] = _nested(self.starts)
@@ -44,7 +44,7 @@ class Positions:
 
 
 def symbol(kind: str) -> dict[str, object]:
-    """The initial offset of a query."""
+    """Returns the initial offset of a query."""
     return {"v": VERSION, "start": kind}
 
 
@@ -78,7 +78,7 @@ def parse(offset: Mapping[str, object]) -> Positions:
 
 
 def number(values: Mapping[str, object], name: str) -> int:
-    """A number of an offset, or of a broker's answer. Raises SourceError: there is none."""
+    """Returns a number of an offset, or of a broker's answer. Raises SourceError: there is none."""
     found = values.get(name)
     if not isinstance(found, int):
         raise SourceError(f"{name} is {found!r}, not a number")

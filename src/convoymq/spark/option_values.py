@@ -42,7 +42,7 @@ def text(value: str) -> str:
 
 
 def short_name(value: str) -> str:
-    """A name of at most 200 bytes: the broker keeps it, with the task's number."""
+    """Returns a name of at most 200 bytes: the broker keeps it, with the task's number."""
     if len(text(value).encode()) > NAME_BYTES_MAX:
         raise ValueError(f"has more than {NAME_BYTES_MAX} bytes")
     return value
@@ -60,21 +60,22 @@ def boolean(value: str) -> bool:
 
 
 def count(value: str) -> int:
-    """An integer above zero."""
+    """Returns an integer above zero."""
     if not re.fullmatch(r"\d{1,18}", value.strip()) or int(value) < 1:
         raise ValueError("must be a whole number above zero")
     return int(value)
 
 
 def whole(value: str) -> int:
-    """An integer from zero on."""
+    """Returns an integer from zero on."""
     if not re.fullmatch(r"\d{1,18}", value.strip()):
         raise ValueError("must be a whole number")
     return int(value)
 
 
 def milliseconds(value: str) -> int:
-    """A time as Spark writes it: `500ms`, `30s`, `15m`, `1h`; a number alone is milliseconds."""
+    """Returns a time as Spark writes it: `500ms`, `30s`, `15m`, `1h`; a number alone is
+    milliseconds."""
     match = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", value.strip().lower())
     if match is None or match[2] not in _UNITS_MS:
         raise ValueError("must be a time such as 500ms, 30s, 15m or 1h")
@@ -82,7 +83,7 @@ def milliseconds(value: str) -> int:
 
 
 def size_bytes(value: str) -> int:
-    """A size: `16m`, `1g`, or a number of bytes; above zero."""
+    """Returns a size: `16m`, `1g`, or a number of bytes; above zero."""
     match = re.fullmatch(r"(\d{1,15})\s*([a-z]?)b?", value.strip().lower())
     if match is None or match[2] not in _UNITS_BYTES or int(match[1]) < 1:
         raise ValueError("must be a size such as 500000, 16m or 1g")
@@ -90,7 +91,7 @@ def size_bytes(value: str) -> int:
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:
-    """A parser that takes these words, in any case."""
+    """Returns a parser that takes these words, in any case."""
 
     def parse(value: str) -> str:
         if value.strip().lower() not in allowed:
@@ -121,7 +122,7 @@ def servers(value: str) -> tuple[str, ...]:
 
 
 def pattern(value: str) -> str:
-    """A regular expression."""
+    """Returns a regular expression."""
     try:
         re.compile(value)
     except re.error as error:

@@ -16,7 +16,8 @@ PARTITIONS_MAX = 100_000
 
 
 def allowed_rows(limits: Limits, rows: int, size_bytes: int) -> int:
-    """Rows that a batch may take of a backlog of `rows` rows and `size_bytes` bytes; at least one.
+    """Returns the number of rows that a batch may take of a backlog of `rows` rows and `size_bytes`
+    bytes; at least one.
 
     A limit in bytes becomes one in rows by the mean size of the backlog's messages.
     """

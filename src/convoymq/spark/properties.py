@@ -75,7 +75,8 @@ def split_properties(header: bytes | memoryview) -> dict[str, bytes]:
 
 
 def join_properties(values: Mapping[str, bytes]) -> bytes:
-    """The content header payload of encoded values; its body size is 0, which PRODUCE ignores."""
+    """Returns the content header payload of encoded values; its body size is 0, which PRODUCE
+    ignores."""
     flags = 0
     parts = []
     for i, (name, _) in enumerate(_PROPERTIES):

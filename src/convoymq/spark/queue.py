@@ -96,7 +96,7 @@ class _QueueStreamReader(DataSourceStreamReader):
         self._latest: dict[str, object] | None = None
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
-        """A word; nothing is taken yet."""
+        """Returns a word; nothing is taken yet."""
         return offsets.symbol("queue")
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -105,7 +105,7 @@ class _QueueStreamReader(DataSourceStreamReader):
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
-        """The end of what the broker holds for the query."""
+        """Returns the end of what the broker holds for the query."""
         return self._latest
 
     def stop(self) -> None:
@@ -224,7 +224,8 @@ class ReservationReader(_QueueStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
-        """The tasks of a batch. A repeated batch gets the same ranges, whatever the broker says."""
+        """Returns the tasks of a batch. A repeated batch gets the same ranges, whatever the broker
+        says."""
         self._check(end)
         begin = end.get("from", start.get("off"))
         if not isinstance(begin, int):
@@ -272,7 +273,8 @@ class ReservationReader(_QueueStreamReader, SupportsTriggerAvailableNow):
             reservation.close()
 
     def _begin(self, reservation: _Reservation, start: Mapping[str, object]) -> tuple[int, bool]:
-        """(Where the next batch begins, whether that is not simply the end of the one before)."""
+        """Returns (Where the next batch begins, whether that is not simply the end of the one
+        before)."""
         if "start" in start:
             return reservation.first, True
         at, epoch = offsets.number(start, "off"), offsets.number(start, "epoch")
@@ -449,7 +451,7 @@ class LeaseReader(_QueueStreamReader):
         return self._latest
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
-        """The tasks of a batch. Asks nobody: a repeated batch gets the same ranges."""
+        """Returns the tasks of a batch. Asks nobody: a repeated batch gets the same ranges."""
         self._check(end)
         lease, epoch = str(end["lease"]), offsets.number(end, "epoch")
         if self._held is None or self._held.name != lease:

@@ -124,7 +124,7 @@ class FilteringBatchReader(BatchReader):
         return ranges
 
     def _narrowed(self, one: Filter, key: Partition, start: int, end: int) -> tuple[int, int]:
-        """The part of [start, end) in which rows can pass the filter."""
+        """Returns the part of [start, end) in which rows can pass the filter."""
         (column,) = one.attribute  # type: ignore[attr-defined]
         if column == "offset":
             return _offset_range(one, start, end)
@@ -168,7 +168,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle_since: float | None = None
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
-        """A word: what it means is pinned in the first end offset."""
+        """Returns a word: what it means is pinned in the first end offset."""
         return offsets.symbol(self._options.starting.kind)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -188,7 +188,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {key: state.latest for key, state in states.items()}
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
-        """The end of the next batch; `start` itself, unchanged, when there is none.
+        """Returns the end of the next batch; `start` itself, unchanged, when there is none.
 
         Raises:
             DataLoss: see `failOnDataLoss`.
@@ -222,11 +222,12 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ).to_json()
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
-        """The ends of the streams as `latestOffset` found them, for the query's progress."""
+        """Returns the ends of the streams as `latestOffset` found them, for the query's
+        progress."""
         return None if self._latest is None else self._latest.to_json()
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
-        """The tasks of a batch. Asks nobody: a repeated batch gets the same ranges."""
+        """Returns the tasks of a batch. Asks nobody: a repeated batch gets the same ranges."""
         until = offsets.parse(end)
         begun = {} if offsets.is_symbol(start) else offsets.parse(start).ends
         ranges = []
@@ -303,7 +304,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         states: Mapping[Partition, StreamState],
         limit: ReadLimit,
     ) -> dict[Partition, int]:
-        """Rows that each stream gives to the batch."""
+        """Returns the rows that each stream gives to the batch."""
         backlog = {key: max(0, states[key].latest - begin) for key, begin in begins.items()}
         rows = sum(backlog.values())
         if not rows or isinstance(limit, ReadAllAvailable):
@@ -376,7 +377,7 @@ def _bounded(
     target: Mapping[Partition, int],
     begun: Positions | None,
 ) -> dict[Partition, StreamState]:
-    """The streams as they were when AvailableNow began."""
+    """Returns the streams as they were when AvailableNow began."""
     known = begun.ends if begun is not None else {}
     bounded = {}
     for key, state in states.items():
@@ -393,7 +394,8 @@ def _bounded(
 
 
 def _kept(options: StreamReadOptions, key: Partition, wanted: int, state: StreamState) -> int:
-    """The offset itself, or where to go on when it is gone or never was. Raises DataLoss."""
+    """Returns the offset itself, or where to go on when it is gone or never was. Raises
+    DataLoss."""
     if wanted < state.earliest:
         _lose(
             options,
@@ -426,7 +428,7 @@ _COMPARISONS = (
 
 
 def _usable(one: Filter) -> tuple[bool, bool]:
-    """(Whether the filter narrows ranges, whether nothing is left of it then)."""
+    """Returns (Whether the filter narrows ranges, whether nothing is left of it then)."""
     path: tuple[str, ...] = getattr(one, "attribute", ())
     if len(path) != 1:
         return False, False

@@ -34,7 +34,7 @@ def read_stream(
     *,
     fail_on_data_loss: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a range, in order, all of them.
+    """Yields the rows of a range, in order, all of them.
 
     Raises:
         DataLoss: some are gone and `fail_on_data_loss` is set; otherwise the read goes on behind
@@ -53,7 +53,7 @@ def read_reservation(
     *,
     skip_expired: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The reserved messages of a range. Raises ReservationLost unless `skip_expired`."""
+    """Yields the reserved messages of a range. Raises ReservationLost unless `skip_expired`."""
     fetched = _reservation_frames(connection, fetching, maker.bits, part, skip_expired)
     yield from _batches(fetched, fetching, maker, {"queue": part.queue})
 
@@ -190,7 +190,7 @@ def _check_progress(name: str, result: FetchResult, offset: int, end: int) -> No
 
 
 def _paced(results: Iterator[FetchResult], fetching: Fetching) -> Iterator[FetchResult]:
-    """The same results, no faster than `convoymq.fetch.maxBytesPerSecond`."""
+    """Yields the same results, no faster than `convoymq.fetch.maxBytesPerSecond`."""
     rate = fetching.rate_max
     if rate is None:
         yield from results
@@ -205,7 +205,7 @@ def _paced(results: Iterator[FetchResult], fetching: Fetching) -> Iterator[Fetch
 
 
 def _ahead(items: Iterator[T], fetching: Fetching) -> Iterator[T]:
-    """The same items, the next one made in a thread while the last one is used."""
+    """Yields the same items, the next one made in a thread while the last one is used."""
     if not fetching.prefetch:
         yield from items
         return

@@ -95,7 +95,7 @@ def full_schema(
     include_properties: bool,
     include_content_header: bool = False,
 ) -> StructType:
-    """The schema of a read without a schema of the user's."""
+    """Returns the schema of a read without a schema of the user's."""
     added = {
         "includeHeaders": include_headers,
         "includeProperties": include_properties,

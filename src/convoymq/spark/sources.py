@@ -31,27 +31,27 @@ class StreamSource:
         return _schema(STREAM_COLUMNS, self._values)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read."""
+        """Returns a batch read."""
         from convoymq.spark.reader import BatchReader, FilteringBatchReader
 
         read = options.StreamReadOptions.of(self._values, Use.BATCH_READ)
         return FilteringBatchReader(read, schema) if read.pushdown else BatchReader(read, schema)
 
     def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        """A streaming read."""
+        """Returns a streaming read."""
         from convoymq.spark.reader import MicroBatchReader
 
         return MicroBatchReader(options.StreamReadOptions.of(self._values, Use.STREAM_READ), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch write."""
+        """Returns a batch write."""
         from convoymq.spark.writer import BatchWriter
 
         sink = options.SinkOptions.of_stream(self._values, Use.BATCH_WRITE)
         return BatchWriter(sink, schema, overwrite)
 
     def stream_writer(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """A streaming write."""
+        """Returns a streaming write."""
         from convoymq.spark.writer import MicroBatchWriter
 
         sink = options.SinkOptions.of_stream(self._values, Use.STREAM_WRITE)
@@ -65,17 +65,17 @@ class QueueSource:
         self._values = parse_options("convoymq_queue", given)
 
     def schema(self) -> StructType:
-        """A queue's columns, and those that options add."""
+        """Returns a queue's columns, and those that options add."""
         return _schema(QUEUE_COLUMNS, self._values)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read: browsing."""
+        """Returns a batch read: browsing."""
         from convoymq.spark.queue import BrowseReader
 
         return BrowseReader(options.QueueReadOptions.of(self._values, Use.BATCH_READ), schema)
 
     def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        """A streaming read, by reservation or by leases."""
+        """Returns a streaming read, by reservation or by leases."""
         from convoymq.spark.queue import LeaseReader, ReservationReader
 
         read = options.QueueReadOptions.of(self._values, Use.STREAM_READ)
@@ -84,14 +84,14 @@ class QueueSource:
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch write."""
+        """Returns a batch write."""
         from convoymq.spark.writer import BatchWriter
 
         sink = options.SinkOptions.of_queue(self._values, Use.BATCH_WRITE)
         return BatchWriter(sink, schema, overwrite)
 
     def stream_writer(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """A streaming write."""
+        """Returns a streaming write."""
         from convoymq.spark.writer import MicroBatchWriter
 
         sink = options.SinkOptions.of_queue(self._values, Use.STREAM_WRITE)

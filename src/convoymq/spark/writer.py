@@ -228,7 +228,7 @@ class _Sending:
         self.result = TaskResult(0, 0, 0)
 
     def requests(self, batch: pa.RecordBatch) -> Iterator[_Request]:
-        """A batch's rows as requests, each in its bounds, in order for each target."""
+        """Yields a batch's rows as requests, each in its bounds, in order for each target."""
         if not batch.num_rows:
             return
         names = batch.schema.names
@@ -262,7 +262,7 @@ class _Sending:
     def _targets(
         self, columns: Mapping[str, pa.Array], rows: int
     ) -> Iterator[tuple[str, Target, pa.Array | None]]:
-        """(name, where to, row numbers or None = all) for each target among the rows."""
+        """Yields (name, where to, row numbers or None = all) for each target among the rows."""
         options = self._options
         if options.queue is not None:
             yield options.queue, {"queue": options.queue}, None
@@ -311,7 +311,7 @@ class _Sending:
             )
 
     def _message_ids(self, columns: Mapping[str, pa.Array], rows: int) -> pa.Array | None:
-        """The ids as bytes: those of the user's column, or made of batch, task and row."""
+        """Returns the ids as bytes: those of the user's column, or made of batch, task and row."""
         given = columns.get("message_id")
         if given is not None:
             return plain_binary(given)
@@ -333,7 +333,8 @@ def _digest(sequence: int, frame: bytes) -> bytes:
 
 
 def _frame(columns: Mapping[str, pa.Array], rows: int, *, by_key: bool) -> bytes:
-    """A columnar frame of the columns that a message is made of. Columns stand in bit order."""
+    """Returns a columnar frame of the columns that a message is made of. Columns stand in bit
+    order."""
     used = bits.VALUE
     buffers: list[pa.Buffer | bytes] = []
     key = columns.get("key")

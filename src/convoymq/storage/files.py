@@ -34,7 +34,7 @@ class RealFile:
         self.name = name
 
     def fileno(self) -> int:
-        """The descriptor, -1 when closed."""
+        """Returns the descriptor, -1 when closed."""
         return self._fd
 
     def size(self) -> int:

@@ -17,12 +17,12 @@ those that came since the last snapshot."""
 
 
 def clip(ranges: Iterable[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
-    """The parts of ascending ranges inside [first, last]."""
+    """Returns the parts of ascending ranges inside [first, last]."""
     return [(max(a, first), min(b, last)) for a, b in ranges if b >= first and a <= last and a <= b]
 
 
 def below(ranges: Iterable[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
-    """The parts of ascending ranges below `limit`."""
+    """Returns the parts of ascending ranges below `limit`."""
     return [(a, min(b, limit - 1)) for a, b in ranges if a < limit]
 
 
@@ -34,12 +34,12 @@ def alive_ranges(
 
 
 def size_of(segment: Segment, ranges: Iterable[tuple[int, int]]) -> int:
-    """Bytes of the entries in the ranges."""
+    """Returns the number of bytes of the entries in the ranges."""
     return 8 * sum(sum(segment.sizes[segment.lower(a) : segment.lower(b + 1)]) for a, b in ranges)
 
 
 def dead_since_snapshot(log: GroupLog, plan: GroupPlan) -> int:
-    """Bytes of a log's segments that only wait for a newer snapshot to go."""
+    """Returns the number of bytes of a log's segments that only wait for a newer snapshot to go."""
     keep = min(plan.applied + 1, plan.keep_from)
     found = 0
     for segment in reversed(log.segments[-DEAD_SEGMENTS:]):
@@ -52,12 +52,13 @@ def dead_since_snapshot(log: GroupLog, plan: GroupPlan) -> int:
 
 
 def dead_size(segments: Sequence[Segment], plan: GroupPlan) -> int:
-    """Bytes of segments that may go once a snapshot covers what is applied."""
+    """Returns the number of bytes of segments that may go once a snapshot covers what is
+    applied."""
     keep = min(plan.applied + 1, plan.keep_from)
     size = sum([segment.size for segment in segments])
     return size - sum([alive_size(segment, plan.live_ranges, keep) for segment in segments])
 
 
 def alive_size(segment: Segment, live: Iterable[tuple[int, int]], keep: int) -> int:
-    """Bytes of the segment's entries that must stay."""
+    """Returns the number of bytes of the segment's entries that must stay."""
     return size_of(segment, alive_ranges(segment, live, keep))

@@ -247,7 +247,8 @@ class GroupLog:
     # Reading.
 
     def term_at(self, index: int) -> int:
-        """Term of an entry, of the one before the first, or of the snapshot. Raises EntryGone."""
+        """Returns the term of an entry, of the one before the first, or of the snapshot. Raises
+        EntryGone."""
         starts = self._run_starts
         if starts[-1] <= index <= self.last_index:
             return self._run_terms[-1]
@@ -260,7 +261,7 @@ class GroupLog:
         return self._run_terms[bisect_right(starts, index) - 1]
 
     def entry(self, index: int) -> Entry:
-        """An entry, from memory or from disk with what follows it.
+        """Returns an entry, from memory or from disk with what follows it.
 
         Raises:
             EntryGone: it is not kept (any more), or not yet there.
@@ -285,14 +286,14 @@ class GroupLog:
         return entries[0]
 
     def span(self, index: int, max_bytes: int) -> list[Entry]:
-        """An entry and, when it lies on disk, those of the next ones that one read of about
+        """Returns an entry and, when it lies on disk, those of the next ones that one read of about
         `max_bytes` brings along; nothing stays in the read-ahead. Raises as `entry` does."""
         if index >= self.memory_first:
             return [self.entry(index)]
         return self._read_span(index, max_bytes)
 
     def has_entry(self, index: int) -> bool:
-        """True when `entry` would find it, without reading it."""
+        """Returns whether `entry` would find it, without reading it."""
         if index >= self.base:
             return index <= self.last_index
         segment = self._segment_of(index)
@@ -327,8 +328,8 @@ class GroupLog:
         return found
 
     def segment_at(self, index: int) -> tuple[Segment, FilePlace] | None:
-        """The segment that holds an entry, and its file for other processes; None when it lies
-        elsewhere, or the log is damaged."""
+        """Returns the segment that holds an entry, and its file for other processes; None when it
+        lies elsewhere, or the log is damaged."""
         if index >= self.base or self.damaged is not None:
             return None
         segment = self._segment_of(index)
@@ -354,7 +355,7 @@ class GroupLog:
         return segments[low]
 
     def _read_span(self, index: int, limit: int) -> list[Entry]:
-        """The entry and what follows it closely, in one read."""
+        """Returns the entry and what follows it closely, in one read."""
         if self.damaged is not None:
             raise StorageFault(self.damaged.reason, path=self.damaged.file)
         try:
@@ -517,7 +518,7 @@ class GroupLog:
         self.snapshot_membership = snapshot.membership
 
     def new_era(self) -> int:
-        """A number for a log that may replace this one."""
+        """Returns a number for a log that may replace this one."""
         self.eras_used += 1
         return self.eras_used
 
@@ -532,7 +533,7 @@ class GroupLog:
         self._snapshot_submitted = index
 
     def read_snapshot(self) -> Snapshot | None:
-        """The saved snapshot, from disk. Raises StorageFault when it is damaged."""
+        """Returns the saved snapshot, from disk. Raises StorageFault when it is damaged."""
         if not self.snapshot_index:
             return None  # a file there may be that of a former log, still to be removed
         try:

@@ -42,7 +42,7 @@ class Target(Protocol):
     suspects_end: int
 
     def open_group(self, group: int) -> GroupLog:
-        """A new, empty log."""
+        """Returns a new, empty log."""
 
     def remember_removed(self, group: int, era: int, generation: int) -> None:
         """The WAL file of that generation has the removal of a group."""
@@ -258,7 +258,7 @@ def _load_directory(
 
 
 def _cut(log: GroupLog, segments: list[Segment], index: int) -> list[Segment]:
-    """The segments without the entries >= index, which have successors elsewhere."""
+    """Returns the segments without the entries >= index, which have successors elsewhere."""
     left = [segment for segment in segments if segment.first < index]
     if len(left) < len(segments) or (left and left[-1].last >= index):
         log.stale_index = min(log.stale_index or index, index)
@@ -287,7 +287,7 @@ def _start_of_run(log: GroupLog, snapshot_index: int) -> tuple[int, bool]:
 def _runs_from(
     runs: list[tuple[int, int]], first: int, saved: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """The runs of terms that cover first - 1 and all after it."""
+    """Returns the runs of terms that cover first - 1 and all after it."""
     kept = [run for run in runs if run[0] > first - 1]
     before = [run for run in runs if run[0] <= first - 1]
     if first - 1 == saved[0]:

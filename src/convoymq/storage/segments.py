@@ -44,7 +44,7 @@ class Piece:
 
 
 def read_piece(piece: Piece, group: int) -> Iterator[tuple[int, int, memoryview]]:
-    """(index, term, bytes) of each entry, verified, read in big spans."""
+    """Yields (index, term, bytes) of each entry, verified, read in big spans."""
     count = len(piece.indexes)
     at = 0
     while at < count:
@@ -205,7 +205,8 @@ def copy_to_segments(
 def load_segment(
     directory: Directory, group: int, name: str, clusters: ClusterIds
 ) -> tuple[Segment, Sequence[tuple[int, int]]]:
-    """The segment's table and its runs of terms [(first index, term)]. Raises StorageFault."""
+    """Returns the segment's table and its runs of terms [(first index, term)]. Raises
+    StorageFault."""
     file = directory.open(name)
     found = read_segment(file, group, clusters)
     file.close()

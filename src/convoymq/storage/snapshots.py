@@ -52,7 +52,7 @@ def write_snapshot(
 def read_snapshot(
     directory: Directory, group: int, clusters: ClusterIds
 ) -> tuple[Snapshot, int] | None:
-    """The group's snapshot and the era of its segments, or None. Raises StorageFault."""
+    """Returns the group's snapshot and the era of its segments, or None. Raises StorageFault."""
     name = snapshot_name(group)
     try:
         file = directory.open(name)
@@ -112,7 +112,7 @@ def remove_former(directory: Directory, group: int, era: int, clusters: ClusterI
 
 
 def _snapshot_era(directory: Directory, group: int, clusters: ClusterIds) -> int:
-    """The era that the header of the group's snapshot names, -1 when it is of no use."""
+    """Returns the era that the header of the group's snapshot names, -1 when it is of no use."""
     file = directory.open(snapshot_name(group))
     head = file.pread(SNAPSHOT_HEADER.size, 0)
     file.close()

@@ -152,7 +152,7 @@ class Storage:
 
     @property
     def identity(self) -> str:
-        """Id of the cluster that the node belongs to, "" = none yet."""
+        """Returns the id of the cluster that the node belongs to, "" = none yet."""
         current = self.clusters.current
         return current.hex() if any(current) else ""
 
@@ -170,7 +170,7 @@ class Storage:
         return recover(self)
 
     def open_group(self, group: int) -> GroupLog:
-        """The group's log; a new, empty one when there is none."""
+        """Returns the group's log; a new, empty one when there is none."""
         log = self.logs.get(group)
         if log is None:
             log = self.logs[group] = GroupLog(self, group)
@@ -355,7 +355,7 @@ class Storage:
                 log.drop_cache()
 
     def segment_file(self, segment: Segment) -> File:
-        """The segment's open file. Raises OSError."""
+        """Returns the segment's open file. Raises OSError."""
         if segment.file is None:
             segment.file = self.directory.open(segment.name)
             self._open_segments[segment.name] = segment
@@ -471,11 +471,12 @@ class Storage:
             self._step_again = True
 
     def _logs_in(self, file: WalFile) -> list[GroupLog]:
-        """The logs of the groups with entries in the file; removed groups need nothing of it."""
+        """Returns the logs of the groups with entries in the file; removed groups need nothing of
+        it."""
         return [self.logs[group] for group in file.groups if group in self.logs]
 
     def _count_in(self, log: GroupLog, file: WalFile) -> int:
-        """Number of the log's first entries that lie in that file, the oldest one."""
+        """Returns the number of the log's first entries that lie in that file, the oldest one."""
         return bisect_left(log.places, (file.generation + 1) << PLACE_FILE_SHIFT)
 
     def _plan_compaction(self, log: GroupLog, file: WalFile) -> None:
@@ -768,7 +769,7 @@ def _piece_of(
     sizes: array[int],
     wanted: Iterable[tuple[int, int]],
 ) -> Piece:
-    """The wanted index ranges of entries that lie in a WAL file, `first` at places[0]."""
+    """Returns the wanted index ranges of entries that lie in a WAL file, `first` at places[0]."""
     piece = Piece(file.file, array("Q"), array("I"), array("I"))
     start = file.generation << PLACE_FILE_SHIFT
     for a, b in wanted:

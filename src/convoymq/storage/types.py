@@ -51,7 +51,7 @@ class File(Protocol):
     name: str
 
     def size(self) -> int:
-        """Length in bytes."""
+        """Returns the length in bytes."""
 
     def pread(self, length: int, offset: int) -> bytes:
         """Up to `length` bytes; fewer only at the end of the file."""
@@ -79,7 +79,7 @@ class Directory(Protocol):
         """Sorted names of the files and directories in `path`; empty when it does not exist."""
 
     def exists(self, path: str) -> bool:
-        """True for files and directories."""
+        """Returns True for files and directories."""
 
     def make(self, path: str) -> None:
         """Creates a directory (and those above it) when it does not exist; durable on return."""

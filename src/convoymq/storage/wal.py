@@ -699,8 +699,8 @@ class Wal:
         self._worker.submit(work, done)
 
     def oldest_full(self) -> WalFile | None:
-        """The oldest file, when it may be emptied: nothing is written to it any more, and a younger
-        one has a durable table of what votes it holds."""
+        """Returns the oldest file, when it may be emptied: nothing is written to it any more, and a
+        younger one has a durable table of what votes it holds."""
         oldest: WalFile | None = None
         for file in self.files.values():
             if oldest is None:

@@ -194,7 +194,7 @@ class _Window:
         self._data = memoryview(b"")
 
     def get(self, offset: int, length: int) -> memoryview:
-        """The bytes, fewer where the file ends."""
+        """Returns the bytes, fewer where the file ends."""
         if offset < self._start or offset + length > self._start + len(self._data):
             self._start = offset
             self._data = memoryview(self._file.pread(max(length, WINDOW_BYTES), offset))
@@ -288,7 +288,7 @@ class WalReader:
     def _open_files(
         self, *, known: bool
     ) -> tuple[list[tuple[WalFile, int, Header]], dict[int, list[str]]]:
-        """The used files in order, and names of the missing ones: before which generation.
+        """Returns the used files in order, and names of the missing ones: before which generation.
 
         Files that hold nothing needed become leftovers.
         """
@@ -359,7 +359,7 @@ class WalReader:
         return UNREAD
 
     def _batch(self, file: WalFile, window: _Window, offset: int) -> BatchHeader | None:
-        """The batch header there, when it is valid."""
+        """Returns the batch header there, when it is valid."""
         head = bytes(window.get(offset, BATCH_HEADER_BYTES))
         return read_batch_header(head, file.generation)
 
@@ -601,7 +601,7 @@ class WalReader:
         return found
 
     def is_suspect(self, group: int) -> bool:
-        """True when a group that is not found may have had records here."""
+        """Returns whether a group that is not found may have had records here."""
         within = not self.suspects_end or group <= self.suspects_end
         return within and bool(self.suspects >> group % MAP_BITS & 1)
 
@@ -720,6 +720,6 @@ NO_FILE = 1 << 62
 
 
 def holds_data(directory: Directory, name: str) -> bool:
-    """True when a group's directory has a snapshot or a segment."""
+    """Returns whether a group's directory has a snapshot or a segment."""
     names = directory.list(f"groups/{name}")
     return any(name == "snapshot" or name.endswith(".seg") for name in names)

@@ -69,20 +69,22 @@ class ChunkIndex:
         self.times.append(time_ms)
 
     def find(self, offset: int) -> int:
-        """Position of the index range that holds an offset, which must be kept."""
+        """Returns the position of the index range that holds an offset, which must be kept."""
         return bisect_right(self.offsets, offset) - 1
 
     def before(self, time_ms: int) -> int:
-        """Position of the last index range that began before a time; -1 when none did."""
+        """Returns the position of the last index range that began before a time; -1 when none
+        did."""
         return bisect_left(self.times, time_ms) - 1
 
     def row(self, position: int) -> tuple[int, int, int, int]:
-        """(entry index, command offset, first record, first stream offset) of an index range."""
+        """Returns (entry index, command offset, first record, first stream offset) of an index
+        range."""
         place = self.places[position]
         return (self.indexes[position], place >> 32, place & LOW, self.offsets[position])
 
     def part(self, first: int, end: int) -> ChunkIndex:
-        """A copy of the index ranges at positions [first, end)."""
+        """Returns a copy of the index ranges at positions [first, end)."""
         made = ChunkIndex()
         parts = [words[first:end] for words in self._columns()]
         made.indexes, made.places, made.offsets, made.sizes, made.times = parts
@@ -95,11 +97,11 @@ class ChunkIndex:
             del words[:count]
 
     def memory_bytes(self) -> int:
-        """Bytes that the words take."""
+        """Returns the number of bytes that the words take."""
         return 8 * FIELDS * len(self.offsets)
 
     def pack(self) -> list[bytes]:
-        """The words, little-endian: equal for equal content."""
+        """Returns the words, little-endian: equal for equal content."""
         return [words_to_bytes(words) for words in self._columns()]
 
     def unpack(self, columns: list[bytes]) -> None:

@@ -62,12 +62,12 @@ class ReadDescriptor:
 
     @property
     def index(self) -> int:
-        """The last entry."""
+        """Returns the last entry."""
         return self.segment.last
 
     def read(self, file: Readable, index: int, max_bytes: int) -> list[Entry]:
-        """An entry and some that follow it. Raises StorageFault: they are not what they were
-        when the descriptor was made. OSError."""
+        """Returns an entry and some that follow it. Raises StorageFault: they are not what they
+        were when the descriptor was made. OSError."""
         position = self.segment.position(index)
         if position < 0:
             raise StorageFault(f"entry {index} is not in the descriptor", path=file.name)
@@ -124,8 +124,8 @@ class ReadDescriptor:
 def describe_read(
     segment: Segment, place: FilePlace, group: int, chunks: ChunkIndex, offset: int, end: int | None
 ) -> ReadDescriptor | None:
-    """The index ranges from that of `offset` on which lie in a segment, up to the one of `end`;
-    None when they are too few to be worth it.
+    """Returns the index ranges from that of `offset` on which lie in a segment, up to the one of
+    `end`; None when they are too few to be worth it.
 
     Args:
         chunks: the stream's index; it holds `offset`.

@@ -32,15 +32,15 @@ class Applied(Protocol):
 
     @property
     def first(self) -> int:
-        """The first offset that is kept."""
+        """Returns the first offset that is kept."""
 
     @property
     def next(self) -> int:
-        """The offset behind the last message."""
+        """Returns the offset behind the last message."""
 
     @property
     def index(self) -> int:
-        """The last entry that may be read."""
+        """Returns the last entry that may be read."""
 
 
 class Run(NamedTuple):
@@ -86,8 +86,8 @@ class ChunkReader:
         self._marks: list[tuple[int, int, int, int]] | None = None
 
     def next(self, rows_max: int, bytes_max: int) -> Run | None:
-        """The next records, at most about so many body bytes of one chunk, at least one; None at
-        the end of what is applied.
+        """Returns the next records, at most about so many body bytes of one chunk, at least one;
+        None at the end of what is applied.
 
         Raises:
             OffsetOutOfRange: the offset is not kept any more.
@@ -222,7 +222,8 @@ def _offset_of(mark: tuple[int, int, int, int]) -> int:
 
 
 def offset_at(machine: Applied, read: ReadSpan, time_ms: int) -> tuple[int, int] | None:
-    """(offset, time) of the first message whose time is at or after `time_ms`; None = none yet.
+    """Returns (offset, time) of the first message whose time is at or after `time_ms`; None = none
+    yet.
 
     Raises as `ChunkReader.next` does.
     """

@@ -58,8 +58,8 @@ def wall_clock_us() -> int:
 
 
 def _messages_of(command: PendingCommand) -> int:
-    """Messages of a publish command that somebody waits for: a channel, by tags, or the columnar
-    protocol, by a note; 0 = nobody hears of it."""
+    """Returns the number of messages of a publish command that somebody waits for: a channel, by
+    tags, or the columnar protocol, by a note; 0 = nobody hears of it."""
     tags = command.tags
     if tags:
         return sum(tags[1::2]) - sum(tags[::2]) + len(tags) // 2
@@ -79,7 +79,7 @@ class ListedMachine(TracedMachine, Protocol):
     """A machine that can list what is in its queue."""
 
     def totals(self) -> dict[str, int]:
-        """Messages by state, and counters."""
+        """Returns the messages by state, and counters."""
 
     def run_count(self) -> int:
         """Returns how many runs `state_snapshot` gives."""
@@ -87,7 +87,8 @@ class ListedMachine(TracedMachine, Protocol):
     def state_snapshot(
         self,
     ) -> Iterable[tuple[int | None, int, int, tuple[int, int, int, int, int, int, int]]]:
-        """(owner or None, its number, first message id, run) of all that is in the queue."""
+        """Returns (owner or None, its number, first message id, run) of all that is in the
+        queue."""
 
 
 class QueueTrace:
@@ -142,7 +143,8 @@ class QueueTrace:
         writer.open(self._feed)
 
     def _now_us(self) -> int:
-        """The node's clock, never falling: acts of one node are in the order of their times."""
+        """Returns the node's clock, never falling: acts of one node are in the order of their
+        times."""
         now = self._clock()
         if now > self._latest_us:
             self._latest_us = now
@@ -431,7 +433,8 @@ class Traces:
         group: int,
         members: Callable[[], Iterable[tuple[int, int, bool]]] | None = None,
     ) -> QueueTrace | None:
-        """The trace of a queue; None when this node can't write it (logged, as it is wanted)."""
+        """Returns the trace of a queue; None when this node can't write it (logged, as it is
+        wanted)."""
         if not self.available:
             if not self._warned:
                 self._warned = True
@@ -493,7 +496,7 @@ class Traces:
 
     @property
     def rows_lost(self) -> int:
-        """Rows that were dropped because their file could not take them."""
+        """Returns the number of rows that were dropped because their file could not take them."""
         return self._lost_before + sum(trace.lost for trace in self._open.values())
 
     @property

@@ -72,7 +72,7 @@ class Origin:
         return root / _file_name(self.vhost) / _file_name(self.queue)
 
     def name(self, number: int) -> str:
-        """A file's name without its ending."""
+        """Returns a file's name without its ending."""
         return f"group-{self.group}-node-{self.node}-{self.incarnation}-{number}"
 
 
@@ -187,7 +187,7 @@ def files_of(directory: Path, origin: Origin) -> list[TraceFile]:
 
 
 def covered_through(directory: Path, origin: Origin) -> int:
-    """Index up to which this node's files hold the decided rows. Raises OSError."""
+    """Returns the index up to which this node's files hold the decided rows. Raises OSError."""
     for file in reversed(files_of(directory, origin)):
         covered = _journal_covers(file.path) if file.is_journal else _segment_covers(file.path)
         if covered:
@@ -217,7 +217,7 @@ def _segment_covers(path: Path) -> int:
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """The readable batches of a journal; a torn end is where it ends."""
+    """Yields the readable batches of a journal; a torn end is where it ends."""
     pa, _, schema, _ = _arrow()
     with open(path, "rb") as file:
         try:
@@ -244,7 +244,7 @@ class _Coverage:
 
     @property
     def end(self) -> int:
-        """The last entry that is covered; 0 = none."""
+        """Returns the last entry that is covered; 0 = none."""
         return self.entries[-1][1] if self.entries else 0
 
     def see(self, rows: pa.Table) -> None:
@@ -353,7 +353,7 @@ def convert(journal: Path, origin: Origin) -> Path | None:
 
 
 def _previous(journal: Path, origin: Origin) -> list[int] | None:
-    """(incarnation, number) of the file before this one; None = it is the first."""
+    """Returns (incarnation, number) of the file before this one; None = it is the first."""
     match = _NAME.fullmatch(journal.name)
     assert match is not None
     own = (int(match[3]), int(match[4]))
@@ -363,8 +363,8 @@ def _previous(journal: Path, origin: Origin) -> list[int] | None:
 
 
 def _tables(journal: Path) -> Iterator[pa.Table]:
-    """The readable rows of a journal, a row group at a time: a batch alone costs what thousands of
-    rows cost."""
+    """Yields the readable rows of a journal, a row group at a time: a batch alone costs what
+    thousands of rows cost."""
     pa = _arrow()[0]
     waiting = []
     held = 0

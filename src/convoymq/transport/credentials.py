@@ -29,7 +29,8 @@ def read_secret(config: ClusterConfig) -> bytes:
 
 
 def tls_contexts(config: ClusterConfig) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """(accepting, dialling), both of which demand a certificate of the cluster's authority."""
+    """Returns (accepting, dialling), both of which demand a certificate of the cluster's
+    authority."""
     if not config.tls_certfile:
         return None
     made = []

@@ -38,7 +38,8 @@ class Credit:
         """Nodes that are not told what was taken, because this one is congested."""
 
     def under_way(self, peer: Peer) -> int:
-        """Bytes that were sent to a node and that it has not told it has taken."""
+        """Returns the number of bytes that were sent to a node and that it has not told it has
+        taken."""
         if peer.up and peer.outward is not None:
             writer = peer.outward.writer
             return int(writer.bytes_out + writer.queued_bytes - peer.taken)

@@ -104,6 +104,6 @@ class Detector:
         return found
 
     def is_suspected(self, node: int) -> bool:
-        """True while a linked peer is silent for too long."""
+        """Returns whether a linked peer is silent for too long."""
         peer = self.peers.get(node)
         return peer is not None and peer.suspected

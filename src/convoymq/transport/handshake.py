@@ -243,7 +243,7 @@ class Handshake:
 
     @property
     def connection(self) -> int:
-        """A number of the connection that both sides know."""
+        """Returns a number of the connection that both sides know."""
         nonce = self._first["nonce"]
         assert isinstance(nonce, bytes)
         return int.from_bytes(nonce[:8], "little")

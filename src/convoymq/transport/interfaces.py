@@ -15,10 +15,10 @@ class Transport(Protocol):
         (the header's length covers them)."""
 
     def is_connected(self, node: int) -> bool:
-        """True while the link to the node is up and the node is not suspected."""
+        """Returns whether the link to the node is up and the node is not suspected."""
 
     def backlog_bytes(self, node: int) -> int:
-        """Bytes queued to that node and not yet written."""
+        """Returns the number of bytes queued to that node and not yet written."""
 
     full: set[int]
     """Nodes that take no bulk for now: entries, forwarded commands, deliveries and snapshots wait

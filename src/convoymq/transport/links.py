@@ -311,7 +311,7 @@ class Links:
             self.loop.call_soon(self.drop, peer, "does not read: the backlog is full")
 
     def is_connected(self, node: int) -> bool:
-        """True while the node is linked both ways or relayed, and not suspected."""
+        """Returns whether the node is linked both ways or relayed, and not suspected."""
         peer = self.peers.get(node)
         if peer is None:
             return False
@@ -320,7 +320,8 @@ class Links:
         return self.relay.is_up(node) and not self.relay.is_suspected(node)
 
     def backlog_bytes(self, node: int) -> int:
-        """Bytes queued to the node, or to the one that relays to it, and not yet written."""
+        """Returns the number of bytes queued to the node, or to the one that relays to it, and not
+        yet written."""
         peer = self.peers.get(node)
         if peer is not None and peer.outward is None:
             peer = self.peers.get(self.relay.hop_of(node))
@@ -351,7 +352,7 @@ class Links:
         return sorted(node for node in self.peers if self.is_connected(node))
 
     def info(self) -> list[dict[str, object]]:
-        """One row per known peer, for status pages."""
+        """Returns one row per known peer, for status pages."""
         return [
             {
                 "node": peer.node,

@@ -58,5 +58,5 @@ class Peer:
 
     @property
     def process(self) -> tuple[str, int] | None:
-        """The process and incarnation of what was linked last."""
+        """Returns the process and incarnation of what was linked last."""
         return None if self.hello is None else (self.hello.instance, self.hello.incarnation)

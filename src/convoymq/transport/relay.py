@@ -204,12 +204,12 @@ class RelayTable:
         return pair is not None and pair.up and pair.suspected
 
     def hop_of(self, node: int) -> int:
-        """The neighbour through which a node is reached; 0 = it is not relayed."""
+        """Returns the neighbour through which a node is reached; 0 = it is not relayed."""
         pair = self._pairs.get(node)
         return pair.hop if pair is not None and pair.up else 0
 
     def sessions_of(self, node: int) -> tuple[int, int]:
-        """(this node's session, the other end's) with a relayed node."""
+        """Returns (this node's session, the other end's) with a relayed node."""
         pair = self._pairs.get(node)
         return (pair.own, pair.theirs) if pair is not None else (0, 0)
 
@@ -225,7 +225,8 @@ class RelayTable:
         ]
 
     def wrap(self, node: int, size: int, urgent: bool) -> tuple[int, bytes] | None:
-        """(neighbour, header) under which a frame of `size` bytes travels; None = not reached."""
+        """Returns (neighbour, header) under which a frame of `size` bytes travels; None = not
+        reached."""
         pair = self._pairs.get(node)
         if pair is None or not pair.up:
             return None

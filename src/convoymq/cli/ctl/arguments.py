@@ -133,12 +133,12 @@ def usage_of(names: Sequence[str]) -> list[str]:
 
 
 def similar(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like this one; "" when none is."""
+    """Returns the known name that is most like this one; "" when none is."""
     return next(iter(get_close_matches(name, list(known), 1, 0.8)), "")
 
 
 def one_of(name: str, known: Iterable[str]) -> Callable[[str], str]:
-    """A check of an argument. Raises Misused."""
+    """Returns a check of an argument. Raises Misused."""
     allowed = tuple(known)
 
     def check(text: str) -> str:

@@ -109,7 +109,7 @@ def _cluster_text(status: JsonObject, listeners: list[Row]) -> str:
 
 
 def status(invocation: Invocation) -> Output:
-    """One node: process, memory, disk, totals, listeners."""
+    """Returns one node: process, memory, disk, totals, listeners."""
     overview = object_of(invocation.call("GET", "overview"))
     invocation.words["node"] = invocation.node
     node = object_of(invocation.call("GET", "nodes/{node}"))
@@ -259,7 +259,7 @@ def _check_count(invocation: Invocation) -> None:
 
 
 def _size(text: str) -> int:
-    """A size such as 2GB. Raises Misused."""
+    """Returns a size such as 2GB. Raises Misused."""
     try:
         return parse_bytes(text)
     except ValueError:
@@ -267,7 +267,7 @@ def _size(text: str) -> int:
 
 
 def _share(text: str, most: float) -> float:
-    """A share of the memory. Raises Misused."""
+    """Returns a share of the memory. Raises Misused."""
     try:
         share = float(text)
     except ValueError:

@@ -43,22 +43,22 @@ class Invocation:
 
     @property
     def node(self) -> str:
-        """Name of the node that carries it out."""
+        """Returns the name of the node that carries it out."""
         if not self._node:
             self._node = self.api.state().name
         return self._node
 
     @property
     def vhost(self) -> str:
-        """The virtual host that was given, or the default one."""
+        """Returns the virtual host that was given, or the default one."""
         return self.words["vhost"]
 
     def word(self, name: str) -> str:
-        """An argument; "" when it was left out."""
+        """Returns an argument; "" when it was left out."""
         return self.words.get(name, "")
 
     def value(self, name: str, default: _Value) -> _Value:
-        """A switch of the default's type."""
+        """Returns a switch of the default's type."""
         found = self.values.get(name, default)
         assert not isinstance(found, bool)
         return type(default)(found)
@@ -68,7 +68,7 @@ class Invocation:
         return bool(self.values.get(name, False))
 
     def text(self, template: str) -> str:
-        """A template filled with arguments and `{node}`."""
+        """Returns a template filled with arguments and `{node}`."""
         words = dict.fromkeys(_names_of(self.command), "") | self.words
         if "{node}" in template and "node" not in words:
             words["node"] = self.node
@@ -77,7 +77,7 @@ class Invocation:
         return template
 
     def path(self, template: str) -> str:
-        """A path filled with quoted arguments."""
+        """Returns a path filled with quoted arguments."""
         for name, given in self.words.items():
             template = template.replace("{" + name + "}", transport.segment(given))
         return template
@@ -99,11 +99,11 @@ class Invocation:
         return answer.content
 
     def get(self, template: str) -> list[JsonObject]:
-        """The rows of a list. Raises Failure."""
+        """Returns the rows of a list. Raises Failure."""
         return rows_of(self.call("GET", template))
 
     def one(self, template: str) -> JsonObject | None:
-        """An object; None when there is none. Raises Failure."""
+        """Returns an object; None when there is none. Raises Failure."""
         answer = self.api.request("GET", self.path(template))
         if answer.status == 404:
             return None
@@ -118,7 +118,7 @@ class Invocation:
                 raise self.failure(problem)
 
     def failure(self, problem: Problem) -> Failure:
-        """The failure that a row of the table describes."""
+        """Returns the failure that a row of the table describes."""
         return Failure(problem.code, self.text(problem.text), heading=problem.heading)
 
     def _refused(self, answer: transport.Answer) -> Failure:
@@ -186,7 +186,7 @@ class Command:
         return VHOST in self.switches
 
     def chosen(self, asked: Sequence[str]) -> tuple[str, ...]:
-        """The columns to show. Raises Misused."""
+        """Returns the columns to show. Raises Misused."""
         names = [name for word in asked for name in word.split(",") if name]
         unknown = [name for name in names if name not in self.columns]
         if unknown:
@@ -229,7 +229,7 @@ def execute(invocation: Invocation) -> Output:
 
 
 def pick(columns: Columns, names: Sequence[str], row: Row) -> Row:
-    """The cells of a row."""
+    """Returns the cells of a row."""
     made: Row = {}
     for name in names:
         source = columns[name]
@@ -250,19 +250,19 @@ def plain(*names: str) -> dict[str, str | Callable[[Row], object]]:
 
 
 def rows_of(content: Json) -> list[JsonObject]:
-    """The objects of a list."""
+    """Returns the objects of a list."""
     return (
         [dict(row) for row in content if isinstance(row, dict)] if isinstance(content, list) else []
     )
 
 
 def object_of(content: Json) -> JsonObject:
-    """An object; empty when it is something else."""
+    """Returns an object; empty when it is something else."""
     return dict(content) if isinstance(content, dict) else {}
 
 
 def json_word(text: str) -> Json:
-    """An argument that is JSON. Raises Failure."""
+    """Returns an argument that is JSON. Raises Failure."""
     try:
         value: Json = json.loads(text)
     except ValueError as error:

@@ -65,7 +65,7 @@ def is_booting(invocation: Invocation) -> Output:
 
 
 def server_version(invocation: Invocation) -> Output:
-    """The release of RabbitMQ that the node is compatible with."""
+    """Returns the release of RabbitMQ that the node is compatible with."""
     return Text(str(object_of(invocation.call("GET", "overview"))["rabbitmq_version"]))
 
 

@@ -27,7 +27,7 @@ class Tuple(tuple[object, ...]):
 
 
 def cell(value: object) -> str:
-    """A value in a table."""
+    """Returns a value in a table."""
     match value:
         case None:
             return ""
@@ -46,7 +46,7 @@ def cell(value: object) -> str:
 
 
 def _term(value: object) -> str:
-    """A value inside of arguments, as an Erlang term."""
+    """Returns a value inside of arguments, as an Erlang term."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -64,7 +64,7 @@ def _term(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value for JSON."""
+    """Returns a value for JSON."""
     match value:
         case Table():
             return [[key, *_typed(each)] for key, each in value.items()]

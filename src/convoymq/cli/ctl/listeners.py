@@ -64,5 +64,5 @@ def alarms_of(invocation: Invocation) -> tuple[list[str], list[str]]:
 
 
 def nodes_of(invocation: Invocation) -> list[JsonObject]:
-    """All nodes of the cluster."""
+    """Returns all nodes of the cluster."""
     return invocation.get("nodes")

@@ -137,7 +137,7 @@ def _not_deleted(reason: str) -> Failure:
 
 
 def _reason(invocation: Invocation) -> dict[str, str]:
-    """The header with the explanation; control characters can't be in it."""
+    """Returns the header with the explanation; control characters can't be in it."""
     text = " ".join(invocation.word("explanation").split())
     return {"X-Reason": text.encode("latin-1", "replace").decode("latin-1")}
 

@@ -44,7 +44,7 @@ POLICY_COLUMNS = {
 
 
 def _policy_commands(word: str, label: str, paths: str) -> tuple[Command, ...]:
-    """The commands of policies, or of operator policies."""
+    """Returns the commands of policies, or of operator policies."""
 
     def set_policy(invocation: Invocation) -> Output:
         definition = json_word(invocation.word("definition"))
@@ -101,7 +101,7 @@ def _policy_commands(word: str, label: str, paths: str) -> tuple[Command, ...]:
 
 
 def list_policies_that_match(invocation: Invocation) -> Output:
-    """The policies whose pattern a queue's or an exchange's name matches."""
+    """Returns the policies whose pattern a queue's or an exchange's name matches."""
     kind = invocation.value("object_type", "queue")
     if kind not in ("queue", "exchange"):
         raise Misused(f"Bad argument: object type is queue or exchange, not {kind}", DATA)

@@ -56,7 +56,7 @@ def _selection(invocation: Invocation, **more: Json) -> dict[str, Json]:
 
 
 def _changes(invocation: Invocation, content: Json, columns: tuple[str, ...] = CHANGES) -> Output:
-    """The table of a command for many queues. Fails when one of them failed."""
+    """Returns the table of a command for many queues. Fails when one of them failed."""
     rows = rows_of(content)
     failed = [row for row in rows if row.get("result") != "ok"]
     shown = Rows(columns, failed if invocation.flag("errors_only") else rows)

@@ -31,5 +31,5 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def commands_of(tool: str) -> dict[str, Command]:
-    """The commands of a tool by name."""
+    """Returns the commands of a tool by name."""
     return {command.name: command for command in COMMANDS if tool in command.tools}

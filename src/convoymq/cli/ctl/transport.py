@@ -69,7 +69,7 @@ class Api(Protocol):
 
 
 def parsed(text: str) -> Json:
-    """The value of a body; None without one."""
+    """Returns the value of a body; None without one."""
     try:
         value: Json = json.loads(text) if text else None
     except ValueError:

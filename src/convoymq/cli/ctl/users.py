@@ -37,7 +37,7 @@ GRANT_HINT = (
 
 
 def password_of(invocation: Invocation) -> str:
-    """The password that was given, or a line of standard input. Raises Misused."""
+    """Returns the password that was given, or a line of standard input. Raises Misused."""
     if "password" in invocation.words:
         return invocation.words["password"]
     if sys.stdin.isatty():

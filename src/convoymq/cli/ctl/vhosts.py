@@ -116,7 +116,7 @@ def _cluster_state(row: JsonObject) -> object:
 
 
 def object_of_row(row: JsonObject) -> JsonObject:
-    """The states of a virtual host by node."""
+    """Returns the states of a virtual host by node."""
     state = row.get("cluster_state")
     return state if isinstance(state, dict) else {}
 

@@ -182,7 +182,7 @@ class Connection:
 def publish_template(
     queue: str, size: int, properties: _spec.Properties, *, frame_bytes_max: int
 ) -> bytes:
-    """The frames of one publish to `queue` through the default exchange, body all zero."""
+    """Returns the frames of one publish to `queue` through the default exchange, body all zero."""
     return codec.content_frames(
         1,
         _spec.BasicPublish(exchange="", routing_key=queue),

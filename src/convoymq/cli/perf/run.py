@@ -82,7 +82,7 @@ class Plan:
             raise ValueError("--ack-every is at most half of --prefetch")
 
     def queue_name(self, number: int) -> str:
-        """Name of the queue that client `number` works on."""
+        """Returns the name of the queue that client `number` works on."""
         return f"{self.queue_prefix}-{number % self.queues}"
 
 
@@ -542,7 +542,7 @@ class Run:
         return report
 
     def _missing(self) -> int:
-        """Messages that should have come and did not."""
+        """Returns the number of messages that should have come and did not."""
         plan = self.plan
         if not plan.verify:
             return max(0, self._confirmed() - self._consumed()) if plan.mode == "both" else 0

@@ -56,7 +56,7 @@ async def auth(call: Call) -> JsonObject:
 
 @routes.add("GET", "auth/hash_password/{password}")
 async def hash_password(call: Call) -> JsonObject:
-    """A hash that `password_hash` of a user takes here and in RabbitMQ."""
+    """Returns a hash that `password_hash` of a user takes here and in RabbitMQ."""
     call.need(call.is_administrator)
     return {"ok": hash_sha256(call.path["password"].encode())}
 

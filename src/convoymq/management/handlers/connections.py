@@ -20,7 +20,7 @@ routes = Routes()
 
 
 def _owned_by_caller(call: Call, rows: list[JsonObject]) -> list[JsonObject]:
-    """The rows of the user's own connections; all for who may see all."""
+    """Returns the rows of the user's own connections; all for who may see all."""
     if call.is_monitor:
         return rows
     return [row for row in rows if row.get("user") == call.user.name]

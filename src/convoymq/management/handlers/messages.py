@@ -55,7 +55,7 @@ async def purge_queue(call: Call) -> Status:
 
 @routes.add("GET", "queues/quorum/{vhost}/{name}/peek/{position}")
 async def peek(call: Call) -> JsonObject:
-    """A ready message, which stays where it is; positions count from 1."""
+    """Returns a ready message, which stays where it is; positions count from 1."""
     vhost, name = existing_queue(call)
     call.may("read", "queue", name)
     position = number(call.path["position"])

@@ -87,7 +87,7 @@ async def put_watermarks(call: Call) -> Status:
 
 
 def _bytes_in(body: JsonObject, key: str, whole: int) -> int | None:
-    """A size, or a share of `whole`; None without one. Raises ApiError."""
+    """Returns a size, or a share of `whole`; None without one. Raises ApiError."""
     given = object_in(body, key)
     if not given:
         return None

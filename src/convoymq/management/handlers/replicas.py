@@ -25,7 +25,7 @@ routes = Routes()
 
 
 def node_named(call: Call, text: str) -> int:
-    """The node of that name or number. Raises 404."""
+    """Returns the node of that name or number. Raises 404."""
     for node in call.broker.metadata.tree.nodes.values():
         if text in (node.name, str(node.id)):
             return node.id
@@ -33,7 +33,7 @@ def node_named(call: Call, text: str) -> int:
 
 
 def _visible_record(call: Call) -> QueueRecord:
-    """The path's queue, for who sees its virtual host. Raises 404 or 401."""
+    """Returns the path's queue, for who sees its virtual host. Raises 404 or 401."""
     record = call.broker.metadata.tree.vhosts[call.vhost()].queues.get(call.path["name"])
     if record is None:
         raise object_not_found()
@@ -125,7 +125,7 @@ async def transfer(call: Call) -> Status:
 
 @routes.add("GET", "queues/quorum/{vhost}/{name}/status")
 async def quorum_status(call: Call) -> list[JsonObject]:
-    """The state of each member of a queue."""
+    """Returns the state of each member of a queue."""
     return await call.broker.queue_logs.status(_visible_record(call))
 
 
@@ -161,7 +161,7 @@ async def rebalance(call: Call) -> object:
 
 @routes.add("GET", "convoy/rebalance")
 async def rebalance_progress(call: Call) -> object:
-    """The rebalancing that runs, or ran last."""
+    """Returns the rebalancing that runs, or ran last."""
     call.need(call.is_monitor)
     return await call.broker.rebalancer.progress(REBALANCE_TIMEOUT_S)
 

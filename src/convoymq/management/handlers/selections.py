@@ -23,7 +23,7 @@ GONE = "the message is not in the queue any more"
 
 
 def _record(call: Call) -> QueueRecord:
-    """The path's queue; whoever may read it may look at it, and take messages out."""
+    """Returns the path's queue; whoever may read it may look at it, and take messages out."""
     vhost, name = existing_queue(call)
     call.may("read", "queue", name)
     return call.broker.metadata.tree.vhosts[vhost].queues[name]
@@ -31,7 +31,7 @@ def _record(call: Call) -> QueueRecord:
 
 @routes.add("GET", "convoy/queues/{vhost}/{name}/messages")
 async def first_messages(call: Call) -> JsonObject:
-    """A page of the ready messages, without a filter."""
+    """Returns a page of the ready messages, without a filter."""
     record = _record(call)
     names = ("count", "cursor", "truncate", "encoding")
     given = call.request.query_params
@@ -40,7 +40,7 @@ async def first_messages(call: Call) -> JsonObject:
 
 @routes.add("POST", "convoy/queues/{vhost}/{name}/messages/browse")
 async def browse(call: Call) -> JsonObject:
-    """A page of the ready messages, by a filter."""
+    """Returns a page of the ready messages, by a filter."""
     record = _record(call)
     return await _page(call, record, await call.json())
 
@@ -112,7 +112,7 @@ async def operations(call: Call) -> list[JsonObject]:
 
 @routes.add("GET", "convoy/queues/{vhost}/{name}/operations/{operation}")
 async def operation(call: Call) -> JsonObject:
-    """One operation."""
+    """Returns one operation."""
     id = call.path["operation"]
     known = (await call.broker.browsing.operations(_record(call))).get(id)
     if known is None:
@@ -128,7 +128,7 @@ async def cancel(call: Call) -> JsonObject:
 
 
 def _operation_in(body: JsonObject) -> str:
-    """The name of the operation: asking again by it does nothing twice."""
+    """Returns the name of the operation: asking again by it does nothing twice."""
     id = text_in(body, "operation", uuid.uuid4().hex)
     if not 0 < len(id.encode()) <= NAME_BYTES_MAX:
         raise bad_request(f"operation is a name of at most {NAME_BYTES_MAX} bytes")
@@ -136,7 +136,7 @@ def _operation_in(body: JsonObject) -> str:
 
 
 def _target_in(call: Call, record: QueueRecord, body: JsonObject) -> MoveSpec:
-    """A queue, or an exchange with a routing key; without one the messages keep theirs."""
+    """Returns a queue, or an exchange with a routing key; without one the messages keep theirs."""
     tree, vhost = call.broker.metadata.tree, record.vhost
     if ("queue" in body) == ("exchange" in body):
         raise bad_request("messages are moved to either a queue or an exchange")
@@ -206,7 +206,7 @@ async def _operate(
 
 
 async def _found(call: Call, record: QueueRecord, wanted: Filter) -> list[Place]:
-    """The messages that a filter finds, in the order of delivery."""
+    """Returns the messages that a filter finds, in the order of delivery."""
     places: dict[Place, None] = {}
     cursor = None
     while True:

@@ -54,7 +54,7 @@ class Config:
 
     @property
     def node_name(self) -> str:
-        """The name shown to people."""
+        """Returns the name shown to people."""
         if self.node.name:
             return self.node.name
         import socket
@@ -64,7 +64,7 @@ class Config:
 
 @cache
 def key_table() -> dict[tuple[str, str], Key]:
-    """(section, field) → key, in the order of the document."""
+    """Returns (section, field) → key, in the order of the document."""
     sections = typing.get_type_hints(Config)
     return {
         (section.name, entry.name): entry.metadata["key"]
@@ -75,7 +75,7 @@ def key_table() -> dict[tuple[str, str], Key]:
 
 @cache
 def by_name() -> dict[str, tuple[str, str]]:
-    """Name → (section, field)."""
+    """Returns the name → (section, field)."""
     return {name: place for place, key in key_table().items() for name in key.names}
 
 
@@ -86,5 +86,5 @@ def by_prefix() -> dict[str, tuple[str, str]]:
 
 
 def known_keys() -> list[str]:
-    """All key names, without those that end in a name of the user's choice."""
+    """Returns all key names, without those that end in a name of the user's choice."""
     return list(by_name())

@@ -35,7 +35,7 @@ class Key:
 
     @property
     def name(self) -> str:
-        """The first of its names."""
+        """Returns the first of its names."""
         return self.names[0]
 
 

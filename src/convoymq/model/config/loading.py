@@ -108,7 +108,7 @@ def _is_misspelt(name: str, prefix: str) -> bool:
 
 
 def _nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
-    """The one of the names that was probably meant, or ""."""
+    """Returns the one of the names that was probably meant, or ""."""
     import difflib  # a node with a good configuration never needs it
 
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), "")

@@ -299,7 +299,7 @@ class ClassicHost:
         self._control.send_raw(queue.record.home, KIND_CLASSIC, (batch,), a=queue.group)
 
     async def remote_counts(self, queue: ClassicQueue) -> tuple[int, int]:
-        """(ready, consumers) from the home node. Raises Unavailable or NotFound."""
+        """Returns (ready, consumers) from the home node. Raises Unavailable or NotFound."""
         found = await self._control.request(
             queue.record.home, KIND_CLASSIC_COUNTS, queue.group, COUNTS_TIMEOUT_S
         )

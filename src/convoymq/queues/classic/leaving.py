@@ -46,8 +46,8 @@ class Leaving:
         return True
 
     def take(self, limit: int) -> tuple[Run, str]:
-        """The oldest run, at most `limit` messages of it, and why it left. The caller tells the
-        machine to forget them when it has published them."""
+        """Returns the oldest run, at most `limit` messages of it, and why it left. The caller tells
+        the machine to forget them when it has published them."""
         assert limit > 0
         run, reason = self.runs[0]
         if run.count <= limit:

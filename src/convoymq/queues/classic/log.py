@@ -252,7 +252,8 @@ class ClassicLog:
             self._forget(number)
 
     def oldest_is_sparse(self) -> int | None:
-        """Number of the oldest file when few blocks pin it while at least four files follow."""
+        """Returns the number of the oldest file when few blocks pin it while at least four files
+        follow."""
         numbers = sorted(self._live)
         if len(numbers) > 4 and 0 < self._live[numbers[0]] <= 64:
             return numbers[0]
@@ -275,7 +276,7 @@ class ClassicLog:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files."""
+        """Returns the number of bytes of all files."""
         return sum(self._sizes[number] for number in self._live)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Job(NamedTuple):
     done: Done
 
     def size(self) -> int:
-        """Bytes to write."""
+        """Returns the number of bytes to write."""
         return sum(len(buffer) for buffer in self.buffers)
 
 

@@ -642,8 +642,8 @@ class ClassicMachine:
             self.memory_bytes += block.length
 
     def body_of(self, block: Block) -> tuple[bytes, int]:
-        """The buffer that holds a block and the command's offset in it; the block stays where it
-        is. Raises StorageFault and OSError."""
+        """Returns the buffer that holds a block and the command's offset in it; the block stays
+        where it is. Raises StorageFault and OSError."""
         return self._load(block) if block.data is None else (block.data, block.command)
 
     def drop_body(self, block: Block) -> None:

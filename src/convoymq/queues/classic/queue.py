@@ -157,7 +157,7 @@ class ClassicQueue(Queue):
 
     @property
     def subject(self) -> Subject:
-        """The queue in texts of refusals."""
+        """Returns the queue in texts of refusals."""
         return queue_subject(self.vhost, self.name)
 
 
@@ -340,7 +340,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
             raise self.ended
 
     async def counts(self) -> tuple[int, int]:
-        """(ready messages, consumers)."""
+        """Returns (ready messages, consumers)."""
         self.machine.last_used_ms = self.host.now_ms()
         if self.builder.used:
             self.end_of_round(self.machine.last_used_ms)
@@ -361,7 +361,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         ]
 
     def left(self) -> Counter[tuple[str, str]]:
-        """(strategy, reason) -> messages that left unacknowledged."""
+        """Returns (strategy, reason) -> messages that left unacknowledged."""
         return self.machine.leaving.left
 
     def info(self) -> Row:
@@ -636,7 +636,7 @@ class RemoteQueue(AwayReservations, ClassicQueue):
             raise Unavailable(f"{self.subject} was not opened in time") from None
 
     async def counts(self) -> tuple[int, int]:
-        """(ready messages, consumers), asked from the home node."""
+        """Returns (ready messages, consumers), asked from the home node."""
         self.host.check_home(self)
         try:
             messages, consumers = await self.host.remote_counts(self)
@@ -671,7 +671,7 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _within(gone: list[tuple[int, int]], position: int, count: int) -> list[tuple[int, int]]:
-    """The parts of sorted, disjoint `gone` inside a block, relative to its first record."""
+    """Returns the parts of sorted, disjoint `gone` inside a block, relative to its first record."""
     found: list[tuple[int, int]] = []
     at = max(bisect_left(gone, (position, position)) - 1, 0)
     while at < len(gone) and gone[at][0] < position + count:

@@ -186,7 +186,8 @@ class HomeReservations:
         return [seen + page.rows, block.position + first + shown], page.runs
 
     def _ready_from(self, position: int, limit: int) -> tuple[list[Place], bool]:
-        """Ready messages from a position on, about `limit`, and whether there are more."""
+        """Returns the ready messages from a position on, about `limit`, and whether there are
+        more."""
         made: list[Place] = []
         listed = 0
         ready: Iterator[Run] = chain(self.machine.returned, self.machine.ready)

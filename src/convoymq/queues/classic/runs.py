@@ -73,17 +73,17 @@ class Run:
 
     @property
     def position(self) -> int:
-        """Position of the first message."""
+        """Returns the position of the first message."""
         return self.block.position + self.first
 
     def cut(self, first: int, count: int) -> Run:
-        """The part that starts `first` messages into the run."""
+        """Returns the part that starts `first` messages into the run."""
         assert first >= 0
         assert first + count <= self.count
         return Run(self.block, self.first + first, count, self.acquired_count, self.expires)
 
     def body_bytes(self) -> int:
-        """Body bytes, divided in proportion when the block's messages differ."""
+        """Returns the body bytes, divided in proportion when the block's messages differ."""
         return self.block.bytes * self.count // self.block.count
 
 

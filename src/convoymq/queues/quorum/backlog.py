@@ -136,7 +136,7 @@ class Backlog:
     # ---------------------------------------------------------------- ready messages
 
     def ready(self) -> int:
-        """Messages that wait for a consumer."""
+        """Returns the number of messages that wait for a consumer."""
         return (
             self.fresh.messages
             + self.returned.messages
@@ -145,27 +145,28 @@ class Backlog:
         )
 
     def ready_bytes(self) -> int:
-        """Body bytes of the messages that wait."""
+        """Returns the body bytes of the messages that wait."""
         return int(self.fresh.size + self.returned.size + self.requeued.size + self.levels.size)
 
     def stored(self) -> int:
-        """Messages that nobody holds: ready ones, and those that are blocked in their groups."""
+        """Returns the number of messages that nobody holds: ready ones, and those that are blocked
+        in their groups."""
         return self.ready() + int(self.groups.messages)
 
     def stored_bytes(self) -> int:
-        """Body bytes of the messages that nobody holds."""
+        """Returns the body bytes of the messages that nobody holds."""
         return self.ready_bytes() + int(self.groups.size)
 
     def ready_runs(self) -> list[runs.Run]:
-        """All that nobody holds, FIFO by FIFO. Cost: O(runs)."""
+        """Returns all that nobody holds, FIFO by FIFO. Cost: O(runs)."""
         beside = [run for fifo in self.levels.fifos() for run in fifo.runs()]
         beside += self.levels.restored.all_runs()
         beside += self.groups.blocked_runs()
         return [*self.returned.runs(), *self.requeued.runs(), *self.fresh.runs(), *beside]
 
     def in_order(self) -> Iterator[runs.Run]:
-        """All that nobody holds, in the order in which it would be delivered if nothing happened
-        meanwhile; what is blocked comes last. Cost: O(runs listed)."""
+        """Yields all that nobody holds, in the order in which it would be delivered if nothing
+        happened meanwhile; what is blocked comes last. Cost: O(runs listed)."""
         yield from self.returned.runs()
         yield from self.order.runs()
         yield from self.groups.blocked_runs()
@@ -342,12 +343,12 @@ class Backlog:
     # ---------------------------------------------------------------- length
 
     def length(self) -> int:
-        """Messages that count toward the limit: those that nobody holds, what waits, and dead
-        letters that are kept."""
+        """Returns the number of messages that count toward the limit: those that nobody holds, what
+        waits, and dead letters that are kept."""
         return self.stored() + int(self.waiting.messages) + int(self.dead_letters.messages)
 
     def length_bytes(self) -> int:
-        """Body bytes that count toward the limit."""
+        """Returns the body bytes that count toward the limit."""
         return self.stored_bytes() + int(self.dead_letters.size)
 
     def exceeds(self) -> bool:
@@ -382,7 +383,8 @@ class Backlog:
         return self._remove(limit) if self.ready() else self.groups.take_blocked(limit)
 
     def _next_amount(self) -> tuple[int, int]:
-        """(messages, body bytes) of the run that would be delivered next, or of what is blocked."""
+        """Returns (messages, body bytes) of the run that would be delivered next, or of what is
+        blocked."""
         if not self.ready():
             return self.groups.blocked_amount()
         source, _ = self._next_source()
@@ -566,7 +568,7 @@ class Backlog:
         return int(self.fresh.run_count() + came_back + beside)
 
     def memory_bytes(self) -> int:
-        """Bytes of the packed index of what is ready."""
+        """Returns the number of bytes of the packed index of what is ready."""
         ready = self.fresh.memory_bytes() + self.returned.memory_bytes()
         beside = sum(fifo.memory_bytes() for fifo in self.levels.fifos())
         beside += self.levels.restored.memory_bytes() + self.groups.memory_bytes()

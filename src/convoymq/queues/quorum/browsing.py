@@ -117,7 +117,7 @@ class Question:
 
 
 def question_of(packed: object) -> Question:
-    """The question of `pack`. Raises PeerError."""
+    """Returns the question of `pack`. Raises PeerError."""
     try:
         return msgspec.convert(packed, Question)
     except msgspec.ValidationError as error:
@@ -136,7 +136,7 @@ class Page(NamedTuple):
 
 
 def page_of(packed: object) -> Page:
-    """The page of `plain_page`. Raises PeerError."""
+    """Returns the page of `plain_page`. Raises PeerError."""
     try:
         return msgspec.convert(packed, Page)
     except msgspec.ValidationError as error:
@@ -187,7 +187,7 @@ class _Listed(NamedTuple):
 
 
 async def _listed(backlog: Backlog, cursor: Cursor) -> tuple[list[_Listed], int, bool]:
-    """(the next runs, position of the first, whether these are all)"""
+    """Returns (the next runs, position of the first, whether these are all)"""
     if backlog.two_classes or backlog.levels.restored.messages:
         return _listed_mixed(backlog, cursor)
     segments = _segments(backlog)
@@ -235,7 +235,8 @@ def _listed_mixed(backlog: Backlog, cursor: Cursor) -> tuple[list[_Listed], int,
 
 
 async def _start(segments: list[_Segment], cursor: Cursor) -> tuple[int, int]:
-    """(number of the first segment, messages of it that are passed over; -1 = up to a place)"""
+    """Returns (number of the first segment, messages of it that are passed over; -1 = up to a
+    place)"""
     if cursor.source in (BEGINNING, MIXED):
         # A position, counted from the first message.
         left = cursor.position - 1
@@ -270,8 +271,9 @@ def _rank(source: int) -> int:
 
 
 async def _found(segment: _Segment, cursor: Cursor) -> int:
-    """Messages of the source that stand before what comes behind the one that was seen last. What
-    is fresh lies in the order of the log; elsewhere one that has left says nothing."""
+    """Returns the number of messages of the source that stand before what comes behind the one that
+    was seen last. What is fresh lies in the order of the log; elsewhere one that has left says
+    nothing."""
     words, stride = segment.fifo.words()
     seen = (cursor.entry, cursor.command)
     before = 0
@@ -317,7 +319,7 @@ async def _scan(segment: _Segment, start: int, end: int, room: int, made: list[_
 
 
 def _from_place(run: Run, place: tuple[int, int, int]) -> Run:
-    """A run without what stands before a place."""
+    """Returns a run without what stands before a place."""
     skip = place[2] - run[2] if run[:2] == place[:2] else 0
     return run if skip <= 0 else (*run[:2], run[2] + skip, run[3] - skip, *run[4:])
 
@@ -388,7 +390,7 @@ class _Reading:
         self.rows.append((index, offset, number, position, time_ms, run[5], run[6], shown, deaths))
 
     def _read(self, record: bytes) -> tuple[bytes | None, list[Origin] | None] | None:
-        """(what is shown of a record, its deaths); None = it is not wanted."""
+        """Returns (what is shown of a record, its deaths); None = it is not wanted."""
         try:
             _, content = split_record(record)
             header, _ = content_parts(content)
@@ -406,7 +408,7 @@ class _Reading:
 
 
 def record_at(entry: Entry, offset: int, number: int) -> bytes | None:
-    """The record of a message that an entry brought; None: there is none at that place."""
+    """Returns the record of a message that an entry brought; None: there is none at that place."""
     for kind, _, _, _, count, _, at, _ in batch.commands(entry.data):
         if at == offset and kind == batch.CMD_ENQUEUE and 0 <= number < count:
             return batch.record(entry.data, offset, number)
@@ -446,7 +448,8 @@ def _as_text(value: object) -> str:
 
 
 def cut_body(record: bytes, limit: int) -> bytes:
-    """A record with at most `limit` bytes of its body; its header still says how many it has."""
+    """Returns a record with at most `limit` bytes of its body; its header still says how many it
+    has."""
     try:
         names, content = split_record(record)
         body = content_parts(content)[1]

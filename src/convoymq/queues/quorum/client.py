@@ -168,8 +168,8 @@ class QuorumClient(SessionClient):
             self._command(batch.CMD_DISCARD, len(ranges) // 2, consumer, body)
 
     def _of_session(self, consumer: int, ranges: Sequence[int]) -> Sequence[int]:
-        """The machine's message ids without those of sessions that are over: these messages are
-        back in the queue."""
+        """Returns the machine's message ids without those of sessions that are over: these messages
+        are back in the queue."""
         if consumer:
             # Numbers of consumers that are gone are not used again.
             return ranges
@@ -232,7 +232,7 @@ class QuorumClient(SessionClient):
         return not asked or status != APPLIED_OK or reply is not None
 
     def is_waiting(self) -> bool:
-        """True while something is expected from the queue."""
+        """Returns whether something is expected from the queue."""
         return bool(self._target.pending or self._unanswered or self._gets or self._asking)
 
     def _ask_again(self, command: PendingCommand, tries: int) -> None:

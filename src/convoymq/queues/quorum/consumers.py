@@ -355,17 +355,17 @@ class Consumers:
     # ---------------------------------------------------------------- looking at it
 
     def all(self) -> list[Consumer]:
-        """Every consumer, pollers and cancelled ones too."""
+        """Returns every consumer, pollers and cancelled ones too."""
         sessions = self.machine.sessions.values()
         return [consumer for session in sessions for consumer in session.consumers.values()]
 
     def find(self, session: int, number: int) -> Consumer | None:
-        """A consumer of a session; None when it is unknown."""
+        """Returns a consumer of a session; None when it is unknown."""
         known = self.machine.sessions.get(session)
         return known.consumers.get(number) if known is not None else None
 
     def service_queue(self) -> list[tuple[int, int]]:
-        """(session, consumer number) in the order in which they will be served."""
+        """Returns (session, consumer number) in the order in which they will be served."""
         return [
             (consumer.session.id, consumer.number)
             for priority in self.priorities
@@ -373,7 +373,7 @@ class Consumers:
         ]
 
     def positions(self, session_node: int) -> list[tuple[int, int, int]]:
-        """(session, consumer, next message id) of the subscribed consumers of a node."""
+        """Returns (session, consumer, next message id) of the subscribed consumers of a node."""
         return [
             (consumer.session.id, consumer.number, consumer.next_id)
             for consumer in self.all()
@@ -381,7 +381,7 @@ class Consumers:
         ]
 
     def position(self, session: int, number: int) -> int:
-        """A consumer's next message id; 0 when it is unknown."""
+        """Returns a consumer's next message id; 0 when it is unknown."""
         found = self.find(session, number)
         return found.next_id if found is not None else 0
 

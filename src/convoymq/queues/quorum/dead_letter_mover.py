@@ -279,7 +279,7 @@ class DeadLetterMover(DeadLetterPublisher):
         self._timer.soon(0)
 
     def _record(self, place: _Place) -> bytes | None:
-        """A message; None when this node cannot read it."""
+        """Returns a message; None when this node cannot read it."""
         block = self._queue.entry_bytes(place.entry)
         if block is None:
             return None

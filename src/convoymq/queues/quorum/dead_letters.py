@@ -157,7 +157,8 @@ class DeadLetters:
         return made
 
     def _reason_of(self, number: int) -> tuple[str, int]:
-        """The reason of a number, and the first number above it that may have another one."""
+        """Returns the reason of a number, and the first number above it that may have another
+        one."""
         found, end = "", self.next_number
         for first, reason in self._reasons:
             if first > number:

@@ -122,7 +122,7 @@ class Deduplication:
         return 0 if self.ids is None else len(self.ids)
 
     def memory_bytes(self) -> int:
-        """Bytes of memory that they take."""
+        """Returns the number of bytes of memory that they take."""
         return 0 if self.ids is None else self.ids.memory_bytes()
 
     def check(self) -> None:

@@ -242,6 +242,7 @@ class Deliveries:
                 )
 
     def holds(self, session: int, number: int) -> list[tuple[int, runs.Run]]:
-        """(first message id, run) of what a consumer holds, ascending; [] when it is unknown."""
+        """Returns (first message id, run) of what a consumer holds, ascending; [] when it is
+        unknown."""
         found = self.consumers.find(session, number)
         return found.checked_out.held() if found is not None else []

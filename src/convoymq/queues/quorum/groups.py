@@ -89,7 +89,7 @@ class Groups:
         return ready
 
     def parts(self, run: Run) -> Iterator[tuple[Run, bool]]:
-        """A run in parts: (part, its messages are in groups)."""
+        """Yields a run in parts: (part, its messages are in groups)."""
         index, place, count = run[0], run[1] << 32 | run[2], run[3]
         heads = self.heads
         begin = 0
@@ -145,7 +145,7 @@ class Groups:
         return run
 
     def blocked_amount(self) -> tuple[int, int]:
-        """(messages, body bytes) of the run of `take_blocked`."""
+        """Returns (messages, body bytes) of the run of `take_blocked`."""
         group = next(iter(self._blocking.values()))
         assert group.blocked is not None, "a group without blocked messages has some"
         return group.blocked.head_amount()
@@ -182,7 +182,7 @@ class Groups:
         return [group.blocked for group in self._blocking.values() if group.blocked is not None]
 
     def indexes(self) -> set[int]:
-        """The entries of what is blocked."""
+        """Returns the entries of what is blocked."""
         found: set[int] = set()
         for fifo in self._fifos():
             found.update(fifo.indexes())

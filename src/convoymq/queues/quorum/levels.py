@@ -18,7 +18,7 @@ LEVEL_BITS = 5
 
 
 def mark_of(level: int, due_ms: int) -> int:
-    """The mark of a message; `due_ms` 0 = it does not expire."""
+    """Returns the mark of a message; `due_ms` 0 = it does not expire."""
     return due_ms << LEVEL_BITS | (level ^ LEVEL_DEFAULT)
 
 
@@ -28,7 +28,7 @@ def due_of(mark: int) -> int:
 
 
 def level_of(mark: int) -> int:
-    """The priority level of a message with that mark."""
+    """Returns the priority level of a message with that mark."""
     return (mark & LEVEL_MAX) ^ LEVEL_DEFAULT
 
 
@@ -68,7 +68,7 @@ class Levels:
             self._descending = sorted((*self._descending, level), reverse=True)
 
     def highest(self) -> int:
-        """The highest level with messages; -1 = there is none."""
+        """Returns the highest level with messages; -1 = there is none."""
         if self.messages:
             for level in self._descending:
                 if self.count(level):
@@ -80,7 +80,7 @@ class Levels:
         return [level for level in self._descending if self.count(level)]
 
     def count(self, level: int) -> int:
-        """Messages of a level."""
+        """Returns the number of messages of a level."""
         fifo = self._by_level.get(level)
         return (fifo.messages if fifo is not None else 0) + self.restored.count(level)
 

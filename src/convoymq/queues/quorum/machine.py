@@ -262,7 +262,7 @@ class QuorumMachine(GroupMachine):
             backlog.enqueue(index, offset, found[at], found[at + 1], found[at + 2], mark)
 
     def mark_for(self, level: int, expiration: int) -> int:
-        """The mark of a message that is published now; `expiration`: its own, -1 = none."""
+        """Returns the mark of a message that is published now; `expiration`: its own, -1 = none."""
         ttl = self.backlog.message_ttl_ms
         if expiration < 0 or 0 <= ttl < expiration:
             expiration = ttl
@@ -580,7 +580,7 @@ class QuorumMachine(GroupMachine):
     # ---------------------------------------------------------------- what the shell asks for
 
     def command_types(self, version: int) -> bytes:
-        """The command types that a version knows (Machine.command_types)."""
+        """Returns the command types that a version knows (Machine.command_types)."""
         return COMMAND_TYPES[version]
 
     def at_rest(self) -> bool:
@@ -635,8 +635,8 @@ class QuorumMachine(GroupMachine):
         return views.totals(self)
 
     def memory_bytes(self) -> int:
-        """Bytes of the packed index: runs that are ready, wait, are checked out or dead letters;
-        and of the message-ids that are remembered."""
+        """Returns the number of bytes of the packed index: runs that are ready, wait, are checked
+        out or dead letters; and of the message-ids that are remembered."""
         held = sum(part.memory_bytes() for part in self._elsewhere())
         return int(self.backlog.memory_bytes() + held + self.deduplication.memory_bytes())
 

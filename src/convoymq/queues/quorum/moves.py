@@ -58,7 +58,7 @@ class MoveSpec:
 
 
 def unpack_spec(data: bytes) -> MoveSpec | None:
-    """The spec of `pack`; None: it is not known to this release."""
+    """Returns the spec of `pack`; None: it is not known to this release."""
     try:
         spec = MoveSpec(**msgspec.msgpack.decode(data))
     except (TypeError, ValueError, msgspec.DecodeError):
@@ -120,7 +120,7 @@ def move_of(record: bytes, spec: MoveSpec) -> Move | None:
 def _target(
     names: bytes, content: bytes, headers: Table, spec: MoveSpec
 ) -> tuple[str, tuple[str, ...], tuple[str, str]] | None:
-    """(exchange, routing keys, exchange and key that the record shows)"""
+    """Returns (exchange, routing keys, exchange and key that the record shows)"""
     if spec.to == QUEUE:
         return "", (spec.queue,), ("", spec.queue)
     if spec.to == EXCHANGE:

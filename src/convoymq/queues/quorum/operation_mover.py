@@ -60,7 +60,7 @@ class OperationRoutes(Protocol):
         """See `DeadLetterRoutes`."""
 
     def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
-        """The queue of a name while it has this group; None: that queue is deleted. Raises
+        """Returns the queue of a name while it has this group; None: that queue is deleted. Raises
         Unavailable: it cannot be used yet."""
 
 
@@ -264,7 +264,7 @@ class OperationMover(NullEvents):
     def _route_next(
         self, job: _Job, operation: Operation, routes: OperationRoutes
     ) -> list[tuple[int, tuple[Target, ...]]]:
-        """(count, targets) of the next messages, as far as it can be said now."""
+        """Returns (count, targets) of the next messages, as far as it can be said now."""
         found: list[tuple[int, tuple[Target, ...]]] = []
         end = min(operation.next, operation.routed + SLICE_MESSAGES)
         for offset in range(operation.routed, end):
@@ -299,7 +299,7 @@ class OperationMover(NullEvents):
         return tuple((queue.name, queue.group) for queue in queues)
 
     def _move(self, job: _Job, operation: Operation, offset: int) -> Move | None:
-        """A message on its way; None: it has none. Raises Unavailable."""
+        """Returns a message on its way; None: it has none. Raises Unavailable."""
         ((_, run),) = operation.held.between(offset, offset + 1, 1)
         block = self._queue.entry_bytes(run[0])
         if block is None:

@@ -193,7 +193,7 @@ class Operations:
         return None, self._ended(operation)
 
     def _ended(self, operation: Operation) -> Summary:
-        """The summary; an operation that is done is remembered by it only."""
+        """Returns the summary; an operation that is done is remembered by it only."""
         summary = operation.summary()
         if operation.is_done:
             assert not operation.held.messages, "an operation that ends holds messages"
@@ -455,7 +455,7 @@ def _offsets(given: object) -> frozenset[int]:
 
 
 def _ranges(given: object) -> list[selection.Range]:
-    """Entry index, command offset, first and last record of each."""
+    """Returns the entry index, command offset, first and last record of each."""
     if not isinstance(given, list) or len(given) > 4 * RANGES_MAX or len(given) % 4:
         raise Refusal(MALFORMED)
     if any(type(each) is not int or not 0 <= each <= _U63 for each in given):

@@ -46,7 +46,7 @@ class _Cutter:
 
 
 def cut(run: Run, count: int) -> tuple[Run, Run]:
-    """The first `count` messages of a run, and the others."""
+    """Returns the first `count` messages of a run, and the others."""
     assert 0 < count < run[3], "a part of a run is none"
     size = run[4] * count // run[3]
     rest = (run[2] + count, run[3] - count, run[4] - size)
@@ -54,8 +54,9 @@ def cut(run: Run, count: int) -> tuple[Run, Run]:
 
 
 def choose(places: Mapping[int, Place], turn: int) -> tuple[int, int]:
-    """The next level by RabbitMQ's rule of 4.0 to 4.2, and how many of its messages may be taken in
-    a row. `places`: where the next message of each level was published, of one level at least.
+    """Returns the next level by RabbitMQ's rule of 4.0 to 4.2, and how many of its messages may be
+    taken in a row. `places`: where the next message of each level was published, of one level at
+    least.
 
     Each class is served in the order of the log. Where both have messages, two of the higher class
     are followed by one of the other, unless the next one of the higher class is the older one.
@@ -88,8 +89,8 @@ class Order:
     # ---------------------------------------------------------------- levels
 
     def _next_level(self) -> tuple[int, int]:
-        """The level of the next message, and how many may be taken there in a row. There must be
-        one."""
+        """Returns the level of the next message, and how many may be taken there in a row. There
+        must be one."""
         if self._backlog.two_classes:
             return choose({level: self._place(level) for level in self._levels()}, self.turn)
         highest = self._backlog.levels.highest()
@@ -111,8 +112,8 @@ class Order:
         return bool(self._backlog.fresh.messages or self._backlog.requeued.messages)
 
     def _own(self, level: int) -> tuple[Fifo | None, int]:
-        """The FIFO whose head is next at a level, beside what stands at its place, and how many of
-        its messages may be taken in a row; None = there is none."""
+        """Returns the FIFO whose head is next at a level, beside what stands at its place, and how
+        many of its messages may be taken in a row; None = there is none."""
         backlog = self._backlog
         if level != LEVEL_DEFAULT:
             return backlog.levels.fifo(level), LOW
@@ -150,7 +151,7 @@ class Order:
         return self._backlog.levels.take(level, limit, restored=False)
 
     def next_amount(self) -> tuple[int, int]:
-        """(messages, body bytes) of the next run."""
+        """Returns (messages, body bytes) of the next run."""
         level, _ = self._next_level()
         own, _ = self._own(level)
         head = self._backlog.levels.restored.head(level)
@@ -190,7 +191,7 @@ class Order:
     # ---------------------------------------------------------------- looking at it
 
     def runs(self) -> Iterator[Run]:
-        """All runs, in the order in which they would be delivered if nothing happened
+        """Yields all runs, in the order in which they would be delivered if nothing happened
         meanwhile."""
         if self._backlog.two_classes:
             yield from self._runs_of_classes()
@@ -224,7 +225,7 @@ class Order:
         yield from restored
 
     def _own_runs(self, level: int) -> Iterator[tuple[Run, bool]]:
-        """(run, it went to the tail) of a level, without what stands at its place."""
+        """Yields (run, it went to the tail) of a level, without what stands at its place."""
         backlog = self._backlog
         if level != LEVEL_DEFAULT:
             fifo = backlog.levels.fifo(level)

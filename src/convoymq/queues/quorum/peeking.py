@@ -16,8 +16,8 @@ TRIES = 3
 
 
 def find(machine: QuorumMachine, position: int) -> Run | None:
-    """A run that begins with the ready message at a position, counted from 1; None = there is none.
-    Cost: O(runs before it)."""
+    """Returns a run that begins with the ready message at a position, counted from 1; None = there
+    is none. Cost: O(runs before it)."""
     left = position - 1
     for run in machine.backlog.in_order():
         count = run[3]
@@ -29,7 +29,8 @@ def find(machine: QuorumMachine, position: int) -> Run | None:
 
 
 def peek(queue: QuorumQueue, machine: QuorumMachine, position: int) -> ReservedRun | None:
-    """The ready message at a position as a run of one; None = there is none. Raises Unavailable."""
+    """Returns the ready message at a position as a run of one; None = there is none. Raises
+    Unavailable."""
     for _ in range(TRIES):
         run = find(machine, position)
         if run is None:

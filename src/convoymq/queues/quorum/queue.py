@@ -558,11 +558,11 @@ class QuorumQueue(GroupQueue):
         self.operation_mover.stop()
 
     def new_session(self) -> int:
-        """A fresh session id of this node."""
+        """Returns a fresh session id of this node."""
         return self._new_session()
 
     def replica(self) -> Replica | None:
-        """The local replica, if any."""
+        """Returns the local replica, if any."""
         return self._host.replica(self.group)
 
     def note(self, event: str, fields: Mapping[str, object]) -> None:
@@ -574,7 +574,7 @@ class QuorumQueue(GroupQueue):
         return self._read(index)
 
     def entry(self, index: int) -> Entry | None:
-        """An entry of the local log; None when it cannot be read here."""
+        """Returns an entry of the local log; None when it cannot be read here."""
         try:
             return self._host.read_entry(self.group, index)
         except (StorageFault, EntryGone, KeyError):
@@ -606,7 +606,7 @@ class QuorumQueue(GroupQueue):
     # --- looking at it -------------------------------------------------------------------
 
     def local_counts(self) -> tuple[int, int]:
-        """(ready messages, consumers) as the local replica knows; (0, 0) without one."""
+        """Returns (ready messages, consumers) as the local replica knows; (0, 0) without one."""
         replica = self._host.replica(self.group)
         if replica is None:
             return (0, 0)

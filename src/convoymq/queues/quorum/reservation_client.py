@@ -177,8 +177,8 @@ class ReservationClient(NullEvents):
     async def browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
     ) -> tuple[list[int] | None, list[ReservedRun]]:
-        """(cursor of the rest or None, runs) of what is ready, in the order of the log. Offsets
-        count from 0. What stays ready while somebody pages through is seen exactly once."""
+        """Returns (cursor of the rest or None, runs) of what is ready, in the order of the log.
+        Offsets count from 0. What stays ready while somebody pages through is seen exactly once."""
         checked_numbers(max_rows, max_bytes)
         checked_cursor(cursor, 4)
         found = await self._local_browse(cursor, max_rows, max_bytes)
@@ -207,7 +207,7 @@ class ReservationClient(NullEvents):
         return await self._local_browse(cursor, max_rows, max_bytes)
 
     async def _ask_members(self, request: list[object]) -> Fields:
-        """The first answer of another member, the leader first."""
+        """Returns the first answer of another member, the leader first."""
         queue = self._queue
         if queue.deleted:
             raise missing(self._subject)
@@ -388,7 +388,8 @@ def _drop(future: asyncio.Future[Answer | None]) -> None:
 def held_runs(
     reservation: Reservation, offset: int, upto: int, limit: int
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """(offset, run) of what is reserved from `offset` up to `upto`, at most `limit` messages."""
+    """Returns (offset, run) of what is reserved from `offset` up to `upto`, at most `limit`
+    messages."""
     upto = min(upto, offset + max(1, limit))
     return list(reservation.held.between(offset, upto, PAGE_RUNS_MAX)) if offset < upto else []
 
@@ -396,8 +397,8 @@ def held_runs(
 def ready_runs(
     machine: QuorumMachine, place: tuple[int, int, int], seen: int, limit: int
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """(number, run) of ready messages from a place (entry, command, record) in the log on, in its
-    order, numbered from `seen`; at least one and about `limit` messages.
+    """Returns (number, run) of ready messages from a place (entry, command, record) in the log on,
+    in its order, numbered from `seen`; at least one and about `limit` messages.
 
     What is fresh lies behind all that came back, since messages are taken from its front; priority
     levels are merged. Cost: O(runs that came back) + O(runs listed)."""
@@ -430,7 +431,7 @@ def ready_runs(
 
 
 def run_after(run: tuple[int, ...], place: tuple[int, int, int]) -> tuple[int, ...] | None:
-    """The part of a run that lies at or behind a place in the log."""
+    """Returns the part of a run that lies at or behind a place in the log."""
     index, command, first, count, size, acquired_count, failed, mark = run
     if (index, command) < place[:2]:
         return None

@@ -25,7 +25,7 @@ def place_of(run: Run) -> Place:
 
 
 def run_of(item: Item) -> Run:
-    """The run that an item packs."""
+    """Returns the run that an item packs."""
     index, place, amount, counts, mark = item
     place_and_amount = (place >> 32, place & LOW, amount >> 32, amount & LOW)
     return (index, *place_and_amount, counts >> 32, counts & LOW, mark)
@@ -65,11 +65,11 @@ class Restored:
         return [level for level, heap in self._heaps.items() if heap]
 
     def count(self, level: int) -> int:
-        """Messages of a level."""
+        """Returns the number of messages of a level."""
         return self._messages.get(level, 0)
 
     def head(self, level: int) -> Run | None:
-        """The oldest run of a level; None = it has none."""
+        """Returns the oldest run of a level; None = it has none."""
         heap = self._heaps.get(level)
         return run_of(heap[0]) if heap else None
 
@@ -101,19 +101,19 @@ class Restored:
         return run
 
     def runs(self, level: int) -> list[Run]:
-        """The runs of a level, oldest first. Cost: O(runs log runs)."""
+        """Returns the runs of a level, oldest first. Cost: O(runs log runs)."""
         return [run_of(item) for item in sorted(self._heaps.get(level, ()))]
 
     def all_runs(self) -> list[Run]:
-        """The runs of all levels, in the order of the log."""
+        """Returns the runs of all levels, in the order of the log."""
         return sorted(run_of(item) for heap in self._heaps.values() for item in heap)
 
     def indexes(self) -> list[int]:
-        """Entry index of every run."""
+        """Returns the entry index of every run."""
         return [item[0] for heap in self._heaps.values() for item in heap]
 
     def run_count(self) -> int:
-        """Number of runs."""
+        """Returns the number of runs."""
         return sum(len(heap) for heap in self._heaps.values())
 
     def memory_bytes(self) -> int:

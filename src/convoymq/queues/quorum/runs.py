@@ -143,7 +143,7 @@ class Fifo:
         self.size += size
 
     def head_place(self) -> tuple[int, int]:
-        """(entry index, offset above record) of the oldest message. The queue must not be
+        """Returns (entry index, offset above record) of the oldest message. The queue must not be
         empty."""
         assert self._head < self._end
         return self._words[self._head], self._words[self._head + 1]
@@ -168,13 +168,13 @@ class Fifo:
         return self._marked
 
     def head_mark(self) -> int:
-        """The mark of the oldest run; 0 as well when there is none."""
+        """Returns the mark of the oldest run; 0 as well when there is none."""
         if not self._marked or self._head == self._end:
             return 0
         return self._words[self._head + self._stride - 1]
 
     def head_amount(self) -> tuple[int, int]:
-        """(messages, body bytes) of the oldest run. The queue must not be empty."""
+        """Returns (messages, body bytes) of the oldest run. The queue must not be empty."""
         assert self._head < self._end
         amount = self._words[self._head + 2]
         return amount >> 32, amount & LOW
@@ -243,7 +243,7 @@ class Fifo:
         self.size = 0
 
     def words(self) -> tuple[array[int], int]:
-        """A copy of the packed words, and how many of them a run has."""
+        """Returns a copy of the packed words, and how many of them a run has."""
         return self._words[self._head : self._end], self._stride
 
     def replace(self, words: array[int], messages: int, size: int) -> None:
@@ -256,11 +256,11 @@ class Fifo:
         self._tidy()
 
     def runs(self) -> list[Run]:
-        """All runs, oldest first. Cost: O(runs); for tests, tools and invariants."""
+        """Returns all runs, oldest first. Cost: O(runs); for tests, tools and invariants."""
         return [self._run(at) for at in range(self._head, self._end, self._stride)]
 
     def indexes(self) -> list[int]:
-        """Entry index of every run, oldest first."""
+        """Returns the entry index of every run, oldest first."""
         return list(self._words[self._head : self._end : self._stride])
 
     def runs_from(
@@ -328,26 +328,26 @@ class Fifo:
         )
 
     def first_index(self) -> int:
-        """Entry index of the oldest run. The queue must not be empty."""
+        """Returns the entry index of the oldest run. The queue must not be empty."""
         assert self._head < self._end
         return self._words[self._head]
 
     def last_index(self) -> int:
-        """Entry index of the youngest run. The queue must not be empty."""
+        """Returns the entry index of the youngest run. The queue must not be empty."""
         assert self._head < self._end
         return self._words[self._end - self._stride]
 
     def run_count(self) -> int:
-        """Number of runs."""
+        """Returns the number of runs."""
         return (self._end - self._head) // self._stride
 
     def memory_bytes(self) -> int:
-        """Bytes that the packed words take."""
+        """Returns the number of bytes that the packed words take."""
         return len(self._words) * 8
 
     def pack(self) -> bytes:
-        """The packed words, little-endian: equal for equal content. Runs with marks stand behind
-        MARKED."""
+        """Returns the packed words, little-endian: equal for equal content. Runs with marks stand
+        behind MARKED."""
         packed = words_to_bytes(self._words[self._head : self._end])
         return MARKED + packed if self._marked else packed
 
@@ -416,7 +416,7 @@ class Tail(Fifo):
         return self._groups[0][1]
 
     def groups(self) -> list[tuple[int, int]]:
-        """(fresh messages that ever entered before it, messages) of each group, in turn."""
+        """Returns (fresh messages that ever entered before it, messages) of each group, in turn."""
         return [(entered, count) for entered, count in self._groups]
 
     def regroup(self, groups: list[tuple[int, int]]) -> None:
@@ -545,7 +545,7 @@ class CheckedOut:
         return taken, moved, again
 
     def _find(self, message_id: int) -> int:
-        """Position of the first run whose last id is not below `message_id`."""
+        """Returns the position of the first run whose last id is not below `message_id`."""
         words = self._words
         head = self._head
         if head >= self._end or words[head] + (words[head + 3] >> 32) > message_id:
@@ -641,8 +641,8 @@ class CheckedOut:
             self._head = 0
 
     def between(self, first_id: int, end_id: int, runs_max: int) -> list[tuple[int, Run]]:
-        """(first id, run) of the messages with ids first_id … end_id - 1, cut to them; at most
-        `runs_max` runs. Cost: O(log runs) + O(runs listed)."""
+        """Returns (first id, run) of the messages with ids first_id … end_id - 1, cut to them; at
+        most `runs_max` runs. Cost: O(log runs) + O(runs listed)."""
         made: list[tuple[int, Run]] = []
         if first_id >= end_id:
             return made
@@ -719,11 +719,11 @@ class CheckedOut:
         return removed
 
     def held(self) -> list[tuple[int, Run]]:
-        """(first id, run) of all that is held, ascending."""
+        """Returns (first id, run) of all that is held, ascending."""
         return self.held_from(0)
 
     def _mark(self, at: int) -> int:
-        """The mark of the run at a position."""
+        """Returns the mark of the run at a position."""
         return self._words[at + 5] if self._marked else 0
 
     def held_from(self, message_id: int) -> list[tuple[int, Run]]:
@@ -750,30 +750,30 @@ class CheckedOut:
         return made
 
     def first_id(self) -> int:
-        """The lowest message id that is held. Something must be held."""
+        """Returns the lowest message id that is held. Something must be held."""
         assert self._head < self._end
         return self._words[self._head]
 
     def first_index(self) -> int:
-        """Entry index of the run that was held first. Something must be held."""
+        """Returns the entry index of the run that was held first. Something must be held."""
         assert self._head < self._end
         return self._words[self._head + 1]
 
     def indexes(self) -> list[int]:
-        """Entry index of every run held."""
+        """Returns the entry index of every run held."""
         return list(self._words[self._head + 1 : self._end : self._stride])
 
     def run_count(self) -> int:
-        """Number of runs."""
+        """Returns the number of runs."""
         return (self._end - self._head) // self._stride
 
     def memory_bytes(self) -> int:
-        """Bytes that the packed words take."""
+        """Returns the number of bytes that the packed words take."""
         return len(self._words) * 8
 
     def pack(self) -> bytes:
-        """The packed words, little-endian: equal for equal content. Runs with marks stand behind
-        MARKED."""
+        """Returns the packed words, little-endian: equal for equal content. Runs with marks stand
+        behind MARKED."""
         packed = words_to_bytes(self._words[self._head : self._end])
         return MARKED + packed if self._marked else packed
 

@@ -42,7 +42,7 @@ def scheduled(
 
 
 def _head(record: bytes) -> bytes:
-    """A record without its body frames."""
+    """Returns a record without its body frames."""
     at = 1 + record[0]
     at += 1 + record[at]
     size = int.from_bytes(record[at + _FRAME_SIZE_AT : at + _FRAME_SIZE_AT + 4], "big")

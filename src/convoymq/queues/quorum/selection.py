@@ -167,8 +167,8 @@ def _hits(words: array[int], stride: int, wanted: _Wanted) -> Iterator[int]:
 
 
 def _parts(words: array[int], at: int, wanted: _Wanted) -> list[tuple[int, int, int]]:
-    """(first record, last record, number of the range) of what is wanted of the run at a position,
-    ascending."""
+    """Returns (first record, last record, number of the range) of what is wanted of the run at a
+    position, ascending."""
     index, place = words[at], words[at + 1]
     offset, first = place >> 32, place & LOW
     end = first + (words[at + 2] >> 32) - 1
@@ -226,8 +226,8 @@ def _regrouped(
     fresh: list[tuple[int, int]],
     requeued: list[tuple[int, int]],
 ) -> list[tuple[int, int]]:
-    """The groups of the tail, when messages were taken out of it and out of what is fresh. `left`:
-    how many had left what is fresh before."""
+    """Returns the groups of the tail, when messages were taken out of it and out of what is fresh.
+    `left`: how many had left what is fresh before."""
     gone = sum(count for _, count in fresh)
     made: list[tuple[int, int]] = []
     start = 0

@@ -23,7 +23,7 @@ NONE = -1
 
 
 def with_defaults(settings: Mapping[str, int] | None) -> Settings:
-    """All settings, where only some are given."""
+    """Returns all settings, where only some are given."""
     return {
         # Failed deliveries that a message may have; -1 = no limit.
         "delivery_limit": DELIVERY_LIMIT_DEFAULT,
@@ -99,7 +99,7 @@ def machine_settings(settings: Mapping[str, object]) -> Settings:
 
 
 def _delayed_retry(settings: Mapping[str, object]) -> Settings:
-    """The settings of retries; without a least time there is no delay."""
+    """Returns the settings of retries; without a least time there is no delay."""
     kind = RETRIES.get(str(settings.get("delayed-retry-type")), 0)
     least = max(0, _number(settings, "delayed-retry-min"))
     most = max(least, _number(settings, "delayed-retry-max"))
@@ -118,7 +118,8 @@ def _number(settings: Mapping[str, object], key: str) -> int:
 
 
 def dead_letter_strategy(settings: Mapping[str, object]) -> tuple[int, str]:
-    """(value of the setting `dead_letters`, why it is another one than was asked for, or "")."""
+    """Returns (value of the setting `dead_letters`, why it is another one than was asked for, or
+    "")."""
     at_least_once = settings.get("dead-letter-strategy") == "at-least-once"
     if "dead-letter-exchange" not in settings:
         return 0, "dead-letter-strategy needs a dead-letter-exchange" if at_least_once else ""

@@ -21,7 +21,7 @@ FORMAT = 3
 
 
 def pack(machine: QuorumMachine) -> dict[str, object]:
-    """The state, equal for equal states."""
+    """Returns the state, equal for equal states."""
     backlog, consumers = machine.backlog, machine.consumers
     packed: dict[str, object] = {
         "format": FORMAT,

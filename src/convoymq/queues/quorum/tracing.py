@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def reservation_session(name: str) -> int:
-    """The number under which a reservation appears among sessions; no node has it."""
+    """Returns the number under which a reservation appears among sessions; no node has it."""
     return zlib.crc32(name.encode())
 
 

@@ -48,7 +48,7 @@ def totals(machine: QuorumMachine) -> dict[str, int]:
 
 
 def messages_by_priority(machine: QuorumMachine) -> dict[str, int]:
-    """Ready messages by priority level, without those that came back to the head."""
+    """Returns the ready messages by priority level, without those that came back to the head."""
     backlog = machine.backlog
     made = {level: backlog.levels.count(level) for level in backlog.levels.with_messages()}
     plain = backlog.fresh.messages + backlog.requeued.messages

@@ -66,8 +66,8 @@ class Waiting:
             del chunk[middle:]
 
     def _chunk_of(self, key: Key) -> int:
-        """The first chunk whose last row is not below a key; the number of chunks = there is
-        none."""
+        """Returns the first chunk whose last row is not below a key; the number of chunks = there
+        is none."""
         chunks = self._chunks
         low, high = 0, len(chunks)
         if high and _key_at(chunks[-1], len(chunks[-1]) - STRIDE) < key:
@@ -178,7 +178,7 @@ class Waiting:
     # ---------------------------------------------------------------- looking at it
 
     def rows(self, after: Key = (0, 0, 0)) -> Iterator[tuple[int, Run]]:
-        """(due, run) of all that waits from a key on, in order."""
+        """Yields (due, run) of all that waits from a key on, in order."""
         chunks = self._chunks
         chunk_at = self._chunk_of(after)
         for i in range(chunk_at, len(chunks)):
@@ -188,27 +188,27 @@ class Waiting:
                 yield chunk[at], _run_at(chunk, at)
 
     def runs(self) -> list[Run]:
-        """All that waits, in order. Cost: O(runs)."""
+        """Returns all that waits, in order. Cost: O(runs)."""
         return [run for _, run in self.rows()]
 
     def indexes(self) -> list[int]:
-        """Entry index of every run."""
+        """Returns the entry index of every run."""
         return [index for chunk in self._chunks for index in chunk[1::STRIDE]]
 
     def first_index(self) -> int:
-        """Entry index of the run that is due first. Something must wait."""
+        """Returns the entry index of the run that is due first. Something must wait."""
         return self._chunks[0][1]
 
     def run_count(self) -> int:
-        """Number of runs."""
+        """Returns the number of runs."""
         return sum(len(chunk) for chunk in self._chunks) // STRIDE
 
     def memory_bytes(self) -> int:
-        """Bytes that the packed words take."""
+        """Returns the number of bytes that the packed words take."""
         return sum(len(chunk) for chunk in self._chunks) * 8
 
     def pack(self) -> bytes:
-        """The packed rows, little-endian: equal for equal content."""
+        """Returns the packed rows, little-endian: equal for equal content."""
         return b"".join(words_to_bytes(chunk) for chunk in self._chunks)
 
     def unpack(self, data: bytes) -> None:

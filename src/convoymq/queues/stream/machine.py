@@ -317,7 +317,7 @@ class StreamMachine(GroupMachine):
         return self.segments[0][2] + max_age_ms + 1
 
     def command_types(self, version: int) -> bytes:
-        """The command types that a version knows (Machine.command_types)."""
+        """Returns the command types that a version knows (Machine.command_types)."""
         return COMMAND_TYPES[version]
 
     # ---------------------------------------------------------------- looking at it
@@ -330,7 +330,7 @@ class StreamMachine(GroupMachine):
 
     @property
     def messages(self) -> int:
-        """Messages that are kept."""
+        """Returns the number of messages that are kept."""
         return self.next - self.first
 
     def stored_offset(self, name: str) -> int | None:
@@ -349,7 +349,7 @@ class StreamMachine(GroupMachine):
         }
 
     def memory_bytes(self) -> int:
-        """Bytes of the packed index."""
+        """Returns the number of bytes of the packed index."""
         return self.chunks.memory_bytes()
 
     def live_ranges(self) -> Iterable[tuple[int, int]]:
@@ -359,7 +359,7 @@ class StreamMachine(GroupMachine):
         return [(self.chunks.indexes[0], self.index)]
 
     def oldest_live(self) -> int:
-        """Index of the oldest entry that may be read: of all that is kept."""
+        """Returns the index of the oldest entry that may be read: of all that is kept."""
         return self.chunks.indexes[0] if len(self.chunks) else NEVER
 
     def check_invariants(self) -> None:

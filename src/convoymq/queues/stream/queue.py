@@ -181,8 +181,8 @@ class StreamQueue(GroupQueue):
     # --- the local replica ---------------------------------------------------------------
 
     def machine(self) -> StreamMachine | None:
-        """The machine of this node's replica, if it has one to read from: not one that is behind,
-        where readers would wait for as long as it takes to catch up."""
+        """Returns the machine of this node's replica, if it has one to read from: not one that is
+        behind, where readers would wait for as long as it takes to catch up."""
         replica = self._host.replica(self.group)
         if replica is None or replica.is_behind:
             return None
@@ -190,8 +190,8 @@ class StreamQueue(GroupQueue):
         return found
 
     def machine_for(self, offset: int) -> StreamMachine | None:
-        """The machine of this node's replica, if it is to be read from, or has the offset: what is
-        here need not cross the link that the replica itself waits for."""
+        """Returns the machine of this node's replica, if it is to be read from, or has the offset:
+        what is here need not cross the link that the replica itself waits for."""
         replica = self._host.replica(self.group)
         if replica is None:
             return None
@@ -201,7 +201,7 @@ class StreamQueue(GroupQueue):
         return found
 
     def _own_machine(self) -> StreamMachine | None:
-        """The machine of this node's replica, however far it is."""
+        """Returns the machine of this node's replica, however far it is."""
         replica = self._host.replica(self.group)
         if replica is None:
             return None
@@ -224,7 +224,7 @@ class StreamQueue(GroupQueue):
         return self._host.read_span(self.group, index, max_bytes)
 
     def reader(self, machine: StreamMachine, offset: int) -> ChunkReader:
-        """A place in the local log."""
+        """Returns a place in the local log."""
         return ChunkReader(machine, self._span, offset)
 
     def keep(self, reader: ChunkReader) -> None:
@@ -283,7 +283,7 @@ class StreamQueue(GroupQueue):
     # --- reading here --------------------------------------------------------------------
 
     def _begin(self, machine: StreamMachine, offset: int, end: int | None) -> ChunkReader:
-        """A place to read from now. Raises OffsetOutOfRange, ReplicaBehind."""
+        """Returns a place to read from now. Raises OffsetOutOfRange, ReplicaBehind."""
         high = machine.next
         if offset < machine.first:
             raise OffsetOutOfRange(machine.first, high, offset)
@@ -296,7 +296,7 @@ class StreamQueue(GroupQueue):
         return reader
 
     def _place(self, offset: int) -> ChunkReader | None:
-        """A place that is remembered for the offset: where a read ended, or went by, if its
+        """Returns a place that is remembered for the offset: where a read ended, or went by, if its
         reader had no room for all of it."""
         found = self._places.pop(offset, None)
         if found is not None:
@@ -475,8 +475,8 @@ class StreamQueue(GroupQueue):
         return self.leader if self.leader is not None else self._host.leader_of(self.group)
 
     def _member(self) -> int | None:
-        """A member to read from: this node, the leader while this node's replica is behind, else
-        one that stays the same while it answers."""
+        """Returns a member to read from: this node, the leader while this node's replica is behind,
+        else one that stays the same while it answers."""
         if self.machine() is not None:
             return self.node
         if self._own_machine() is not None:
@@ -554,18 +554,18 @@ class StreamQueue(GroupQueue):
     # --- for protocol edges ---------------------------------------------------------------
 
     def bounds(self) -> tuple[int, int]:
-        """(first kept offset, next offset) of the local replica; (0, 0) without one."""
+        """Returns (first kept offset, next offset) of the local replica; (0, 0) without one."""
         machine = self.machine()
         return (0, 0) if machine is None else (machine.first, machine.next)
 
     async def where(self) -> Extent:
-        """The kept range, on any node. Raises Unavailable."""
+        """Returns the kept range, on any node. Raises Unavailable."""
         found: Extent = await _future(self.extent)
         return found
 
     def read_descriptor(self, offset: int, end: int | None) -> ReadDescriptor | None:
-        """Messages from `offset` on, for a reader on this machine that goes to their file; None
-        when they are not in one, or too few."""
+        """Returns the messages from `offset` on, for a reader on this machine that goes to their
+        file; None when they are not in one, or too few."""
         machine = self.machine()
         if machine is None or not machine.first <= offset < machine.next:
             return None
@@ -620,7 +620,7 @@ class StreamQueue(GroupQueue):
         return Chunks(machine.first, machine.next, runs)
 
     async def offsets(self, what: str, time_ms: int | None) -> tuple[int | None, int | None]:
-        """(offset, time in ms) of a place; either is None where it does not exist.
+        """Returns (offset, time in ms) of a place; either is None where it does not exist.
 
         Args:
             what: `earliest` (the first kept message), `latest` (the next offset, from the leader:
@@ -680,7 +680,7 @@ class StreamQueue(GroupQueue):
         super().on_deleted()
 
     def local_counts(self) -> tuple[int, int]:
-        """(messages, consumers of this node)."""
+        """Returns (messages, consumers of this node)."""
         machine = self._own_machine()
         return (0 if machine is None else machine.messages, self.reader_count)
 
@@ -711,7 +711,7 @@ def _extent(machine: StreamMachine) -> Extent:
 
 
 def _decoded(reply: object) -> Fields:
-    """The fields of an answer. Raises what it says."""
+    """Returns the fields of an answer. Raises what it says."""
     match reply:
         case ["runs" | "extent" | "time" | "stored", *fields]:
             return fields

@@ -9,8 +9,8 @@ from convoymq.queues.stream.machine import NO_LIMIT, SEGMENT_BYTES_DEFAULT
 
 
 def machine_settings(settings: Mapping[str, object]) -> dict[str, int]:
-    """All settings of the machine, by those of the queue (keys of policies). What they do not
-    mention has its default."""
+    """Returns all settings of the machine, by those of the queue (keys of policies). What they do
+    not mention has its default."""
     age = settings.get("max-age")
     return {
         "max_age_ms": (duration_ms(age) if isinstance(age, str) else None) or NO_LIMIT,

@@ -74,8 +74,8 @@ class MembershipChanges:
         return able
 
     def proposal(self) -> Membership | None:
-        """The configuration that the leader should propose by itself now: a non-voter that has
-        caught up is promoted, a member without a past becomes a non-voter under its number."""
+        """Returns the configuration that the leader should propose by itself now: a non-voter that
+        has caught up is promoted, a member without a past becomes a non-voter under its number."""
         core = self.core
         if core.role != LEADER or not core.may_change_members():
             return None
@@ -141,7 +141,7 @@ class MembershipChanges:
         core.members = core.latest()[1]
 
     def new_learner(self, node: int, replica_number: int = 0, promote_at: int = 0) -> Learner:
-        """A non-voter to be proposed now: it becomes a voter when it has what is proposed.
+        """Returns a non-voter to be proposed now: it becomes a voter when it has what is proposed.
 
         Nothing that it acknowledged before a former start reaches that far, however late it comes.
         """

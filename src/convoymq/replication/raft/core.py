@@ -184,7 +184,7 @@ class RaftCore:
 
     @property
     def members_index(self) -> int:
-        """Index of the entry that brought the configuration in force; 0 = none."""
+        """Returns the index of the entry that brought the configuration in force; 0 = none."""
         return self.latest()[0]
 
     def latest(self) -> tuple[int, Membership]:
@@ -544,7 +544,7 @@ class RaftCore:
         self.members = self.latest()[1]
 
     def take_reply(self) -> int:
-        """The index to acknowledge to the leader now, or -1."""
+        """Returns the index to acknowledge to the leader now, or -1."""
         if not self.reply_due or self.durable_term != self.term or not self.leader:
             return -1
         self.reply_due = False
@@ -693,7 +693,7 @@ class RaftCore:
             self.set_peers()
 
     def members_at(self, index: int) -> Membership:
-        """The configuration in force at an index not below the snapshot's."""
+        """Returns the configuration in force at an index not below the snapshot's."""
         found = [members for at, members in self.memberships if at <= index]
         check(found, f"group {self.group}: the members at {index} are not known any more")
         return found.pop()

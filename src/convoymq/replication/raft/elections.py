@@ -65,20 +65,21 @@ class Elections:
         core.effects.append((ARM, delay_ms))
 
     def delay_ms(self) -> int:
-        """A random wait between half and double of the base; longer with each attempt."""
+        """Returns a random wait between half and double of the base; longer with each attempt."""
         core = self.core
         base = core.election_ms * (0.5 + 1.5 * core.random())
         return int(base * min(max(self.attempts, 1), 4))
 
     def quick_delay_ms(self) -> int:
-        """A random wait that is short, and longer for each member that should stand before."""
+        """Returns a random wait that is short, and longer for each member that should stand
+        before."""
         core = self.core
         return self.hasty_delay_ms() + int(
             core.election_ms * QUICK_DELAY_SHARE * self.place_in_line()
         )
 
     def hasty_delay_ms(self) -> int:
-        """A random wait for who need not let others go first."""
+        """Returns a random wait for who need not let others go first."""
         core = self.core
         return int(core.election_ms * (0.02 + 0.5 * QUICK_DELAY_SHARE * core.random()))
 

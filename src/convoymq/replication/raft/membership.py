@@ -35,11 +35,11 @@ class Membership:
 
     @property
     def nodes(self) -> frozenset[int]:
-        """All nodes that have a replica."""
+        """Returns all nodes that have a replica."""
         return self.voters | {learner.node for learner in self.learners}
 
     def learner(self, node: int) -> Learner | None:
-        """The non-voter of that number."""
+        """Returns the non-voter of that number."""
         return next((found for found in self.learners if found.node == node), None)
 
     def with_learner(self, learner: Learner) -> Membership:
@@ -59,11 +59,11 @@ class Membership:
         return Membership(self.voters - {node}, others)
 
     def is_single_step_from(self, other: Membership) -> bool:
-        """True when the voters differ by at most one: then any two majorities intersect."""
+        """Returns whether the voters differ by at most one: then any two majorities intersect."""
         return len(self.voters ^ other.voters) <= 1
 
     def encode(self) -> bytes:
-        """The body of a membership entry."""
+        """Returns the body of a membership entry."""
         learners = [[each.node, each.promote_at, each.replica_number] for each in self.learners]
         body = msgspec.msgpack.encode([sorted(self.voters), learners])
         return len(body).to_bytes(4, "little") + body

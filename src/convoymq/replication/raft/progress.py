@@ -55,7 +55,7 @@ class Progress:
         self._sent: deque[tuple[int, int]] = deque()
 
     def may_send(self) -> bool:
-        """True when an append may go out now."""
+        """Returns whether an append may go out now."""
         if not self.connected or self.state == SNAPSHOT:
             return False
         if self.state == PROBE:

@@ -11,7 +11,7 @@ def majority(voters: int) -> int:
 
 
 def quorum_index(matches: list[int]) -> int:
-    """The highest index that a majority has reached; `matches` holds one index per voter.
+    """Returns the highest index that a majority has reached; `matches` holds one index per voter.
 
     The list is sorted in place. An empty one has reached nothing.
     """
@@ -23,5 +23,5 @@ def quorum_index(matches: list[int]) -> int:
 
 
 def has_majority(present: Iterable[int], voters: frozenset[int]) -> bool:
-    """True when the nodes present include a majority of the voters."""
+    """Returns whether the nodes present include a majority of the voters."""
     return len(voters.intersection(present)) >= majority(len(voters))

@@ -93,7 +93,8 @@ class Log(Protocol):
     snapshot_index: int
 
     def term_at(self, index: int) -> int:
-        """Term of an entry; 0 for index 0. Raises LookupError when it is not known any more."""
+        """Returns the term of an entry; 0 for index 0. Raises LookupError when it is not known any
+        more."""
 
     def append(self, entry: Any) -> None:
         """Adds the next entry."""

@@ -68,7 +68,7 @@ class QueueFacts:
 
     @property
     def end(self) -> int:
-        """The last entry that is covered."""
+        """Returns the last entry that is covered."""
         return self.primary[-1].end if self.primary else 0
 
 
@@ -216,7 +216,7 @@ def choose(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _last_state_snapshot(facts: QueueFacts) -> dict[str, int] | None:
-    """The youngest complete state snapshot at an entry that is covered."""
+    """Returns the youngest complete state snapshot at an entry that is covered."""
     for state_snapshot in sorted(
         facts.state_snapshots, key=lambda each: each["index"], reverse=True
     ):

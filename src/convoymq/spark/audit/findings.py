@@ -89,7 +89,7 @@ def bucket_of(us: Array) -> Array:
 
 
 def bucket_us(bucket: float) -> float:
-    """The middle of a bucket, in µs."""
+    """Returns the middle of a bucket, in µs."""
     return float((2.0 ** ((bucket + 0.5) / BUCKETS_PER_OCTAVE) - 1.0) * BUCKET_ZERO_US)
 
 
@@ -108,7 +108,7 @@ class Scope:
     _cache: dict[str, tuple[Array, Array]] = field(default_factory=dict, compare=False, repr=False)
 
     def place(self, group: Array) -> Array:
-        """Position of each group in `groups`."""
+        """Returns the position of each group in `groups`."""
         return np.searchsorted(np.asarray(self.groups, np.int64), group)
 
     def _keys(self) -> tuple[Array, Array]:
@@ -120,8 +120,8 @@ class Scope:
         return found
 
     def span(self, group: Array, index: Array) -> Array:
-        """Number of the covered range that an entry lies in; -1 = it is in none. Two entries of
-        one number have no gap between them."""
+        """Returns the number of the covered range that an entry lies in; -1 = it is in none. Two
+        entries of one number have no gap between them."""
         starts, ends = self._keys()
         key = (self.place(group) << 40) + index
         at = np.searchsorted(starts, key, side="left") - 1
@@ -129,7 +129,7 @@ class Scope:
         return np.where(inside, at, -1)
 
     def state_snapshot(self, group: Array) -> Array:
-        """Entry of each group's state snapshot; -1 = none."""
+        """Returns the entry of each group's state snapshot; -1 = none."""
         return np.asarray(self.state_snapshots, np.int64)[self.place(group)]
 
 
@@ -213,7 +213,7 @@ class Findings:
 
 
 def columns_of(batch: pa.RecordBatch) -> Columns:
-    """A batch of int64 columns as arrays, without copies."""
+    """Returns a batch of int64 columns as arrays, without copies."""
     return {
         name: batch.column(k).to_numpy(zero_copy_only=False)
         for k, name in enumerate(batch.schema.names)
@@ -252,7 +252,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
 
 
 def changes(columns: Columns, keys: Sequence[str]) -> Array:
-    """True at every row that begins a new key."""
+    """Returns True at every row that begins a new key."""
     rows = len(columns[keys[0]])
     fresh = np.zeros(rows, bool)
     fresh[:1] = True

@@ -73,8 +73,8 @@ class MessageSweep:
 
 
 def _atoms(columns: Columns) -> tuple[Array, Array, Array]:
-    """(row, atom, messages) of every event: rows cut where another row of their command begins or
-    ends, sorted by atom and log order."""
+    """Returns (row, atom, messages) of every event: rows cut where another row of their command
+    begins or ends, sorted by atom and log order."""
     keys = [columns[key] for key in KEYS]
     fresh = np.zeros(len(keys[0]), bool)
     for key in keys:
@@ -102,14 +102,14 @@ def _since_start(values: Array, starts: Array, atom_of: Array) -> Array:
 
 
 def _first_events(atom: Array) -> tuple[Array, Array]:
-    """(The first event of each atom, the atom of each event), counted from 0."""
+    """Returns (The first event of each atom, the atom of each event), counted from 0."""
     fresh = np.ones(len(atom), bool)
     fresh[1:] = atom[1:] != atom[:-1]
     return np.flatnonzero(fresh), np.cumsum(fresh) - 1
 
 
 def _latest_events(event: Array, start: Array) -> tuple[Array, Array]:
-    """(The latest event up to each, the one before it in the same atom), or -1.
+    """Returns (The latest event up to each, the one before it in the same atom), or -1.
 
     Args:
         event: whether it changed anything; state snapshots don't.
@@ -295,7 +295,7 @@ def _latencies(
 
 
 def _shown(columns: Columns, k: int) -> dict[str, object]:
-    """A row for people."""
+    """Returns a row for people."""
     order = int(columns["order"][k])
     kind = int(columns["kind"][k])
     counts = int(columns["counts"][k])

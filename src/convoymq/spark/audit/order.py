@@ -294,7 +294,8 @@ def follow_confirms(columns: Columns, scope: Scope, findings: Findings) -> None:
 
 
 def _last_of(columns: Columns, mask: Array, values: Array) -> Array:
-    """The highest value of the rows that `mask` picks, in the part of each row; -1 = none."""
+    """Returns the highest value of the rows that `mask` picks, in the part of each row; -1 =
+    none."""
     fresh = changes(columns, SENT_KEYS)
     starts = np.flatnonzero(fresh)
     found: Array = np.maximum.reduceat(np.where(mask, values, -1), starts)[np.cumsum(fresh) - 1]
@@ -318,8 +319,8 @@ class SentSweep:
 
 
 def _sent_atoms(columns: Columns, base: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """(row, atom, whether it was sent, messages, messages of the row before it) of every piece of
-    the rows, cut where another row of the same part begins or ends."""
+    """Returns (row, atom, whether it was sent, messages, messages of the row before it) of every
+    piece of the rows, cut where another row of the same part begins or ends."""
     fresh = changes(columns, SENT_KEYS)
     low = columns["first_id"] - np.minimum.reduceat(
         columns["first_id"], np.flatnonzero(fresh)

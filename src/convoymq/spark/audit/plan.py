@@ -125,7 +125,7 @@ def audit(
 def read_footers(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
 ) -> tuple[list[str], list[Footer]]:
-    """All segments below the paths, and what each says of itself. Raises Misuse."""
+    """Returns all segments below the paths, and what each says of itself. Raises Misuse."""
     roots = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     files: list[Path] = []
     for root in map(Path, roots):
@@ -195,7 +195,7 @@ class _Job:
         )
 
     def steps(self, tell: Progress) -> Iterator[Sequence[Finding]]:
-        """Rows of `findings.SCHEMA`, step by step."""
+        """Yields the rows of `findings.SCHEMA`, step by step."""
         tell("replicas")
         yield self.replicas()
         tell("messages")
@@ -215,7 +215,7 @@ class _Job:
         return self.f.broadcast(self.spark.createDataFrame(rows, schema))
 
     def _within(self, frame: DataFrame, ranges: Sequence[tuple[object, ...]]) -> DataFrame:
-        """Rows whose entry lies in a (start, end] of their own node and incarnation."""
+        """Returns the rows whose entry lies in a (start, end] of their own node and incarnation."""
         known = self._small(
             ranges, "`group` bigint, node int, incarnation bigint, low bigint, high bigint"
         )
@@ -413,7 +413,7 @@ class _Job:
         return known
 
     def missing(self) -> Sequence[Finding]:
-        """Rows that the marks of a node's incarnation count, and that are not there."""
+        """Returns the rows that the marks of a node's incarnation count, and that are not there."""
         F = self.f  # noqa: N806
         mark = F.col("kind") == words.COVERED
         kinds = {"confirmed": F.col("kind") == words.CONFIRMED, "sent": F.col("kind") == words.SENT}
@@ -612,7 +612,7 @@ class _Job:
 
 
 def _spans(facts: Iterable[QueueFacts]) -> tuple[tuple[int, int, int], ...]:
-    """(group, start, end] of what is covered without a gap, by whichever nodes."""
+    """Returns (group, start, end] of what is covered without a gap, by whichever nodes."""
     made: list[tuple[int, int, int]] = []
     for each in facts:
         for part in each.primary:
@@ -642,7 +642,7 @@ def _files_of_primary(
 
 
 def _first_spans(scope: Scope) -> list[tuple[int, int]]:
-    """(group, number of its first span)."""
+    """Returns (group, number of its first span)."""
     found: dict[int, int] = {}
     for number, (group, _, _) in enumerate(scope.covered):
         found.setdefault(group, number)

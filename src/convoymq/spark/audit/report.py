@@ -25,7 +25,7 @@ METRIC_TITLES = {
 
 
 def verdict_text(report: AuditReport) -> str:
-    """The result in one sentence."""
+    """Returns the result in one sentence."""
     if report.violations:
         return f"{report.violations:,} violations"
     if not report.proved:
@@ -89,7 +89,7 @@ def tables(report: AuditReport) -> RenderableType:
 
 
 def html_page(report: AuditReport) -> str:
-    """The whole report as one page."""
+    """Returns the whole report as one page."""
     body = [
         f"<h1>Audit</h1><p class='{'bad' if report.violations else 'good'}'>"
         f"{html.escape(verdict_text(report))}</p>"

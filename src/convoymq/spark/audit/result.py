@@ -129,7 +129,7 @@ class AuditReport:
 
     @property
     def violations(self) -> int:
-        """Rows that break a promise."""
+        """Returns the number of rows that break a promise."""
         return sum(verdict.rows for verdict in self.verdicts)
 
     @property

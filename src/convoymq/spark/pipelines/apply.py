@@ -187,7 +187,7 @@ def apply(
 
 
 def rows(spark: SparkSession, path: str) -> DataFrame:
-    """The table as its source has it: no tombstones, no columns of ours."""
+    """Returns the table as its source has it: no tombstones, no columns of ours."""
     from deltalake import DeltaTable
     from pyspark.sql import functions as f
 
@@ -436,8 +436,8 @@ def _parsed(batch: DataFrame, rules: Events, row: StructType) -> DataFrame:
 
 
 def _message(rules: Events, row: StructType, *, corrupt: bool) -> StructType:
-    """The type of an event whose rows are of this type. Read at once, because a part that is cut
-    out as text first has lost digits of its numbers."""
+    """Returns the type of an event whose rows are of this type. Read at once, because a part that
+    is cut out as text first has lost digits of its numbers."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     noted = [StructField(CORRUPT, StringType())] if corrupt else []
@@ -454,7 +454,7 @@ def _row_as_text(row: StructType) -> StructType:
 
 
 def _as_text(type: DataType) -> DataType:
-    """The type with text in the place of every value."""
+    """Returns the type with text in the place of every value."""
     from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
     match type:

@@ -213,7 +213,7 @@ def _sources(
     queues: Sequence[str],
     options: dict[str, str],
 ) -> list[tuple[str, str, DataFrame]]:
-    """(name, the column that names the source, messages) of each query."""
+    """Returns (name, the column that names the source, messages) of each query."""
     found: list[tuple[str, str, DataFrame]] = []
     if streams:
         reader = spark.readStream.format("convoymq").option("servers", servers)
@@ -319,7 +319,7 @@ class _BatchWriter:
             )
 
     def _incarnations(self, offsets: str) -> dict[str, int]:
-        """The group of each stream, as the checkpoint has it for the batch."""
+        """Returns the group of each stream, as the checkpoint has it for the batch."""
         groups = self._known(offsets).get("g", {}) if offsets else {}
         return {str(name): int(group) for name, group in groups.items()}
 

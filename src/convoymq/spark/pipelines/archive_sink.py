@@ -49,7 +49,7 @@ class StagedFile:
 
 
 def staged_files(staging: Path) -> list[StagedFile]:
-    """The files of a staging directory that tasks have committed and that hold rows."""
+    """Returns the files of a staging directory that tasks have committed and that hold rows."""
     import pyarrow.parquet as pq
 
     found = []
@@ -128,7 +128,7 @@ class Sink:
         )
 
     def applied(self) -> int:
-        """The last batch that counts; -1 = none."""
+        """Returns the last batch that counts; -1 = none."""
         raise NotImplementedError
 
     def last_plan(self) -> str:
@@ -155,7 +155,7 @@ class Sink:
         raise NotImplementedError
 
     def totals(self) -> tuple[int, int]:
-        """(messages, files) that count."""
+        """Returns (messages, files) that count."""
         raise NotImplementedError
 
     def check(self, ranges: Ranges) -> None:
@@ -163,11 +163,11 @@ class Sink:
         raise NotImplementedError
 
     def place(self, file: StagedFile) -> Path:
-        """The directory where a file belongs."""
+        """Returns the directory where a file belongs."""
         return self.data / file.folder
 
     def plan(self, batch_id: int, attempt: str) -> Path:
-        """The file that names what an attempt moves: on disk before it moves anything."""
+        """Returns the file that names what an attempt moves: on disk before it moves anything."""
         return self.staging / f"{self.app}-{batch_id:010d}-{attempt}.plan"
 
     def clean(self, keep: Path | None = None) -> None:

@@ -19,7 +19,7 @@ class CheckpointError(SourceError):
 
 
 def app_id(checkpoint: Path) -> str:
-    """The pipeline's id: as old as its checkpoint."""
+    """Returns the pipeline's id: as old as its checkpoint."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     path = checkpoint / APP_FILE
     if not path.exists():

@@ -98,7 +98,7 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Messages in the archive."""
+        """Returns the number of messages in the archive."""
         return sum(file.rows for file in self.files)
 
     @property
@@ -125,7 +125,7 @@ class _Base:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The values of a file of the manifest. Raises FileNotFoundError and ManifestError."""
+    """Returns the values of a file of the manifest. Raises FileNotFoundError and ManifestError."""
     try:
         values = json.loads(path.read_text())
         if not isinstance(values, dict) or values.pop("format") != FORMAT:
@@ -154,7 +154,7 @@ class Archive:
         self._base = _Base()
 
     def current(self) -> Manifest:
-        """The highest version; an empty manifest where there is none.
+        """Returns the highest version; an empty manifest where there is none.
 
         Raises:
             ManifestError: it is damaged.
@@ -313,8 +313,8 @@ class Archive:
         return follows
 
     def _base_for(self, manifest: Manifest) -> _Base:
-        """The list of files that the version refers to: the last one, or one of its own where it
-        differs from that in too many files."""
+        """Returns the list of files that the version refers to: the last one, or one of its own
+        where it differs from that in too many files."""
         base = self._base
         shared = {file.path for file in base.files} & {file.path for file in manifest.files}
         changes = len(base.files) + len(manifest.files) - 2 * len(shared)

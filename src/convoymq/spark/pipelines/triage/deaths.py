@@ -80,7 +80,7 @@ _PROPERTIES = ("content_type", "message_id", "correlation_id", "type", "app_id",
 
 
 def ddl(columns: Mapping[str, str]) -> str:
-    """The columns as Spark writes a schema."""
+    """Returns the columns as Spark writes a schema."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
 
@@ -123,7 +123,7 @@ def facts(content_header: bytes) -> dict[str, object]:
 def outgoing(
     content_header: bytes, *, republish: bool, deaths: int, count: int, keep_deaths: bool
 ) -> bytes:
-    """The content header with which a message goes on: its properties as they are.
+    """Returns the content header with which a message goes on: its properties as they are.
 
     What PRODUCE refuses is left out: user id, expiration, a reply-to of the direct reply queue.
 
@@ -173,7 +173,7 @@ def explode(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The schema of COLUMNS for `explode`."""
+    """Returns the schema of COLUMNS for `explode`."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
@@ -229,7 +229,7 @@ def _number(table: Table, name: str) -> int:
 
 
 def _moment(us: object) -> int | None:
-    """A time that Spark can show; anybody may send any other."""
+    """Returns a time that Spark can show; anybody may send any other."""
     return us if isinstance(us, int) and 0 <= us < MOMENT_US_MAX else None
 
 
@@ -249,7 +249,7 @@ def _tells_death(name: str) -> bool:
 
 
 def _plain(headers: Table) -> dict[str, str | None]:
-    """The other headers as text."""
+    """Returns the other headers as text."""
     found: dict[str, str | None] = {}
     for name, value in headers.to_plain().items():
         if not _tells_death(name) and name not in (REPUBLISH_COUNT, REPUBLISH_DEATHS):

@@ -60,7 +60,7 @@ def check_conditions(spark: SparkSession, rules: Rules) -> None:
 
 
 def exploded(messages: DataFrame) -> DataFrame:
-    """Rows of a queue's reader with `content_header` as rows of `deaths.COLUMNS`."""
+    """Returns the rows of a queue's reader with `content_header` as rows of `deaths.COLUMNS`."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -90,7 +90,7 @@ def decided(found: DataFrame, rules: Rules, *, queue: str, run: str, batch: int)
     )
 
     def chosen(value: Callable[[Rule], Column]) -> Column:
-        """The value of the rule that decides."""
+        """Returns the value of the rule that decides."""
         return reduce(
             lambda found, each: found.when(f.col("_rule") == each[0], value(each[1])),
             list(enumerate(rules.rules))[1:],
@@ -141,7 +141,7 @@ def check_targets(rows: DataFrame, queue: str) -> None:
 
 
 def _first_match(rules: Rules) -> Column:
-    """The number of the first rule whose condition is true; the default is the last one."""
+    """Returns the number of the first rule whose condition is true; the default is the last one."""
     from pyspark.sql import functions as f
 
     conditions = [

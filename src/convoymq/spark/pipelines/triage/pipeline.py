@@ -97,7 +97,7 @@ def triage(
 
 
 def messages(spark: SparkSession, target: str | os.PathLike[str]) -> DataFrame:
-    """The table of a triage (or of a dry run: `<target>/dry-run`), read natively by Spark.
+    """Returns the table of a triage (or of a dry run: `<target>/dry-run`), read natively by Spark.
 
     Raises:
         SourceError: there is nothing yet.

@@ -111,7 +111,7 @@ def _send(client: Client, frame: bytes, producer: str, sequence: int) -> int:
 
 
 def _frames(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[bytes, int, str]]:
-    """(frame, its rows, where the first of them goes) of messages that go on."""
+    """Yields (frame, its rows, where the first of them goes) of messages that go on."""
     for batch in batches:
         columns = {name: batch.column(name) for name in _COLUMNS}
         headers = pa.array([_header(row) for row in _rows(columns)], pa.binary())

@@ -117,7 +117,7 @@ def summarise(report: TriageReport, rows: DataFrame, rules: Rules) -> None:
 
 
 def headline(report: TriageReport) -> str:
-    """The result in one sentence."""
+    """Returns the result in one sentence."""
     if not report.messages:
         return f"nothing to decide in {report.queue}"
     done = "would be" if report.dry_run else "were"
@@ -160,7 +160,7 @@ def tables(report: TriageReport) -> RenderableType:
 
 
 def html_page(report: TriageReport) -> str:
-    """The whole report as one page."""
+    """Returns the whole report as one page."""
     body = [
         f"<h1>Triage of {html.escape(report.queue)}{' (dry run)' if report.dry_run else ''}</h1>"
         f"<p class='good'>{html.escape(headline(report))}</p>"

@@ -125,7 +125,7 @@ class Rules:
 
 
 def near(name: str, known: tuple[str, ...]) -> str:
-    """A hint for a name that is not known."""
+    """Returns a hint for a name that is not known."""
     found = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(found)}?" if found else f"there are {', '.join(known)}"
 

@@ -28,7 +28,7 @@ class TriageTable(DeltaSink):
         return f"{self.app}/executed"
 
     def executed(self) -> int:
-        """The last batch that was carried out; -1 = none."""
+        """Returns the last batch that was carried out; -1 = none."""
         table = self._table()
         version = None if table is None else table.transaction_version(self._executed)
         return -1 if version is None else int(version)
