@@ -168,13 +168,13 @@ def few_files() -> Iterator[None]:
 async def test_what_clients_do_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Nodes(tmp_path) as nodes:
         parameters = pika.ConnectionParameters("127.0.0.1", nodes.amqp_port(), heartbeat=0)
-        stranger = pika.PlainCredentials("guest", "wrong")
+        unknown = pika.PlainCredentials("guest", "wrong")
 
         def scrape() -> None:
             asyncio.run_coroutine_threadsafe(nodes.metrics(), loop).result()
 
         def work() -> None:
-            wrong = pika.ConnectionParameters("127.0.0.1", nodes.amqp_port(), credentials=stranger)
+            wrong = pika.ConnectionParameters("127.0.0.1", nodes.amqp_port(), credentials=unknown)
             with pytest.raises(pika.exceptions.ProbableAuthenticationError):
                 pika.BlockingConnection(wrong)
             connection = pika.BlockingConnection(parameters)

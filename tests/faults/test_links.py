@@ -149,7 +149,7 @@ async def test_the_backlog_is_the_configured_one() -> None:
 
 @pytest.mark.parametrize("option", [{"secret": "other"}, {"name": "other"}])
 @pytest.mark.provokes("link.refused", "link.dial_failed")
-async def test_strangers_are_refused(option: dict[str, str]) -> None:
+async def test_unknown_nodes_are_refused(option: dict[str, str]) -> None:
     where = addresses(2)
     one, two = Node(1, where), Node(2, where, **option)
     async with one.links, two.links:

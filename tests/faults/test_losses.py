@@ -219,10 +219,10 @@ def test_confirms_resume_when_a_full_disk_has_room_again(
         traffic.finish()
 
 
-# Strangers and memory.
+# Unknown clients, and memory.
 
 
-def strangers(port: int, count: int, words: bytes) -> None:
+def unknown_clients(port: int, count: int, words: bytes) -> None:
     """So many connections that say something and wait for their end."""
     for _ in range(count // 50):
         with ExitStack() as stack:
@@ -239,7 +239,7 @@ def strangers(port: int, count: int, words: bytes) -> None:
                         pass
 
 
-def test_strangers_are_shown_out_and_harm_nobody(start_cluster: StartCluster) -> None:
+def test_unknown_clients_are_closed_and_harm_nobody(start_cluster: StartCluster) -> None:
     cluster = start_cluster(settings={"handshake_timeout": "300"})
     declare(cluster, 1, QUEUE)
     port = cluster.nodes[1].amqp_port
@@ -248,16 +248,16 @@ def test_strangers_are_shown_out_and_harm_nobody(start_cluster: StartCluster) ->
     with Traffic(cluster, QUEUE, publish_at=(2,)) as traffic:
         traffic.goes_on()
         # Silent ones, and ones that stop after the header, until the time is up.
-        strangers(port, 50, b"")
-        strangers(port, 50, b"AMQP\x00\x00\x09\x01")
+        unknown_clients(port, 50, b"")
+        unknown_clients(port, 50, b"AMQP\x00\x00\x09\x01")
         # A malformed frame is answered with connection.close, and its answer awaited for a while.
-        strangers(port, 50, b"AMQP\x00\x00\x09\x01" + b"\xff" * 3000)
+        unknown_clients(port, 50, b"AMQP\x00\x00\x09\x01" + b"\xff" * 3000)
         junk = (b"GET / HTTP/1.1\r\n\r\n", os.urandom(3000))
         for words in junk:
-            strangers(port, 500, words)
+            unknown_clients(port, 500, words)
         before = resident_bytes(pid)
         for words in junk:
-            strangers(port, 1000, words)
+            unknown_clients(port, 1000, words)
         assert resident_bytes(pid) - before < 16 * MIB
         traffic.goes_on()
         traffic.finish()

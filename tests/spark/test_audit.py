@@ -139,7 +139,7 @@ def settled_twice(rows: Rows, node: int) -> None:
     added(rows, row, index=row["index"] + 1)
 
 
-def settled_by_a_stranger(rows: Rows, node: int) -> None:
+def settled_by_another_session(rows: Rows, node: int) -> None:
     middle(of_kind(rows, words.ACKED))["session"] += 1
 
 
@@ -258,7 +258,7 @@ INJURIES: dict[Callable[[Rows, int], None], str] = {
     two_owners: "one_owner",
     back_from_the_dead: "ended_stays_ended",
     settled_twice: "ended_stays_ended",
-    settled_by_a_stranger: "left_by_owner",
+    settled_by_another_session: "left_by_owner",
     settled_unasked: "left_by_owner",
     overtaken: "first_delivery_order",
     id_left_out: "delivery_numbers",

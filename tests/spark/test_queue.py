@@ -176,7 +176,7 @@ def test_a_query_that_was_idle_may_come_back_late(broker: FakeBroker) -> None:
     assert running.values == numbered(0, 5)
 
 
-def test_an_idle_reservation_of_a_single_active_queue_does_not_linger(broker: FakeBroker) -> None:
+def test_an_idle_reservation_of_a_single_active_queue_ends_in_time(broker: FakeBroker) -> None:
     queue = broker.queue("q", b"a")
     queue.arguments["x-single-active-consumer"] = True
     running = query(reservationTtl="10s")

@@ -261,7 +261,7 @@ async def test_connection_limit_closes_the_newcomer(broker: FakeBroker) -> None:
     await edge.stop()
 
 
-async def test_a_stranger_gets_the_protocol_header(edge: Edge) -> None:
+async def test_an_unknown_client_gets_the_protocol_header(edge: Edge) -> None:
     def work(port: int) -> bytes:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -273,7 +273,7 @@ async def test_a_stranger_gets_the_protocol_header(edge: Edge) -> None:
     assert await edge.run(work) == spec.PROTOCOL_HEADER
 
 
-async def test_silent_strangers_are_dropped(broker: FakeBroker) -> None:
+async def test_silent_clients_are_dropped(broker: FakeBroker) -> None:
     edge = Edge(broker, handshake_timeout_s=0.05)
     await edge.start()
 

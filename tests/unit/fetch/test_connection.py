@@ -85,7 +85,7 @@ async def test_anything_before_the_login_is_refused(rig: Rig) -> None:
 
 
 @pytest.mark.provokes("fetch.malformed")
-async def test_a_stranger_may_not_send_large_frames(rig: Rig) -> None:
+async def test_an_unknown_client_may_not_send_large_frames(rig: Rig) -> None:
     peer = rig.peer()
     peer.send(Op.AUTHENTICATE, LOGIN, bytes(65536))
     assert peer.transport.closed

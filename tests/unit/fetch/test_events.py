@@ -50,9 +50,9 @@ async def test_what_clients_do_is_counted(tmp_path: Path) -> None:
         await client.ask(Op.FETCH, stream="s", offset=0)
         stream.place = b"where it lies"
         await client.ask(Op.FETCH, stream="s", offset=0, machine="here")
-        stranger = rig.peer()
+        unknown = rig.peer()
         rig.peer()
-        stranger.feed(b"no frame at all, but long enough to be the head of one")
+        unknown.feed(b"no frame at all, but long enough to be the head of one")
         await until(lambda: len(rig.edge.connections) == 1)
         large = b"".join(
             encode_frame(Op.PRODUCE, 0, 9, {"queue": "q"}, values_frame([bytes(1000)] * 800))

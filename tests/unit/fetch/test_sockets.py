@@ -120,7 +120,9 @@ def test_a_connection_with_tls(
     assert on_listener(tmp_path, loop, work, server_tls) == VALUES
 
 
-def test_a_certificate_of_a_stranger_is_refused(tmp_path: Path, server_tls: ssl.SSLContext) -> None:
+def test_a_certificate_of_an_unknown_client_is_refused(
+    tmp_path: Path, server_tls: ssl.SSLContext
+) -> None:
     def work(port: int) -> None:
         with (
             Client(config(port, timeout=0.5, tls=TlsConfig())) as client,

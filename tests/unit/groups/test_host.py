@@ -861,7 +861,7 @@ def test_a_follower_that_nobody_waits_for_gets_entries_together(net: Net) -> Non
     assert net.machines[slow].values == [1, 2, 3, 4]
 
 
-def test_when_something_waits_for_its_majority_nobody_lingers(net: Net) -> None:
+def test_when_something_waits_for_its_majority_nobody_is_deferred(net: Net) -> None:
     leader, quick, slow = _pace(net)
     end = _last(net, leader)
     net.put(leader, 2)
@@ -902,7 +902,7 @@ def test_commits_that_come_late_but_steadily_do_not_hide_that_they_are_late(net:
     assert replica.commit_index == _last(net, leader)
 
 
-def test_a_silent_follower_changes_places_with_the_one_that_lingers(net: Net) -> None:
+def test_a_silent_follower_changes_places_with_the_deferred_one(net: Net) -> None:
     leader, quick, slow = _pace(net)
     net.put(leader, 2)
     net.settle(lost=quick)
@@ -919,7 +919,7 @@ def test_a_silent_follower_changes_places_with_the_one_that_lingers(net: Net) ->
     assert net.machines[leader].values == [1, 2, 3]
 
 
-def test_a_node_with_a_session_never_lingers(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_with_a_session_is_never_deferred(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     leader, _, slow = _pace(net)
     net.put(leader, 2)
     net.settle()
@@ -937,7 +937,7 @@ def test_a_node_with_a_session_never_lingers(net: Net, monkeypatch: pytest.Monke
     assert net.machines[slow].values == [1, 2, 3]
 
 
-def test_leadership_can_go_to_the_one_that_lingers(net: Net) -> None:
+def test_leadership_can_go_to_the_deferred_one(net: Net) -> None:
     leader, _, slow = _pace(net)
     net.put(leader, 2)
     net.settle()

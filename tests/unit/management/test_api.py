@@ -56,8 +56,8 @@ async def test_only_management_users_with_the_right_password_get_in(
         ("guest", "guest", "10.1.1.1"),
         ("nobody", "x", "127.0.0.1"),
     ):
-        async with client(cluster, user, password, peer) as stranger:
-            answer = await stranger.get("/overview")
+        async with client(cluster, user, password, peer) as unknown:
+            answer = await unknown.get("/overview")
             assert answer.status_code == 401
             assert answer.json() == {"error": "not_authorized", "reason": "Login failed"}
             assert answer.headers["www-authenticate"] == 'Basic realm="RabbitMQ Management"'

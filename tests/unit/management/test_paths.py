@@ -80,8 +80,8 @@ async def test_lists_that_tools_expect_are_there(
 async def test_log_ins_are_counted_by_protocol_until_they_are_forgotten(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
-    async with client(cluster, "guest", "wrong") as stranger:
-        assert (await stranger.get("/overview")).status_code == 401
+    async with client(cluster, "guest", "wrong") as unknown:
+        assert (await unknown.get("/overview")).status_code == 401
     (row,) = await ok(api.get("/auth/attempts/n1"))
     assert row["protocol"] == "http"
     assert (row["auth_attempts_failed"], row["auth_attempts"]) == (

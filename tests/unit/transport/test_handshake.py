@@ -92,12 +92,12 @@ def test_what_the_acceptor_says_of_itself_cannot_be_changed_on_the_way() -> None
     assert one.peer is None
 
 
-def test_a_stranger_gets_nothing_before_it_has_proved_itself() -> None:
-    stranger, two = side(True, secret=b"t"), side(False)
-    answer = two.receive(stranger.begin())
+def test_an_unknown_node_gets_nothing_before_it_has_proved_itself() -> None:
+    unknown, two = side(True, secret=b"t"), side(False)
+    answer = two.receive(unknown.begin())
     assert answer is not None
     assert set(msgspec.msgpack.decode(answer[HEADER_SIZE:])) == {"nonce"}
-    guess = stranger.receive(answer)
+    guess = unknown.receive(answer)
     assert guess is not None
     with pytest.raises(LinkRefused, match="secret") as refused:
         two.receive(guess)

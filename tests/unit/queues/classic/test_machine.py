@@ -241,7 +241,7 @@ def test_a_repeated_batch_is_answered_and_not_applied_again() -> None:
     assert machine.ready_count == 1
 
 
-def test_a_stranger_in_the_middle_of_its_stream_is_ignored() -> None:
+def test_an_unknown_session_in_the_middle_of_its_stream_is_ignored() -> None:
     machine = ClassicMachine(Limits(), no_loading)
     builder = CommandBuilder()
     builder.add(CMD_PURGE, 0, SESSIONS[0], 5, 0, 0)

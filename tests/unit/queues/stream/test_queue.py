@@ -318,7 +318,7 @@ def test_deletion_ends_who_waits() -> None:
     assert run(cluster, deleted()).runs == []
 
 
-def test_a_stranger_s_request_harms_nobody() -> None:
+def test_an_unknown_node_s_request_harms_nobody() -> None:
     queue = filled(1).nodes[1].queue
     for request in (
         ["read", 7],
