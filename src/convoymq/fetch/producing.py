@@ -186,12 +186,12 @@ class Producing(NullEvents):
 
     async def _until_unblocked(self) -> None:
         """Waits while an alarm blocks publishers."""
-        if self._edge.calm.is_set():
+        if self._edge.unblocked.is_set():
             return
         self._connection.set_blocked(True)
         try:
             async with asyncio.timeout(self._edge.settings.alarm_wait_s):
-                await self._edge.calm.wait()
+                await self._edge.unblocked.wait()
         except TimeoutError:
             names = " and ".join(sorted(self._broker.alarms.effective))
             raise ColumnarError(
