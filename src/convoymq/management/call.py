@@ -93,7 +93,7 @@ class Call:
         self.broker.access.check_permission(self.user, self.path["vhost"], permission, kind, name)
 
     def flag(self, name: str) -> bool:
-        """Returns a query parameter that is true."""
+        """Returns whether a query parameter is true."""
         return self.request.query_params.get(name, "") == "true"
 
     async def json(self, most: int = BODY_BYTES_MAX) -> JsonObject:
