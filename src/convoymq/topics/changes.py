@@ -18,6 +18,7 @@ is recorded already changes nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -134,11 +135,11 @@ def plan_split(
     """
     span = route.span_of(pid)
     edges = (span.lo, *cuts, span.hi)
-    if not cuts or any(low >= high for low, high in zip(edges, edges[1:], strict=False)):
+    if not cuts or any(low >= high for low, high in itertools.pairwise(edges)):
         raise BadCut(pid, span.lo, span.hi, tuple(cuts))
     targets = tuple(
         Span(low, high, next_pid + number)
-        for number, (low, high) in enumerate(zip(edges, edges[1:], strict=False))
+        for number, (low, high) in enumerate(itertools.pairwise(edges))
     )
     return _planned(route, Kind.SPLIT, (pid,), targets, change_id)
 

@@ -260,8 +260,7 @@ class Lineage:
     def is_drained(self, pid: int, is_empty: IsEmpty) -> bool:
         """Whether a group has drained one partition (I9)."""
         return all(
-            _is_deleted(each)
-            or (each.is_closed and (each.has_no_messages or is_empty(each.pid)))
+            _is_deleted(each) or (each.is_closed and (each.has_no_messages or is_empty(each.pid)))
             for each in (self.partition(pid), *map(self.partition, self.ancestors(pid)))
         )
 

@@ -102,13 +102,12 @@ def test_a_move_keeps_the_range(kind: Kind) -> None:
 
 
 def test_a_plan_of_an_unknown_partition_is_refused() -> None:
-    for plan in (
-        lambda: changes.plan_split(ROUTE, 8, [1], 9, "c"),
-        lambda: merge(3, 8),
-        lambda: changes.plan_move(ROUTE, 8, 9, "c"),
-    ):
-        with pytest.raises(UnknownPartition, match="partition 8"):
-            plan()
+    with pytest.raises(UnknownPartition, match="partition 8"):
+        changes.plan_split(ROUTE, 8, [1], 9, "c")
+    with pytest.raises(UnknownPartition, match="partition 8"):
+        merge(3, 8)
+    with pytest.raises(UnknownPartition, match="partition 8"):
+        changes.plan_move(ROUTE, 8, 9, "c")
 
 
 def test_a_partition_number_is_never_used_again() -> None:
@@ -242,9 +241,7 @@ def test_a_late_seal_of_what_was_left_out_is_kept_for_the_next_move() -> None:
     late = changes.record_seal(amended, 1, Seal(3, b"late"))
     assert (late.left_out, late.sources) == ({1: Seal(3, b"late")}, (0,))
     assert changes.record_seal(late, 1, Seal(3, b"late")) is late
-    route, _ = changes.publish(
-        ROUTE, changes.advance(changes.target_ready(late, 9), Phase.SEALED)
-    )
+    route, _ = changes.publish(ROUTE, changes.advance(changes.target_ready(late, 9), Phase.SEALED))
     moved = changes.plan_reconcile(route, 1, Seal(3, b"late"), 10, "r")
     assert (moved.kind, moved.is_sealed, moved.base_version) == (Kind.MOVE, True, 1)
 

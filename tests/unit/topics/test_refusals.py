@@ -8,10 +8,11 @@ from convoymq.model.errors import Refused
 from convoymq.topics import refusals
 from convoymq.topics.refusals import Code, TopicRefused
 
-SPECIFIED = (
-    "CLOSED NOT_OPEN WRONG_RANGE BAD_HASH NOT_LEADER NO_LEASE DUPLICATE OUT_OF_SEQ PRODUCER_FENCED "
-    "LEASE_FENCED NOT_VISIBLE VERSION_CONFLICT CHANGE_RUNNING NOT_ADJACENT DATA_EXPIRED BAD_CUT"
-).split()
+SPECIFIED = {
+    "CLOSED", "NOT_OPEN", "WRONG_RANGE", "BAD_HASH", "NOT_LEADER", "NO_LEASE", "DUPLICATE",
+    "OUT_OF_SEQ", "PRODUCER_FENCED", "LEASE_FENCED", "NOT_VISIBLE", "VERSION_CONFLICT",
+    "CHANGE_RUNNING", "NOT_ADJACENT", "DATA_EXPIRED", "BAD_CUT",
+}  # fmt: skip
 ANSWERS_ONLY = {Code.DUPLICATE, Code.NOT_LEADER}
 """Not raised here: the one is a success, the other is the Raft group's own answer."""
 EXAMPLES: tuple[tuple[TopicRefused, Code, str], ...] = (
@@ -58,5 +59,5 @@ def test_every_code_has_one_class() -> None:
 
 
 def test_codes_are_those_of_the_specification_and_their_own_names() -> None:
-    assert set(SPECIFIED) <= {code.value for code in Code}
+    assert {code.value for code in Code} >= SPECIFIED
     assert all(code.value == code.name for code in Code)

@@ -1,0 +1,81 @@
+"""Hashes of order keys: which logical partition a key belongs to, and which lane.
+
+Both are the same for ever and in every client language. The logical partition comes from
+MurmurHash3 (x86, 32 bits) of the key's bytes; a key that is text is taken as UTF-8. Apache Commons,
+Guava, Scala, mmh3 and Spark's `HashingTF` compute the same values. Spark's SQL function `hash` does
+so only for keys whose length is a multiple of four.
+
+Lanes spread the keys of one partition, which have neighbouring values modulo the number of logical
+partitions. So their hash is another function: CRC-32, then the mixing steps of MurmurHash3.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from convoymq.topics.refusals import BadHash, BadTopic
+
+MURMUR3_X86_32 = 1
+"""The only `hash_id` so far."""
+SEED_MAX = 0xFFFF_FFFF
+_MASK = 0xFFFF_FFFF
+_C1 = 0xCC9E_2D51
+_C2 = 0x1B87_3593
+
+
+def key_bytes(key: bytes | str) -> bytes:
+    """Return what of a key is hashed and stored."""
+    return key.encode() if isinstance(key, str) else key
+
+
+def murmur3(data: bytes, seed: int = 0) -> int:
+    """Return MurmurHash3 x86 32 of `data`, from 0 to 2**32 - 1. Cost: O(len(data)).
+
+    Source: Austin Appleby, SMHasher, which is in the public domain.
+    """
+    assert 0 <= seed <= SEED_MAX, seed
+    length = len(data)
+    tail = length & 3
+    value = seed
+    for at in range(0, length - tail, 4):
+        block = int.from_bytes(data[at : at + 4], "little") * _C1 & _MASK
+        value ^= _rotated(block, 15) * _C2 & _MASK
+        value = (_rotated(value, 13) * 5 + 0xE654_6B64) & _MASK
+    if tail:
+        block = int.from_bytes(data[length - tail :], "little") * _C1 & _MASK
+        value ^= _rotated(block, 15) * _C2 & _MASK
+    return _mixed(value ^ (length & _MASK))
+
+
+def _rotated(value: int, bits: int) -> int:
+    return (value << bits | value >> (32 - bits)) & _MASK
+
+
+def _mixed(value: int) -> int:
+    value = (value ^ value >> 16) * 0x85EB_CA6B & _MASK
+    value = (value ^ value >> 13) * 0xC2B2_AE35 & _MASK
+    return value ^ value >> 16
+
+
+def logical_partition(key: bytes, logical: int, seed: int = 0) -> int:
+    """Return the logical partition of a key, 0 to `logical` (exclusive)."""
+    return murmur3(key, seed) % logical
+
+
+def check_logical_partition(key: bytes, sent: int, logical: int, seed: int = 0) -> None:
+    """Raises BadHash unless a sender computed the same logical partition."""
+    if (computed := logical_partition(key, logical, seed)) != sent:
+        raise BadHash(sent, computed)
+
+
+def check_hash(hash_id: int, seed: int) -> None:
+    """Raises BadTopic for a hash that is not known."""
+    if hash_id != MURMUR3_X86_32:
+        raise BadTopic(f"hash {hash_id} is not known: {MURMUR3_X86_32} is MurmurHash3 x86 32")
+    if not 0 <= seed <= SEED_MAX:
+        raise BadTopic(f"the seed of a hash is a number from 0 to {SEED_MAX}, not {seed}")
+
+
+def lane(key: bytes, lanes: int, seed: int = 0) -> int:
+    """Return the lane of a key, 0 to `lanes` (exclusive). Independent of `logical_partition`."""
+    return _mixed(zlib.crc32(key) ^ seed) % lanes
