@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from convoymq.topics.routes import Span
 
 BASE_SHARE = 0.1
-"""What a partition weighs at rest, in shares of the mean rate: it costs its owner something."""
+"""Weight of a partition at rest, in shares of the mean rate: it costs its owner something."""
 
 
 def assign(

@@ -23,12 +23,12 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """When a topic changes by itself. The times are in units."""
+    """Bounds for changes that a topic makes by itself. The times are in units."""
 
     unit_ms: int = 60_000
     target_bytes: float = 4_000_000.0
     target_messages: float = 10_000.0
-    """What a partition should take per second."""
+    """The targets: rates per second that a partition should take."""
     partitions_min: int = 1
     partitions_max: int = 256
     changes_per_hour_max: int = 12
@@ -70,7 +70,7 @@ MERGE_SUM_WINDOWS = ("ten", "twenty")
 
 @dataclass(frozen=True, slots=True)
 class PartitionLoad:
-    """What one partition takes."""
+    """Rates of one partition."""
 
     bytes: Rates = Rates()
     messages: Rates = Rates()
@@ -83,20 +83,20 @@ class PartitionLoad:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a partition of the newest version is, and where it comes from."""
+    """Place and origin of a partition of the newest version."""
 
     server: str
     created_at: int
     merges_before: int = 0
     split_at: int | None = None
-    """When its range was split last."""
+    """Time of the last split of its range."""
     is_replicated: bool = True
-    """Whether all of its replicas are up to date."""
+    """All of its replicas are up to date."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """What a server takes, of all topics, as a mean over 5 units, per second."""
+    """Rates of a server, of all topics, as a mean over 5 units, per second."""
 
     bytes: float = 0.0
     messages: float = 0.0
@@ -109,7 +109,7 @@ class Layout:
     route: Route
     placements: Mapping[int, Placement]
     servers: Mapping[str, ServerLoad] = field(default_factory=dict)
-    """Those that may take partitions."""
+    """By name, the servers that may take partitions."""
     is_changing: bool = False
     split_at: int | None = None
     merged_at: int | None = None
@@ -118,12 +118,12 @@ class Layout:
     changes_at: Sequence[int] = ()
     """All changes of the last hour."""
     failed_over_at: int | None = None
-    """When the controller changed last."""
+    """Time of the last change of the controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLoad:
-    """How one group keeps up."""
+    """Lag and capacity of one group."""
 
     name: str
     version: int
@@ -185,7 +185,7 @@ class HotLogicalPartition:
 
 
 class Advised(Enum):
-    """What an operator may do for a group that a split does not help."""
+    """Means of an operator to help a group that a split does not help."""
 
     RAISE_LANES = "raise lanes"
     ADD_CONSUMERS = "add consumers"
@@ -399,7 +399,7 @@ class _Evaluator:
         return self.loads[pid].messages.five
 
     def _is_behind(self, group: GroupLoad, pid: int) -> bool:
-        """Whether a group lags, and more comes in than one owner with all lanes consumes."""
+        """Return whether a group lags, and more comes in than one owner with all lanes consumes."""
         drain = group.drain_rate.get(pid)
         is_late = group.lag_s.get(pid, 0.0) > self.policy.lag_max_s
         return is_late and drain is not None and self._rate(pid) > drain

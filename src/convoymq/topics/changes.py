@@ -37,7 +37,7 @@ from convoymq.topics.routes import Route, Span, check_invariants, covers
 
 
 class Kind(Enum):
-    """What a change does to the number of partitions."""
+    """The kinds of changes, by numbers of sources and targets."""
 
     SPLIT = "split"
     MERGE = "merge"
@@ -46,7 +46,7 @@ class Kind(Enum):
 
 
 class Phase(Enum):
-    """How far a change is."""
+    """The phases of a change."""
 
     PREPARED = "prepared"
     TARGETS_READY = "targets_ready"
@@ -75,12 +75,12 @@ REPLACEABLE = frozenset((Phase.PREPARED, Phase.SEALING))
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a source answered when it was sealed."""
+    """The answer of a source that was sealed."""
 
     close_offset: int | None
     """Of its CLOSE; None when it was sealed without being asked, and its end is not known yet."""
     dedup: bytes = b""
-    """Its duplicate detection at that point; the targets start with it."""
+    """State of duplicate detection at that point; the targets start with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +107,17 @@ class Change:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the next change may start."""
+        """Return whether the next change may start."""
         return self.phase in FINISHED
 
     @property
     def is_sealed(self) -> bool:
-        """Whether all sources are sealed."""
+        """Return whether all sources are sealed."""
         return all(pid in self.seals for pid in self.sources)
 
     @property
     def is_ready(self) -> bool:
-        """Whether all targets exist."""
+        """Return whether all targets exist."""
         return all(span.pid in self.ready for span in self.targets)
 
 

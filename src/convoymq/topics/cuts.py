@@ -1,4 +1,4 @@
-"""Where a partition is cut: at the weighted median, or around its hot logical partition (13.5)."""
+"""Cuts of a partition: at the weighted median, or around its hot logical partition (13.5)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where to cut, and what it leaves."""
+    """A cut, and what it leaves."""
 
     at: tuple[int, ...]
     """Indices that begin further parts; none where no cut is possible."""

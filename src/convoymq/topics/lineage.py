@@ -21,8 +21,8 @@ from convoymq.topics.refusals import SealConflict, StaleRoute, UnknownPartition
 from convoymq.topics.routes import Route, Span
 
 IsEmpty = Callable[[int], bool]
-"""Whether a group has acknowledged or parked every message of a partition that is sealed. False
-while the partition's end is not known, unless its loss was declared or the group skipped it."""
+"""Tells whether a group has acknowledged or parked every message of a sealed partition. False while
+the partition's end is not known, unless its loss was declared or the group skipped it."""
 FIRST_USER_OFFSET = 1
 """Offset 0 is the OPEN entry."""
 
@@ -41,7 +41,7 @@ CLOSED_STATES = frozenset((PartitionState.SEALED, PartitionState.RETIRED, Partit
 
 
 class Mode(Enum):
-    """How far ahead a group may look (section 6.4)."""
+    """Rules for how far ahead a group may look (section 6.4)."""
 
     LINEAR = "linear"
     DAG = "dag"
@@ -66,21 +66,21 @@ class Partition:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no messages any more."""
+        """Return whether it takes no messages any more."""
         return self.state in CLOSED_STATES
 
     @property
     def has_no_messages(self) -> bool:
-        """Whether it was sealed before a message came."""
+        """Return whether it was sealed before a message came."""
         return self.close_offset is not None and self.close_offset <= self.open_offset + 1
 
     def is_in(self, version: int) -> bool:
-        """Whether a route version names it."""
+        """Return whether a route version names it."""
         sealed = self.sealed_version
         return self.created_version <= version and (sealed is None or version < sealed)
 
     def overlaps(self, lo: int, hi: int) -> bool:
-        """Whether it owns a logical partition from `lo` to `hi` (exclusive)."""
+        """Return whether it owns a logical partition from `lo` to `hi` (exclusive)."""
         return self.lo < hi and lo < self.hi
 
     def token(self, offset: int) -> OrderToken:
@@ -90,7 +90,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the history of routes says of one version beside its ranges."""
+    """One version in the history of routes, beside its ranges."""
 
     version: int
     change_id: str
@@ -140,14 +140,12 @@ class Lineage:
         route = next_route(self.latest, change)
         for span in change.targets:
             check(span.pid not in self.partitions, f"partition {span.pid} would return")
-            sources = [self.partitions[pid] for pid in change.sources]
-            parents = tuple(each.pid for each in sources if each.overlaps(span.lo, span.hi))
             self.partitions[span.pid] = Partition(
                 span.pid,
                 span.lo,
                 span.hi,
                 created_version=route.version,
-                parents=parents,
+                parents=change.sources,
                 state=PartitionState.CREATING,
             )
         for pid in change.sources:
@@ -166,9 +164,7 @@ class Lineage:
         source.state = PartitionState.SEALED
         source.sealed_version = version
         source.close_offset = change.seals[source.pid].close_offset
-        source.children = tuple(
-            span.pid for span in change.targets if source.overlaps(span.lo, span.hi)
-        )
+        source.children = tuple(span.pid for span in change.targets)
 
     def opened(self, pid: int) -> None:
         """Record that a target has its OPEN entry. Raises UnknownPartition."""
@@ -258,7 +254,7 @@ class Lineage:
         return frozenset(drained)
 
     def is_drained(self, pid: int, is_empty: IsEmpty) -> bool:
-        """Whether a group has drained one partition (I9)."""
+        """Return whether a group has drained one partition (I9)."""
         return all(
             _is_deleted(each) or (each.is_closed and (each.has_no_messages or is_empty(each.pid)))
             for each in (self.partition(pid), *map(self.partition, self.ancestors(pid)))
@@ -269,7 +265,7 @@ class Lineage:
         return tuple(pid for pid in self.sources(version) if not self.is_drained(pid, is_empty))
 
     def can_advance(self, version: int, is_empty: IsEmpty) -> bool:
-        """Whether a group may go from `version` to the next one (I8)."""
+        """Return whether a group may go from `version` to the next one (I8)."""
         return version < self.latest.version and not self.waits_for(version, is_empty)
 
     def reached_version(self, version: int, is_empty: IsEmpty) -> int:
@@ -297,7 +293,7 @@ class Lineage:
         return tuple(each.pid for each in sorted(kept, key=_age_order))
 
     def is_visible(self, pid: int, version: int, is_empty: IsEmpty, mode: Mode) -> bool:
-        """Whether a group may read one partition (I10)."""
+        """Return whether a group may read one partition (I10)."""
         partition = self.partition(pid)
         if _is_deleted(partition):
             return False

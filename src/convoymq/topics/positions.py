@@ -16,8 +16,11 @@ from convoymq.topics.refusals import BadPosition, DataExpired
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a group stands. A partition without a cursor begins at its first message, never at its
-    end. `drained` are partitions that count as consumed although no cursor says so."""
+    """The place of a group in a topic.
+
+    A partition without a cursor begins at its first message, never at its end. `drained` are
+    partitions that count as consumed although no cursor says so.
+    """
 
     version: int
     cursors: Mapping[int, int] = field(default_factory=dict)
@@ -28,7 +31,7 @@ class Position:
         return max(self.cursors.get(pid, 0), FIRST_USER_OFFSET)
 
     def is_finished(self, partition: Partition) -> bool:
-        """Whether no message of a partition is left, whatever comes before it."""
+        """Return whether no message of a partition is left, whatever comes before it."""
         if partition.pid in self.drained or partition.state is PartitionState.DELETED:
             return True
         if (sealed := partition.sealed_version) is not None and sealed <= self.version:
@@ -39,7 +42,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is kept of a partition: offsets `start` to `end` (exclusive; control entries count)."""
+    """Offsets of a partition that are kept: `start` to `end` (exclusive; control entries count)."""
 
     start: int = 0
     end: int = 0

@@ -30,11 +30,11 @@ class Span:
 
     @property
     def width(self) -> int:
-        """How many logical partitions there are in it."""
+        """Number of logical partitions in it."""
         return self.hi - self.lo
 
     def overlaps(self, lo: int, hi: int) -> bool:
-        """Whether a logical partition from `lo` to `hi` (exclusive) is in it."""
+        """Return whether a logical partition from `lo` to `hi` (exclusive) is in it."""
         return self.lo < hi and lo < self.hi
 
 
@@ -69,7 +69,7 @@ class Route:
 
 
 def covers(spans: Iterable[Span], lo: int, hi: int) -> bool:
-    """Whether sorted, not empty spans cover `lo` to `hi` exactly once."""
+    """Return whether sorted, not empty spans cover `lo` to `hi` exactly once."""
     reached = lo
     for span in spans:
         if span.lo != reached or span.hi <= span.lo:

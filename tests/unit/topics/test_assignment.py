@@ -24,10 +24,12 @@ def cases(draw: st.DrawFn) -> tuple[list[Span], list[str], dict[int, str], dict[
     """Partitions, members, former owners of whom some left, rates of some partitions."""
     layout = spans(draw(st.integers(0, 12)))
     members = draw(st.lists(st.sampled_from(MEMBERS), unique=True, max_size=5))
-    previous = draw(st.dictionaries(st.integers(0, 14), st.sampled_from(MEMBERS)))
-    rates = draw(
-        st.dictionaries(st.integers(0, 12), st.one_of(st.just(0.0), st.floats(0.01, 1000.0)))
-    )
+    few = draw(st.integers(1, 5))
+    owners = st.one_of(st.just("gone"), st.sampled_from(MEMBERS[:few]))
+    previous = {pid: draw(owners) for pid in range(14) if draw(st.integers(0, 3))}
+    rate = draw(st.sampled_from((st.just(0.0), st.just(1.0), st.floats(0.01, 1000.0))))
+    known = draw(st.sampled_from((0, 12)))
+    rates = {pid: draw(rate) for pid in range(known)}
     return layout, members, previous, rates
 
 
@@ -45,7 +47,7 @@ def loads(
 
 
 @given(cases())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_partition_has_one_owner_and_loads_are_close(
     case: tuple[list[Span], list[str], dict[int, str], dict[int, float]],
 ) -> None:
@@ -63,7 +65,7 @@ def test_every_partition_has_one_owner_and_loads_are_close(
 
 
 @given(cases())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_result_stays_as_it_is(
     case: tuple[list[Span], list[str], dict[int, str], dict[int, float]],
 ) -> None:
@@ -73,7 +75,7 @@ def test_a_result_stays_as_it_is(
 
 
 @given(cases(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_only_the_partitions_of_who_left_move(
     case: tuple[list[Span], list[str], dict[int, str], dict[int, float]], data: st.DataObject
 ) -> None:
@@ -92,14 +94,15 @@ def test_only_the_partitions_of_who_left_move(
 def test_who_joins_takes_no_more_than_its_part(count: int, members: int) -> None:
     before = assign(spans(count), MEMBERS[: members - 1])
     after = assign(spans(count), MEMBERS[:members], before)
-    counts = Counter(after.values())
+    counts = Counter(dict.fromkeys(MEMBERS[:members], 0))
+    counts.update(after.values())
     assert max(counts.values()) - min(counts.values()) <= 1
     moved = [pid for pid in after if before and after[pid] != before[pid]]
     assert len(moved) == (counts[MEMBERS[members - 1]] if before else 0)
 
 
 @given(histories(), st.integers(1, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_child_goes_to_an_owner_of_a_parent(history: History, members: int) -> None:
     """Through a whole history, without rates: of each change some child does, the only one of a
     move or merge always; who else keeps what it has moves only for balance."""

@@ -42,7 +42,7 @@ def test_known_loads_are_cut_where_it_helps(
 
 
 @given(WEIGHTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_other_cut_leaves_a_smaller_largest_part(weights: list[int]) -> None:
     """Two parts; where one index carries more than half, three."""
     cut = best_cut(weights, 9)

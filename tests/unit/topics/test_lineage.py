@@ -33,7 +33,7 @@ def consumed_histories(draw: st.DrawFn) -> tuple[History, frozenset[int]]:
 
 
 @given(histories())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_partition_lives_once_with_one_range(history: History) -> None:
     """I5, against the model, and every version is told from the lines again."""
     naive = history.naive
@@ -53,7 +53,7 @@ def test_a_partition_lives_once_with_one_range(history: History) -> None:
 
 
 @given(histories())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_parents_and_chains_are_those_of_the_logical_partitions(history: History) -> None:
     naive = history.naive
     parents: dict[int, set[int]] = {pid: set() for pid in naive.pids()}
@@ -69,7 +69,7 @@ def test_parents_and_chains_are_those_of_the_logical_partitions(history: History
 
 
 @given(histories())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_ancestors_are_all_that_comes_before(history: History) -> None:
     for pid in history.naive.pids():
         ancestors = history.lineage.ancestors(pid)

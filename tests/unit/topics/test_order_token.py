@@ -15,7 +15,7 @@ TOKENS = st.builds(OrderToken, NUMBERS, NUMBERS)
 
 
 @given(TOKENS, TOKENS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_bytes_and_text_compare_as_tokens_do(one: OrderToken, other: OrderToken) -> None:
     assert (one < other) == (one.pack() < other.pack()) == (str(one) < str(other))
     assert (one == other) == (one.pack() == other.pack()) == (str(one) == str(other))
@@ -30,7 +30,7 @@ def test_bytes_and_text_lead_back(token: OrderToken) -> None:
 
 
 @given(histories())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_tokens_increase_along_every_logical_partition(history: History) -> None:
     """I13: over all splits, merges and moves, in the order in which messages were stored."""
     naive = history.naive
