@@ -25,7 +25,6 @@ from convoymq.data_directory import DataDirectory
 from convoymq.edges.acceptor import SharedPorts
 from convoymq.edges.edge import NodeParts
 from convoymq.edges.registry import import_edges, open_edges
-from convoymq.edges.tls import client_tls
 from convoymq.frozen_heap import FrozenHeap
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.sessions import SessionNumbers
@@ -63,6 +62,8 @@ from convoymq.transport.links import Links
 from convoymq.transport.listening import addresses_of
 
 if TYPE_CHECKING:
+    import ssl
+
     from convoymq.broker.facade import Broker
     from convoymq.edges.edge import Edge
     from convoymq.metadata.commands import Command
@@ -744,10 +745,18 @@ class Node:
             backlog=config.listeners.backlog,
             run_input=self.run_input,
         )
-        context = client_tls(config) if config.listeners.ssl else None
+        context = self._client_tls()
         for addresses, tls in ((config.listeners.tcp, None), (config.listeners.ssl, context)):
             for address in addresses:
                 self.ports.add(address.host, address.port, tls)
+
+    def _client_tls(self) -> ssl.SSLContext | None:
+        if not self.config.listeners.ssl:
+            return None
+        # Takes OpenSSL with it, which a node without TLS does not load.
+        from convoymq.edges.tls import client_tls
+
+        return client_tls(self.config)
 
     async def _start_edges(self, *, after_ready: bool) -> None:
         for edge in self.edges:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections import Counter
 
 from convoymq.broker.registry import ConnectionRegistry, Counters
@@ -85,6 +84,8 @@ class Access:
     def _may_come_from(self, user: str, peer_host: str) -> bool:
         if user not in self._settings.loopback_users:
             return True
+        import ipaddress
+
         try:
             address = ipaddress.ip_address(peer_host.split("%")[0])
         except ValueError:

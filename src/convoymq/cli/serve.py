@@ -14,6 +14,31 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from convoymq.model.config import Config
 
+_HASHES = ("_md5", "_sha1", "_sha3", "_sha2" if sys.version_info >= (3, 12) else "_sha256")
+"""Python's own hash functions, which some distributions leave out."""
+
+
+class _Later(ModuleType):
+    """Stands in for a module and imports it when one of its names is used, but for those given."""
+
+    def __init__(self, name: str, **given: object) -> None:
+        super().__init__(name)
+        vars(self).update(given)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+class _NoTls(ModuleType):
+    """Stands in for `ssl` where classes and numbers of it are looked up that are never used."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return 0 if name.isupper() else type(name, (OSError,), {})
+
 
 def main(arguments: Sequence[str]) -> int:
     """Parses the command line and runs the node; returns the exit code."""
@@ -33,6 +58,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--check", action="store_true", help="only check the configuration")
     chosen = parser.parse_args(arguments)
+    # What is imported from here on takes the memory of the parser.
+    del parser
+    for name in ("argparse", "gettext"):
+        sys.modules.pop(name, None)
+    gc.collect()
+    _import_lean_python()
     from convoymq.model.config import ConfigError, load
 
     try:
@@ -54,9 +85,11 @@ def main(arguments: Sequence[str]) -> int:
         print(introduction(config), file=sys.stderr, flush=True)
     # Nothing that is made while starting is garbage; `Node` freezes it and turns this on again.
     gc.disable()
-    _import_lean()
+    _import_lean(tls=bool(config.listeners.ssl or config.cluster.tls_certfile))
     from convoymq.node_process import run
 
+    # But for classes that were made again with slots: what is imported later takes their memory.
+    gc.collect()
     return run(config)
 
 
@@ -82,16 +115,53 @@ def introduction(config: Config) -> str:
     )
 
 
-def _import_lean() -> None:
-    """Imports libraries without what they load and a node never uses, a tenth of its memory."""
-    # Tracebacks that no node prints.
-    _import_without("structlog", {"rich": None})
-    # What Python's own typing has as well.
-    _import_without("msgspec", {"typing_extensions": None})
+def _import_lean_python() -> None:
+    """Imports modules of Python without what they need for functions that a node does not call; the
+    first call imports it."""
+    # For source code.
+    _import_without("inspect", {"ast": _Later("ast", NodeVisitor=object)})
+    # For addresses in URLs.
+    _import_without("urllib.parse", {"ipaddress": _Later("ipaddress")})
+    # For text from other programs.
+    _import_without("subprocess", {"locale": _Later("locale")})
+    _import_without("uuid", {"platform": _Later("platform", system=lambda: os.uname().sysname)})
+
+
+def _import_lean(*, tls: bool) -> None:
+    """Imports libraries without what they load and a node never uses.
+
+    Args:
+        tls: whether the node serves or dials with TLS.
+    """
+    if not tls:
+        # First: what follows imports asyncio.
+        _import_without_openssl()
+    # Tracebacks that no node prints, loggers that are copied into other processes or threads.
+    pickle = importlib.import_module("_pickle")
+    _import_without("structlog", {"rich": None, "pickle": pickle, "uuid": _Later("uuid")})
+    # What Python's own typing has as well, and what is for looking at types.
+    types = ModuleType("msgspec.inspect")
+    _import_without("msgspec", {"typing_extensions": None, "msgspec.inspect": types})
     # Its own version number, for which the metadata of packages would be read.
     versions = ModuleType("importlib.metadata")
     vars(versions)["version"] = lambda _name: ""
     _import_without("crc32c", {"importlib.metadata": versions})
+
+
+def _import_without_openssl() -> None:
+    """Imports what would load OpenSSL, a tenth of a node's memory, without it."""
+    # Python can be built without OpenSSL, and asyncio knows that: it raises when asked for TLS.
+    _import_without("asyncio", {"ssl": None})
+    # uvloop refuses a context that is not of the class that it has found here.
+    _import_without("uvloop", {"ssl": _NoTls("ssl")})
+    try:
+        for name in _HASHES:
+            importlib.import_module(name)
+    except ImportError:
+        # This Python has no hash functions but OpenSSL's.
+        return
+    for name in ("hashlib", "hmac"):
+        _import_without(name, {"_hashlib": None})
 
 
 def _import_without(name: str, others: dict[str, ModuleType | None]) -> None:

@@ -13,8 +13,8 @@ import asyncio
 import contextlib
 import itertools
 import socket
-import ssl
 from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -29,6 +29,9 @@ from convoymq.transport.listening import (
     listen,
     plain_address,
 )
+
+if TYPE_CHECKING:
+    import ssl
 
 log = structlog.get_logger()
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING
 
 import structlog
 
 from convoymq.broker.facade import Broker
 from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts
-from convoymq.fetch.connection import FetchConnection
 from convoymq.fetch.counters import FetchCounters
 from convoymq.fetch.settings import FetchSettings
 from convoymq.fetch.turns import Budget, Turns
 from convoymq.model.columnar import PREFACE_MAGIC
 from convoymq.model.machine import machine_id
 from convoymq.transport.listening import HangUpWatch
+
+if TYPE_CHECKING:
+    from convoymq.fetch.connection import FetchConnection
 
 log = structlog.get_logger()
 
@@ -78,6 +81,9 @@ class FetchEdge(Edge):
 
     def connect(self, incoming: Incoming) -> None:
         """See `Edge`."""
+        # For the first connection, so that a node without any does not carry it.
+        from convoymq.fetch.connection import FetchConnection
+
         connection = FetchConnection(
             self, incoming.head, incoming.id, incoming.peer, incoming.local, incoming.tls
         )

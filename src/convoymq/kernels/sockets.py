@@ -322,7 +322,8 @@ def _release_segments(
     if library.dlpi_name[0] == 0 and cython.cast(cython.pointer(cython.int), count)[0] > 0:
         return 0
     cython.cast(cython.pointer(cython.int), count)[0] += 1
-    for i in range(library.dlpi_phnum):
+    # Backwards: the headers that are read here lie in the first segment, and come back with it.
+    for i in range(library.dlpi_phnum - 1, -1, -1):
         # What may be written holds relocations, which the file does not have.
         if library.dlpi_phdr[i].p_type != PT_LOAD or library.dlpi_phdr[i].p_flags & PF_W:
             continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -122,6 +121,9 @@ class RealDirectory:
         try:
             os.unlink(name)
         except IsADirectoryError:
+            # Rare, and takes the libraries of archives with it.
+            import shutil
+
             shutil.rmtree(name, ignore_errors=True)
         except FileNotFoundError:
             pass

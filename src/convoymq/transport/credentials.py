@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-import ssl
+from typing import TYPE_CHECKING
 
 from convoymq.model.config import ClusterConfig
 from convoymq.transport.handshake import LinkRefused
+
+if TYPE_CHECKING:
+    import ssl
 
 SECRET_BITS_REFUSED = 0o077
 
@@ -33,6 +36,8 @@ def tls_contexts(config: ClusterConfig) -> tuple[ssl.SSLContext, ssl.SSLContext]
     authority."""
     if not config.tls_certfile:
         return None
+    import ssl
+
     made = []
     for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         context = ssl.SSLContext(kind)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import ssl
 from typing import TYPE_CHECKING
 
 from convoymq.model.config import Address
@@ -106,7 +105,7 @@ class Dialler:
             if connection is not None:
                 connection.close()
             return None, None, "no answer"
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:
             peer = links.peers.get(dial.node)
             if peer is not None and not peer.up:
                 links.look_for(peer)

@@ -1,15 +1,22 @@
-"""Driver of streams."""
+"""Driver of streams.
+
+Machine and handle are imported for the first stream: a node without any does not carry them.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from convoymq.model.durations import duration_ms
 from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
-from convoymq.queues.stream.machine import NO_LIMIT, StreamMachine
-from convoymq.queues.stream.queue import StreamQueue
 from convoymq.routing.queue_arguments import TAKE_OVER_ARGUMENT
 from convoymq.routing.queue_types import TypeRules
+
+if TYPE_CHECKING:
+    from convoymq.queues.stream.machine import StreamMachine
+    from convoymq.queues.stream.queue import StreamQueue
 
 
 class StreamDriver(GroupDriver):
@@ -76,18 +83,24 @@ class StreamDriver(GroupDriver):
 
     def make_machine(self, arguments: Table) -> StreamMachine:
         """See `GroupDriver`."""
+        from convoymq.queues.stream.machine import StreamMachine
+
         return StreamMachine(stream_settings(arguments))
 
     def make_handle(
         self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
     ) -> StreamQueue:
         """See `GroupDriver`."""
+        from convoymq.queues.stream.queue import StreamQueue
+
         assert ask.node is not None
         return StreamQueue(ask_node=ask.node, answers=answers, **options)
 
 
 def stream_settings(arguments: Table) -> dict[str, int]:
     """Returns what the machine of a stream takes from its declaration."""
+    from convoymq.queues.stream.machine import NO_LIMIT
+
     settings: dict[str, int] = {}
     for name, argument in (
         ("max_bytes", "x-max-length-bytes"),
