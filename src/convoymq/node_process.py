@@ -13,6 +13,7 @@ from convoymq import logs
 from convoymq.kernels.sockets import tune_malloc
 from convoymq.model.config import ConfigError
 from convoymq.model.errors import BrokerError, ReplicaStopped
+from convoymq.model.late_imports import reserve_descriptors
 from convoymq.node import EXIT_FAULT, Node
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def run(config: Config) -> int:
     # What a node writes holds messages and secrets: nothing of it is for everybody.
     os.umask(os.umask(UMASK) | UMASK)
     tune_malloc()
+    reserve_descriptors()
     log = structlog.get_logger().bind(node=config.node.id)
     node = Node(config, output)
     try:

@@ -9,6 +9,7 @@ from convoymq.broker.registry import ConnectionRegistry, Counters
 from convoymq.broker.settings import BrokerSettings
 from convoymq.metadata import access
 from convoymq.metadata.machine import MetadataMachine, User
+from convoymq.model.late_imports import import_late
 from convoymq.model.refusals import (
     exchange_subject,
     login_refused,
@@ -84,6 +85,7 @@ class Access:
     def _may_come_from(self, user: str, peer_host: str) -> bool:
         if user not in self._settings.loopback_users:
             return True
+        import_late("ipaddress")
         import ipaddress
 
         try:

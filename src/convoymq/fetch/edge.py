@@ -14,6 +14,7 @@ from convoymq.fetch.counters import FetchCounters
 from convoymq.fetch.settings import FetchSettings
 from convoymq.fetch.turns import Budget, Turns
 from convoymq.model.columnar import PREFACE_MAGIC
+from convoymq.model.late_imports import import_late
 from convoymq.model.machine import machine_id
 from convoymq.transport.listening import HangUpWatch
 
@@ -82,6 +83,7 @@ class FetchEdge(Edge):
     def connect(self, incoming: Incoming) -> None:
         """See `Edge`."""
         # For the first connection, so that a node without any does not carry it.
+        import_late("convoymq.fetch.connection")
         from convoymq.fetch.connection import FetchConnection
 
         connection = FetchConnection(

@@ -1,18 +1,26 @@
-"""Driver of quorum queues."""
+"""Driver of quorum queues.
+
+Machine and handle are imported for the first queue: a node without any does not carry them.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from convoymq.model.late_imports import import_late
 from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
-from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.routing.queue_arguments import (
     FILTER_ARGUMENTS,
     TAKE_OVER_ARGUMENT,
     takes_over_strictly,
 )
 from convoymq.routing.queue_types import TypeRules
+
+if TYPE_CHECKING:
+    from convoymq.queues.quorum.machine import QuorumMachine
+    from convoymq.queues.quorum.queue import QuorumQueue
 
 SINCE_VERSION_2 = (
     "x-message-ttl",
@@ -104,12 +112,18 @@ class QuorumDriver(GroupDriver):
 
     def make_machine(self, arguments: Table) -> QuorumMachine:
         """See `GroupDriver`."""
+        import_late("convoymq.queues.quorum.machine")
+        from convoymq.queues.quorum.machine import QuorumMachine
+
         return QuorumMachine(machine_settings(arguments))
 
     def make_handle(
         self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
     ) -> QuorumQueue:
         """See `GroupDriver`."""
+        import_late("convoymq.queues.quorum.queue")
+        from convoymq.queues.quorum.queue import QuorumQueue
+
         return QuorumQueue(ask_node=ask.reservation, dead_letters=ask.dead_letters, **options)
 
 

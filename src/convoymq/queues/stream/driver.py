@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from convoymq.model.durations import duration_ms
+from convoymq.model.late_imports import import_late
 from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
@@ -83,6 +84,7 @@ class StreamDriver(GroupDriver):
 
     def make_machine(self, arguments: Table) -> StreamMachine:
         """See `GroupDriver`."""
+        import_late("convoymq.queues.stream.machine")
         from convoymq.queues.stream.machine import StreamMachine
 
         return StreamMachine(stream_settings(arguments))
@@ -91,6 +93,7 @@ class StreamDriver(GroupDriver):
         self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
     ) -> StreamQueue:
         """See `GroupDriver`."""
+        import_late("convoymq.queues.stream.queue")
         from convoymq.queues.stream.queue import StreamQueue
 
         assert ask.node is not None
