@@ -31,13 +31,14 @@ def install() -> None:
 
     convoymq.__version__ = RELEASE
     from convoymq.queues.quorum import driver
+    from convoymq.queues.quorum import queue as handles
     from convoymq.replication import versions as supported
 
     machine, queue = next_machine(), next_queue()
     supported.MACHINES.append(machine.__module__)
     supported.register(machine)
     driver.QuorumMachine = machine  # type: ignore[misc]
-    driver.QuorumQueue = queue  # type: ignore[misc]
+    handles.QuorumQueue = queue  # type: ignore[misc]
 
 
 def next_machine() -> Any:

@@ -1,6 +1,6 @@
 """Driver of quorum queues.
 
-Machine and handle are imported for the first queue: a node without any does not carry them.
+The handle is imported for the first queue: a node without any does not carry them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from convoymq.model.late_imports import import_late
 from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.routing.queue_arguments import (
     FILTER_ARGUMENTS,
     TAKE_OVER_ARGUMENT,
@@ -19,7 +20,6 @@ from convoymq.routing.queue_arguments import (
 from convoymq.routing.queue_types import TypeRules
 
 if TYPE_CHECKING:
-    from convoymq.queues.quorum.machine import QuorumMachine
     from convoymq.queues.quorum.queue import QuorumQueue
 
 SINCE_VERSION_2 = (
@@ -112,9 +112,6 @@ class QuorumDriver(GroupDriver):
 
     def make_machine(self, arguments: Table) -> QuorumMachine:
         """See `GroupDriver`."""
-        import_late("convoymq.queues.quorum.machine")
-        from convoymq.queues.quorum.machine import QuorumMachine
-
         return QuorumMachine(machine_settings(arguments))
 
     def make_handle(

@@ -1,6 +1,6 @@
 """Driver of streams.
 
-Machine and handle are imported for the first stream: a node without any does not carry them.
+The handle is imported for the first stream: a node without any does not carry them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from convoymq.model.late_imports import import_late
 from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.stream.machine import NO_LIMIT, StreamMachine
 from convoymq.routing.queue_arguments import TAKE_OVER_ARGUMENT
 from convoymq.routing.queue_types import TypeRules
 
 if TYPE_CHECKING:
-    from convoymq.queues.stream.machine import StreamMachine
     from convoymq.queues.stream.queue import StreamQueue
 
 
@@ -84,9 +84,6 @@ class StreamDriver(GroupDriver):
 
     def make_machine(self, arguments: Table) -> StreamMachine:
         """See `GroupDriver`."""
-        import_late("convoymq.queues.stream.machine")
-        from convoymq.queues.stream.machine import StreamMachine
-
         return StreamMachine(stream_settings(arguments))
 
     def make_handle(
@@ -102,8 +99,6 @@ class StreamDriver(GroupDriver):
 
 def stream_settings(arguments: Table) -> dict[str, int]:
     """Returns what the machine of a stream takes from its declaration."""
-    from convoymq.queues.stream.machine import NO_LIMIT
-
     settings: dict[str, int] = {}
     for name, argument in (
         ("max_bytes", "x-max-length-bytes"),
