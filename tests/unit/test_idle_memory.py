@@ -1,11 +1,11 @@
-"""A node gives memory back once when its work has ended."""
+"""A node gives memory back when its work has ended, and seldom while there is any."""
 
 from __future__ import annotations
 
 import pytest
 
 from convoymq import idle_memory
-from convoymq.idle_memory import REST_LOOKS, IdleMemory
+from convoymq.idle_memory import REST_LOOKS, WORK_LOOKS, WORK_LOOKS_EVERY, IdleMemory
 
 
 @pytest.fixture
@@ -16,11 +16,15 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def test_nothing_is_given_back_while_there_is_work(released: list[str]) -> None:
+def test_while_there_is_work_memory_is_given_back_seldom(released: list[str]) -> None:
     memory = IdleMemory()
-    for activity in range(10 * REST_LOOKS):
-        memory.watch(activity)
-    assert released == []
+    looks = []
+    for look in range(1, 2 * WORK_LOOKS_EVERY + WORK_LOOKS + 1):
+        memory.watch(look)
+        if released:
+            looks.append(look)
+            released.clear()
+    assert looks == [WORK_LOOKS + k * WORK_LOOKS_EVERY for k in range(3)]
 
 
 def test_memory_is_given_back_once_for_each_rest(released: list[str]) -> None:
