@@ -100,12 +100,12 @@ class Channel:
         handler(self, method)
 
     def send(self, method: spec.Method) -> None:
-        """Append a method to the output, unless the channel is closed meanwhile."""
+        """Appends a method to the output, unless the channel is closed meanwhile."""
         if not self.closed:
             self.connection.send(self.number, method)
 
     def refuse(self, error: BrokerError, class_id: int, method_id: int) -> None:
-        """Close this channel, not one that has taken its number since."""
+        """Closes this channel, not one that has taken its number since."""
         if not self.closed:
             self.connection.refuse(error, self.number, class_id, method_id)
 
@@ -131,7 +131,7 @@ class Channel:
         self.asked = then
 
     def answer(self, method_id: int, *answer: object, class_id: int = spec.BASIC) -> None:
-        """Hand a queue's answer to who waits for it."""
+        """Hands a queue's answer to who waits for it."""
         then, self.asked = self.asked, None
         if then is None or self.closed:
             return
@@ -173,7 +173,7 @@ class Channel:
     # --- checks on occasion --------------------------------------------------------------
 
     def check_again(self) -> None:
-        """Ask again for every permission (update-secret); a consumer that lost its own closes the
+        """Asks again for every permission (update-secret); a consumer that lost its own closes the
         channel, as any method without permission does."""
         self.permissions.forget()
         self.codec.forget_routes()
@@ -186,7 +186,7 @@ class Channel:
     # --- queues --------------------------------------------------------------------------
 
     def queue_name(self, name: str) -> str:
-        """Return the name, or that of the queue declared last. Raises Refused."""
+        """Returns the name, or that of the queue declared last. Raises Refused."""
         if name:
             return name
         if self.last_queue is None:
@@ -194,7 +194,7 @@ class Channel:
         return self.last_queue
 
     def find_queue(self, name: str) -> Queue:
-        """Return a queue that this connection may use. Raises BrokerError."""
+        """Returns a queue that this connection may use. Raises BrokerError."""
         queue: Queue = self.broker.queue_admin.find_queue(
             self.connection.vhost, name, self.connection.id
         )
@@ -210,7 +210,7 @@ class Channel:
         return client
 
     def _close_idle_clients(self) -> None:
-        """Close streams that nothing has gone through since this was last called."""
+        """Closes streams that nothing has gone through since this was last called."""
         used = {consumer.client for consumer in self.consumers.values()}
         used |= {each.client for each in self.codec.consumers if each is not None and each.unacked}
         if self.transaction is not None:
@@ -256,7 +256,7 @@ class Channel:
             forget_settled_consumers(self)
 
     def count(self) -> None:
-        """Add what the kernel has done since the last time to the node's counters."""
+        """Adds what the kernel has done since the last time to the node's counters."""
         codec, counters, seen = self.codec, self.broker.counters, self._counted
         counters.acknowledged += codec.acknowledged - seen[0]
         counters.published += codec.published - seen[1]
@@ -301,7 +301,7 @@ class Channel:
         self.broker.counters.dropped_unroutable += 1
 
     def may_publish(self, exchange: str, routing_key: str) -> None:
-        """Raise AccessRefused unless the user may publish so."""
+        """Raises AccessRefused unless the user may publish so."""
         self.permissions.check("write", "exchange", exchange)
         if exchange:
             self.permissions.check_topic("write", exchange, routing_key)
@@ -339,7 +339,7 @@ class Channel:
     def publish(
         self, key: bytes, bits: int, content: bytes, body_size: int, flags: int, tag: int
     ) -> None:
-        """Check, route and append one message. `tag` 0: nobody waits for the outcome."""
+        """Checks, routes and appends one message. `tag` 0: nobody waits for the outcome."""
         exchange, routing_key = names_of(key)
         connection = self.connection
         message = inspect(
@@ -506,7 +506,7 @@ class Channel:
     # --- end -----------------------------------------------------------------------------
 
     def terminate(self) -> None:
-        """Give everything back: consumers go, what they hold returns. Safe to call twice."""
+        """Gives everything back: consumers go, what they hold returns. Safe to call twice."""
         if self.closed:
             return
         self.codec.flush_settles()

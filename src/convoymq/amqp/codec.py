@@ -69,14 +69,14 @@ class ContentHeader:
 
 
 def frame(frame_type: int, channel: int, payload: bytes) -> bytes:
-    """Return a complete frame."""
+    """Returns a complete frame."""
     assert 0 <= channel <= 0xFFFF
     head = _FRAME_HEAD.pack(frame_type, channel, len(payload))
     return b"".join((head, payload, bytes((_spec.FRAME_END,))))
 
 
 def decode_frame(data: bytes, offset: int = 0, *, payload_bytes_max: int) -> Frame | None:
-    """Decode the frame at `offset`; None when it is not complete yet.
+    """Decodes the frame at `offset`; None when it is not complete yet.
 
     Raises:
         FrameFault: unknown type, too long, or a wrong end octet.
@@ -98,19 +98,19 @@ def decode_frame(data: bytes, offset: int = 0, *, payload_bytes_max: int) -> Fra
 
 
 def method_frame(channel: int, method: Method) -> bytes:
-    """Return the frame that carries `method`."""
+    """Returns the frame that carries `method`."""
     return frame(_spec.FRAME_METHOD, channel, encode_method(method))
 
 
 def header_frame(channel: int, header: ContentHeader) -> bytes:
-    """Return the frame that carries `header`."""
+    """Returns the frame that carries `header`."""
     return frame(_spec.FRAME_HEADER, channel, encode_header(header))
 
 
 def content_frames(
     channel: int, method: Method, properties: Properties, body: bytes, *, frame_bytes_max: int
 ) -> bytes:
-    """Return method, header and body frames of one message, the body cut to fit."""
+    """Returns method, header and body frames of one message, the body cut to fit."""
     assert method.HAS_CONTENT
     step = frame_bytes_max - FRAME_OVERHEAD_BYTES
     assert step > 0
@@ -124,7 +124,7 @@ def content_frames(
 
 
 def encode_method(method: Method) -> bytes:
-    """Return the payload of a method frame.
+    """Returns the payload of a method frame.
 
     Raises:
         Misuse: a value does not fit its type.
@@ -150,7 +150,7 @@ def encode_method(method: Method) -> bytes:
 
 
 def decode_method(payload: bytes) -> Method:
-    """Decode the payload of a method frame.
+    """Decodes the payload of a method frame.
 
     Raises:
         PeerError: no such method, or broken arguments.
@@ -182,7 +182,7 @@ def decode_method(payload: bytes) -> Method:
 
 
 def encode_header(header: ContentHeader) -> bytes:
-    """Return the payload of a content header frame.
+    """Returns the payload of a content header frame.
 
     Raises:
         Misuse: a value does not fit its type.
@@ -192,7 +192,7 @@ def encode_header(header: ContentHeader) -> bytes:
 
 
 def decode_header(payload: bytes) -> ContentHeader:
-    """Decode the payload of a content header frame; the weight is ignored.
+    """Decodes the payload of a content header frame; the weight is ignored.
 
     Raises:
         PeerError: the payload is broken, or of a class without content.
@@ -207,7 +207,7 @@ def decode_header(payload: bytes) -> ContentHeader:
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """Return flags and values.
+    """Returns flags and values.
 
     Raises:
         Misuse: a value does not fit its type.
@@ -223,7 +223,7 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def decode_properties(data: bytes, offset: int = 0) -> Properties:
-    """Decode flags and values that fill `data` from `offset` to its end.
+    """Decodes flags and values that fill `data` from `offset` to its end.
 
     Raises:
         PeerError: they are broken, or a flag stands for an unknown property.
@@ -240,7 +240,7 @@ def decode_properties(data: bytes, offset: int = 0) -> Properties:
 
 
 def _read_flags(data: bytes, offset: int, end: int) -> tuple[int, int]:
-    """Read all flags words; those after the first hold no property that is known."""
+    """Reads all flags words; those after the first hold no property that is known."""
     known = 0
     first = True
     while True:

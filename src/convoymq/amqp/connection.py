@@ -62,29 +62,29 @@ class Timer(Protocol):
     """A call that is due later."""
 
     def cancel(self) -> None:
-        """Forget it."""
+        """Forgets it."""
 
 
 class Shell(Protocol):
     """Services that a connection needs of its socket and loop."""
 
     def set_reading(self, on: bool) -> None:
-        """Start or stop handing input over."""
+        """Starts or stops handing input over."""
 
     def want_write(self) -> None:
-        """Call `on_writable` when the socket takes more."""
+        """Calls `on_writable` when the socket takes more."""
 
     def take_output(self, buffer: ConnectionBuffer) -> None:
-        """Write what waits in the buffer (only where that has no descriptor)."""
+        """Writes what waits in the buffer (only where that has no descriptor)."""
 
     def close(self) -> None:
-        """Write what the socket still takes, and close it. `lost` follows unless it was called."""
+        """Writes what the socket still takes and closes it. `lost` follows unless it was called."""
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Call back once."""
+        """Calls back once."""
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run in a task that somebody owns."""
+        """Runs in a task that somebody owns."""
 
 
 class Connection:
@@ -149,7 +149,7 @@ class Connection:
         self._timers: list[Timer] = [shell.call_later(handshake_left_s, self._handshake_late)]
 
     def enter(self, state: State) -> None:
-        """Move to another state."""
+        """Moves to another state."""
         assert state in MOVES[self.state]
         self.state = state
 
@@ -200,7 +200,7 @@ class Connection:
     # --- output ------------------------------------------------------------------------------
 
     def send(self, channel: int, method: spec.Method) -> None:
-        """Append a method to the output."""
+        """Appends a method to the output."""
         if not self._down:
             self.buffer.send_frame(spec.FRAME_METHOD, channel, encode_method(method))
 
@@ -250,13 +250,13 @@ class Connection:
     # --- pauses ------------------------------------------------------------------------------
 
     def pause(self, reason: str) -> None:
-        """Stop reading, for one reason of possibly several."""
+        """Stops reading, for one reason of possibly several."""
         self._pauses.add(reason)
         self.buffer.paused = True
         self.shell.set_reading(False)
 
     def resume(self, reason: str) -> None:
-        """End one reason not to read; without any, read on."""
+        """Ends one reason not to read; without any, reads on."""
         if reason not in self._pauses:
             return
         self._pauses.discard(reason)
@@ -412,7 +412,7 @@ class Connection:
     def within_limits(
         self, asked: Coroutine[object, object, None], channel: int, method: spec.Method
     ) -> None:
-        """Read on when other nodes were asked whether a limit lets the method through, or close."""
+        """Asks other nodes whether a limit lets the method through; then reads on, or closes."""
 
         async def wait() -> None:
             try:
@@ -443,7 +443,7 @@ class Connection:
     # --- late acknowledgements ---------------------------------------------------------------
 
     def start_scans(self) -> None:
-        """Begin to look for late acknowledgements, where they are limited."""
+        """Begins to look for late acknowledgements, where they are limited."""
         self.scan_within(self.settings.consumer_timeout_ms)
 
     def scan_within(self, timeout_ms: int | None) -> None:
@@ -471,7 +471,7 @@ class Connection:
     # --- timers ------------------------------------------------------------------------------
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call back once, unless the connection ends before."""
+        """Calls back once, unless the connection ends before."""
         # Two timers at most are ever due: the handshake's or close's, and the heartbeat's.
         self._timers = [*self._timers[-1:], self.shell.call_later(delay_s, call)]
 
@@ -486,7 +486,7 @@ class Connection:
     # --- errors and closing ------------------------------------------------------------------
 
     def refuse(self, error: BrokerError, channel: int, class_id: int, method_id: int) -> None:
-        """Close the channel or the connection, as the error asks for."""
+        """Closes the channel or the connection, as the error asks for."""
         if self.state in ENDING:
             return
         reply = reply_for(error)
@@ -519,7 +519,7 @@ class Connection:
         self.codec_resumed()
 
     def close(self, reason: str) -> None:
-        """Close on an operator's behalf: 320 CONNECTION_FORCED."""
+        """Closes on an operator's behalf: 320 CONNECTION_FORCED."""
         if self.state is State.AWAITING_CLOSE:
             self.tear_down()
             return
@@ -587,7 +587,7 @@ class Connection:
             self._await_close()
 
     def _await_close(self) -> None:
-        """Wait for the peer to close the socket, and drop what it still sends."""
+        """Waits for the peer to close the socket, and drops what it still sends."""
         if self._down:
             return
         if not self._may_await_close:
@@ -608,7 +608,7 @@ class Connection:
         self.channels.clear()
 
     def _finish(self) -> None:
-        """Write what is left, then close; a client that does not read has its time limit."""
+        """Writes what is left, then closes; a client that does not read has its time limit."""
         if self._down or self._finishing:
             return
         self._finishing = True
@@ -619,7 +619,7 @@ class Connection:
             self.tear_down()
 
     def tear_down(self) -> None:
-        """Give everything back and close the socket. Safe to call twice."""
+        """Gives everything back and closes the socket. Safe to call twice."""
         if self._down:
             return
         self._down = True
@@ -632,7 +632,7 @@ class Connection:
             self.shell.spawn(self._leave())
 
     async def _leave(self) -> None:
-        """Tell the broker that this connection is over; exclusive queues are gone afterwards."""
+        """Tells the broker that this connection is over; exclusive queues are gone afterwards."""
         if not self.vhost_open:
             return
         self.vhost_open = False
@@ -644,7 +644,7 @@ class Connection:
             log.warning("amqp.exclusive_queues_left", connection=self.name, reason=error.text)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run in a task that the shell owns."""
+        """Runs in a task that the shell owns."""
         self.shell.spawn(work)
 
     # --- for the management API --------------------------------------------------------------

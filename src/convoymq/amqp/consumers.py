@@ -89,7 +89,7 @@ class Replies:
         self.deliveries: ConsumerDeliveries | None = None
 
     def consume(self, method: spec.BasicConsume) -> None:
-        """Take replies from now on. Raises Refused."""
+        """Takes replies from now on. Raises Refused."""
         if not method.no_ack:
             raise refusals.reply_consumer(refusals.REPLY_CANNOT_ACKNOWLEDGE)
         if self.token is not None:
@@ -116,7 +116,7 @@ class Replies:
         self._channel.codec.deliver_record(deliveries, bytes(record), False)
 
     def end(self) -> None:
-        """Take no more replies."""
+        """Takes no more replies."""
         if self.token is not None:
             self._channel.broker.replies.unregister(self.token)
             if self.deliveries is not None and not self._channel.closed:
@@ -127,7 +127,7 @@ class Replies:
 
 
 def qos(channel: Channel, method: spec.BasicQos) -> None:
-    """Set how many deliveries may be unacknowledged. Raises Refused."""
+    """Sets how many deliveries may be unacknowledged. Raises Refused."""
     if method.prefetch_size:
         raise refusals.prefetch_size(method.prefetch_size)
     if method.global_ and channel.connection.settings.permit_global_qos:
@@ -142,7 +142,7 @@ def qos(channel: Channel, method: spec.BasicQos) -> None:
 
 
 def consume(channel: Channel, method: spec.BasicConsume) -> None:
-    """Begin a consumer. Raises BrokerError."""
+    """Begins a consumer. Raises BrokerError."""
     if method.queue == REPLY_QUEUE:
         channel.replies.consume(method)
         return
@@ -211,7 +211,7 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
 
 
 def cancel(channel: Channel, method: spec.BasicCancel) -> None:
-    """End a consumer."""
+    """Ends a consumer."""
     tag = method.consumer_tag
     done = None if method.nowait else spec.BasicCancelOk(consumer_tag=tag)
     consumer = channel.consumers.get(tag)
@@ -233,7 +233,7 @@ def cancel(channel: Channel, method: spec.BasicCancel) -> None:
 
 
 def drop_consumer(channel: Channel, consumer: Consumer) -> None:
-    """Forget a consumer; its outstanding deliveries can still be acknowledged."""
+    """Forgets a consumer; its outstanding deliveries can still be acknowledged."""
     consumer.active = False
     if channel.consumers.get(consumer.tag) is consumer:
         del channel.consumers[consumer.tag]
@@ -245,7 +245,7 @@ def drop_consumer(channel: Channel, consumer: Consumer) -> None:
 
 
 def forget_settled_consumers(channel: Channel) -> None:
-    """Remove what is left of consumers that are gone, once nothing of theirs is outstanding."""
+    """Removes what is left of consumers that are gone, once nothing of theirs is outstanding."""
     kept = []
     for deliveries in channel.leaving:
         if deliveries.unacked or (channel.transaction is not None and not deliveries.no_ack):
@@ -257,7 +257,7 @@ def forget_settled_consumers(channel: Channel) -> None:
 
 
 def get(channel: Channel, method: spec.BasicGet) -> None:
-    """Take one message. Raises BrokerError."""
+    """Takes one message. Raises BrokerError."""
     name = channel.queue_name(method.queue)
     channel.permissions.check("read", "queue", name)
     queue = channel.find_queue(name)
@@ -291,7 +291,7 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
 
 
 def recover(channel: Channel, method: spec.BasicRecover | spec.BasicRecoverAsync) -> None:
-    """Return everything that is unacknowledged. Raises Refused."""
+    """Returns everything that is unacknowledged. Raises Refused."""
     if not method.requeue:
         raise refusals.recover_without_requeue()
     channel.codec.acknowledge(channel_codec.RETURN, 0, True)
@@ -301,7 +301,7 @@ def recover(channel: Channel, method: spec.BasicRecover | spec.BasicRecoverAsync
 
 
 def _check_arguments(arguments: Table, queue: Queue) -> None:
-    """Refuse consumer arguments that only other queue types know, and those not served yet."""
+    """Refuses consumer arguments that only other queue types know, and those not served yet."""
     subject = queue_subject(queue.vhost, queue.name)
     for name in TYPED_ARGUMENTS:
         if name not in arguments or name in queue.features.consumer_arguments:

@@ -22,7 +22,7 @@ def _stripped(name: str) -> str:
 
 
 def exchange_declare(channel: Channel, method: spec.ExchangeDeclare) -> None:
-    """Declare an exchange. Raises BrokerError."""
+    """Declares an exchange. Raises BrokerError."""
     name = _stripped(method.exchange)
     if not name:
         raise refusals.default_exchange_untouchable()
@@ -54,7 +54,7 @@ def exchange_declare(channel: Channel, method: spec.ExchangeDeclare) -> None:
 
 
 def exchange_delete(channel: Channel, method: spec.ExchangeDelete) -> None:
-    """Delete an exchange. Raises BrokerError."""
+    """Deletes an exchange. Raises BrokerError."""
     name = _stripped(method.exchange)
     if not name:
         raise refusals.default_exchange_untouchable()
@@ -99,7 +99,7 @@ def exchange_bind(channel: Channel, method: spec.ExchangeBind | spec.ExchangeUnb
 
 
 def queue_declare(channel: Channel, method: spec.QueueDeclare) -> None:
-    """Declare a queue. Raises BrokerError."""
+    """Declares a queue. Raises BrokerError."""
     name = _stripped(method.queue)
     vhost = channel.connection.vhost
     if name == REPLY_QUEUE or name.startswith(REPLY_PREFIX):
@@ -182,7 +182,7 @@ def queue_bind(channel: Channel, method: spec.QueueBind | spec.QueueUnbind) -> N
 
 
 def queue_purge(channel: Channel, method: spec.QueuePurge) -> None:
-    """Drop the ready messages of a queue. Raises BrokerError."""
+    """Drops the ready messages of a queue. Raises BrokerError."""
     name = channel.queue_name(method.queue)
     channel.permissions.check("read", "queue", name)
     client = channel.client_of(channel.find_queue(name))
@@ -198,7 +198,7 @@ def queue_purge(channel: Channel, method: spec.QueuePurge) -> None:
 
 
 def queue_delete(channel: Channel, method: spec.QueueDelete) -> None:
-    """Delete a queue. Raises BrokerError."""
+    """Deletes a queue. Raises BrokerError."""
     name = channel.queue_name(method.queue)
     channel.permissions.check("configure", "queue", name)
 

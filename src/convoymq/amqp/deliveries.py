@@ -43,7 +43,7 @@ class Deliveries:
         return 1 << 30
 
     def deliver(self, consumer: Consumer, delivery: Delivery) -> None:
-        """Encode a delivery."""
+        """Encodes a delivery."""
         _, first_id, block, command, first, count, acquired_count, failed = delivery
         try:
             self._codec.deliver(
@@ -58,7 +58,7 @@ class Deliveries:
             trace.sent(consumer.client.session, *delivery)
 
     def release(self) -> None:
-        """Encode held deliveries as far as there is room, each consumer's in their order."""
+        """Encodes held deliveries as far as there is room, each consumer's in their order."""
         waiting, self.held = self.held, deque()
         blocked: set[Consumer] = set()
         while waiting and not self._channel.closed:
@@ -84,7 +84,7 @@ class Deliveries:
                 consumer.client.resume(consumer.number)
 
     def take_back(self, consumer: Consumer) -> None:
-        """Return what is held for a consumer that goes."""
+        """Returns what is held for a consumer that goes."""
         kept: deque[Held] = deque()
         for held in self.held:
             if held[0] is consumer:

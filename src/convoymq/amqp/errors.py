@@ -89,7 +89,7 @@ class Reply:
 
 
 def reply_for(error: BrokerError) -> Reply:
-    """Return the close that `error` causes; the text is cut at 255 bytes of UTF-8."""
+    """Returns the close that `error` causes; the text is cut at 255 bytes of UTF-8."""
     code = next(_REPLY_CODES[cls] for cls in type(error).__mro__ if cls in _REPLY_CODES)
     name, scope = REPLIES[code]
     return Reply(code, _shortened(f"{name} - {error.text}"), scope)
@@ -101,5 +101,5 @@ def _shortened(text: str) -> str:
 
 
 def as_broker_error(error: Exception) -> BrokerError:
-    """Return what a queue answered as an error that has a reply code."""
+    """Returns what a queue answered as an error that has a reply code."""
     return error if isinstance(error, BrokerError) else BrokerError(str(error))

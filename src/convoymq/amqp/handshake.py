@@ -36,7 +36,7 @@ class Tuned:
 def credentials_of(
     mechanism: str, response: bytes, settings: AmqpSettings, certificate_name: str | None = None
 ) -> Credentials:
-    """Read the SASL response of connection.start-ok.
+    """Reads the SASL response of connection.start-ok.
 
     Raises:
         CommandFault: the mechanism was not offered.
@@ -82,7 +82,7 @@ def _name(data: bytes) -> str:
 
 
 def tuned(settings: AmqpSettings, channel_max: int, frame_max: int, heartbeat_s: int) -> Tuned:
-    """Check what the client answers in connection.tune-ok.
+    """Checks what the client answers in connection.tune-ok.
 
     0 means "no limit" and is refused where the server has one.
 
@@ -153,7 +153,7 @@ class ClientCapabilities:
 
     @classmethod
     def of(cls, properties: Table) -> ClientCapabilities:
-        """Read the capabilities out of the client properties."""
+        """Reads the capabilities out of the client properties."""
         field = properties.get("capabilities")
         table = field.value if field is not None else None
         if not isinstance(table, Table):

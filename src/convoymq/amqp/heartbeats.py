@@ -25,7 +25,7 @@ class Heartbeats:
         self._seen_sent = 0
 
     def start(self, interval_s: int) -> None:
-        """Begin when the interval is agreed."""
+        """Begins when the interval is agreed."""
         self._connection.later(interval_s / 2, self._first_beat)
 
     def _first_beat(self) -> None:

@@ -33,7 +33,7 @@ def ignore(
 
 
 def start_ok(connection: Connection, method: spec.ConnectionStartOk) -> None:
-    """Take credentials, and let the broker check them. Raises PeerError."""
+    """Takes credentials, and lets the broker check them. Raises PeerError."""
     connection.client_properties = method.client_properties
     connection.capabilities = ClientCapabilities.of(method.client_properties)
     connection.mechanism = method.mechanism
@@ -93,7 +93,7 @@ def _login_refused(connection: Connection, error: BrokerError, user: str) -> Non
 
 
 def tune_ok(connection: Connection, method: spec.ConnectionTuneOk) -> None:
-    """Take the limits that the client agrees to. Raises NotAllowed."""
+    """Takes the limits that the client agrees to. Raises NotAllowed."""
     agreed = tuned(connection.settings, method.channel_max, method.frame_max, method.heartbeat)
     connection.channel_max = agreed.channel_max
     connection.heartbeat_s = agreed.heartbeat_s
@@ -104,7 +104,7 @@ def tune_ok(connection: Connection, method: spec.ConnectionTuneOk) -> None:
 
 
 def open_vhost(connection: Connection, method: spec.ConnectionOpen) -> None:
-    """Open the connection's virtual host. Raises BrokerError."""
+    """Opens the connection's virtual host. Raises BrokerError."""
     vhost, user = method.virtual_host, connection.user.name
     connection.broker.access.open_vhost(connection.user, vhost)
     limits = connection.broker.limits
@@ -137,7 +137,7 @@ def _opened(connection: Connection, method: spec.ConnectionOpen) -> None:
 
 
 def update_secret(connection: Connection, _method: spec.ConnectionUpdateSecret) -> None:
-    """Take any secret, as passwords do not expire: what the user may now is asked again."""
+    """Takes any secret, as passwords do not expire: what the user may now is asked again."""
     connection.broker.access.open_vhost(connection.user, connection.vhost)
     for channel in list(connection.channels.values()):
         channel.check_again()

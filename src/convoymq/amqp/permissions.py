@@ -22,7 +22,7 @@ class Permissions:
         self._version = 0
 
     def check(self, permission: str, kind: str, name: str) -> None:
-        """Raise AccessRefused unless the user may; what was granted is remembered for a while."""
+        """Raises AccessRefused unless the user may; what was granted is remembered for a while."""
         value = self._broker.route_cache_version.value
         if value != self._version:
             self._version = value
@@ -41,7 +41,7 @@ class Permissions:
         self._granted.add(key)
 
     def check_topic(self, permission: str, exchange: str, routing_key: str) -> None:
-        """Raise AccessRefused unless the user may, where there are topic permissions."""
+        """Raises AccessRefused unless the user may, where there are topic permissions."""
         connection = self._connection
         if self._broker.access.has_topic_permissions(connection.user, connection.vhost):
             self._broker.access.check_topic_permission(
@@ -49,5 +49,5 @@ class Permissions:
             )
 
     def forget(self) -> None:
-        """Ask for every permission again."""
+        """Asks for every permission again."""
         self._granted.clear()

@@ -62,8 +62,8 @@ def inspect(
     tags: tuple[str, ...],
     reply_token: str | None,
 ) -> Inspected:
-    """Check user-id and expiration, collect CC and BCC, take BCC out, fill the reply-to in, find
-    the named producer.
+    """Checks user-id and expiration, collects CC and BCC, takes BCC out, fills the reply-to in,
+    finds the named producer.
 
     Raises:
         PreconditionFailed: a property that is not acceptable.

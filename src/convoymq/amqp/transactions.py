@@ -52,7 +52,7 @@ class Transaction:
 
 
 def select(channel: Channel, _method: spec.TxSelect) -> None:
-    """Make the channel transactional. Raises Refused."""
+    """Makes the channel transactional. Raises Refused."""
     if channel.codec.mode == channel_codec.MODE_CONFIRM:
         raise refusals.mode_switch("confirm", "tx")
     if channel.transaction is None:
@@ -107,7 +107,7 @@ def _on_settled(channel: Channel, ok: bool) -> None:
 
 
 def rollback(channel: Channel, _method: spec.TxRollback) -> None:
-    """Forget what was collected. Raises Refused."""
+    """Forgets what was collected. Raises Refused."""
     transaction = channel.transaction
     if transaction is None:
         raise refusals.not_transactional()

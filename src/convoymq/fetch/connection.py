@@ -301,7 +301,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         self._last_words(correlation, ColumnarError(ErrorCode.FRAME_ERROR, text))
 
     def close(self, reason: str, code: ErrorCode = ErrorCode.UNAVAILABLE) -> None:
-        """Close on an operator's behalf, or the node's; the client is told why."""
+        """Closes on an operator's behalf, or the node's; the client is told why."""
         if self.state is not State.CLOSED:
             log.info("fetch.connection_forced", connection=self.name, reason=reason)
             text = f"the connection was closed by the server: {reason}"
@@ -313,7 +313,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         self._close(linger=True)
 
     def _close(self, *, linger: bool = False) -> None:
-        """Write what is left, within a bound of time, and close. Safe to call twice.
+        """Writes what is left, within a bound of time, and closes. Safe to call twice.
 
         `linger`: first let the peer close. Its unread bytes would turn our close into a reset,
         which may overtake our last words.
@@ -527,7 +527,7 @@ class FetchConnection(asyncio.BufferedProtocol):
                 self.edge.budget.give_back(size)
 
     async def send_rows(self, frame: Frame, answer: Mapping[str, object], payload: bytes) -> None:
-        """Send an answer with a payload, a step at a time; only inside `output`.
+        """Sends an answer with a payload, a step at a time; only inside `output`.
 
         Raises:
             ColumnarError: it is larger than any frame may be.
@@ -559,7 +559,7 @@ class FetchConnection(asyncio.BufferedProtocol):
             self._write(waiting)
 
     def _send(self, parts: Parts) -> None:
-        """Send a small answer at once, or behind the large one that is on its way."""
+        """Sends a small answer at once, or behind the large one that is on its way."""
         if self.state is State.CLOSED:
             return
         if self._writing:

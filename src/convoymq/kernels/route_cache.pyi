@@ -5,4 +5,4 @@ class RouteCacheVersion:
 
     value: int
     def bump(self) -> None:
-        """Forget what was remembered."""
+        """Forgets what was remembered."""

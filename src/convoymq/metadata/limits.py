@@ -20,7 +20,7 @@ USER_LIMITS = (MAX_CONNECTIONS, MAX_CHANNELS)
 
 
 def check_limit(name: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuse a limit that does not exist, or is no number. Raises ValidationFailed."""
+    """Refuses a limit that does not exist, or is no number. Raises ValidationFailed."""
     if name not in known:
         raise invalid(f"{term(name)} is not a limit; there are: {', '.join(known)}")
     if value is not None and (type(value) is not int or abs(value) > COUNT_MAX):
@@ -34,7 +34,7 @@ def limit_of(limits: Mapping[str, int] | None, name: str) -> int | None:
 
 
 def check_queue_limit(tree: Tree, vhost: str, name: str) -> None:
-    """Refuse a new queue where there are as many as may be. Raises PreconditionFailed."""
+    """Refuses a new queue where there are as many as may be. Raises PreconditionFailed."""
     place = tree.vhost(vhost)
     limit = limit_of(place.limits, MAX_QUEUES)
     if limit is not None and name not in place.queues and len(place.queues) >= limit:

@@ -219,7 +219,7 @@ class FrameReader:
         return memoryview(self._data)[self._at :]
 
     def advance(self, count: int) -> list[Frame]:
-        """Take `count` bytes that were written to `buffer()`.
+        """Takes `count` bytes that were written to `buffer()`.
 
         Raises:
             ProtocolError: they are no frame of this protocol.
@@ -244,7 +244,7 @@ class FrameReader:
             raise
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Take bytes from the connection and return the frames that are whole now.
+        """Takes bytes from the connection and returns the frames that are whole now.
 
         Raises:
             ProtocolError: they are no frames of this protocol; `frames` holds those before.

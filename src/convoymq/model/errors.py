@@ -216,7 +216,7 @@ class InvariantViolated(Exception):  # outside the tree on purpose: see the modu
 
 
 def check(condition: object, text: str) -> None:
-    """Raise `InvariantViolated` with `text` unless `condition` holds, also under `python -O`."""
+    """Raises `InvariantViolated` with `text` unless `condition` holds, also under `python -O`."""
     if not condition:
         raise InvariantViolated(text)
 
@@ -241,7 +241,7 @@ _REFUSAL_BY_NAME = {refusal.__name__: refusal for refusal in _REFUSALS}
 
 
 def refusal_to_builtins(error: Refused) -> list[str]:
-    """Return `error` as plain strings, for replies that cross a link between nodes."""
+    """Returns `error` as plain strings, for replies that cross a link between nodes."""
     name = next(c.__name__ for c in type(error).__mro__ if _REFUSAL_BY_NAME.get(c.__name__) is c)
     parts = [name, error.text]
     details = error.details()
@@ -253,7 +253,7 @@ def refusal_to_builtins(error: Refused) -> list[str]:
 
 
 def refusal_from_builtins(parts: list[str]) -> Refused:
-    """Return the error that `refusal_to_builtins` described.
+    """Returns the error that `refusal_to_builtins` described.
 
     Raises:
         PeerError: `parts` is not such a description.

@@ -138,7 +138,7 @@ class Table:
 
     @classmethod
     def from_fields(cls, fields: Iterable[tuple[str, Field]]) -> Table:
-        """Build a table from keys and typed values.
+        """Builds a table from keys and typed values.
 
         Raises:
             Misuse: a value does not fit its code, or a key its 255 bytes.
@@ -162,7 +162,7 @@ class Table:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Table:
-        """Build a table from plain values: int `l`, str and bytes `S`, bool `t`, float `d`,
+        """Builds a table from plain values: int `l`, str and bytes `S`, bool `t`, float `d`,
         None `V`, mapping `F`, list or tuple `A`; a `Field` stays as it is.
 
         Raises:
@@ -171,7 +171,7 @@ class Table:
         return cls.from_fields((key, field_of(value)) for key, value in values.items())
 
     def get(self, key: str) -> Field | None:
-        """Return the first field of that key."""
+        """Returns the first field of that key."""
         return next((field for name, field in self._fields if name == key), None)
 
     def items(self) -> tuple[tuple[str, Field], ...]:
@@ -183,7 +183,7 @@ class Table:
         return tuple(name for name, _ in self._fields)
 
     def with_field(self, key: str, value: object) -> Table:
-        """Return a table where `key` has this value: in its place, or at the end."""
+        """Returns a table where `key` has this value: in its place, or at the end."""
         new = (key, field_of(value))
         if self.get(key) is None:
             return Table.from_fields((*self._fields, new))
@@ -198,18 +198,18 @@ class Table:
         return Table.from_fields(kept)
 
     def without(self, key: str) -> Table:
-        """Return a table without that key."""
+        """Returns a table without that key."""
         if self.get(key) is None:
             return self
         return Table.from_fields(pair for pair in self._fields if pair[0] != key)
 
     def canonical(self) -> Table:
-        """Return the table with its keys in order: the identity of binding arguments."""
+        """Returns the table with its keys in order: the identity of binding arguments."""
         ordered = tuple(sorted(self._fields, key=lambda pair: pair[0]))
         return self if ordered == self._fields else Table.from_fields(ordered)
 
     def to_plain(self) -> dict[str, object]:
-        """Return plain values for display: text where bytes are UTF-8, lists for arrays."""
+        """Returns plain values for display: text where bytes are UTF-8, lists for arrays."""
         return {key: _plain(field) for key, field in self._fields}
 
     def __contains__(self, key: str) -> bool:
@@ -233,7 +233,7 @@ class Table:
 
 
 def field_of(value: object) -> Field:
-    """Return `value` with the code that `Table.of` documents.
+    """Returns `value` with the code that `Table.of` documents.
 
     Raises:
         Misuse: there is none, or the value is nested too deeply.
@@ -273,7 +273,7 @@ def _field_of(value: object, depth: int) -> Field:
 
 
 def decode_body(data: bytes | memoryview) -> Table:
-    """Decode a table that stands alone, without its length.
+    """Decodes a table that stands alone, without its length.
 
     Raises:
         PeerError: the bytes are no such table.
@@ -282,7 +282,7 @@ def decode_body(data: bytes | memoryview) -> Table:
 
 
 def decode_table(data: bytes, offset: int, end: int) -> tuple[Table, int]:
-    """Decode the table at `offset`; `end` is where readable bytes stop.
+    """Decodes the table at `offset`; `end` is where readable bytes stop.
 
     Returns:
         The table and the offset behind it.
@@ -295,12 +295,12 @@ def decode_table(data: bytes, offset: int, end: int) -> tuple[Table, int]:
 
 
 def encode_table(table: Table) -> bytes:
-    """Return the table as it stands in a frame, length first."""
+    """Returns the table as it stands in a frame, length first."""
     return _LENGTH.pack(len(table.encoded)) + table.encoded
 
 
 def decode_short_string(data: bytes, offset: int, end: int) -> tuple[str, int]:
-    """Decode the short string at `offset`.
+    """Decodes the short string at `offset`.
 
     Raises:
         FrameFault: it reaches beyond `end` or is not UTF-8.
@@ -318,7 +318,7 @@ def decode_short_string(data: bytes, offset: int, end: int) -> tuple[str, int]:
 
 
 def erlang_term(field: Field) -> str:
-    """Return a value as RabbitMQ's error texts print it."""
+    """Returns a value as RabbitMQ's error texts print it."""
     value = field.value
     match value:
         case None:

@@ -21,7 +21,7 @@ class BindingTable:
     __slots__ = ("_all", "_by_destination", "_by_source", "_matchers", "_vhost")
 
     def __init__(self, vhost: str) -> None:
-        """Start without bindings."""
+        """Starts without bindings."""
         self._vhost = vhost
         self._all: _Ordered = {}
         self._by_source: dict[str, _Ordered] = {}
@@ -34,12 +34,12 @@ class BindingTable:
         self._matchers[exchange.name] = matcher_for(exchange, self._vhost)
 
     def close_source(self, name: str) -> None:
-        """Forget an exchange from which no bindings are left."""
+        """Forgets an exchange from which no bindings are left."""
         assert name not in self._by_source
         del self._matchers[name]
 
     def add(self, binding: Binding) -> None:
-        """Add a binding that is not there."""
+        """Adds a binding that is not there."""
         assert binding not in self._all
         self._all[binding] = None
         self._by_source.setdefault(binding.source, {})[binding] = None
@@ -47,7 +47,7 @@ class BindingTable:
         self._matchers[binding.source].add(binding)
 
     def remove(self, binding: Binding) -> None:
-        """Remove a binding that is there."""
+        """Removes a binding that is there."""
         del self._all[binding]
         self._matchers[binding.source].remove(binding)
         siblings = self._by_source[binding.source]
@@ -60,7 +60,7 @@ class BindingTable:
             del self._by_destination[binding.destination]
 
     def match(self, source: str, message: Message) -> Iterable[Destination]:
-        """Yield where a message at that exchange goes; a destination may come more than once."""
+        """Yields where a message at that exchange goes; a destination may come more than once."""
         return self._matchers[source].match(message)
 
     def varies(self, source: str) -> bool:
@@ -73,13 +73,13 @@ class BindingTable:
         return source in self._by_source
 
     def onward(self, source: str) -> list[Destination]:
-        """Return all ends of the bindings from that exchange, whatever their keys."""
+        """Returns all ends of the bindings from that exchange, whatever their keys."""
         return [binding.destination for binding in self._by_source.get(source, ())]
 
     def select(
         self, *, source: str | None = None, destination: Destination | None = None
     ) -> list[Binding]:
-        """Return all bindings, or those of one end or between two, in a fixed order."""
+        """Returns all bindings, or those of one end or between two, in a fixed order."""
         found: Iterable[Binding]
         if source is not None:
             found = self._by_source.get(source, ())

@@ -109,7 +109,7 @@ class Message(NamedTuple):
 
 
 def check_hash_arguments(arguments: Table, subject: Subject) -> None:
-    """Refuse arguments of an `x-consistent-hash` exchange that do not say what to hash.
+    """Refuses arguments of an `x-consistent-hash` exchange that do not say what to hash.
 
     Raises:
         PreconditionFailed: of another type, both of them, or an unknown property.
@@ -125,7 +125,7 @@ def check_hash_arguments(arguments: Table, subject: Subject) -> None:
 
 
 def check_weight(routing_key: str) -> None:
-    """Refuse a binding key that is no weight. Raises PreconditionFailed."""
+    """Refuses a binding key that is no weight. Raises PreconditionFailed."""
     weight = _integer(routing_key)
     if weight is None:
         raise binding_weight_not_integer(routing_key)
@@ -136,7 +136,7 @@ def check_weight(routing_key: str) -> None:
 
 
 def check_local_binding(routing_key: str, queue: Queue | None) -> None:
-    """Refuse a binding from an `x-local-random` exchange; `queue` is None when it leads elsewhere.
+    """Refuses a binding from an `x-local-random` exchange; `queue` is None when it leads elsewhere.
 
     Raises:
         PreconditionFailed: it has a key, or leads to what is not kept on one node.
@@ -170,7 +170,7 @@ class HashSource:
     __slots__ = ("header", "property")
 
     def __init__(self, arguments: Table) -> None:
-        """Read the arguments of an exchange."""
+        """Reads the arguments of an exchange."""
         header, property_ = arguments.get(HASH_HEADER), arguments.get(HASH_PROPERTY)
         self.header = header.term() if header is not None else None
         self.property = property_.term() if property_ is not None else None
@@ -181,7 +181,7 @@ class HashSource:
         return self.header is None and self.property is None
 
     def of(self, message: Message) -> str | None:
-        """Return what of a message is hashed; None when it lacks that."""
+        """Returns what of a message is hashed; None when it lacks that."""
         if self.header is not None:
             field = message.headers.get(self.header)
             return field.term() if field is not None else None
@@ -208,7 +208,7 @@ class HashRing:
     __slots__ = ("_changed", "_names", "_next", "_numbers", "_placed", "_points", "_weights")
 
     def __init__(self) -> None:
-        """Start without destinations."""
+        """Starts without destinations."""
         self._weights: dict[Destination, int] = {}
         # The ring is brought up to date when it is asked: a hundred bindings are placed together.
         self._changed: dict[Destination, None] = {}
@@ -220,12 +220,12 @@ class HashRing:
         """Sorted: a 64-bit position, then the number of the destination."""
 
     def add(self, destination: Destination, weight: int) -> None:
-        """Add weight to a destination."""
+        """Adds weight to a destination."""
         self._weights[destination] = self._weights.get(destination, 0) + weight
         self._changed[destination] = None
 
     def remove(self, destination: Destination, weight: int) -> None:
-        """Take weight from a destination."""
+        """Takes weight from a destination."""
         left = self._weights[destination] - weight
         assert left >= 0
         self._weights[destination] = left
@@ -234,7 +234,7 @@ class HashRing:
         self._changed[destination] = None
 
     def choose(self, hashed: str | None) -> Destination | None:
-        """Return the destination of a value; None when there is none.
+        """Returns the destination of a value; None when there is none.
 
         Cost: one hash and a binary search; after changes, once, O(points).
         """
@@ -295,5 +295,5 @@ def _hash(value: str | None) -> int:
 
 
 def modulus_choice(keys: tuple[str, ...], count: int) -> int:
-    """Return which of `count` destinations, in a fixed order, these routing keys lead to."""
+    """Returns which of `count` destinations, in a fixed order, these routing keys lead to."""
     return _hash("\0".join(keys)) % count

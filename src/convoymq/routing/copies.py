@@ -10,7 +10,7 @@ BLIND_COPY = "BCC"
 
 
 def extra_keys(headers: Table) -> tuple[str, ...]:
-    """Return the routing keys in CC and BCC, in that order.
+    """Returns the routing keys in CC and BCC, in that order.
 
     Raises:
         PreconditionFailed: one of them is not an array of strings.
@@ -19,7 +19,7 @@ def extra_keys(headers: Table) -> tuple[str, ...]:
 
 
 def without_blind_copies(headers: Table) -> Table:
-    """Return the headers as receivers may see them."""
+    """Returns the headers as receivers may see them."""
     return headers.without(BLIND_COPY)
 
 

@@ -55,7 +55,7 @@ def check_exchange(
     internal: bool = False,
     arguments: Table = EMPTY,
 ) -> ExchangeType:
-    """Refuse an exchange that cannot be declared so, or differs from the one that exists.
+    """Refuses an exchange that cannot be declared so, or differs from the one that exists.
 
     Raises:
         AccessRefused: the default exchange, or a new name with the reserved prefix.
@@ -110,7 +110,7 @@ def check_queue(
     server_named: bool = False,
     relaxed: bool = False,
 ) -> QueueType:
-    """Refuse a queue that cannot be declared so, or differs from the one that exists.
+    """Refuses a queue that cannot be declared so, or differs from the one that exists.
 
     Args:
         name: for a server-named queue the generated name, with `server_named` set.
@@ -161,7 +161,7 @@ def check_binding(
     *,
     owner: str | None = None,
 ) -> None:
-    """Refuse a binding that the type of its source does not take.
+    """Refuses a binding that the type of its source does not take.
 
     An end that is missing here is not refused: the tables that record may have it already.
 
@@ -192,7 +192,7 @@ def check_binding(
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that AMQP cannot carry. Raises Misuse."""
+    """Refuses a name that AMQP cannot carry. Raises Misuse."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:

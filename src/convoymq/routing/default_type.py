@@ -17,7 +17,7 @@ def with_default_type(
     vhost_default: QueueType | None,
     node_default: QueueType,
 ) -> Table:
-    """Return the arguments with `x-queue-type` filled in; to be called before every declare.
+    """Returns the arguments with `x-queue-type` filled in; to be called before every declare.
 
     The virtual host's default comes before the node's. A replicated type is taken where the
     properties fit it, whatever the arguments: one that it does not serve is refused by name, rather

@@ -22,7 +22,7 @@ _MODES = {b"all", b"any", b"all-with-x", b"any-with-x"}
 
 
 def check_match_arguments(arguments: Table) -> None:
-    """Refuse binding arguments with a wrong `x-match`.
+    """Refuses binding arguments with a wrong `x-match`.
 
     Raises:
         PreconditionFailed: it is unknown or not a string.

@@ -34,13 +34,13 @@ class Matcher(Protocol):
         """Returns whether equal routing keys may lead different ways."""
 
     def add(self, binding: Binding) -> None:
-        """Add a binding that is not there yet."""
+        """Adds a binding that is not there yet."""
 
     def remove(self, binding: Binding) -> None:
-        """Remove a binding that is there."""
+        """Removes a binding that is there."""
 
     def match(self, message: Message) -> Iterable[Destination]:
-        """Yield where a message goes."""
+        """Yields where a message goes."""
 
 
 class _Counted:
@@ -260,7 +260,7 @@ _MATCHERS: dict[ExchangeType, Callable[[], Matcher]] = {
 
 
 def matcher_for(exchange: Exchange, vhost: str) -> Matcher:
-    """Return an empty table for that exchange. One whose type is not served refuses to match."""
+    """Returns an empty table for that exchange. One whose type is not served refuses to match."""
     match exchange.rule:
         case ExchangeType.CONSISTENT_HASH:
             return _ConsistentHash(exchange.arguments)

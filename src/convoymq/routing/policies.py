@@ -80,13 +80,13 @@ class Policies:
     __slots__ = ("_alternates", "_ranked", "operator", "user")
 
     def __init__(self) -> None:
-        """Start without policies."""
+        """Starts without policies."""
         self.user: dict[str, Policy] = {}
         self.operator: dict[str, Policy] = {}
         self._changed()
 
     def put(self, policy: Policy, *, operator: bool = False) -> bool:
-        """Add a policy or replace the one of that name; whether it is new."""
+        """Adds a policy or replaces the one of that name; whether it is new."""
         table = self._table(operator)
         created = policy.name not in table
         table[policy.name] = policy
@@ -94,7 +94,7 @@ class Policies:
         return created
 
     def delete(self, name: str, *, operator: bool = False) -> bool:
-        """Remove a policy; False when there is none of that name."""
+        """Removes a policy; False when there is none of that name."""
         gone = self._table(operator).pop(name, None) is not None
         self._changed()
         return gone
@@ -105,7 +105,7 @@ class Policies:
         return (table[name] for name in sorted(table))
 
     def for_queue(self, queue: Queue) -> Chosen:
-        """Return the policies that a queue gets."""
+        """Returns the policies that a queue gets."""
         if not self:
             return _NONE
         rules = rules_of(queue.type.value)
@@ -114,7 +114,7 @@ class Policies:
         return self._first(queue.name, lambda policy: applies_to_type(policy, rules))
 
     def for_exchange(self, name: str) -> Chosen:
-        """Return the policies that an exchange gets."""
+        """Returns the policies that an exchange gets."""
         if not self:
             return _NONE
         return self._first(name, lambda policy: policy.apply_to in (ALL, EXCHANGES))
@@ -128,7 +128,7 @@ class Policies:
         return Chosen(*found)
 
     def alternate_of(self, exchange: Exchange) -> str | None:
-        """Return the name of the exchange that gets what this one can't route; its own argument
+        """Returns the name of the exchange that gets what this one can't route; its own argument
         comes first."""
         own = exchange.alternate
         if own is not None or not self:
@@ -181,7 +181,7 @@ def applies_to_type(policy: Policy, rules: TypeRules) -> bool:
 
 
 def check_policy(policy: Policy, *, operator: bool = False) -> None:
-    """Refuse a policy that is malformed, or of which a key would act nowhere.
+    """Refuses a policy that is malformed, or of which a key would act nowhere.
 
     Raises:
         ValidationFailed: a name, a pattern, a key, a value or a scope is not acceptable.
@@ -207,7 +207,7 @@ def check_policy(policy: Policy, *, operator: bool = False) -> None:
 
 
 def _check_scope(policy: Policy) -> None:
-    """Refuse keys that would act nowhere: RabbitMQ takes such a policy in silence."""
+    """Refuses keys that would act nowhere: RabbitMQ takes such a policy in silence."""
     keys = set(policy.definition)
     if keys & EXCHANGE_KEYS and policy.apply_to not in (ALL, EXCHANGES):
         raise _conflict(policy, keys & EXCHANGE_KEYS, "exchanges only")
@@ -241,7 +241,7 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def effective_settings(queue: Queue, policies: Policies) -> Mapping[str, Setting]:
-    """Return what acts in a queue, by the keys of policies: its policies joined with its arguments.
+    """Returns what acts in a queue, by the keys of policies: its policies and its arguments.
 
     Keys that its type does not serve are left out; what is said neither by a policy nor by an
     argument is absent.

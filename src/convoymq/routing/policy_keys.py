@@ -274,7 +274,7 @@ BY_ARGUMENT: Mapping[str, Key] = {
 def checked_definition(
     definition: Mapping[str, object], *, operator: bool = False
 ) -> dict[str, Setting]:
-    """Return a definition whose keys and values are those of a policy, or an operator policy.
+    """Returns a definition whose keys and values are those of a policy, or an operator policy.
 
     Raises:
         ValidationFailed: they are not.

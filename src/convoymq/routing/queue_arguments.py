@@ -192,14 +192,14 @@ ARGUMENTS: tuple[Argument, ...] = (
 
 
 def type_name_of(arguments: Table) -> str:
-    """Return the name of the type that the arguments ask for; without `x-queue-type` it is
+    """Returns the name of the type that the arguments ask for; without `x-queue-type` it is
     classic."""
     field = arguments.get(TYPE_ARGUMENT)
     return QueueType.CLASSIC.value if field is None else field.term()
 
 
 def check_arguments(subject: Subject, arguments: Table) -> QueueType:
-    """Refuse arguments of a new queue that no queue of its type could honour.
+    """Refuses arguments of a new queue that no queue of its type could honour.
 
     Returns:
         The queue's type.
@@ -270,7 +270,7 @@ def check_properties(
     auto_delete: bool,
     server_named: bool,
 ) -> None:
-    """Refuse properties that the type can't have.
+    """Refuses properties that the type can't have.
 
     Raises:
         PreconditionFailed: a replicated queue that is not durable, exclusive, auto-delete or
@@ -291,7 +291,7 @@ def check_properties(
 def check_equivalent_arguments(
     subject: Subject, queue_type: QueueType, current: Table, received: Table
 ) -> None:
-    """Refuse a redeclare whose arguments differ in a key that the queue's type knows.
+    """Refuses a redeclare whose arguments differ in a key that the queue's type knows.
 
     Raises:
         PreconditionFailed: they do.
@@ -313,14 +313,14 @@ def is_quorum_as_classic(queue_type: QueueType, received: Table) -> bool:
 
 
 def check_common_arguments(subject: Subject, current: Table, received: Table) -> None:
-    """Refuse a redeclare of a quorum queue as a classic one whose arguments differ in what both
+    """Refuses a redeclare of a quorum queue as a classic one whose arguments differ in what both
     have. Raises PreconditionFailed."""
     for key in COMMON_ARGUMENTS:
         check_equivalent_argument(key, subject, current, received)
 
 
 def check_equivalent_argument(key: str, subject: Subject, current: Table, received: Table) -> None:
-    """Refuse a redeclare that differs in this argument.
+    """Refuses a redeclare that differs in this argument.
 
     Raises:
         PreconditionFailed: it does.

@@ -19,12 +19,12 @@ _MANY = "#"
 
 
 def split_words(key: str) -> list[str]:
-    """Return the words of a routing key or pattern."""
+    """Returns the words of a routing key or pattern."""
     return key.split(".") if key else []
 
 
 def check_pattern(pattern: str) -> None:
-    """Refuse a binding key with too many `#`.
+    """Refuses a binding key with too many `#`.
 
     Raises:
         PreconditionFailed: it has more than two.
@@ -53,11 +53,11 @@ class TopicTrie:
     __slots__ = ("_root",)
 
     def __init__(self) -> None:
-        """Start without patterns."""
+        """Starts without patterns."""
         self._root = _Node()
 
     def add(self, pattern: str, destination: Destination) -> None:
-        """Add a pair. Cost: O(words)."""
+        """Adds a pair. Cost: O(words)."""
         node = self._root
         for word in split_words(pattern):
             child = node.children.get(word)
@@ -67,7 +67,7 @@ class TopicTrie:
         node.destinations[destination] = node.destinations.get(destination, 0) + 1
 
     def remove(self, pattern: str, destination: Destination) -> None:
-        """Remove a pair that was added, and the nodes that nobody needs any more."""
+        """Removes a pair that was added, and the nodes that nobody needs any more."""
         path = [self._root]
         words = split_words(pattern)
         for word in words:
@@ -86,7 +86,7 @@ class TopicTrie:
             del parent.children[word]
 
     def match(self, key: str) -> Iterable[Destination]:
-        """Yield the destinations of all patterns that match; one may come more than once.
+        """Yields the destinations of all patterns that match; one may come more than once.
 
         Cost: O(words * nodes reached).
         """
@@ -114,7 +114,7 @@ def _step(active: Iterable[_Node], word: str) -> Iterable[_Node]:
 
 
 def _with_empty_matches(nodes: Iterable[_Node]) -> tuple[_Node, ...]:
-    """Add to `nodes` what is reached by `#` standing for no word; each node once."""
+    """Adds to `nodes` what is reached by `#` standing for no word; each node once."""
     found: dict[int, _Node] = {}
     for start in nodes:
         node: _Node | None = start

@@ -90,7 +90,7 @@ class Topology:
     __slots__ = ("_bindings", "_exchanges", "_queues", "policies", "version", "vhost")
 
     def __init__(self, vhost: str, exchanges: Iterable[Exchange] = PREDECLARED) -> None:
-        """Start with the predeclared exchanges."""
+        """Starts with the predeclared exchanges."""
         self.vhost = vhost
         self.version = 0
         self.policies = Policies()
@@ -113,7 +113,7 @@ class Topology:
         internal: bool = False,
         arguments: Table = EMPTY,
     ) -> bool:
-        """Record an exchange; False when one with the same properties and arguments exists.
+        """Records an exchange; False when one with the same properties and arguments exists.
 
         Raises:
             AccessRefused: the default exchange.
@@ -143,11 +143,11 @@ class Topology:
         return True
 
     def find_exchange(self, name: str) -> Exchange | None:
-        """Return an exchange, or None."""
+        """Returns an exchange, or None."""
         return self._exchanges.get(name)
 
     def exchange(self, name: str) -> Exchange:
-        """Return an exchange.
+        """Returns an exchange.
 
         Raises:
             NotFound: there is none.
@@ -158,7 +158,7 @@ class Topology:
         return found
 
     def exchange_for_publish(self, name: str) -> Exchange:
-        """Return an exchange that a client may publish to.
+        """Returns an exchange that a client may publish to.
 
         Raises:
             NotFound: there is none.
@@ -170,7 +170,7 @@ class Topology:
         return found
 
     def passive_exchange(self, name: str) -> Exchange:
-        """Return an exchange for a passive declare, which the default exchange refuses.
+        """Returns an exchange for a passive declare, which the default exchange refuses.
 
         Raises:
             NotFound: there is none.
@@ -180,7 +180,7 @@ class Topology:
         return self.exchange(name)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> Removed:
-        """Delete an exchange and its bindings; one that does not exist is fine.
+        """Deletes an exchange and its bindings; one that does not exist is fine.
 
         Raises:
             AccessRefused: a predeclared exchange.
@@ -212,7 +212,7 @@ class Topology:
         auto_delete: bool = False,
         arguments: Table = EMPTY,
     ) -> bool:
-        """Record a queue; False when one with the same properties and arguments exists.
+        """Records a queue; False when one with the same properties and arguments exists.
 
         Args:
             exclusive_owner: the declaring connection when the queue is exclusive.
@@ -243,7 +243,7 @@ class Topology:
         return True
 
     def queue(self, name: str, owner: str | None = None) -> Queue:
-        """Return a queue that the connection `owner` may use.
+        """Returns a queue that the connection `owner` may use.
 
         Raises:
             NotFound: there is none.
@@ -257,11 +257,11 @@ class Topology:
         return found
 
     def find_queue(self, name: str) -> Queue | None:
-        """Return a queue whoever owns it, or None."""
+        """Returns a queue whoever owns it, or None."""
         return self._queues.get(name)
 
     def delete_queue(self, name: str) -> Removed:
-        """Delete a queue and its bindings; one that does not exist is fine.
+        """Deletes a queue and its bindings; one that does not exist is fine.
 
         Who may delete it, and whether it is unused or empty, is checked before by `queue` and by
         the queue itself.
@@ -283,7 +283,7 @@ class Topology:
         *,
         owner: str | None = None,
     ) -> bool:
-        """Record a binding of a queue or an exchange to an exchange; False when it exists already.
+        """Records a binding of a queue or an exchange to an exchange; False when it exists already.
 
         Raises:
             AccessRefused: one end is the default exchange.
@@ -307,7 +307,7 @@ class Topology:
         *,
         owner: str | None = None,
     ) -> Removed:
-        """Remove a binding; one that does not exist, or whose ends don't, is fine.
+        """Removes a binding; one that does not exist, or whose ends don't, is fine.
 
         Raises:
             AccessRefused: one end is the default exchange.
@@ -339,7 +339,7 @@ class Topology:
         properties: HashProperties = NO_PROPERTIES,
         node: PublisherNode = NO_NODE,
     ) -> list[str]:
-        """Return the names of the queues that get a message, sorted, each once.
+        """Returns the names of the queues that get a message, sorted, each once.
 
         Exchanges behind exchanges are visited once, so cycles are harmless; an exchange that
         yields nothing hands over to its alternate exchange, if that exists.
@@ -394,7 +394,7 @@ class Topology:
     # --- as plain values ---------------------------------------------------------------------
 
     def to_builtins(self) -> TopologyState:
-        """Return everything as dicts, lists, strings, integers and bytes, in a fixed order."""
+        """Returns everything as dicts, lists, strings, integers and bytes, in a fixed order."""
         return {
             "format": FORMAT,
             "vhost": self.vhost,
@@ -429,7 +429,7 @@ class Topology:
 
     @classmethod
     def from_builtins(cls, state: TopologyState) -> Topology:
-        """Return the topology that `to_builtins` described.
+        """Returns the topology that `to_builtins` described.
 
         Raises:
             StorageFault: `state` is of another format or does not fit together.
@@ -456,7 +456,7 @@ class Topology:
     # --- inside ------------------------------------------------------------------------------
 
     def check_ends(self, source: str, destination: Destination, owner: str | None) -> Exchange:
-        """Return the source of a binding that `owner` may make. Raises as `bind`."""
+        """Returns the source of a binding that `owner` may make. Raises as `bind`."""
         _refuse_default_ends(source, destination)
         exchange = self.exchange(source)
         if destination.kind is DestinationKind.QUEUE:
@@ -526,7 +526,7 @@ class Topology:
         exchanges: tuple[str, ...] = (),
         bindings: tuple[Binding, ...] = (),
     ) -> Removed:
-        """Remove these, the bindings at them, and every auto-delete exchange that runs dry."""
+        """Removes these, the bindings at them, and every auto-delete exchange that runs dry."""
         gone_exchanges: list[Exchange] = []
         gone_bindings: list[Binding] = []
         waiting = deque(exchanges)
@@ -574,13 +574,13 @@ def _refuse_default_ends(source: str, destination: Destination) -> None:
 
 
 def check_same(subject: Subject, key: str, current: str, received: str) -> None:
-    """Refuse a redeclare that differs in this property. Raises PreconditionFailed."""
+    """Refuses a redeclare that differs in this property. Raises PreconditionFailed."""
     if current != received:
         raise inequivalent(key, subject, received, current)
 
 
 def check_flag(subject: Subject, key: str, current: bool, received: bool) -> None:
-    """Refuse a redeclare that differs in this flag. Raises PreconditionFailed."""
+    """Refuses a redeclare that differs in this flag. Raises PreconditionFailed."""
     words = ("'false'", "'true'")
     check_same(subject, key, words[current], words[received])
 
