@@ -83,6 +83,10 @@ class Applying:
             replica.fail(index + 1, "entry", error)
             return
         core.on_applied(index)
+        if replica.builder.held:
+            # What gathered behind these entries.
+            replica.builder.held = False
+            self.host.mark_dirty(replica)
         if index < commit:
             self.host.mark_apply(replica)
         if machine.effects:

@@ -377,6 +377,7 @@ class ReplicaHost:
                 replica.builder.adopt(
                     data, link_frames.HEADER_SIZE, len(data), replica.versions.allowed
                 )
+                replica.has_forwarded = True
             except ValueError as error:
                 self.note(
                     "raft.forward_malformed", group=replica.group, node=node, error=str(error)

@@ -17,9 +17,9 @@ cdef class Replica:
     cdef public int64_t group
     cdef public GroupLog log
     cdef public CommandBuilder builder
-    cdef public bint batch_due, dead, opening
+    cdef public bint batch_due, dead, has_forwarded, opening
     cdef public str faulty, stopped
-    cdef public int64_t _transfer_began, _waits_since
+    cdef public int64_t _transfer_began, _waits_since, _sealed_ms
     cdef public object time, late
     cdef public RaftCore core
     cdef public Applying applying
@@ -31,6 +31,8 @@ cdef class Replica:
     cpdef seal(self)
     @cython.locals(core=RaftCore, deferral_ms=int64_t)
     cpdef bint _may_wait(self)
+    @cython.locals(core=RaftCore)
+    cpdef bint _may_gather(self)
     @cython.locals(core=RaftCore, entries=object, was=int64_t)
     cpdef on_append(self, int sender, bytes data, int64_t term, int64_t previous,
                     int64_t previous_term, int64_t commit)

@@ -96,6 +96,10 @@ class Replica:
         self.stopped = ""
         #: Since when the open batch waits to be coalesced, ms; -1 = it does not.
         self._waits_since = -1
+        #: When the last entry was made, ms.
+        self._sealed_ms = 0
+        #: The open batch has commands of another node: they were gathered there.
+        self.has_forwarded = False
         #: The host will look at the open batch again.
         self.batch_due = False
         #: Commands for the leader that wait for room: (node, term, frame).
@@ -303,9 +307,13 @@ class Replica:
                 return
             if builder.deferrable and self._may_wait():
                 return
+            if self._may_gather():
+                return
             if self.opening:
                 self.open_term()
             self._waits_since = -1
+            self._sealed_ms = self.host.now
+            self.has_forwarded = False
             entry = builder.take_entry(
                 self.group, self.log.last_index + 1, core.term, self.time.now_ms()
             )
@@ -331,6 +339,21 @@ class Replica:
         if self._waits_since < 0:
             self._waits_since = self.host.now
         elif self.host.now - self._waits_since >= deferral_ms:
+            return False
+        self.builder.held = True
+        self.host.deferred.coalesce(self)
+        return True
+
+    def _may_gather(self) -> bool:
+        """Commands gather for a moment while an entry is under way (ADR 0056)."""
+        core = self.core
+        config = self.host.config
+        if (
+            core.commit_index == self.log.last_index
+            or self.has_forwarded
+            or self.host.now - self._sealed_ms >= config.gather_ms
+            or self.builder.used >= config.gather_bytes_max
+        ):
             return False
         self.builder.held = True
         self.host.deferred.coalesce(self)

@@ -875,9 +875,9 @@ def test_when_something_waits_for_its_majority_nobody_is_deferred(net: Net) -> N
     net.time += 1
     net.put(leader, 4)
     net.settle(lost=quick)
-    # The third entry found the first one waiting for too long.
-    assert net.hosts[leader].groups[GROUP].commit_index == end + 3
-    assert _last(net, slow) == end + 3
+    # The next entry, of both commands, found the first one waiting for too long.
+    assert net.hosts[leader].groups[GROUP].commit_index == end + 2
+    assert _last(net, slow) == end + 2
     assert net.machines[leader].values == [1, 2, 3, 4]
 
 
@@ -1011,6 +1011,7 @@ def test_a_settle_goes_at_once_while_something_is_not_committed(net: Net) -> Non
     net.put(leader, 1)
     net.hosts[leader].end_of_round()
     end = _last(net, leader)
+    net.time += net.hosts[leader].config.gather_ms
     net.settle_message(leader, 2)
     net.hosts[leader].end_of_round()
     assert _last(net, leader) == end + 1
@@ -1033,6 +1034,68 @@ def test_a_settle_that_waits_does_not_stay_with_who_led(net: Net) -> None:
     assert net.leader == to
     assert not builder.used
     assert not builder.held
+
+
+def test_commands_gather_while_an_entry_is_under_way(net: Net) -> None:
+    leader = net.leader
+    replica = net.hosts[leader].groups[GROUP]
+    before = replica.log.last_index
+    for value in (1, 2, 3):
+        net.put(leader, value)
+        net.hosts[leader].end_of_round()
+    assert replica.log.last_index == before + 1, "the second and third wait for the first's commit"
+    net.settle()
+    assert replica.log.last_index == before + 2
+    assert [machine.values for machine in net.machines.values()][leader - 1] == [1, 2, 3]
+
+
+def test_commands_do_not_gather_for_long_nor_without_bound(net: Net) -> None:
+    leader = net.leader
+    net.cut |= {1, 2, 3} - {leader}
+    replica = net.hosts[leader].groups[GROUP]
+    config = net.hosts[leader].config
+    before = replica.log.last_index
+    net.put(leader, 1)
+    net.hosts[leader].end_of_round()
+    net.put(leader, 2)
+    net.hosts[leader].end_of_round()
+    assert replica.log.last_index == before + 1
+    net.time += config.gather_ms
+    net.put(leader, 3)
+    net.hosts[leader].end_of_round()
+    assert replica.log.last_index == before + 2, "nothing is committed, and no entry is so new"
+    net.put(leader, 4)
+    net.hosts[leader].end_of_round()
+    assert replica.log.last_index == before + 2
+    body = bytes(config.gather_bytes_max)
+    net.hosts[leader].builder_of(GROUP).add(CMD_PURGE, 0, leader << 56 | 1, 5, 0, 5, body)
+    net.hosts[leader].end_of_round()
+    assert replica.log.last_index == before + 3, "so much has gathered"
+    net.put(leader, 6)
+    net.hosts[leader].end_of_round()
+    assert replica.log.last_index == before + 3
+    net.run(2 * config.deferral_ms)
+    assert replica.log.last_index == before + 4, "nothing else has happened"
+
+
+def test_commands_of_other_nodes_do_not_wait_again(net: Net) -> None:
+    leader = net.leader
+    other = next(node for node in net.hosts if node != leader)
+    replica = net.hosts[leader].groups[GROUP]
+    net.put(leader, 1)
+    net.hosts[leader].end_of_round()
+    end = replica.log.last_index
+    net.put(other, 2)
+    net.hosts[other].end_of_round()
+    sender, to, data = next(frame for frame in net.queue if frame[0] == other)
+    net.queue.clear()
+    assert (sender, to) == (other, leader)
+    net.hosts[leader].on_frame(sender, data)
+    net.hosts[leader].end_of_round()
+    assert replica.log.last_index == end + 1
+    net.put(leader, 3)
+    net.hosts[leader].end_of_round()
+    assert replica.log.last_index == end + 1, "its own commands gather as before"
 
 
 def test_what_is_logged_reaches_the_disk_without_anybody_asking_for_it(net: Net) -> None:

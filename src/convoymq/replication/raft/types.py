@@ -136,6 +136,11 @@ class RaftConfig:
     """As soon as so much waits for it, it is sent."""
     deferral_commit_ms: int = 2
     """Nobody is deferred while an entry has waited so long for its commit."""
+    gather_ms: int = 2
+    """A leader's commands gather for so long at most while its last entry is under way; 0 = every
+    round makes an entry."""
+    gather_bytes_max: int = 256 << 10
+    """As soon as so much has gathered it becomes an entry."""
     snapshot_chunk_bytes: int = 1_000_000
     """One chunk of a snapshot."""
     snapshot_chunks_in_flight: int = 4
