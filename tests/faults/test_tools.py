@@ -221,6 +221,16 @@ def test_checks_see_what_a_dead_node_means(cluster: LocalCluster) -> None:
     tools.run("upgrade", "await_online_quorum_plus_one", "-t", "1", code=69)
     states = tools.json("queues", "quorum_status", "q")
     assert sorted(row["Raft State"] for row in states) == ["follower", "leader", "nodedown"]
+
+    def metadata_is_led() -> bool:
+        replicas = tools.json("diagnostics", "metadata_store_status")
+        assert [row["Node Name"] for row in replicas] == names
+        states = sorted(row["Raft State"] for row in replicas)
+        return states == ["follower", "leader", "nodedown"]
+
+    until(metadata_is_led, "the metadata have no leader")
+    used = tools.json("diagnostics", "check_if_any_deprecated_features_are_used")
+    assert used == {"result": "ok"}
     # Whoever still runs is asked; the dead node itself cannot be.
     cluster.kill(1)
     assert tools.run("diagnostics", "-q", "ping") == "Ping succeeded\n"

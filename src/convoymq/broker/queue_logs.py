@@ -7,7 +7,7 @@ Every member answers for itself. All of it may be asked for twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from convoymq.broker.group_requests import AGAIN, DONE, Answer, GroupRequests
 from convoymq.broker.membership import AT_ONCE, NEVER
@@ -16,6 +16,7 @@ from convoymq.broker.selection import Selection
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.metadata.reads import METADATA_GROUP
 from convoymq.model.errors import (
     BrokerError,
     PreconditionFailed,
@@ -82,12 +83,18 @@ class QueueLogs:
         """Returns a row for each member of a queue, by `COLUMNS`; those that do not answer have
         their state only. Raises PreconditionFailed."""
         _check(record)
+        return await self._rows(record.members, record.group)
 
+    async def metadata_status(self) -> list[Row]:
+        """As `status`, of the metadata group: a row for each node of the cluster."""
+        return await self._rows(sorted(self._tree.nodes), METADATA_GROUP)
+
+    async def _rows(self, nodes: Iterable[int], group: int) -> list[Row]:
         async def row(node: int) -> Row:
-            state, values = await self._status_of(node, record.group)
+            state, values = await self._status_of(node, group)
             return dict(zip(COLUMNS, (self._nodes.name_of(node), state, *values), strict=True))
 
-        return list(await asyncio.gather(*map(row, record.members)))
+        return list(await asyncio.gather(*map(row, nodes)))
 
     async def _status_of(self, node: int, group: int) -> tuple[str, list[object]]:
         nothing: list[object] = [""] * (len(COLUMNS) - 2)

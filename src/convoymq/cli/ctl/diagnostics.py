@@ -5,10 +5,20 @@ from __future__ import annotations
 import socket
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
-from convoymq.cli.ctl.command import DIAGNOSTICS, QUEUES, Command, Invocation, Row, object_of
+from convoymq.cli.ctl.command import (
+    DIAGNOSTICS,
+    QUEUES,
+    Command,
+    Invocation,
+    Request,
+    Row,
+    object_of,
+    rows_of,
+)
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
 from convoymq.cli.ctl.listeners import alarms_of, listener_lines, nodes_of, own_listeners
 from convoymq.cli.ctl.outputs import Output, Text
+from convoymq.cli.ctl.queues import REPLICA_COLUMNS
 from convoymq.model.json import JsonObject
 
 HERE = (DIAGNOSTICS,)
@@ -256,6 +266,19 @@ def check_leaders(invocation: Invocation) -> Output:
     return Text("There are no quorum queues without an elected leader", {"result": "ok"})
 
 
+def check_deprecated_features(invocation: Invocation) -> Output:
+    """Fails when something makes use of a deprecated feature."""
+    used = [str(row["name"]) for row in rows_of(invocation.call("GET", "deprecated-features/used"))]
+    if used:
+        document: JsonObject = {
+            "result": "error",
+            "deprecated_features": list(used),
+            "message": "Cluster reported deprecated features in use",
+        }
+        raise Failure(UNAVAILABLE, "\n".join(used), document=document)
+    return Text("Cluster reported no deprecated features in use", {"result": "ok"})
+
+
 COMMANDS = (
     Command(
         name="ping",
@@ -356,6 +379,22 @@ COMMANDS = (
         tools=HERE,
         banner="Checking if all vhosts are running on node {node} ...",
         run=check_virtual_hosts,
+    ),
+    Command(
+        name="check_if_any_deprecated_features_are_used",
+        summary="Health check that exits with a non-zero code if deprecated features are in use",
+        tools=HERE,
+        banner="Checking if any deprecated features are used ...",
+        run=check_deprecated_features,
+    ),
+    Command(
+        name="metadata_store_status",
+        summary="Displays the state of each node's replica of the metadata",
+        tools=HERE,
+        formatter="pretty_table",
+        banner="Status of the metadata store on node {node} ...",
+        request=Request("GET", "convoy/metadata-store/status"),
+        columns=REPLICA_COLUMNS,
     ),
     Command(
         name="check_if_node_is_quorum_critical",

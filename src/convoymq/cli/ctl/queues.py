@@ -21,6 +21,18 @@ from convoymq.cli.ctl.outputs import Output, Rows
 from convoymq.model.json import Json, JsonObject
 
 POLL_S = 0.2
+REPLICA_COLUMNS = plain(
+    "Node Name",
+    "Raft State",
+    "Membership",
+    "Last Log Index",
+    "Last Written",
+    "Last Applied",
+    "Commit Index",
+    "Snapshot Index",
+    "Term",
+    "Machine Version",
+)
 SELECTION = (
     Switch("vhost-pattern", str),
     Switch("queue-pattern", str),
@@ -290,18 +302,7 @@ COMMANDS = (
         formatter="pretty_table",
         banner="Status of quorum queue {queue} on node {node} ...",
         request=Request("GET", "queues/quorum/{vhost}/{queue}/status"),
-        columns=plain(
-            "Node Name",
-            "Raft State",
-            "Membership",
-            "Last Log Index",
-            "Last Written",
-            "Last Applied",
-            "Commit Index",
-            "Snapshot Index",
-            "Term",
-            "Machine Version",
-        ),
+        columns=REPLICA_COLUMNS,
         problems={404: Problem(UNAVAILABLE, "not_found")},
     ),
     Command(

@@ -129,6 +129,13 @@ async def quorum_status(call: Call) -> list[JsonObject]:
     return await call.broker.queue_logs.status(_visible_record(call))
 
 
+@routes.add("GET", "convoy/metadata-store/status")
+async def metadata_store_status(call: Call) -> list[JsonObject]:
+    """The state of each node's replica of the metadata."""
+    call.need(call.is_monitor)
+    return await call.broker.queue_logs.metadata_status()
+
+
 @routes.add("POST", "convoy/queues/{vhost}/{name}/memory/reclaim")
 async def reclaim_memory(call: Call) -> Status:
     """The nodes of a queue's members empty their write-ahead logs, and the queue's memory."""
