@@ -223,6 +223,44 @@ async def test_what_clients_do_is_counted(tmp_path: Path, monkeypatch: pytest.Mo
         await nodes.metrics()
 
 
+@pytest.mark.moves(
+    "convoy_queue_deduplication_bytes",
+    "convoy_queue_deduplication_ids",
+    "convoy_queue_messages_blocked",
+    "convoy_queue_messages_blocked_bytes",
+    "convoy_queue_messages_delayed",
+    "convoy_queue_messages_delayed_bytes",
+)
+async def test_what_queues_keep_beside_what_is_ready_is_measured(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        await nodes.metrics()
+
+        def work() -> None:
+            parameters = pika.ConnectionParameters("127.0.0.1", nodes.amqp_port(), heartbeat=0)
+            connection = pika.BlockingConnection(parameters)
+            channel = connection.channel()
+            channel.confirm_delivery()
+            window = {"x-queue-type": "quorum", "x-deduplication-count": 100}
+            channel.queue_declare("q", durable=True, arguments=window)
+            for number, headers in enumerate(
+                ({"x-delay": 600_000}, {"x-group-id": "a"}, {"x-group-id": "a"})
+            ):
+                known = pika.BasicProperties(headers=headers, message_id=str(number))
+                channel.basic_publish("", "q", b"body", known)
+            connection.close()
+
+        await asyncio.to_thread(work)
+        text = await nodes.metrics()
+        for name, value in (
+            ("messages_delayed", 1),
+            ("messages_delayed_bytes", 4),
+            ("messages_blocked", 1),
+            ("messages_blocked_bytes", 4),
+            ("deduplication_ids", 3),
+        ):
+            assert f"convoy_queue_{name} {value}" in text, text
+
+
 @pytest.mark.provokes("storage.damaged", "storage.repaired", "storage.torn_tail")
 async def test_what_recovery_finds_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

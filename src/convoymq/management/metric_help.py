@@ -76,6 +76,13 @@ HELP: dict[str, str] = {
     "rabbitmq_queue_messages_ready_bytes": "Size of the bodies of messages that wait",
     "rabbitmq_queue_consumers": "Consumers of these queues, of all nodes",
     "rabbitmq_queue_process_memory_bytes": "Memory of the queues' indexes",
+    "convoy_queue_messages_delayed": "Messages of quorum queues that wait for a time",
+    "convoy_queue_messages_delayed_bytes": "Size of the bodies of messages that wait for a time",
+    "convoy_queue_messages_blocked": "Messages that wait for another one of their group",
+    "convoy_queue_messages_blocked_bytes":
+        "Size of the bodies of messages that wait for another one of their group",
+    "convoy_queue_deduplication_ids": "Message-ids that quorum queues remember",
+    "convoy_queue_deduplication_bytes": "Memory of the message-ids that quorum queues remember",
     "rabbitmq_process_open_fds": "Open file descriptors",
     "rabbitmq_process_max_fds": "Limit of open file descriptors",
     "convoy_process_threads": "Threads of the node's process",

@@ -28,6 +28,12 @@ QUEUE_METRICS = (
     ("queue_messages_ready_bytes", "message_bytes_ready"),
     ("queue_consumers", "consumers"),
     ("queue_process_memory_bytes", "memory"),
+    ("convoy_queue_messages_delayed", "messages_delayed"),
+    ("convoy_queue_messages_delayed_bytes", "message_bytes_delayed"),
+    ("convoy_queue_messages_blocked", "messages_blocked"),
+    ("convoy_queue_messages_blocked_bytes", "message_bytes_blocked"),
+    ("convoy_queue_deduplication_ids", "deduplication_ids"),
+    ("convoy_queue_deduplication_bytes", "deduplication_bytes"),
 )
 """Names of the gauges of a queue, and of its row's columns."""
 

@@ -51,6 +51,8 @@ QUEUE_COLUMNS: Columns = {
     **plain("message_bytes", "message_bytes_ready", "message_bytes_unacknowledged"),
     **plain("messages_dlx", "message_bytes_dlx", "dead_letter_strategy", "dead_letter_warning"),
     **plain("messages_delayed", "message_bytes_delayed", "messages_deduplicated"),
+    **plain("messages_blocked", "message_bytes_blocked"),
+    **plain("deduplication_ids", "deduplication_bytes"),
     **_table("messages_by_priority"),
     **_table("effective_settings"),
     **plain("consumers", "memory", "single_active_consumer_tag", "delivery_limit"),

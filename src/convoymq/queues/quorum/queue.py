@@ -638,6 +638,8 @@ class QuorumQueue(GroupQueue):
             made["deduplication_bytes"] = machine.deduplication.memory_bytes()
             made["messages_delayed"] = machine.waiting.messages
             made["message_bytes_delayed"] = machine.waiting.size
+            made["messages_blocked"] = machine.backlog.groups.messages
+            made["message_bytes_blocked"] = machine.backlog.groups.size
             made["dead_letter_strategy"] = NAMES[machine.dead_letters.strategy]
             made["totals"] = machine.totals()
             if self.mover.warning:
