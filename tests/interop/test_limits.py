@@ -60,6 +60,34 @@ def publish_until_refused(channel: Any, queue: str, most: int) -> int:
     raise AssertionError(f"{most} messages were taken")
 
 
+def test_expired_messages_leave_behind_one_that_lives(
+    declare: Callable[..., str], open_connection: Callable[[int], Any]
+) -> None:
+    """With expiry by due time; their dead letters come while what stands before them waits."""
+    letters = declare()
+    dead = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": letters}
+    queue = declare(x_message_expiry="due", **dead)
+    plain = declare(**dead)
+    channel = open_connection(1).channel()
+    channel.confirm_delivery()
+    for name in (plain, queue):
+        channel.basic_publish("", name, b"lives", with_priority(None))
+        for body in (b"1", b"2"):
+            late = pika.BasicProperties(delivery_mode=2, expiration="300")
+            channel.basic_publish("", name, body, late)
+        channel.basic_publish("", name, b"lives too", with_priority(None))
+    eventually(lambda: length(channel, queue) == 2)
+    eventually(lambda: length(channel, letters) == 2)
+    assert length(channel, plain) == 4
+    reasons = []
+    for _ in range(2):
+        _, properties, body = channel.basic_get(letters, auto_ack=True)
+        [death] = properties.headers["x-death"]
+        reasons.append((body, death["reason"], death["queue"]))
+    assert reasons == [(b"1", "expired", queue), (b"2", "expired", queue)]
+    assert fetch_all(channel, queue) == [b"lives", b"lives too"]
+
+
 @pytest.mark.parametrize("node", NODES)
 def test_messages_of_a_queue_with_a_ttl_go_in_time(
     declare: Callable[..., str], open_connection: Callable[[int], Any], node: int

@@ -86,7 +86,7 @@ class QueueLogs:
         return await self._rows(record.members, record.group)
 
     async def metadata_status(self) -> list[Row]:
-        """As `status`, of the metadata group: a row for each node of the cluster."""
+        """Returns a row for each node of the cluster, as `status` does, of the metadata group."""
         return await self._rows(sorted(self._tree.nodes), METADATA_GROUP)
 
     async def _rows(self, nodes: Iterable[int], group: int) -> list[Row]:

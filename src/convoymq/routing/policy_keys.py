@@ -236,6 +236,7 @@ _ROWS: tuple[Key, ...] = (
         check=_one_of("original", "front", "tail"),
         noun="requeue position",
     ),
+    Key(name="message-expiry", check=_one_of("head", "due"), noun="message expiry"),
     Key(name="priority-mode", check=_one_of("strict", "two-classes"), noun="priority mode"),
     Key(
         name="deduplication-count",

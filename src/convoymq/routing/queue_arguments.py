@@ -154,6 +154,8 @@ ARGUMENTS: tuple[Argument, ...] = (
         "x-requeue-position", _one_of("invalid_requeue_position", "original", "front", "tail")
     ),
     Argument("x-priority-mode", _one_of("invalid_priority_mode", "strict", "two-classes")),
+    # Ours: whether messages expire behind others (docs/adr/0043-time-limits-lengths-priorities.md).
+    Argument("x-message-expiry", _one_of("invalid_message_expiry", "head", "due")),
     Argument(TYPE_ARGUMENT, _queue_type),
     Argument("x-quorum-initial-group-size", _integer(1)),
     Argument("x-quorum-target-group-size", _integer(1)),

@@ -56,6 +56,7 @@ LIMITS = (
     "delayed_retry_max_ms",
 )
 TURN_MESSAGES_MAX = 256
+SWEEP_MS = 100
 
 
 class InvariantBroken(AssertionError):
@@ -93,6 +94,8 @@ class DeliveryModel(ReadyLines):
         self.scheduled: list[tuple[int, Key]] = []
         """(ready from, message) of what waits for a time, in this order."""
         self.refusing = False
+        self.swept_ms = 0
+        """Time at which messages left last because they had expired behind others."""
         self.sessions: dict[int, Session] = {}
         """In the order in which they began."""
         self.over: set[int] = set()
@@ -142,6 +145,7 @@ class DeliveryModel(ReadyLines):
         self.remembered.forget(self.time_ms)
         self._fire()
         self._expire()
+        self._sweep()
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
             if session_id:
                 session = self._accepted(session_id, seq, kind, arg << 32 | count)
@@ -275,6 +279,8 @@ class DeliveryModel(ReadyLines):
             elif not self.remembered.configure(name, int(value)):
                 if name == "two_priority_classes" and self.limits.get(name, 0) != int(value):
                     self.turn = 0
+                if name == "expire_by_due" and int(value) <= 0:
+                    self.swept_ms = 0
                 self.limits[name] = int(value)
         self.remembered.forget(self.time_ms)
         if self.strategy != AT_LEAST_ONCE:
@@ -391,6 +397,20 @@ class DeliveryModel(ReadyLines):
             if not late:
                 return
             self._leave(late[0].popleft(), Place.EXPIRED)
+
+    def _sweep(self) -> None:
+        """Lets what has expired leave wherever it stands, in the order of the log, where the queue
+        says so; not again within SWEEP_MS."""
+        if self.limits.get("expire_by_due", 0) <= 0 or self.time_ms < self.swept_ms + SWEEP_MS:
+            return
+        late = [m for m in self.ready() if m.due_ms is not None and m.due_ms <= self.time_ms]
+        if not late:
+            return
+        self.swept_ms = self.time_ms
+        self._take_out(late)
+        for message in sorted(late, key=lambda m: m.key):
+            self._leave(message, Place.EXPIRED)
+        self._expire()
 
     def _keep_length(self) -> None:
         """Drops what would be next, or has publishers refused."""

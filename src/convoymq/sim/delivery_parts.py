@@ -33,6 +33,7 @@ class Message:
 
     __slots__ = (
         "acquired",
+        "at_place",
         "at_tail",
         "due_ms",
         "failed",
@@ -59,6 +60,8 @@ class Message:
         self.failed = 0
         self.at_tail = False
         """True if it came back to the tail: its place in the log says nothing any more."""
+        self.at_place = False
+        """True if it came back to its place in the log, or made its way there."""
         self.waited = False
         """True if it was not ready at some time."""
         self.outs = 0

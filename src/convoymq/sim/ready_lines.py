@@ -95,6 +95,19 @@ class ReadyLines:
             del self.blocked[group]
         return message
 
+    def _take_out(self, messages: list[Message]) -> None:
+        """Takes messages out that wait no more, wherever they stand."""
+        gone = {message.key for message in messages}
+        for line in [*self._sources(), *self.blocked.values()]:
+            kept = [message for message in line if message.key not in gone]
+            # What went to the tail divides the line: without it others are in the order of the log.
+            again = [m for m in kept if m.at_place] if line is self.fresh else []
+            line.clear()
+            line.extend(message for message in kept if message not in again)
+            for message in again:
+                self._restore(message)
+        self.blocked = {group: line for group, line in self.blocked.items() if line}
+
     def _append(self, message: Message) -> None:
         """Behind all of its level."""
         if message.level == LEVEL_DEFAULT:
@@ -153,11 +166,13 @@ class ReadyLines:
         self.in_order = False
         message.level = LEVEL_DEFAULT
         message.at_tail = True
+        message.at_place = False
         self.fresh.append(message)
 
     def _restore(self, message: Message) -> None:
         """Puts a message back where it was published, among those of its level."""
         message.at_tail = False
+        message.at_place = True
         line = self.fresh
         if message.level != LEVEL_DEFAULT:
             line = self.levels.setdefault(message.level, deque())

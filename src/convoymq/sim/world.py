@@ -251,6 +251,8 @@ class World:
             policy["expires"] = more.choice((1, 500))
         order = Random(self.scheduler.now_us ^ self.plan.seed ^ 0x50)
         policy |= order.choice(ORDERS)
+        if self.plan.clients.attribute_chance and order.random() < LIMITED:
+            policy["message-expiry"] = "due"
         if self.plan.clients.repeat_chance:
             policy.update(self._draw_window())
         if self.plan.clients.delay_chance:

@@ -85,6 +85,7 @@ def quorum_serves_all() -> Iterator[None]:
         ("delayed-retry-min", 1, -1, "-1 is not a valid delayed retry minimum"),
         ("delayed-retry-max", 1, -1, "-1 is not a valid delayed retry maximum"),
         ("requeue-position", "front", "x", '<<"x">> is not a valid requeue position'),
+        ("message-expiry", "due", "x", '<<"x">> is not a valid message expiry'),
         ("priority-mode", "two-classes", "x", '<<"x">> is not a valid priority mode'),
         ("deduplication-count", 0, 1_000_001, "1000001 is not a valid number of message-ids"),
         ("deduplication-time", 604_800_000, "1h", '<<"1h">> is not a valid deduplication time'),

@@ -124,6 +124,15 @@ def test_where_a_message_goes_that_comes_back_can_be_said() -> None:
         assert key in refusal({"x-queue-type": queue_type, key: "tail"})
 
 
+def test_how_messages_expire_can_be_said() -> None:
+    key = "x-message-expiry"
+    for value in ("head", "due"):
+        assert accepted({"x-queue-type": "quorum", key: value}) is QueueType.QUORUM
+    assert "invalid_message_expiry" in refusal({"x-queue-type": "quorum", key: "any"})
+    for queue_type in ("classic", "stream"):
+        assert key in refusal({"x-queue-type": queue_type, key: "due"})
+
+
 def test_how_priorities_are_served_can_be_said() -> None:
     key = "x-priority-mode"
     for value in ("strict", "two-classes"):

@@ -131,7 +131,7 @@ async def quorum_status(call: Call) -> list[JsonObject]:
 
 @routes.add("GET", "convoy/metadata-store/status")
 async def metadata_store_status(call: Call) -> list[JsonObject]:
-    """The state of each node's replica of the metadata."""
+    """Returns the state of each node's replica of the metadata."""
     call.need(call.is_monitor)
     return await call.broker.queue_logs.metadata_status()
 

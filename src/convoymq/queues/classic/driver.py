@@ -45,6 +45,7 @@ class ClassicDriver(HomeDriver):
                 "x-delivery-limit",
                 "x-requeue-position",
                 "x-priority-mode",
+                "x-message-expiry",
                 "x-consumer-timeout",
                 "x-consumer-disconnected-timeout",
                 "x-deduplication-count",

@@ -9,7 +9,7 @@ cdef class Backlog:
     cdef public Fifo fresh, returned
     cdef public Tail requeued
     cdef public CheckedOut dead_letters
-    cdef public object levels, order, groups, waiting, delayed
+    cdef public object levels, order, groups, waiting, delayed, expiry
     cdef public list fronted
     cdef public int requeue_position
     cdef public bint two_classes, timed, bounded, refuses, refusing

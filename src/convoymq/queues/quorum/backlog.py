@@ -7,7 +7,7 @@ comes behind all that was in the queue by then.
 
 What has a priority other than the default one is in `levels`: a higher level comes before `fresh`,
 a lower one behind it. With `timed`, messages may expire: at the head of what came back or of a
-level, never behind one that does not (ADR 0043).
+level, never behind one that does not (ADR 0043), unless the queue asks for that (`expiry`).
 
 The setting `requeue_position` says otherwise where what comes back goes (ADR 0050): to its place in
 the log (`levels.restored`), to the head, or to the tail.
@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from convoymq.queues.quorum import runs
+from convoymq.queues.quorum.due_expiry import DueExpiry, SegmentedFifo, plain
 from convoymq.queues.quorum.groups import Groups
 from convoymq.queues.quorum.levels import (
     LEVEL_BITS,
@@ -32,6 +33,7 @@ from convoymq.queues.quorum.levels import (
     LEVEL_MAX,
     Levels,
     due_of,
+    fresh_fifo,
     level_of,
 )
 from convoymq.queues.quorum.order import Order
@@ -66,6 +68,7 @@ class Backlog:
         "delivered",
         "delivery_limit",
         "dropped",
+        "expiry",
         "fresh",
         "fronted",
         "groups",
@@ -110,6 +113,8 @@ class Backlog:
         #: What becomes ready at a time; and who decides it, when there is somebody.
         self.waiting = Waiting()
         self.delayed: Delayed | None = None
+        #: What leaves by its due time, wherever it stands; None = at heads only.
+        self.expiry: DueExpiry | None = None
         #: Some message has a time at which it expires: a short cut, for queues without.
         self.timed = False
         self.message_ttl_ms = -1
@@ -176,7 +181,7 @@ class Backlog:
     ) -> None:
         """Takes a run that is published with an expiry or a priority."""
         if due_of(mark):
-            self.timed = True
+            self.expects(mark)
         if mark & LEVEL_MAX:
             self.beside += count
             self.levels.push(index, offset, first, count, size, mark)
@@ -188,7 +193,7 @@ class Backlog:
         behind all that is in the queue at the default level, and with a priority above that to what
         came back."""
         if due_of(run[7]):
-            self.timed = True
+            self.expects(run[7])
         if run[5]:
             self._return(run)
         else:
@@ -294,6 +299,27 @@ class Backlog:
         return count
 
     # ---------------------------------------------------------------- expiry
+
+    def expects(self, mark: int) -> None:
+        """Notes that a message with a mark, which may have a time, is to be ready."""
+        self.timed = True
+        if self.expiry is not None and due_of(mark):
+            self.expiry.expect(due_of(mark))
+
+    def use_due(self, by_due: bool) -> None:
+        """Has what has expired leave wherever it stands, or at heads only, from now on. Cost of a
+        change: O(runs)."""
+        if by_due == (self.expiry is not None):
+            return
+        if by_due:
+            self.levels.use(SegmentedFifo, SegmentedFifo.of)
+            self.fresh = SegmentedFifo.of(self.fresh)
+            self.expiry = DueExpiry(self)
+            self.expiry.begin()
+        else:
+            self.levels.use(fresh_fifo, plain)
+            self.fresh = plain(self.fresh)
+            self.expiry = None
 
     def may_expire(self) -> bool:
         """Returns whether something that is ready will expire. Cost: O(runs) with marks."""
@@ -413,7 +439,7 @@ class Backlog:
         index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
         self._came_back(count, size)
         if mark:
-            self.timed = True
+            self.expects(mark)
         acquired_count += 1
         failed_delivery_count += failed
         if 0 <= self.delivery_limit < failed_delivery_count:
@@ -463,7 +489,7 @@ class Backlog:
         """Takes a run back, behind all that is in the queue, at the default level."""
         self._came_back(run[3], run[4])
         if run[7]:
-            self.timed = True
+            self.expects(run[7])
         back = (*run[:5], run[5] + 1, *run[6:])
         for part, grouped in self.groups.parts(back) if self.groups.heads else ((back, False),):
             self._put_back(part, ORIGINAL if grouped else TAIL)
@@ -512,7 +538,8 @@ class Backlog:
         """See `Machine.live_ranges`; `held`: what consumers and reservations hold.
 
         What is fresh was published in one range of the log, so it is one range, with the few small
-        entries that lie between, and so is every level; everything else is named entry by entry.
+        entries that lie between, and so is every level; everything else is named entry by entry, as
+        is what may have lost messages from its middle.
         """
         needed = set(self.returned.indexes())
         needed.update(self.levels.restored.indexes())
@@ -521,10 +548,11 @@ class Backlog:
         for part in held:
             needed.update(part.indexes())
         spans = [(index, index) for index in needed]
-        if self.fresh.messages:
-            spans.append((self.fresh.first_index(), self.fresh.last_index()))
-        for fifo in self.levels.fifos():
-            spans.append((fifo.first_index(), fifo.last_index()))
+        for fifo in (self.fresh, *self.levels.fifos()):
+            if isinstance(fifo, SegmentedFifo):
+                spans += fifo.spans()
+            elif fifo.messages:
+                spans.append((fifo.first_index(), fifo.last_index()))
         spans.sort()
         made: list[tuple[int, int]] = []
         low = 0

@@ -4,7 +4,7 @@
 Messages:  ready or returned --assign--> checked out --settle--> gone
                     ^                        |---discard--> leaves (`rejected`)
                     +-------- return --------+--- over the limit --> leaves (`delivery_limit`)
-           ready --time is over, at a head--> leaves (`expired`)
+           ready --time is over, at a head--> leaves (`expired`; anywhere by `expire_by_due`)
            ready --the queue is too long----> leaves (`maxlen`)
 
 What leaves is dropped or dead-lettered (`DeadLetters.leave`). Of a group at most one message is
@@ -155,6 +155,16 @@ class Deliveries:
         while run is not None:
             self.dead_letters.leave(run, EXPIRED)
             run = backlog.take_expired(self.machine.time_ms)
+
+    def sweep(self) -> None:
+        """Drops what has expired, wherever it stands, when it is time to look."""
+        backlog = self.backlog
+        assert backlog.expiry is not None, "messages expire at heads only"
+        taken = backlog.expiry.sweep(self.machine.time_ms)
+        for run in taken:
+            self.dead_letters.leave(run, EXPIRED)
+        if taken:
+            self.expire()
 
     def keep_length(self) -> None:
         """After a command, when consumers were served: keeps the queue within its limits, or says

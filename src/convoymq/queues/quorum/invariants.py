@@ -16,7 +16,8 @@ from convoymq.queues.quorum.consumers import (
     Consumer,
     Consumers,
 )
-from convoymq.queues.quorum.levels import LEVEL_DEFAULT, LEVEL_MAX, Levels, level_of
+from convoymq.queues.quorum.due_expiry import SWEEP_MS, SegmentedFifo
+from convoymq.queues.quorum.levels import LEVEL_DEFAULT, LEVEL_MAX, Levels, due_of, level_of
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.restored import place_of
 from convoymq.queues.quorum.runs import MARKED, Fifo, Run
@@ -64,6 +65,12 @@ def check_invariants(machine: QuorumMachine) -> None:
     places += _check_waiting(machine)
     live = list(machine.live_ranges())
     _check_fresh(backlog.fresh, places, live)
+    if backlog.expiry is not None:
+        # Messages may have left between others: each is named.
+        places += backlog.fresh.runs()
+        wanted = backlog.expiry.wanted_ms
+        dues = [due_of(run[7]) for run in backlog.ready_runs() if due_of(run[7])]
+        assert not dues or 0 < wanted <= max(min(dues), backlog.expiry.swept_ms + SWEEP_MS)
     _check_places(places, live)
     _check_groups(machine)
     gone = backlog.acked + backlog.purged + sum(backlog.dropped.values())
@@ -261,7 +268,8 @@ def _check_fresh(fresh: Fifo, others: list[Run], live: list[tuple[int, int]]) ->
     starts = zip(indexes, places, strict=True)
     next(starts)
     assert all(map(le, ends, starts)), "fresh messages are not in the order of the log"
-    assert any(low <= indexes[0] and indexes[-1] <= high for low, high in live)
+    if not isinstance(fresh, SegmentedFifo):
+        assert any(low <= indexes[0] and indexes[-1] <= high for low, high in live)
     for index, offset, first, count, *_ in others:
         for run in fresh.runs_from(index, offset, first, 1, 1):
             assert run[:2] != (index, offset) or first + count <= run[2], (

@@ -8,6 +8,8 @@ message without a time limit at the default level has none (0).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from convoymq.kernels import message_attributes
 from convoymq.queues.quorum.restored import Restored
 from convoymq.queues.quorum.runs import Fifo, Run
@@ -32,14 +34,20 @@ def level_of(mark: int) -> int:
     return (mark & LEVEL_MAX) ^ LEVEL_DEFAULT
 
 
+def fresh_fifo() -> Fifo:
+    """Makes an empty FIFO for messages that were never handed out."""
+    return Fifo(False)
+
+
 class Levels:
     """The FIFOs of the levels beside the default one, and what stands at its place."""
 
-    __slots__ = ("_by_level", "_descending", "messages", "restored", "size")
+    __slots__ = ("_by_level", "_descending", "_make", "messages", "restored", "size")
 
     def __init__(self) -> None:
         self._by_level: dict[int, Fifo] = {}
         self._descending: list[int] = []
+        self._make: Callable[[], Fifo] = fresh_fifo
         self.restored = Restored()
         self.messages = 0
         self.size = 0
@@ -49,7 +57,7 @@ class Levels:
         level = level_of(mark)
         fifo = self._by_level.get(level)
         if fifo is None:
-            fifo = self._by_level[level] = Fifo(False)
+            fifo = self._by_level[level] = self._make()
             self._know(level)
         fifo.push(index, offset, first, count, size, 0, 0, mark)
         self.messages += count
@@ -100,6 +108,33 @@ class Levels:
         self.size -= run[4]
         return run
 
+    def use(self, make: Callable[[], Fifo], convert: Callable[[Fifo], Fifo]) -> None:
+        """Makes FIFOs by `make` from now on, and converts those that exist."""
+        self._make = make
+        self._by_level = {level: convert(fifo) for level, fifo in self._by_level.items()}
+
+    def take_restored(self, now_ms: int, runs_max: int) -> list[Run]:
+        """Takes at most `runs_max` runs out that stand at their places and have expired."""
+        taken: list[Run] = []
+        kept: list[tuple[int, Run]] = []
+        for level in sorted(self.restored.levels(), reverse=True):
+            for run in self.restored.runs(level):
+                if 0 < due_of(run[7]) <= now_ms and len(taken) < runs_max:
+                    taken.append(run)
+                else:
+                    kept.append((level, run))
+        if taken:
+            self.restored.clear()
+            for level, run in kept:
+                self.restored.add(level, run)
+            self.count_out(taken)
+        return taken
+
+    def count_out(self, taken: list[Run]) -> None:
+        """Counts runs that were taken out of a level."""
+        self.messages -= sum([run[3] for run in taken])
+        self.size -= sum([run[4] for run in taken])
+
     def fifos(self) -> list[Fifo]:
         """FIFOs that have messages, the highest level first."""
         return list(self.by_level().values())
@@ -125,7 +160,7 @@ class Levels:
         """Replaces the content by that of `pack`, and of `Restored.pack`. Raises ValueError."""
         self.clear()
         for level, runs in packed:
-            fifo = self._by_level[level] = Fifo(False)
+            fifo = self._by_level[level] = self._make()
             fifo.unpack(runs)
             self.messages += fifo.messages
             self.size += fifo.size

@@ -59,7 +59,7 @@ from convoymq.queues.quorum.dead_letters import DeadLetters
 from convoymq.queues.quorum.deduplication import Deduplication
 from convoymq.queues.quorum.delayed import BAD_CANCEL, CANCEL_SCHEDULED, Delayed
 from convoymq.queues.quorum.deliveries import Deliveries
-from convoymq.queues.quorum.levels import LEVEL_DEFAULT, mark_of
+from convoymq.queues.quorum.levels import LEVEL_DEFAULT, due_of, mark_of
 from convoymq.queues.quorum.operations import OPS, Operations
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
 from convoymq.queues.quorum.settings import (
@@ -164,6 +164,8 @@ class QuorumMachine(GroupMachine):
             self._fire()
         if backlog.timed:
             deliveries.expire()
+        if backlog.expiry is not None:
+            deliveries.sweep()
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
             session: QueueSession | None = None
             if session_id:
@@ -185,7 +187,8 @@ class QuorumMachine(GroupMachine):
             if backlog.bounded:
                 deliveries.keep_length()
         # `timed` is a short cut that may differ between replicas; what was announced may not.
-        if backlog.timed or self._expires_ms >= 0 or self.waiting.messages or self.announced_due_ms:
+        timed = backlog.timed or backlog.expiry is not None
+        if timed or self._expires_ms >= 0 or self.waiting.messages or self.announced_due_ms:
             self._announce_due()
         assert not (consumers.priorities and backlog.ready()), "a message and a consumer wait"
         self._end_entry()
@@ -254,12 +257,22 @@ class QuorumMachine(GroupMachine):
                 backlog.enqueue(index, offset, first, count, size, mark)
             return
         if flags & self._attributes & FLAG_HEADERS:
+            if backlog.expiry is not None:
+                self._expect(first, count, data, offset)
             self.delayed.enqueue(index, first, count, data, offset)
             return
         found = attribute_runs(data, offset, first, count)
         for at in range(0, len(found), 5):
             mark = self.mark_for(found[at + 3], found[at + 4])
             backlog.enqueue(index, offset, found[at], found[at + 1], found[at + 2], mark)
+
+    def _expect(self, first: int, count: int, data: bytes, offset: int) -> None:
+        """Notes when records expire, which may be blocked in their groups."""
+        found = attribute_runs(data, offset, first, count)
+        for at in range(0, len(found), 5):
+            mark = self.mark_for(found[at + 3], found[at + 4])
+            if due_of(mark):
+                self.backlog.expects(mark)
 
     def mark_for(self, level: int, expiration: int) -> int:
         """Returns the mark of a message that is published now; `expiration`: its own, -1 = none."""
@@ -270,11 +283,16 @@ class QuorumMachine(GroupMachine):
         return mark_of(level, self.time_ms + max(expiration, 1) if expiration >= 0 else 0)
 
     def _message_due_ms(self) -> int:
-        """Returns when the next message expires that is at a head, or becomes ready; 0 = none
-        does."""
+        """Returns when the next message expires that is at a head, or is to be looked for behind
+        others, or becomes ready; 0 = none does."""
         due = self.backlog.due_ms()
         waits = self.waiting.first_due_ms()
-        return waits if waits and (not due or waits < due) else due
+        if waits and (not due or waits < due):
+            due = waits
+        expiry = self.backlog.expiry
+        if expiry is not None and expiry.wanted_ms and (not due or expiry.wanted_ms < due):
+            due = expiry.wanted_ms
+        return due
 
     def _announce_due(self) -> None:
         """Asks for a TICK when the next message expires or becomes ready, or the queue expires,
@@ -465,6 +483,7 @@ class QuorumMachine(GroupMachine):
         backlog.refuses = settings.get("reject_publish", NONE) > 0
         backlog.requeue_position = settings.get("requeue_position", AS_RABBITMQ)
         backlog.use_classes(settings.get("two_priority_classes", 0) > 0)
+        backlog.use_due(settings.get("expire_by_due", 0) > 0)
         limited = backlog.max_length >= 0 or backlog.max_bytes >= 0
         backlog.bounded = limited or backlog.refusing
         self.deduplication.follow(settings)

@@ -16,6 +16,7 @@ DISCONNECTED_TIMEOUT = "consumer_disconnected_timeout_ms"
 POSITIONS = {"original": ORIGINAL, "front": FRONT, "tail": TAIL}
 """Of the setting `requeue_position`, as users write them."""
 TWO_CLASSES = "two-classes"
+BY_DUE_TIME = "due"
 RETRIES = {"all": 1, "failed": 2, "returned": 3}
 """Messages that wait when they come back, by `delayed-retry-type`."""
 NONE = -1
@@ -60,6 +61,8 @@ SINCE_VERSION_2: Mapping[str, int] = {
     "requeue_position": AS_RABBITMQ,
     # 1: priorities make two classes, served 2:1 (RabbitMQ 4.0 to 4.2); 0: 32 strict levels.
     "two_priority_classes": 0,
+    # 1: what has expired leaves wherever it stands; 0: when it is next.
+    "expire_by_due": 0,
     # Which message-ids are remembered; 0: none (`queues.quorum.deduplication`).
     "deduplication_count": NONE,
     "deduplication_time_ms": NONE,
@@ -93,6 +96,7 @@ def machine_settings(settings: Mapping[str, object]) -> Settings:
         DISCONNECTED_TIMEOUT: _number(settings, "consumer-disconnected-timeout"),
         "requeue_position": POSITIONS.get(str(settings.get("requeue-position")), AS_RABBITMQ),
         "two_priority_classes": int(settings.get("priority-mode") == TWO_CLASSES),
+        "expire_by_due": int(settings.get("message-expiry") == BY_DUE_TIME),
         "deduplication_count": _number(settings, "deduplication-count"),
         "deduplication_time_ms": _number(settings, "deduplication-time"),
     }

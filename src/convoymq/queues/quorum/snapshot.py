@@ -65,6 +65,8 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
         levels, beside = backlog.levels.pack(), backlog.beside
         packed["attributes"] = [levels, beside, backlog.refusing, machine.announced_due_ms]
         packed["order"] = [backlog.levels.restored.pack(), backlog.order.turn]
+        if backlog.expiry is not None:
+            packed["expiry"] = [backlog.expiry.swept_ms, backlog.expiry.wanted_ms]
         packed["groups"] = backlog.groups.pack()
         packed["dead_letters"] = machine.dead_letters.pack()
         remembered = machine.deduplication.pack()
@@ -93,6 +95,8 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
         backlog.groups.unpack(*known["groups"])
         backlog.timed = backlog.may_expire()
         machine._follow_settings()
+        if backlog.expiry is not None:
+            backlog.expiry.swept_ms, backlog.expiry.wanted_ms = known["expiry"]
     for session_id, seq, replies, packed_consumers, producer in known["sessions"]:
         session = QueueSession(session_id)
         session.seq = seq

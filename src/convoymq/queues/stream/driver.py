@@ -54,6 +54,7 @@ class StreamDriver(GroupDriver):
                 TAKE_OVER_ARGUMENT,
                 "x-requeue-position",
                 "x-priority-mode",
+                "x-message-expiry",
                 "x-quorum-initial-group-size",
                 "x-quorum-target-group-size",
                 "x-queue-master-locator",

@@ -32,6 +32,7 @@ class Message:
     acquired: int = 0
     failed: int = 0
     at_tail: bool = False
+    at_place: bool = False
     group: bytes | None = None
 
 
@@ -53,6 +54,8 @@ class Naive:
         self.classes = False
         self.turn = 0
         self.rejects = self.refusing = False
+        self.by_due = False
+        self.swept = 0
         self.published = 0
         self.returned: list[Message] = []
         self.waiting: list[Message] = []
@@ -129,6 +132,28 @@ class Naive:
             self.expired.append(first.number)
             self.make_way(first)
 
+    def sweep(self) -> None:
+        """What has expired leaves wherever it stands, not more often than every 100 ms."""
+        everywhere = (self.blocked, self.returned, self.waiting)
+        late = [m for line in everywhere for m in line if m.due is not None and m.due <= self.now]
+        if not self.by_due or not late or self.now < self.swept + 100:
+            return
+        self.swept = self.now
+        for line in everywhere:
+            line[:] = [message for message in line if message not in late]
+        # What went to the tail divides the others: without it they are in the order of the log.
+        again = [message for message in self.waiting if message.at_place]
+        self.waiting = [message for message in self.waiting if not message.at_place]
+        for message in sorted(again):
+            self.restore(message)
+        for message in late:
+            self.expired.append(message.number)
+            held = [m for taker in self.takers.values() for m in taker.held.values()]
+            there = [*self.returned, *self.waiting, *held]
+            if message.group and not any(m.group == message.group for m in there):
+                self.make_way(message)
+        self.expire()
+
     def settle_down(self) -> None:
         self.expire()
         for priority in sorted(self.takers, reverse=True):
@@ -183,7 +208,7 @@ class Naive:
                 kept.append(message)
         if self.position == TAIL or (not self.position and not failed and self.limit < 0):
             for message in kept:
-                message.level, message.at_tail = 4, True
+                message.level, message.at_tail, message.at_place = 4, True, False
             self.waiting += kept
         elif self.position == FRONT:
             self.returned = sorted(kept, key=lambda message: message.number) + self.returned
@@ -195,7 +220,7 @@ class Naive:
 
     def restore(self, message: Message) -> None:
         """Before the first of its level that was published later, or went to the tail."""
-        message.at_tail = False
+        message.at_tail, message.at_place = False, True
         later = [
             i
             for i, other in enumerate(self.waiting)
@@ -226,6 +251,7 @@ steps = st.one_of(
     st.tuples(st.just("config"), st.just("delivery_limit"), st.sampled_from((-1, 1, 20))),
     st.tuples(st.just("config"), st.just("requeue_position"), st.sampled_from((0, 1, 1, 2, 3))),
     st.tuples(st.just("config"), st.just("two_priority_classes"), st.sampled_from((0, 1, 1))),
+    st.tuples(st.just("config"), st.just("expire_by_due"), st.sampled_from((0, 1, 1))),
     st.tuples(st.just("time"), st.sampled_from((1, 1, 4, 30, 250))),
     st.tuples(st.just("restore")),
 )  # fmt: skip
@@ -249,6 +275,7 @@ class Bench:
         entry = self.log.seal(after_ms)
         self.naive.now = entry.time_ms
         self.naive.expire()
+        self.naive.sweep()
         self.effects = apply(self.machine, entry)
         self.entry = entry
 
@@ -327,6 +354,9 @@ class Bench:
         elif name == "two_priority_classes":
             naive.turn = naive.turn if naive.classes == bool(value) else 0
             naive.classes = bool(value)
+        elif name == "expire_by_due":
+            naive.swept = naive.swept if naive.by_due and value else 0
+            naive.by_due = value > 0
         else:
             naive.limit = value
         naive.settle_down()
