@@ -67,6 +67,8 @@ async def test_lists_that_tools_expect_are_there(
 ) -> None:
     await cluster.queue(1, "q", arguments={"x-queue-type": "classic"})
     assert [row["name"] for row in await ok(api.get("/queues/detailed"))] == ["q"]
+    light = {"disable_stats": "true", "enable_queue_totals": "true"}
+    assert [row["messages"] for row in await ok(api.get("/queues", params=light))] == [0]
     for path in ("/vhosts/%2F/connections", "/vhosts/%2F/channels", "/consumers/%2F"):
         assert await ok(api.get(path)) == []
     for path in ("/feature-flags", "/deprecated-features", "/extensions"):
