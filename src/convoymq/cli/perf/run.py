@@ -32,6 +32,8 @@ from convoymq.kernels.perfclient import Consumer, Histogram, Ledger, Publisher, 
 RECONNECT_PAUSE_S = 0.05
 IDLE_WAIT_S = 0.05
 ACK_PAUSE_S = 0.25
+POLLED_MIN = 64
+"""From so many clients on the kernel keeps the list of their sockets: `epoll`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,12 @@ class Run:
             *self.publishers,
             *self.consumers,
         ]
+        #: Of many clients: who has a socket, and whether it waits to write.
+        self._polled: dict[int, tuple[_Client, Publisher | Consumer]] = {}
+        self._writing: set[int] = set()
+        self._epoll = select.epoll() if len(self._workers) >= POLLED_MIN else None
+        #: Clients without a connection.
+        self._away = len(self._workers)
         self._phase = "setup"
         self._processes = BrokerProcesses(plan.pids)
         self._killed_at_us = 0
@@ -209,7 +217,7 @@ class Run:
             number_position(template),
             self.plan.distinct,
         )
-        client.connection = connection
+        self._connected(client, publisher, connection)
 
     def _connect_consumer(self, client: _Client, consumer: Consumer) -> None:
         connection = Connection(client.next_address())
@@ -221,9 +229,21 @@ class Run:
         connection.socket.setblocking(False)
         consumer.connect(connection.socket.fileno())
         consumer.feed(behind)
+        self._connected(client, consumer, connection)
+
+    def _connected(
+        self, client: _Client, worker: Publisher | Consumer, connection: Connection
+    ) -> None:
         client.connection = connection
+        self._away -= 1
+        if self._epoll is not None:
+            self._polled[worker.fd] = (client, worker)
+            self._writing.discard(worker.fd)
+            self._epoll.register(worker.fd, select.EPOLLIN)
 
     def _reconnect(self) -> None:
+        if not self._away:
+            return
         now = time.monotonic()
         for client, publisher in self.publishers:
             if client.connection is None and now >= client.retry_at:
@@ -247,8 +267,11 @@ class Run:
                     self._control(worker, channel, payload)
             worker.others.clear()
         if worker.closed and client.connection is not None:
+            # Closing it ends its registration, too.
+            self._polled.pop(worker.fd, None)
             client.connection.socket.close()
             client.connection = None
+            self._away += 1
             client.retry_at = time.monotonic() + RECONNECT_PAUSE_S
             worker.lost()
 
@@ -377,6 +400,16 @@ class Run:
             sent = sum(p.published for _, p in self.publishers)
             due = started + sent / self.plan.rate
             timeout = min(max(0.0, due - time.monotonic()), IDLE_WAIT_S)
+        if self._away == len(self._workers):
+            time.sleep(min(timeout, 0.01))
+        elif self._epoll is not None:
+            self._wait_polled(self._epoll, timeout)
+        else:
+            self._wait_selected(timeout)
+
+    def _wait_selected(self, timeout: float) -> None:
+        """Of few clients: select() takes microseconds, which an even rate needs; epoll rounds to
+        milliseconds."""
         readable: dict[int, tuple[_Client, Publisher | Consumer]] = {}
         writable: list[int] = []
         for client, worker in self._workers:
@@ -384,14 +417,7 @@ class Run:
                 readable[worker.fd] = (client, worker)
                 if worker.wants_write:
                     writable.append(worker.fd)
-        if not readable:
-            time.sleep(min(timeout, 0.01))
-            return
-        # select() takes microseconds, which an even rate needs; poll() would round to ms.
-        if max(readable) < 1024:
-            ready, writes, _ = select.select(list(readable), writable, [], timeout)
-        else:
-            ready, writes = self._poll(readable, writable, timeout)
+        ready, writes, _ = select.select(list(readable), writable, [], timeout)
         for fd in writes:
             readable[fd][1].on_writable()
         for fd in ready:
@@ -399,30 +425,46 @@ class Run:
         for client, worker in self._workers:
             if worker.others or worker.closed:
                 self._check(client, worker)
-            if isinstance(worker, Consumer) and not ready and self._is_pause(worker):
-                worker.ack_all()
+        if not ready:
+            self._acknowledge_rests()
+
+    def _wait_polled(self, epoll: select.epoll, timeout: float) -> None:
+        """Of many clients: a turn costs as much as there is to do."""
+        for _, publisher in self.publishers:
+            if publisher.wants_write and publisher.fd not in self._writing:
+                self._want(epoll, publisher)
+        events = epoll.poll(timeout)
+        for fd, what in events:
+            client, worker = self._polled[fd]
+            if what & select.EPOLLOUT:
+                worker.on_writable()
+            if what & ~select.EPOLLOUT:
+                worker.on_readable()
+            if worker.others or worker.closed:
+                self._check(client, worker)
+            if not worker.closed and worker.wants_write != (fd in self._writing):
+                self._want(epoll, worker)
+        if not events:
+            self._acknowledge_rests()
+
+    def _want(self, epoll: select.epoll, worker: Publisher | Consumer) -> None:
+        """Has the kernel tell when a client may write, or no more."""
+        if worker.wants_write:
+            self._writing.add(worker.fd)
+            epoll.modify(worker.fd, select.EPOLLIN | select.EPOLLOUT)
+        else:
+            self._writing.discard(worker.fd)
+            epoll.modify(worker.fd, select.EPOLLIN)
+
+    def _acknowledge_rests(self) -> None:
+        for _, consumer in self.consumers:
+            if self._is_pause(consumer):
+                consumer.ack_all()
 
     @staticmethod
     def _is_pause(consumer: Consumer) -> bool:
         """Nothing came for a while: what is not acknowledged yet may never fill a batch."""
         return clock_us() - consumer.last_deliver_us > ACK_PAUSE_S * 1e6
-
-    @staticmethod
-    def _poll(
-        readable: dict[int, tuple[_Client, Publisher | Consumer]],
-        writable: list[int],
-        timeout: float,
-    ) -> tuple[list[int], list[int]]:
-        poll = select.poll()
-        for fd in readable:
-            poll.register(fd, select.POLLIN)
-        for fd in writable:
-            poll.register(fd, select.POLLIN | select.POLLOUT)
-        events = poll.poll(math.ceil(timeout * 1000))
-        return (
-            [fd for fd, what in events if what & ~select.POLLOUT],
-            [fd for fd, what in events if what & select.POLLOUT],
-        )
 
     # -- counting ----------------------------------------------------------------------------------
 
