@@ -558,19 +558,26 @@ def window_overrun_after_credit() -> None:
 
 @plant("a message of a group is given while another one is out", "none", unaided=True)
 def groups_are_not_blocked() -> None:
+    from convoymq.kernels.group_table import GroupTable
     from convoymq.queues.quorum.groups import Groups
 
-    Groups.enter = lambda self, name, run: run[3]  # type: ignore[method-assign]
+    def planted(
+        self: Any, data: bytes, index: int, offset: int, first: int, count: int, *rest: int
+    ) -> list[int]:
+        alone = (
+            GroupTable().enqueue(data, index, offset, record, 1, *rest)
+            for record in range(first, first + count)
+        )
+        return [word for each in alone for word in each]
+
+    Groups.enqueue = planted  # type: ignore[method-assign]
 
 
 @plant("a message of a group that comes back goes behind the others", "none", unaided=True)
 def groups_return_as_others() -> None:
     from convoymq.queues.quorum.groups import Groups
 
-    def planted(self: Any, run: Any) -> Any:
-        yield run, False
-
-    Groups.parts = planted  # type: ignore[method-assign]
+    Groups.parts = lambda self, run: [(run, False)]  # type: ignore[method-assign]
 
 
 @plant("two classes of priorities are served one to one", "none", unaided=True)

@@ -28,7 +28,6 @@ from cython.cimports.convoymq.kernels.amqp import (
 from cython.cimports.convoymq.kernels.batch import Records, open_records, record_at
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
-    copy_bytes,
     load16,
     load32,
     load64,
@@ -39,10 +38,6 @@ from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
 
 LEVEL_MAX = 31
 LEVEL_DEFAULT = 4
-EXPIRATION_MS_MAX = 315_360_000_000
-DUE_NONE = 0
-DUE_DELAY = 1
-DUE_TIME = 2
 
 _LEVEL_MAX = cython.declare(cython.int, 31)
 _EXPIRATION_MS_MAX = cython.declare(int64_t, 315360000000)
@@ -216,7 +211,7 @@ def _headers(p: cython.p_uchar, n: cython.Py_ssize_t, found: cython.pointer(Aske
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _find_headers(
+def find_headers(
     p: cython.p_uchar, n: cython.Py_ssize_t, found: cython.pointer(Asked)
 ) -> cython.void:
     """Headers of one record."""
@@ -248,18 +243,7 @@ def _find_headers(
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _same(a: cython.pointer(Asked), b: cython.pointer(Asked)) -> cython.bint:
-    """Returns whether two records ask the same by headers."""
-    if a.kind != b.kind or a.number != b.number or a.group_length != b.group_length:
-        return False
-    if a.group_length <= 0:
-        return True
-    return string.memcmp(a.group, b.group, a.group_length) == 0
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _read(
+def read_attributes(
     p: cython.p_uchar,
     n: cython.Py_ssize_t,
     level: cython.pointer(cython.int),
@@ -303,7 +287,7 @@ def attribute_runs(
     made: list = []
     for i in range(first, first + count):
         record = record_at(cython.address(records), i, cython.address(length))
-        _read(
+        read_attributes(
             record,
             length,
             cython.address(level),
@@ -323,36 +307,3 @@ def attribute_runs(
     if count:
         made += (began, first + count - began, size, last_level, last_expiration)
     return made
-
-
-def header_runs(
-    data: bytes, command: cython.Py_ssize_t, first: cython.Py_ssize_t, count: cython.Py_ssize_t
-):
-    p: cython.p_uchar = bytes_pointer(data)
-    records: Records
-    open_records(p, len(data), command, first, count, cython.address(records))
-    record: cython.p_uchar
-    length: cython.Py_ssize_t = 0
-    found: Asked
-    last: Asked
-    began: cython.Py_ssize_t = first
-    i: cython.Py_ssize_t
-    made: list = []
-    for i in range(first, first + count):
-        record = record_at(cython.address(records), i, cython.address(length))
-        _find_headers(record, length, cython.address(found))
-        if i > began and not _same(cython.address(found), cython.address(last)):
-            made.append(_run(cython.address(last), began, i - began))
-            began = i
-        last = found
-    if count:
-        made.append(_run(cython.address(last), began, first + count - began))
-    return made
-
-
-@cython.cfunc
-def _run(asked: cython.pointer(Asked), first: cython.Py_ssize_t, count: cython.Py_ssize_t) -> tuple:
-    group: object = None
-    if asked.group_length >= 0:
-        group = copy_bytes(asked.group, asked.group_length)
-    return first, count, asked.kind, asked.number, group

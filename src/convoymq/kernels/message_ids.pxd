@@ -27,3 +27,6 @@ cdef class MessageIdWindow:
     cdef void _release(self) noexcept
     cdef int _repeats(self, unsigned char* p, Py_ssize_t n, uint64_t time_ms,
                       uint64_t* body) except? -1
+
+# 32 bits of SipHash-1-3 of n bytes, with the process's key; never 0.
+cdef uint32_t keyed_hash(unsigned char* p, Py_ssize_t n) noexcept

@@ -70,8 +70,8 @@ def _round(v: cython.pointer(uint64_t)) -> cython.void:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _hash(p: cython.p_uchar, n: cython.Py_ssize_t) -> uint32_t:
-    """32 bits of SipHash-1-3 of an id; never 0."""
+def keyed_hash(p: cython.p_uchar, n: cython.Py_ssize_t) -> uint32_t:
+    """32 bits of SipHash-1-3 of n bytes; never 0."""
     v: uint64_t[4]
     v[0] = _key_0 ^ cython.cast(uint64_t, 0x736F6D6570736575)
     v[1] = _key_1 ^ cython.cast(uint64_t, 0x646F72616E646F6D)
@@ -244,7 +244,7 @@ class MessageIdWindow:
     def _forget_oldest(self) -> cython.void:
         at: cython.p_uchar = self.ids + self.start
         n: cython.Py_ssize_t = at[_HEAD - 1]
-        hash: uint32_t = _hash(at + _HEAD, n)
+        hash: uint32_t = keyed_hash(at + _HEAD, n)
         mask: cython.Py_ssize_t = self.mask
         hole: cython.Py_ssize_t = hash & mask
         while self.slots[hole].place != self.head or not self.slots[hole].hash:
@@ -312,7 +312,7 @@ class MessageIdWindow:
             or load16(p + at - AMQP_FRAME_HEAD + AMQP_CHANNEL) == _DEAD_LETTER
         ):
             return 0
-        hash: uint32_t = _hash(found.message_id, found.message_id_size)
+        hash: uint32_t = keyed_hash(found.message_id, found.message_id_size)
         if self._has(hash, found.message_id, found.message_id_size):
             return 1
         self._append(hash, found.message_id, found.message_id_size, time_ms)
@@ -376,7 +376,7 @@ class MessageIdWindow:
             if not n or n > size - at - _HEAD or get64(p + at) < last_ms:
                 raise ValueError("packed message-ids are damaged")
             last_ms = get64(p + at)
-            hash = _hash(p + at + _HEAD, n)
+            hash = keyed_hash(p + at + _HEAD, n)
             if self._has(hash, p + at + _HEAD, n):
                 raise ValueError("a message-id is remembered twice")
             self._append(hash, p + at + _HEAD, n, last_ms)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
 from convoymq.kernels import batch
 from convoymq.kernels.content import RECORD_ASKS, RECORD_WAITS
-from convoymq.kernels.message_attributes import DUE_DELAY, DUE_NONE, DUE_TIME, header_runs
+from convoymq.kernels.group_table import GroupTable
 from convoymq.model.tables import INTEGER_CODES, Field, Table
 from convoymq.queues.message_properties import DELAY_MS_MAX, DELIVER_AT_MS_MAX, asked_delay
 from tests.unit.kernels import reference
@@ -55,8 +53,14 @@ messages = st.builds(
 )
 
 
-def naive(message: Message) -> tuple[int, int, bytes | None]:
-    """(kind, number, group) of one message."""
+NOW_MS = 1_000_000
+DUE_NONE = 0
+DUE_DELAY = 1
+DUE_TIME = 2
+
+
+def naive(message: Message) -> tuple[int, bytes | None]:
+    """(until when it waits, or 0; its group) of one message that is published at NOW_MS."""
     headers = codec.decode_header(message.header).properties.headers
     when: tuple[int, int] | None = None
     group: Field | None = None
@@ -70,7 +74,13 @@ def naive(message: Message) -> tuple[int, int, bytes | None]:
             group = field
     found = group.value if group is not None and group.code in "Sx" else None
     assert found is None or isinstance(found, bytes)
-    return *(when or (DUE_NONE, 0)), found
+    kind, number = when or (DUE_NONE, 0)
+    due_ms = 0
+    if kind == DUE_DELAY:
+        due_ms = NOW_MS + min(number, DELAY_MS_MAX)
+    elif kind == DUE_TIME:
+        due_ms = min(number, (1 << 48) - 1)
+    return (due_ms, None) if due_ms > NOW_MS else (0, found)
 
 
 @settings(max_examples=100, deadline=None)
@@ -82,16 +92,27 @@ def test_headers_are_what_the_codec_reads(items: list[Message], data: st.DataObj
     )
     first = data.draw(st.integers(0, len(items)))
     count = data.draw(st.integers(0, len(items) - first))
-    runs = header_runs(bytes(48) + command, 48, first, count)
-    at = first
-    for start, length, kind, number, group in runs:
-        assert start == at
-        assert length > 0
-        at += length
-        for i in range(start, at):
-            assert naive(items[i]) == (kind, number, group)
-    assert at == first + count
-    assert all(one[2:] != other[2:] for one, other in pairwise(runs))
+    table = GroupTable()
+    found = table.enqueue(bytes(48) + command, 7, 48, first, count, NOW_MS, -1)
+    given: dict[int, tuple[int, int]] = {}
+    sizes = 0
+    for at in range(0, len(found), 5):
+        due_ms, begun, length, size, mark = found[at : at + 5]
+        assert size == sum(len(item.body) for item in items[begun : begun + length])
+        sizes += size
+        given.update((record, (due_ms, mark)) for record in range(begun, begun + length))
+    assert list(given) == sorted(given)
+    seen: set[bytes] = set()
+    for record in range(first, first + count):
+        due_ms, group = naive(items[record])
+        assert (record not in given) == (group in seen)
+        if record in given:
+            assert given[record][0] == due_ms
+        if group is not None:
+            seen.add(group)
+    assert set(table.keys().values()) == seen
+    assert sizes + table.size == sum(len(item.body) for item in items[first : first + count])
+    assert table.messages == count - len(given)
 
 
 @settings(max_examples=100, deadline=None)
@@ -102,10 +123,11 @@ def test_a_damaged_record_is_read_within_its_bounds(
     record = bytearray(message.record())
     record[place % len(record)] = octet
     command = reference.enqueue(1, 1, [bytes(record)], [0], 0)
-    ((first, count, kind, _, group),) = header_runs(command, 0, 0, 1)
+    table = GroupTable()
+    due_ms, first, count, _, _ = table.enqueue(command, 7, 0, 0, 1, NOW_MS, -1)
     assert (first, count) == (0, 1)
-    assert kind in (DUE_NONE, DUE_DELAY, DUE_TIME)
-    assert group is None or group in bytes(record)
+    assert due_ms == 0 or due_ms > NOW_MS
+    assert all(key in bytes(record) for key in table.keys().values())
 
 
 def test_records_outside_the_command_are_refused() -> None:
@@ -113,7 +135,7 @@ def test_records_outside_the_command_are_refused() -> None:
     command = reference.enqueue(1, 1, [message.record()], [0], 0)
     for first, count in ((0, 2), (1, 1), (-1, 1), (0, -1)):
         with pytest.raises(ValueError, match="outside"):
-            header_runs(command, 0, first, count)
+            GroupTable().enqueue(command, 7, 0, first, count, NOW_MS, -1)
 
 
 @settings(max_examples=100, deadline=None)

@@ -2,6 +2,8 @@
 import cython
 from libc.stdint cimport int64_t, uint64_t
 
+from convoymq.queues.quorum.groups cimport Groups
+from convoymq.queues.quorum.levels cimport Levels
 from convoymq.queues.quorum.runs cimport CheckedOut, Fifo, Tail
 
 cdef class Backlog:
@@ -9,7 +11,9 @@ cdef class Backlog:
     cdef public Fifo fresh, returned
     cdef public Tail requeued
     cdef public CheckedOut dead_letters
-    cdef public object levels, order, groups, waiting, delayed, expiry
+    cdef public Levels levels
+    cdef public Groups groups
+    cdef public object order, waiting, delayed, expiry
     cdef public list fronted
     cdef public int requeue_position
     cdef public bint two_classes, timed, bounded, refuses, refusing
@@ -25,3 +29,9 @@ cdef class Backlog:
     cdef tuple _remove(self, uint64_t limit)
     cpdef hold(self, int64_t messages, int64_t size)
     cpdef settle(self, int64_t messages, int64_t size)
+    @cython.locals(levels=Levels)
+    cpdef enqueue(
+        self, uint64_t index, uint64_t offset, uint64_t first, uint64_t count, uint64_t size,
+        uint64_t mark
+    )
+    cpdef gone(self, tuple run)

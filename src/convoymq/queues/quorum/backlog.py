@@ -219,7 +219,7 @@ class Backlog:
                     return self.order.take(limit)
                 level = self.levels.highest()
                 if level > LEVEL_DEFAULT or not (self.fresh.messages or self.requeued.messages):
-                    return self.levels.take(level, limit, restored=False)
+                    return self.levels.take(level, limit, False)
             source = self.fresh
             if self.requeued.messages:
                 ahead = self.ahead()
@@ -287,7 +287,7 @@ class Backlog:
         """Drops what is not `held`; returns how many messages."""
         count = self.ready()
         if self.groups.heads:
-            count += self.groups.purge(held)
+            count += self.groups.purge(list(held))
         self.purged += count
         self.fresh.clear()
         self.returned.clear()
@@ -517,7 +517,7 @@ class Backlog:
     def gone(self, run: runs.Run) -> None:
         """Messages that were ready or held are in the queue no more: what was blocked by them is
         ready. To be called where some message is in a group."""
-        if self.groups.leave(run):
+        if self.groups.gone(run):
             self.timed = True
 
     def let_go(self, run: runs.Run) -> None:

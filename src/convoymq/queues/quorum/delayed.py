@@ -27,15 +27,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from convoymq.kernels.message_attributes import (
-    DUE_DELAY,
-    DUE_TIME,
-    EXPIRATION_MS_MAX,
-    attribute_runs,
-    header_runs,
-)
 from convoymq.model import trace as words
-from convoymq.queues.quorum import groups, runs, tracing
+from convoymq.queues.quorum import runs, tracing
 from convoymq.queues.quorum.waiting import Waiting
 from convoymq.queues.sessions import Packed
 
@@ -44,8 +37,6 @@ if TYPE_CHECKING:
     from convoymq.queues.quorum.machine import QuorumMachine
 
 FIRE_RUNS_MAX = 4096
-TIME_MS_MAX = (1 << 48) - 1
-"""Later times count as this one."""
 CANCEL_SCHEDULED = "cancel_scheduled"
 CANCEL_MAX = 10_000
 """So many messages may one command name."""
@@ -80,30 +71,23 @@ class Delayed:
     # ---------------------------------------------------------------- begins to wait
 
     def enqueue(self, index: int, first: int, count: int, data: bytes, offset: int) -> None:
-        """Takes records of an ENQUEUE of which some have headers for queues."""
-        machine, backlog, now_ms = self.machine, self.backlog, self.machine.time_ms
-        begun = first
-        for start, length, kind, number, _group in header_runs(data, offset, first, count):
-            due_ms = 0
-            if kind == DUE_DELAY:
-                due_ms = now_ms + min(number, EXPIRATION_MS_MAX)
-            elif kind == DUE_TIME:
-                due_ms = min(number, TIME_MS_MAX)
-            if due_ms <= now_ms:
-                continue
-            if begun < start:
-                left = start - begun
-                groups.enqueue(backlog, machine.mark_for, data, index, offset, begun, left)
-            begun = start + length
-            found = attribute_runs(data, offset, start, length)
-            for at in range(0, len(found), 5):
-                record, messages, size, level, expiration = found[at : at + 5]
-                mark = machine.mark_for(level, expiration)
-                backlog.beside += messages
+        """Takes records of an ENQUEUE of which some have headers for queues. Cost: O(records), and
+        a run for those that follow each other, are asked the same and are not blocked."""
+        backlog, now_ms = self.backlog, self.machine.time_ms
+        found = backlog.groups.enqueue(
+            data, index, offset, first, count, now_ms, backlog.message_ttl_ms
+        )
+        beside = count
+        for at in range(0, len(found), 5):
+            due_ms, record, messages = found[at], found[at + 1], found[at + 2]
+            size, mark = found[at + 3], found[at + 4]
+            if due_ms:
                 self.waiting.add(due_ms, (index, offset, record, messages, size, 0, 0, mark))
-        left = first + count - begun
-        if left:
-            groups.enqueue(backlog, machine.mark_for, data, index, offset, begun, left)
+            else:
+                backlog.enqueue(index, offset, record, messages, size, mark)
+                beside -= messages
+        # What is blocked, and what waits.
+        backlog.beside += beside
 
     def retries(self, run: runs.Run, failed: int) -> bool:
         """Makes a run that has come back wait, if its counts say so; returns whether it waits."""

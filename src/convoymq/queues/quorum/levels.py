@@ -97,7 +97,7 @@ class Levels:
         fifo = self._by_level.get(level)
         return fifo if fifo is not None and fifo.messages else None
 
-    def take(self, level: int, limit: int, *, restored: bool) -> Run:
+    def take(self, level: int, limit: int, restored: bool) -> Run:
         """Removes at most `limit` messages from the oldest run of a level: of those at their
         places, or of those that were never handed out."""
         if restored:

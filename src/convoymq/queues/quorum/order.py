@@ -144,11 +144,11 @@ class Order:
     def _take_at(self, level: int, limit: int) -> Run:
         own, room = self._own(level)
         if self._is_restored(level, own):
-            return self._backlog.levels.take(level, limit, restored=True)
+            return self._backlog.levels.take(level, limit, True)
         assert own is not None, "nothing is ready at a level"
         if level == LEVEL_DEFAULT:
             return own.take(min(limit, room))
-        return self._backlog.levels.take(level, limit, restored=False)
+        return self._backlog.levels.take(level, limit, False)
 
     def next_amount(self) -> tuple[int, int]:
         """Returns (messages, body bytes) of the next run."""

@@ -404,8 +404,9 @@ PLAIN = interpreted(
         *(
             f"convoymq.queues.quorum.{name}"
             for name in (
-                "runs", "tracing", "backlog", "consumers", "deliveries", "reservation_holder",
-                "snapshot", "views", "machine",
+                "runs", "tracing", "restored", "levels", "groups", "order", "waiting", "delayed",
+                "backlog", "consumers", "deliveries", "reservation_holder", "snapshot", "views",
+                "machine",
             )
         ),
     ]
