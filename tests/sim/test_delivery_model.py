@@ -238,12 +238,12 @@ def test_nobody_is_passed_over_twice() -> None:
     watched.seal()
     model = watched.referee.model
     first, second = model.consumers()
-    model._check_turn(first, 1, 8)
+    model._check_turn(first, 1, 8, 0)
     with pytest.raises(InvariantBroken, match="saw two turns"):
-        model._check_turn(first, 1, 8)
+        model._check_turn(first, 1, 8, 0)
     second.passed.clear()
     with pytest.raises(InvariantBroken, match="got 4 of 8 at once"):
-        model._check_turn(first, 4, 8)
+        model._check_turn(first, 4, 8, 0)
 
 
 def test_who_has_priority_and_credit_goes_first() -> None:
@@ -253,7 +253,7 @@ def test_who_has_priority_and_credit_goes_first() -> None:
     watched.seal()
     first, _ = watched.referee.model.consumers()
     with pytest.raises(InvariantBroken, match="has priority and credit"):
-        watched.referee.model._check_turn(first, 1, 8)
+        watched.referee.model._check_turn(first, 1, 8, 0)
 
 
 def test_one_consumer_is_active_at_a_time() -> None:

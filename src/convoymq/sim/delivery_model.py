@@ -56,6 +56,7 @@ LIMITS = (
     "delayed_retry_max_ms",
 )
 TURN_MESSAGES_MAX = 256
+BUSY_TURN_MAX = 64
 SWEEP_MS = 100
 
 
@@ -203,9 +204,13 @@ class DeliveryModel(ReadyLines):
             self._enqueue(data, offset, count)
         elif kind in (batch.CMD_SETTLE, batch.CMD_RETURN, batch.CMD_DISCARD):
             if consumer is not None:
+                held = len(consumer.held)
                 ranges = batch.ranges(data, offset, count)
                 for first, last in zip(ranges[::2], ranges[1::2], strict=True):
                     self._release(consumer, kind, flags & 1, first, last)
+                settled = held - len(consumer.held)
+                if kind == batch.CMD_SETTLE and settled and self._serves_attributes():
+                    consumer.settled_at_once = settled
         elif kind == batch.CMD_CHECKOUT:
             spec = decode_map(batch.command_body(data, offset), count)
             self._checkout(session, arg, cast(CheckoutSpec, spec))
@@ -337,9 +342,13 @@ class DeliveryModel(ReadyLines):
             else:
                 self._enter(message)
 
+    def _serves_attributes(self) -> bool:
+        """Whether version 2 of the machine is in force."""
+        return self.attributes_from is not None and self.index >= self.attributes_from
+
     def _delay_of(self, record: bytes) -> int:
         """For how long a message is to wait."""
-        if self.attributes_from is None or self.index < self.attributes_from:
+        if not self._serves_attributes():
             return 0
         field = headers_of(record).get("x-delay")
         return field.value if field is not None and isinstance(field.value, int) else 0
@@ -373,7 +382,7 @@ class DeliveryModel(ReadyLines):
         """Sets its priority, and when it expires: both stay as they are now."""
         ttl = self.limits["message_ttl_ms"]
         times = [ttl] if ttl >= 0 else []
-        if self.attributes_from is not None and self.index >= self.attributes_from:
+        if self._serves_attributes():
             traits = traits_of(record)
             if traits.priority is not None:
                 message.level = min(traits.priority, LEVEL_MAX)
@@ -677,8 +686,11 @@ class DeliveryModel(ReadyLines):
         consumer = min(rivals, key=lambda c: c.waits_since)
         ready = self._available()
         share = ready
+        average = self._average_held()
         if len(rivals) > 1:
             share = min(max(ready // (TURN_SHARE * len(rivals)), 1), TURN_MESSAGES_MAX)
+            # Who settles many at once gets as many at once, when all have as much to do.
+            share = max(share, min(average, consumer.settled_at_once, BUSY_TURN_MAX))
         given = 0
         while given < share and len(consumer.held) < consumer.window:
             if not self._has_ready():
@@ -692,15 +704,19 @@ class DeliveryModel(ReadyLines):
             self._expire()
             if message.place is not Place.HELD or len(consumer.held) > consumer.window:
                 self.fail(f"{name_of_consumer(consumer)} holds {len(consumer.held)}")
-        self._check_turn(consumer, given, ready)
+        self._check_turn(consumer, given, ready, average)
         if self._may_be_served(consumer):
             self._stand_last(consumer)
         else:
             consumer.waits_since = 0
 
-    def _check_turn(self, consumer: Consumer, given: int, ready: int) -> None:
+    def _average_held(self) -> int:
+        held = self.places[Place.HELD] + self.places[Place.RESERVED]
+        return held // max(1, self.consumer_count() + self.reservation_count())
+
+    def _check_turn(self, consumer: Consumer, given: int, ready: int, average: int) -> None:
         """Nobody of a higher priority could have had these; nobody of the same one is passed over
-        twice by the same one, nor for more than a share."""
+        twice by the same one, nor for more than a share, or than others have to do meanwhile."""
         me = (consumer.session, consumer.number)
         rivals = 0
         for other in self.consumers():
@@ -713,7 +729,9 @@ class DeliveryModel(ReadyLines):
                 other.passed[me] = other.passed.get(me, 0) + 1
                 if other.passed[me] > 1:
                     self.fail(f"{name_of_consumer(other)} has credit and saw two turns of {me}")
-        if rivals and given > max(1, min(TURN_MESSAGES_MAX, ready / (TURN_SHARE * (rivals + 1)))):
+        share = min(TURN_MESSAGES_MAX, ready / (TURN_SHARE * (rivals + 1)))
+        busy = min(average, BUSY_TURN_MAX) if consumer.settled_at_once >= given else 0
+        if rivals and given > max(1, share, busy):
             self.fail(f"{me} got {given} of {ready} at once, and {rivals} others wait")
 
     # Single active consumer.

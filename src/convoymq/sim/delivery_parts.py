@@ -82,6 +82,7 @@ class Consumer:
         "passed",
         "priority",
         "session",
+        "settled_at_once",
         "waits_since",
         "window",
     )
@@ -95,6 +96,8 @@ class Consumer:
         self.cancelled = False
         self.next_id = 0
         self.held: dict[int, Message] = {}
+        self.settled_at_once = 0
+        """Messages of the last command by which it settled some; since version 2."""
         self.waits_since = 0
         """Since when it could be served and was not; 0 = it cannot be served."""
         self.arrived = 0

@@ -20,7 +20,9 @@ cdef class Consumer:
     cdef public dict arguments
     cdef public uint64_t next_id
     cdef public CheckedOut checked_out
-    cpdef list pack(self)
+    cdef public int64_t settled_at_once
+    @cython.locals(packed=list)
+    cpdef list pack(self, int version)
 
 cdef class Consumers:
     cdef public GroupMachine machine

@@ -57,6 +57,7 @@ class Consumer:
         "priority",
         "queued",
         "session",
+        "settled_at_once",
         "state",
         "tag",
         "window",
@@ -75,10 +76,12 @@ class Consumer:
         self.next_id = 0
         self.queued = False
         self.checked_out = runs.CheckedOut()
+        #: Messages of the last SETTLE that settled some; 0 in version 1.
+        self.settled_at_once = 0
 
-    def pack(self) -> list[object]:
+    def pack(self, version: int) -> list[object]:
         """Plain values for the snapshot."""
-        return [
+        packed: list[object] = [
             self.number,
             self.state,
             self.tag,
@@ -90,6 +93,9 @@ class Consumer:
             self.next_id,
             self.checked_out.pack(),
         ]
+        if version >= 2:
+            packed.append(self.settled_at_once)
+        return packed
 
     def unpack(self, packed: list[Any]) -> None:
         """Takes over what `pack` gave; number and state are known."""
@@ -101,6 +107,8 @@ class Consumer:
         self.arguments = packed[7]
         self.next_id = packed[8]
         self.checked_out.unpack(packed[9])
+        if len(packed) > 10:
+            self.settled_at_once = packed[10]
 
 
 class QueueSession(Session):

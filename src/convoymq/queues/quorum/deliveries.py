@@ -38,6 +38,9 @@ from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_REFUSING
 #: A turn of one of n consumers is 1/(16 n) of the ready messages, 1 … TURN_MESSAGES_MAX (ADR 0003).
 TURN_DIVISOR = 16
 TURN_MESSAGES_MAX = 256
+#: Where consumers are busy, a turn is at least as many as they hold on average, of one that settles
+#: as many at once; at most so many.
+BUSY_TURN_MAX = 64
 
 SETTLE = batch.CMD_SETTLE
 RETURN = batch.CMD_RETURN
@@ -76,6 +79,9 @@ class Deliveries:
             if others:
                 fair = ready // (TURN_DIVISOR * (others + 1))
                 fair = min(max(fair, 1), TURN_MESSAGES_MAX)
+                if fair < consumer.settled_at_once:
+                    busy = min(backlog.unacked // consumers.count, BUSY_TURN_MAX)
+                    fair = max(fair, min(busy, consumer.settled_at_once))
                 turn = min(turn, fair)
             assert turn > 0, "a consumer without credit is in the service queue"
             while turn and ready:

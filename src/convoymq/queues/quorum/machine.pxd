@@ -30,7 +30,10 @@ cdef class QuorumMachine(GroupMachine):
         self, uint64_t index, int flags, uint64_t first, uint64_t count, uint64_t size, bytes data,
         Py_ssize_t offset
     )
-    @cython.locals(consumer=Consumer, ranges=list, i=Py_ssize_t, failed=int, deliveries=Deliveries)
+    @cython.locals(
+        consumer=Consumer, ranges=list, i=Py_ssize_t, failed=int, settled=int64_t,
+        deliveries=Deliveries,
+    )
     cdef _session_command(
         self, QueueSession session, int kind, int flags, Py_ssize_t count, object arg, bytes data,
         Py_ssize_t offset

@@ -323,9 +323,13 @@ class QuorumMachine(GroupMachine):
             if consumer is not None:
                 deliveries = self.deliveries
                 failed = flags & FLAG_FAILED
+                settled = consumer.checked_out.messages
                 ranges = batch.ranges(data, offset, count)
                 for i in range(0, len(ranges), 2):
                     deliveries.release(consumer, kind, failed, ranges[i], ranges[i + 1])
+                settled -= consumer.checked_out.messages
+                if settled and kind == SETTLE and self.version >= 2:
+                    consumer.settled_at_once = settled
                 self.consumers.refresh(consumer)
             self._applied(session)
         elif kind == GET:

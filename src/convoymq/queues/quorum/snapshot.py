@@ -37,7 +37,7 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
                 s.id,
                 s.seq,
                 list(s.replies),
-                [c.pack() for c in s.consumers.values()],
+                [c.pack(machine.version) for c in s.consumers.values()],
                 s.producer,
             ]
             for s in machine.sessions.values()

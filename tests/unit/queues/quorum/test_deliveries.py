@@ -51,6 +51,58 @@ def test_a_large_queue_is_dealt_in_turns_that_shrink() -> None:
     assert abs(held[0] - held[1]) <= 100
 
 
+def turns(queue: Queue) -> list[int]:
+    return [e[7] for e in queue.step() if e[0] == EFFECT_DELIVER]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_busy_consumers_that_settle_many_at_once_get_as_many_at_once(version: int) -> None:
+    queue = Queue()
+    queue.machine.set_version(version)
+    for session in (A, B, C):
+        queue.log.checkout(session, 1, 1000)
+    queue.log.publish(A, [1] * 90)
+    assert turns(queue) == [1] * 90
+    for session in (A, B, C):
+        queue.log.settle(session, 1, 0, 9)
+    queue.step()
+    # They hold 20 each, and have settled 10 each with one command.
+    queue.log.publish(A, [1] * 35)
+    assert turns(queue) == ([10, 10, 10, 5] if version == 2 else [1] * 35)
+    copy = type(queue.machine)()
+    copy.restore(queue.machine.snapshot())
+    assert copy.state_hash() == queue.machine.state_hash()
+    packed = {len(packed) for session in copy._pack()["sessions"] for packed in session[3]}  # type: ignore[attr-defined]
+    assert packed == {11 if version == 2 else 10}
+
+
+def test_consumers_that_hold_little_get_message_by_message() -> None:
+    """However many one of them has settled at once, and however many another one holds."""
+    queue = Queue()
+    queue.machine.set_version(2)
+    queue.log.checkout(A, 1, 1000)
+    queue.log.publish(A, [1] * 100)
+    queue.step()
+    queue.log.settle(A, 1, 0, 99)
+    queue.step()
+    for session in (B, C):
+        queue.log.checkout(session, 1, 1000)
+    queue.log.publish(A, [1] * 5)
+    assert turns(queue) == [1] * 5
+    # A hoards; B and C settle one by one.
+    queue.log.credit(B, 1, 0)
+    queue.log.credit(C, 1, 0)
+    queue.log.publish(A, [1] * 900)
+    queue.step()
+    for session in (B, C):
+        queue.log.settle(session, 1, 0, 0)
+        queue.log.credit(session, 1, 1000)
+    queue.log.credit(A, 1, 0)
+    queue.step()
+    queue.log.publish(A, [1] * 8)
+    assert turns(queue) == [1] * 8
+
+
 @pytest.mark.parametrize(
     ("cause", "counts"),
     [
