@@ -466,9 +466,7 @@ class GroupTable:
         ttl_ms: int64_t,
     ) -> list:
         records: Records
-        open_records(
-            bytes_pointer(data), len(data), command, first, count, cython.address(records)
-        )
+        open_records(bytes_pointer(data), len(data), command, first, count, cython.address(records))
         record: cython.p_uchar
         length: cython.Py_ssize_t = 0
         asked: Asked

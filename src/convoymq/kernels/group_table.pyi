@@ -37,46 +37,46 @@ class GroupTable:
         others when they will be. Raises ValueError when the records are not in the command."""
 
     def parts(self, run: Run) -> list[tuple[Run, bool]]:
-        """A run in parts: (part, its messages are heads)."""
+        """Returns a run in parts: (part, its messages are heads)."""
 
     def leave(self, run: Run) -> list[Run]:
-        """Messages that were ready or held are in the queue no more; returns those that are heads
-        now in their place. Cost: O(messages)."""
+        """Forgets messages that were ready or held, and are in the queue no more; returns those that
+        are heads now in their place. Cost: O(messages)."""
 
     def take_blocked(self, limit: int) -> Run:
         """Takes at most `limit` blocked messages out, the oldest of the group that has had some for
         the longest time. Raises ValueError when nothing is blocked."""
 
     def blocked_amount(self) -> tuple[int, int]:
-        """(messages, body bytes) of the run of `take_blocked`."""
+        """Returns (messages, body bytes) of the run of `take_blocked`."""
 
     def purge(self, held: list[Run]) -> int:
         """Drops what is blocked, and knows only those heads that are `held`; returns how many
         messages it dropped."""
 
     def blocked_runs(self) -> list[Run]:
-        """What is blocked, group by group. Cost: O(runs)."""
+        """Returns what is blocked, group by group. Cost: O(runs)."""
 
     def blocked_by_key(self) -> dict[bytes, list[Run]]:
-        """What is blocked of each group that has something, in the order in which they began to
-        have some."""
+        """Returns what is blocked of each group that has something, in the order in which they
+        began to have some."""
 
     def indexes(self) -> set[int]:
-        """The entries of what is blocked."""
+        """Returns the entries of what is blocked."""
 
     def oldest_index(self) -> int | None:
-        """Nearly the first entry of what is blocked: that of the group that has had some for the
-        longest time; None = nothing is."""
+        """Returns nearly the first entry of what is blocked: that of the group that has had some for
+        the longest time; None = nothing is."""
 
     def keys(self) -> dict[tuple[int, int], bytes]:
-        """Of each group, where its head was published (entry index, offset above record), and its
-        key."""
+        """Returns where the head of each group was published (entry index, offset above record), and
+        the group's key."""
 
     def run_count(self) -> int:
-        """Runs that are blocked, and heads."""
+        """Returns the number of runs that are blocked, and of heads."""
 
     def memory_bytes(self) -> int:
-        """Bytes of memory, but of keys longer than 15 bytes."""
+        """Returns the bytes of memory, without keys longer than 15 bytes."""
 
     def restore(self, heads: list[list[object]], blocked: list[tuple[bytes, list[Run]]]) -> None:
         """Fills an empty table: [entry index, offset above record, key] of each head; (key, runs)

@@ -12,30 +12,30 @@ class PlaceHeap:
     """Of all runs."""
 
     def __len__(self) -> int:
-        """How many runs there are."""
+        """Returns the number of runs."""
 
     def add(self, run: Run) -> None:
         """Takes a run. Cost: O(log runs)."""
 
     def head(self) -> Run | None:
-        """The oldest run; None = there is none."""
+        """Returns the oldest run; None = there is none."""
 
     def head_place(self) -> tuple[int, int] | None:
-        """(entry index, offset above record) of the oldest run; None = there is none."""
+        """Returns (entry index, offset above record) of the oldest run; None = there is none."""
 
     def take(self, limit: int) -> Run:
         """Removes at most `limit` messages: of the oldest run, and of those that continue it in the
         log with the same counts and mark. There must be one. Cost: O(log runs) for each run."""
 
     def runs(self) -> list[Run]:
-        """All, the oldest first. Cost: O(runs log runs)."""
+        """Returns all runs, the oldest first. Cost: O(runs log runs)."""
 
     def indexes(self) -> list[int]:
-        """Entry index of every run."""
+        """Returns the entry index of every run."""
 
     def memory_bytes(self) -> int:
-        """Bytes of memory."""
+        """Returns the bytes of memory."""
 
     def words(self) -> array[int]:
-        """The runs, the oldest first, in five words each: index · offset, first · count, size ·
-        acquired_count, failed_delivery_count · mark."""
+        """Returns the runs, the oldest first, in five words each: index · offset, first · count,
+        size · acquired_count, failed_delivery_count · mark."""

@@ -343,7 +343,7 @@ class DeliveryModel(ReadyLines):
                 self._enter(message)
 
     def _serves_attributes(self) -> bool:
-        """Whether version 2 of the machine is in force."""
+        """Returns whether version 2 of the machine is in force."""
         return self.attributes_from is not None and self.index >= self.attributes_from
 
     def _delay_of(self, record: bytes) -> int:

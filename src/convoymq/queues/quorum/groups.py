@@ -39,8 +39,9 @@ class Groups(GroupTable):
         self._levels = levels
 
     def gone(self, run: Run) -> bool:
-        """Messages are in the queue no more, after they were ready or held: those behind them in
-        their groups are ready. Whether one of these expires. Cost: O(messages)."""
+        """Has those follow that are behind messages in their groups: these are in the queue no more,
+        after they were ready or held. Returns whether one that follows expires. Cost:
+        O(messages)."""
         expires = False
         for follower in self.leave(run):
             self._levels.restore(follower)
@@ -51,7 +52,7 @@ class Groups(GroupTable):
     # ---------------------------------------------------------------- snapshots
 
     def pack(self) -> list[object]:
-        """Plain values, equal for equal content: the heads by their places, and the blocked
+        """Returns plain values, equal for equal content: the heads by their places, and the blocked
         messages of groups in the order in which these began to have some."""
         heads = [[*place, key] for place, key in sorted(self.keys().items())]
         blocked: list[list[object]] = []

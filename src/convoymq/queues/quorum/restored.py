@@ -17,7 +17,7 @@ Place = tuple[int, int]
 
 
 def place_of(run: Run) -> Place:
-    """Where a run begins."""
+    """Returns where a run begins."""
     return run[0], run[1] << 32 | run[2]
 
 
@@ -45,21 +45,21 @@ class Restored:
             self.again += run[3]
 
     def levels(self) -> list[int]:
-        """Levels that have messages."""
+        """Returns the levels that have messages."""
         return [level for level, heap in self._heaps.items() if heap.messages]
 
     def count(self, level: int) -> int:
-        """Messages of a level."""
+        """Returns the number of messages of a level."""
         heap = self._heaps.get(level)
         return heap.messages if heap is not None else 0
 
     def head(self, level: int) -> Run | None:
-        """The oldest run of a level; None = it has none."""
+        """Returns the oldest run of a level; None = it has none."""
         heap = self._heaps.get(level)
         return heap.head() if heap is not None else None
 
     def head_place(self, level: int) -> Place | None:
-        """Where the oldest run of a level begins; None = it has none."""
+        """Returns where the oldest run of a level begins; None = it has none."""
         heap = self._heaps.get(level)
         return heap.head_place() if heap is not None else None
 
@@ -76,24 +76,24 @@ class Restored:
         return run
 
     def runs(self, level: int) -> list[Run]:
-        """The runs of a level, oldest first. Cost: O(runs log runs)."""
+        """Returns the runs of a level, oldest first. Cost: O(runs log runs)."""
         heap = self._heaps.get(level)
         return heap.runs() if heap is not None else []
 
     def all_runs(self) -> list[Run]:
-        """The runs of all levels, in the order of the log."""
+        """Returns the runs of all levels, in the order of the log."""
         return sorted(run for heap in self._heaps.values() for run in heap.runs())
 
     def indexes(self) -> list[int]:
-        """Entry index of every run."""
+        """Returns the entry index of every run."""
         return [index for heap in self._heaps.values() for index in heap.indexes()]
 
     def run_count(self) -> int:
-        """Number of runs."""
+        """Returns the number of runs."""
         return sum(map(len, self._heaps.values()))
 
     def memory_bytes(self) -> int:
-        """Bytes of the packed runs."""
+        """Returns the bytes of the packed runs."""
         return sum(heap.memory_bytes() for heap in self._heaps.values())
 
     def clear(self) -> None:
@@ -102,7 +102,8 @@ class Restored:
         self.messages = self.size = self.again = 0
 
     def pack(self) -> list[tuple[int, bytes]]:
-        """Plain values, equal for equal content: level and packed runs, the highest first."""
+        """Returns plain values, equal for equal content: level and packed runs, the highest
+        first."""
         return [
             (level, words_to_bytes(self._heaps[level].words()))
             for level in sorted(self.levels(), reverse=True)
