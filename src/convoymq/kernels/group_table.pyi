@@ -40,8 +40,8 @@ class GroupTable:
         """Returns a run in parts: (part, its messages are heads)."""
 
     def leave(self, run: Run) -> list[Run]:
-        """Forgets messages that were ready or held, and are in the queue no more; returns those that
-        are heads now in their place. Cost: O(messages)."""
+        """Forgets messages that were ready or held, and are in the queue no more; returns those
+        that are heads now in their place. Cost: O(messages)."""
 
     def take_blocked(self, limit: int) -> Run:
         """Takes at most `limit` blocked messages out, the oldest of the group that has had some for
@@ -65,12 +65,12 @@ class GroupTable:
         """Returns the entries of what is blocked."""
 
     def oldest_index(self) -> int | None:
-        """Returns nearly the first entry of what is blocked: that of the group that has had some for
-        the longest time; None = nothing is."""
+        """Returns nearly the first entry of what is blocked: that of the group that has had some
+        for the longest time; None = nothing is."""
 
     def keys(self) -> dict[tuple[int, int], bytes]:
-        """Returns where the head of each group was published (entry index, offset above record), and
-        the group's key."""
+        """Returns where the head of each group was published (entry index, offset above record),
+        and the group's key."""
 
     def run_count(self) -> int:
         """Returns the number of runs that are blocked, and of heads."""

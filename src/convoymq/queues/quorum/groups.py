@@ -39,8 +39,8 @@ class Groups(GroupTable):
         self._levels = levels
 
     def gone(self, run: Run) -> bool:
-        """Has those follow that are behind messages in their groups: these are in the queue no more,
-        after they were ready or held. Returns whether one that follows expires. Cost:
+        """Has those follow that are behind messages in their groups: these are in the queue no
+        more, after they were ready or held. Returns whether one that follows expires. Cost:
         O(messages)."""
         expires = False
         for follower in self.leave(run):
