@@ -58,12 +58,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--check", action="store_true", help="only check the configuration")
     chosen = parser.parse_args(arguments)
-    # What is imported from here on takes the memory of the parser.
     del parser
-    for name in ("argparse", "gettext"):
-        sys.modules.pop(name, None)
-    gc.collect()
-    _import_lean_python()
+    if not chosen.check:
+        _import_lean_python()
     from convoymq.model.config import ConfigError, load
 
     try:
@@ -118,6 +115,10 @@ def introduction(config: Config) -> str:
 def _import_lean_python() -> None:
     """Imports modules of Python without what they need for functions that a node does not call; the
     first call imports it."""
+    # What is imported from here on takes the memory of the parser of the command line.
+    for name in ("argparse", "gettext"):
+        sys.modules.pop(name, None)
+    gc.collect()
     # For source code.
     _import_without("inspect", {"ast": _Later("ast", NodeVisitor=object)})
     # For addresses in URLs.
