@@ -339,8 +339,8 @@ def refused_dead_letters_are_done() -> None:
 
     answered = DeadLetterWorker.answered
 
-    def planted(self: Any, number: int, group: int, ok: bool, now_ms: int) -> None:
-        answered(self, number, group, True, now_ms)
+    def planted(self: Any, first: int, last: int, group: int, ok: bool, now_ms: int) -> int:
+        return answered(self, first, last, group, True, now_ms)
 
     DeadLetterWorker.answered = planted  # type: ignore[method-assign]
 

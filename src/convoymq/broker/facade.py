@@ -132,7 +132,7 @@ class Broker:
         self.local = self._make_local(stored_groups)
         self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
         self.access = Access(tree, settings, self.connections, self.counters)
-        publishing = NodePublishing(tree, self.local, self.access, clock)
+        publishing = NodePublishing(tree, self.local, self.access, clock, self.route_cache_version)
         self.publishing: Publishing = publishing
         dead_letters = DeadLetterOptions(
             routes=publishing,

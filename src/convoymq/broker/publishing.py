@@ -10,7 +10,7 @@ the route cache version moves. A message without queues is returned or dropped b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from convoymq.broker.access import Access
 from convoymq.broker.local_queues import LocalQueues
@@ -22,6 +22,9 @@ from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.interface import Queue
 from convoymq.queues.message_properties import check_served
 from convoymq.routing.choosing import NO_PROPERTIES, HashProperties
+
+if TYPE_CHECKING:
+    from convoymq.kernels.route_cache import RouteCacheVersion
 
 
 class Route(NamedTuple):
@@ -65,12 +68,21 @@ class NodePublishing:
     """`Publishing` on a node: routes by its copy of the tree. Is its `PublisherNode`, too."""
 
     def __init__(
-        self, tree: MetadataMachine, local: LocalQueues, access: Access, clock: Clock
+        self,
+        tree: MetadataMachine,
+        local: LocalQueues,
+        access: Access,
+        clock: Clock,
+        route_cache_version: RouteCacheVersion,
     ) -> None:
         self._tree = tree
         self._local = local
         self._access = access
         self._clock = clock
+        self._route_cache_version = route_cache_version
+        self._varies: dict[tuple[str, str], bool] = {}
+        """Answers of `varies_by_message` since `_varies_version`."""
+        self._varies_version = route_cache_version.value
 
     def check_write(
         self, user: User, vhost: str, exchange: str, routing_keys: Sequence[str]
@@ -121,6 +133,19 @@ class NodePublishing:
         )
         found = [self._queue(place.queues[name]) for name in names]
         return tuple(queue for queue in found if queue is not None)
+
+    def varies_by_message(self, vhost: str, exchange: str) -> bool:
+        """See `DeadLetterRoutes`."""
+        if self._varies_version != self._route_cache_version.value:
+            self._varies_version = self._route_cache_version.value
+            self._varies.clear()
+        varies = self._varies.get((vhost, exchange))
+        if varies is None:
+            place = self._tree.vhosts.get(vhost)
+            if place is None or place.topology.find_exchange(exchange) is None:
+                return False
+            varies = self._varies[vhost, exchange] = place.topology.varies_by_message(exchange)
+        return varies
 
     def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
         """See `OperationRoutes`. Numbers of groups only rise, so a tree that lags is told from one

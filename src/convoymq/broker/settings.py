@@ -62,8 +62,9 @@ class BrokerSettings:
     """[deprecated_features.permit.global_qos] basic.qos may set a limit for a whole channel."""
     publish_pending_max_bytes: int = 128 << 20
     """[publish_pending_max] What this node's publishers may have under way together."""
-    dead_letter_prefetch: int = 32
-    """[dead_letter_worker_consumer_prefetch] Dead letters of one queue that are moved at a time."""
+    dead_letter_prefetch: int = 0
+    """[dead_letter_worker_consumer_prefetch] Dead letters of one queue that are moved at a time;
+    0 = as many as the targets take quickly."""
     dead_letter_confirm_timeout_ms: int = 180_000
     """[dead_letter_worker_publisher_confirm_timeout] How long a dead letter waits for its confirms,
     and at most for another try."""

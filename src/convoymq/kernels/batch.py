@@ -9,7 +9,19 @@ from collections import deque
 
 import cython
 from cython.cimports.convoymq.kernels import cext
-from cython.cimports.convoymq.kernels.bytes import bytes_pointer, get32, get64, put32, put64
+from cython.cimports.convoymq.kernels.amqp import (
+    AMQP_FRAME_HEAD,
+    HEADER_BODY_SIZE,
+    HEADER_PROPERTIES,
+)
+from cython.cimports.convoymq.kernels.bytes import (
+    bytes_pointer,
+    get32,
+    get64,
+    load64,
+    put32,
+    put64,
+)
 from cython.cimports.convoymq.kernels.entries import ENTRY_COMMANDS, seal_entry
 from cython.cimports.convoymq.kernels.layout import (
     COMMAND_ARG,
@@ -130,6 +142,22 @@ class PublishTarget:
         p: cython.p_uchar = self.builder.reserve(self, tag, body_size, flags, n)
         string.memcpy(p, bytes_pointer(joined), n)
 
+    def publish_records(self, command: bytes, count: cython.Py_ssize_t, tag: uint64_t):
+        records: Records
+        p: cython.p_uchar = bytes_pointer(command)
+        open_records(p, len(command), 0, 0, count, cython.address(records))
+        flags: cython.int = p[COMMAND_FLAGS] & ~ENQUEUE_SAME_SIZE
+        n: cython.Py_ssize_t = 0
+        i: cython.Py_ssize_t
+        for i in range(count):
+            p = record_at(cython.address(records), i, cython.address(n))
+            body_size: cython.Py_ssize_t = _body_size(p, n)
+            if body_size < 0:
+                raise ValueError("record is damaged")
+            string.memcpy(self.builder.reserve(self, tag, body_size, flags, n), p, n)
+            if tag:
+                tag += 1
+
     def command(self, type, flags, count, arg, body=b"", note=None):
         builder: CommandBuilder = self.builder
         data: bytes = body
@@ -166,6 +194,21 @@ class PublishTarget:
                 continue
             data: bytes = command.chunk.data
             self.builder.adopt(data, command.offset, command.offset + command.length)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _body_size(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Returns the body size that a record of n bytes names; -1 when it is cut off."""
+    if n < 2:
+        return -1
+    at: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, p[0])
+    if at >= n:
+        return -1
+    at += 1 + cython.cast(cython.Py_ssize_t, p[at]) + AMQP_FRAME_HEAD
+    if at + HEADER_PROPERTIES > n:
+        return -1
+    return cython.cast(cython.Py_ssize_t, load64(p + at + HEADER_BODY_SIZE))
 
 
 @cython.cfunc

@@ -132,6 +132,9 @@ class PublishTarget:
     def publish(self, record: Sequence[bytes], body_size: int, tag: int, flags: int = 0) -> None:
         """Appends one message: the parts of `record` are joined (the frame scanner has a C twin of
         this)."""
+    def publish_records(self, command: bytes, count: int, tag: int) -> None:
+        """Appends the first records of an ENQUEUE command as messages of this session, with tags
+        from `tag` on; 0 = none has one. Raises ValueError."""
     def name_next(self, producer: bytes, sequence: int) -> None:
         """The record that is appended next, at once, has this producer and this sequence. Those
         in succession share one ENQUEUE command behind one PRODUCER command; others never join."""

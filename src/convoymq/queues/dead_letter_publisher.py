@@ -12,9 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from convoymq.kernels import batch
+from convoymq.kernels.dead_letters import FirstDeath
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import BrokerError
-from convoymq.queues.deaths import DeadLetter, Death, dead_letter
+from convoymq.queues.deaths import (
+    DeadLetter,
+    DeadLetterRun,
+    Death,
+    dead_letter,
+    dead_letter_run,
+    first_death,
+    is_cycle,
+)
 from convoymq.queues.earliest_timer import EarliestTimer
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
@@ -46,6 +56,10 @@ class DeadLetterRoutes(Protocol):
         """Returns the queues that get a message. Raises NotFound: there is no such exchange;
         Unavailable: a queue cannot be used yet."""
 
+    def varies_by_message(self, vhost: str, exchange: str) -> bool:
+        """Returns whether the route of a message may depend on more than its routing keys. False:
+        there is no such exchange."""
+
     def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
         """See `OperationRoutes`."""
 
@@ -55,7 +69,8 @@ class DeadLetterOptions:
     """Options of a dead-letter publisher."""
 
     routes: DeadLetterRoutes
-    prefetch: int = 32
+    prefetch: int = 0
+    """At least once: messages of a queue on their way; 0 = see `DeadLetterWorker`."""
     confirm_timeout_ms: int = 180_000
 
 
@@ -102,6 +117,8 @@ class DeadLetterPublisher(NullEvents):
         self._options = options
         self._exchange = ""
         self._routing_key: str | None = None
+        self._deaths: dict[str, tuple[Death, FirstDeath]] = {}
+        """The newest for each reason."""
         self._targets: dict[int, Target] = {}
         self._timer = EarliestTimer(source.clock, self._work)
         self._idle_timer: Timer | None = None
@@ -111,6 +128,7 @@ class DeadLetterPublisher(NullEvents):
         exchange that goes where it was to go."""
         if "dead-letter-exchange" not in settings:
             return
+        self._deaths.clear()
         self._exchange = str(settings["dead-letter-exchange"])
         key = settings.get("dead-letter-routing-key")
         self._routing_key = key if isinstance(key, str) else None
@@ -135,51 +153,77 @@ class DeadLetterPublisher(NullEvents):
 
     # --- messages ------------------------------------------------------------------------
 
-    def _publish_once(self, record: bytes | None, reason: str) -> None:
-        """Publishes a record without waiting for confirms; None: it cannot be read."""
-        letter = self._letter(record, reason)
-        if letter is None:
-            self._lose(1, "not readable")
+    def _publish_once(
+        self, block: bytes | None, command: int, first: int, count: int, reason: str
+    ) -> None:
+        """Publishes records of a command without waiting for confirms; None: it cannot be read."""
+        if block is None:
+            self._lose(count, "not readable")
             return
+        end = first + count
+        while first < end:
+            letters = self._letters(block, command, first, end - first, reason)
+            if letters is None:
+                self._lose(1, "not readable")
+                first += 1
+            else:
+                self._send_once(letters)
+                first += letters.count
+
+    def _send_once(self, letters: DeadLetter | DeadLetterRun) -> None:
         try:
-            route = self._route(letter)
+            route = self._route(letters)
         except BrokerError:
-            self._lose(1, f"no exchange '{self._exchange}'")
+            self._lose(letters.count, f"no exchange '{self._exchange}'")
             return
-        queues = [queue for queue in route if not letter.is_cycle(queue.name)]
+        queues = [queue for queue in route if not is_cycle(letters.deaths, queue.name)]
         if not queues:
             if route:
-                self._source.note("queue.dead_letter_cycle", {"count": 1})
+                self._source.note("queue.dead_letter_cycle", {"count": letters.count})
             else:
-                self._lose(1, "no route")
+                self._lose(letters.count, "no route")
         for queue in queues:
-            target = self._target(queue)
-            target.client.target.publish(letter.parts, letter.body_size, 0, letter.flags)
+            letters.publish(self._target(queue).client.target, 0)
 
     def _lose(self, count: int, reason: str) -> None:
         self._source.note("queue.dead_letters_lost", {"count": count, "reason": reason})
 
-    def _letter(self, record: bytes | None, reason: str) -> DeadLetter | None:
-        """Returns the dead letter of a record; None when it is broken or cannot be read."""
-        if record is None:
-            return None
-        death = Death(
-            queue=self._source.name,
-            reason=reason,
-            time_s=self._source.clock.now_ms() // 1000,
-            exchange=self._exchange,
-            routing_key=self._routing_key,
-        )
+    def _letters(
+        self, block: bytes, command: int, first: int, limit: int, reason: str
+    ) -> DeadLetter | DeadLetterRun | None:
+        """Returns the dead letter of a record of a command, with those that follow it and go the
+        same way, at most `limit`; None when it is broken."""
+        assert self._options is not None
+        death, kernel = self._death(reason)
         try:
-            return dead_letter(record, death)
+            if not self._options.routes.varies_by_message(self._source.vhost, self._exchange):
+                run = dead_letter_run(block, command, first, limit, death, kernel)
+                if run is not None:
+                    return run
+            return dead_letter(batch.record(block, command, first), death)
         except (BrokerError, ValueError):
             return None
 
-    def _route(self, letter: DeadLetter) -> tuple[Queue, ...]:
+    def _death(self, reason: str) -> tuple[Death, FirstDeath]:
+        """Returns the death of a message that dies now."""
+        time_s = self._source.clock.now_ms() // 1000
+        known = self._deaths.get(reason)
+        if known is None or known[0].time_s != time_s:
+            death = Death(
+                queue=self._source.name,
+                reason=reason,
+                time_s=time_s,
+                exchange=self._exchange,
+                routing_key=self._routing_key,
+            )
+            known = self._deaths[reason] = death, first_death(death)
+        return known
+
+    def _route(self, letters: DeadLetter | DeadLetterRun) -> tuple[Queue, ...]:
         """Raises BrokerError."""
         assert self._options is not None
         return self._options.routes.route_dead_letter(
-            self._source.vhost, self._exchange, letter.keys, letter.headers, letter.properties
+            self._source.vhost, self._exchange, letters.keys, letters.headers, letters.properties
         )
 
     # --- targets -------------------------------------------------------------------------

@@ -19,7 +19,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from convoymq.kernels.batch import PublishTarget
 from convoymq.kernels.content import content_parts, replace_header, split_record
+from convoymq.kernels.dead_letters import FirstDeath
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import (
     EMPTY,
@@ -36,6 +38,7 @@ from convoymq.queues.message_properties import (
     RECORD_HEADERS,
     RECORD_PRIORITY,
 )
+from convoymq.routing.choosing import NO_PROPERTIES, HashProperties
 from convoymq.routing.copies import COPY
 
 REJECTED = "rejected"
@@ -136,6 +139,10 @@ class Properties:
         return b"".join((head, self._before, encode_table(headers), self._between, self._after))
 
 
+Deaths = tuple[tuple[str, str], ...]
+"""(queue, reason), the newest first."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A message as its dead-letter exchange gets it."""
@@ -149,16 +156,85 @@ class DeadLetter:
     body_size: int
     flags: int
     """Of ENQUEUE."""
-    deaths: tuple[tuple[str, str], ...]
-    """(queue, reason), the newest first."""
+    deaths: Deaths
 
-    def is_cycle(self, queue: str) -> bool:
-        """Returns whether the message has died in a queue before, and nobody has rejected it
-        since."""
-        for i, (name, _reason) in enumerate(self.deaths):
-            if name == queue:
-                return all(reason != REJECTED for _, reason in self.deaths[: i + 1])
-        return False
+    @property
+    def count(self) -> int:
+        """As of a `DeadLetterRun`."""
+        return 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of the record."""
+        return len(self.parts[0]) + len(self.parts[1])
+
+    def publish(self, target: PublishTarget, tag: int) -> None:
+        """Sends it to a queue; tag 0: no confirm is waited for."""
+        target.publish(self.parts, self.body_size, tag, self.flags)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRun:
+    """Neighbouring messages that died for the first time, as their dead-letter exchange gets them,
+    for routes that depend on nothing but the routing key."""
+
+    count: int
+    keys: tuple[str, ...]
+    records: bytes
+    """An ENQUEUE command with them."""
+    deaths: Deaths
+    headers: Table = EMPTY
+    properties: HashProperties = NO_PROPERTIES
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records."""
+        return len(self.records)
+
+    def publish(self, target: PublishTarget, tag: int) -> None:
+        """Sends them to a queue, with tags from `tag` on; 0: no confirms are waited for."""
+        target.publish_records(self.records, self.count, tag)
+
+
+def is_cycle(deaths: Deaths, queue: str) -> bool:
+    """Returns whether a message has died in a queue before, and nobody has rejected it since."""
+    for i, (name, _reason) in enumerate(deaths):
+        if name == queue:
+            return all(reason != REJECTED for _, reason in deaths[: i + 1])
+    return False
+
+
+def first_death(death: Death) -> FirstDeath:
+    """Returns the kernel of what `dead_letter` does to messages that have not died before."""
+    words = {"reason": death.reason, "queue": death.queue}
+    first, last = (
+        Table.of({f"x-{which}-death-{part}": word for part, word in words.items()})
+        for which in ("first", "last")
+    )
+    return FirstDeath(
+        death.exchange.encode(),
+        None if death.routing_key is None else death.routing_key.encode(),
+        Table.from_fields(_entry(death)).encoded,
+        first.encoded,
+        last.encoded,
+    )
+
+
+def dead_letter_run(
+    block: bytes, command: int, first: int, limit: int, death: Death, kernel: FirstDeath
+) -> DeadLetterRun | None:
+    """Returns what becomes of record `first` of a command and of those that follow it and go the
+    same way, at most `limit`; None: the first is one for `dead_letter`.
+
+    Args:
+        kernel: `first_death` of the death.
+    Raises:
+        ValueError: there is no such record.
+    """
+    count, records, key = kernel.records(block, command, first, limit)
+    if not count:
+        return None
+    return DeadLetterRun(count, (key.decode(),), records, ((death.queue, death.reason),))
 
 
 def dead_letter(record: bytes, death: Death) -> DeadLetter:
@@ -205,7 +281,7 @@ def _with_death(
     keys: Sequence[str],
     *,
     written_here: bool,
-) -> tuple[Table, tuple[tuple[str, str], ...]]:
+) -> tuple[Table, Deaths]:
     """Returns the headers with one more death, and (queue, reason) of all of them."""
     headers = properties.headers
     former: list[Table] = []
@@ -241,12 +317,19 @@ def _with_death(
         return headers, ()
 
 
-def _new(properties: Properties, death: Death, exchange: str, keys: Sequence[str]) -> Table:
-    fields = [
+def _entry(death: Death) -> list[tuple[str, Field]]:
+    """Returns the fields that an entry of x-death begins with."""
+    return [
         ("count", Field("l", 1)),
         ("reason", Field("S", death.reason.encode())),
         ("queue", Field("S", death.queue.encode())),
         ("time", Field("T", death.time_s)),
+    ]
+
+
+def _new(properties: Properties, death: Death, exchange: str, keys: Sequence[str]) -> Table:
+    fields = [
+        *_entry(death),
         ("exchange", Field("S", exchange.encode())),
         ("routing-keys", Field("A", tuple(Field("S", key.encode()) for key in keys))),
     ]

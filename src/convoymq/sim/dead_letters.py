@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from convoymq.kernels import batch
 from convoymq.model.errors import NotFound
 from convoymq.queues.interface import PublisherEvents
 from convoymq.sim.clock import Process, Scheduler
@@ -61,6 +62,10 @@ class DeadLetterTarget:
             raise NotFound("there is no such exchange")
         return () if draw < NO_ROUTE_CHANCE else (self,)
 
+    def varies_by_message(self, _vhost: str, _exchange: str) -> bool:
+        """See `DeadLetterRoutes`: draws for whole runs."""
+        return False
+
     def client(self, _session: int, events: PublisherEvents) -> _Client:
         """Opens a stream of publishes."""
         return _Client(self, events)
@@ -89,6 +94,11 @@ class _Client:
     def publish(self, parts: Sequence[bytes], _body_size: int, tag: int, _flags: int) -> None:
         """See `PublishTarget`."""
         self.queue.publish(self, b"".join(parts), tag)
+
+    def publish_records(self, command: bytes, count: int, tag: int) -> None:
+        """See `PublishTarget`."""
+        for i in range(count):
+            self.queue.publish(self, batch.record(command, 0, i), tag + i if tag else 0)
 
     def answer(self, tag: int, ok: bool) -> None:
         """Tells who published."""

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
-from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.queues.interface import PublisherEvents, Queue, QueueFeatures
 from convoymq.queues.null_events import NullEvents
@@ -155,13 +154,9 @@ class _Stream:
         #: The session is lost, and its owner has not heard of it: nothing that follows arrives.
         self._lost = False
 
-    def command(
-        self, type: int, _flags: int, count: int, _arg: int, body: bytes = b"", note: object = None
-    ) -> None:
-        """See `PublishTarget`: PRODUCER."""
-        assert type == batch.CMD_PRODUCER
-        assert len(body) == 8 + count
-        self._producer = (body[8:], int.from_bytes(body[:8], "little"))
+    def name_next(self, producer: bytes, sequence: int) -> None:
+        """See `PublishTarget`."""
+        self._producer = (producer, sequence)
 
     def publish(self, parts: Sequence[bytes], _body_size: int, tag: int, _flags: int) -> None:
         """See `PublishTarget`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from convoymq.kernels import batch
+from convoymq.kernels.content import content_parts, split_record
 from convoymq.model.errors import NotFound, Unavailable
 
 
@@ -23,6 +25,13 @@ class FakeClient:
         self.queue.got.append((tag, body))
         if tag:
             self.pending.append(tag)
+
+    def publish_records(self, command: bytes, count: int, tag: int) -> None:
+        for i in range(count):
+            record = batch.record(command, 0, i)
+            names, content = split_record(record)
+            size = len(content_parts(content)[1])
+            self.publish([names, content], size, tag + i if tag else 0, 0)
 
     def answer(self, ok: bool = True) -> None:
         """Confirms or refuses all that waits."""
@@ -60,7 +69,11 @@ class Routes:
         self.queues: list[Any] = []
         self.exists = True
         self.usable = True
+        self.varies = False
         self.asked: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def varies_by_message(self, _vhost: str, _exchange: str) -> bool:
+        return self.varies
 
     def route_dead_letter(
         self, vhost: str, exchange: str, keys: Sequence[str], _headers: Any, _properties: Any

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.kernels import batch
 from convoymq.model.errors import StorageFault
 from convoymq.queues.classic.runs import Run
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions, DeadLetterPublisher
@@ -81,9 +80,4 @@ class DeadLetterSender(DeadLetterPublisher):
         except (StorageFault, OSError):
             self._lose(run.count, "not readable")
             return
-        for i in range(run.first, run.first + run.count):
-            try:
-                record = batch.record(data, command, i)
-            except ValueError:
-                record = None
-            self._publish_once(record, reason)
+        self._publish_once(data, command, run.first, run.count, reason)

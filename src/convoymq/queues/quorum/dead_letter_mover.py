@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError, NotFound
@@ -22,9 +22,10 @@ from convoymq.queues.dead_letter_publisher import (
     DeadLetterPublisher,
     is_gone,
 )
-from convoymq.queues.dead_letter_worker import DeadLetterWorker, ranges_of
+from convoymq.queues.dead_letter_worker import DeadLetterWorker
+from convoymq.queues.deaths import DeadLetter, DeadLetterRun, is_cycle
 from convoymq.queues.interface import Queue, QueueClient
-from convoymq.queues.quorum.dead_letters import AT_LEAST_ONCE, AT_MOST_ONCE, OFF
+from convoymq.queues.quorum.dead_letters import AT_LEAST_ONCE, AT_MOST_ONCE, OFF, DeadLetters
 from convoymq.queues.quorum.settings import dead_letter_strategy
 from convoymq.replication.machine import Effect
 
@@ -34,8 +35,12 @@ if TYPE_CHECKING:
 
 LINE_RUNS_MAX = 10_000
 """At most once: more runs that wait for their targets are lost."""
-SLICE_MESSAGES = 64
+SLICE_MESSAGES = 256
 """At most once: so many are published before others have their turn."""
+SLICE_WORK = 1_024
+"""At least once: so many messages are moved, or as many KiB, before others have their turn."""
+RUN_WORK = 16
+"""Work besides for every run of messages that is moved as one, be it a single message."""
 SETTLE_AGAIN_MS = 1_000
 """Time after which what is done and still kept is proposed again: a leader that was about to hand
 over, and stayed, may have dropped the command."""
@@ -45,15 +50,6 @@ NAMES = {
     AT_LEAST_ONCE: AT_LEAST_ONCE_NAME,
 }
 """Names of the strategies in metrics."""
-
-
-class _Place(NamedTuple):
-    """Place of a message: record `record` of the command at `command` of entry `entry`."""
-
-    entry: int
-    command: int
-    record: int
-    reason: str
 
 
 class DeadLetterMover(DeadLetterPublisher):
@@ -66,11 +62,6 @@ class DeadLetterMover(DeadLetterPublisher):
         """Reason why the strategy is another one than was asked for; empty: it is not."""
         self._line: deque[Effect] = deque()
         self._worker: DeadLetterWorker | None = None
-        self._places: dict[int, _Place] = {}
-        """Of the messages that the worker has, by number."""
-        self._tags: dict[int, tuple[int, int]] = {}
-        """Publish tag -> (number, group of the target)."""
-        self._tag = 0
         self._proposed_ms = 0
 
     # --- what the queue says -------------------------------------------------------------
@@ -116,8 +107,6 @@ class DeadLetterMover(DeadLetterPublisher):
             self._lose(lost, "no leader")
         self._line.clear()
         self._worker = None
-        self._places.clear()
-        self._tags.clear()
         self._close()
 
     # --- time ----------------------------------------------------------------------------
@@ -154,8 +143,8 @@ class DeadLetterMover(DeadLetterPublisher):
             if taken < count:
                 rest = (effect[0], strategy, reason, index, command, first + taken, count - taken)
                 self._line.appendleft(rest)
-            for record in range(first, first + taken):
-                self._publish_once(self._record(_Place(index, command, record, reason)), reason)
+            block = self._queue.entry_bytes(index)
+            self._publish_once(block, command, first, taken, reason)
         if self._line:
             self._timer.soon(0)
 
@@ -172,60 +161,93 @@ class DeadLetterMover(DeadLetterPublisher):
         now = self._queue.clock.monotonic_ms()
         oldest = held.first_id() if held.messages else letters.next_number
         worker.forget_below(oldest)
-        for number in [number for number in self._places if number < oldest]:
-            del self._places[number]
         if worker.room:
-            for first, index, command, record, count, reason in letters.letters(
-                worker.next_number, worker.room
-            ):
-                for i in range(count):
-                    worker.take(first + i, now)
-                    self._places[first + i] = _Place(index, command, record + i, reason)
+            for first, _, _, _, count, _ in letters.letters(worker.next_number, worker.room):
+                worker.take(first, count, now)
             if worker.room:
                 # Whatever has a number above these is settled: by a leader before this one.
                 worker.skip_to(letters.next_number)
-        for number in worker.due(now):
-            self._move_one(worker, number, now)
+        self._move_due(worker, letters, now)
         self._propose_settled(replica, worker)
         self._propose_again(replica, worker, now)
         due = worker.next_due_ms()
         if due is not None:
             self._timer.soon(max(0, due - now) + 1)
 
-    def _move_one(self, worker: DeadLetterWorker, number: int, now: int) -> None:
-        place = self._places[number]
-        letter = self._letter(self._record(place), place.reason)
+    def _move_due(self, worker: DeadLetterWorker, letters: DeadLetters, now: int) -> None:
+        left = SLICE_WORK
+        for first, count in worker.due(now):
+            number, end = first, first + count
+            for at, entry, command, record, held, reason in letters.letters(first, count):
+                if at >= end:
+                    break
+                if at > number:
+                    worker.gone(number, at - number)
+                number, stop = at, min(at + held, end)
+                block = self._queue.entry_bytes(entry)
+                while number < stop:
+                    if left <= 0:
+                        return
+                    before = worker.bytes
+                    start = record + number - at
+                    moved = self._move_run(
+                        worker, number, block, (command, start, min(stop - number, left), reason)
+                    )
+                    number += moved
+                    left -= moved + RUN_WORK + (max(0, worker.bytes - before) >> 10)
+            if number < end:
+                worker.gone(number, end - number)
+
+    def _move_run(
+        self,
+        worker: DeadLetterWorker,
+        number: int,
+        block: bytes | None,
+        records: tuple[int, int, int, str],
+    ) -> int:
+        """Publishes a message, and those that follow it and go the same way; returns how many.
+
+        Args:
+            block: their entry; None: it cannot be read.
+            records: command, first record, how many at most, and the reason of their death.
+        """
+        now = self._queue.clock.monotonic_ms()
+        letters: DeadLetter | DeadLetterRun | None = None
         route: tuple[Queue, ...] = ()
         reason = "not readable"
-        if letter is not None:
+        count = records[2] if block is None else 1
+        if block is not None:
+            letters = self._letters(block, *records)
+        if letters is not None:
+            count = letters.count
             try:
-                route = self._route(letter)
+                route = self._route(letters)
                 reason = "no route"
             except NotFound:
                 reason = f"no exchange '{self._exchange}'"
             except BrokerError as error:
                 reason = error.text
-                letter = None
-        if letter is None:
-            self._wait(reason)
-            worker.failed(number, now)
-            return
-        queues = {queue.group: queue for queue in route if not letter.is_cycle(queue.name)}
+                letters = None
+        if letters is None:
+            self._wait(count, reason)
+            worker.failed(number, count, now)
+            return count
+        deaths = letters.deaths
+        queues = {queue.group: queue for queue in route if not is_cycle(deaths, queue.name)}
         if route and not queues:
-            self._queue.note("queue.dead_letter_cycle", {"count": 1})
-            worker.dropped(number)
-            return
+            self._queue.note("queue.dead_letter_cycle", {"count": count})
+            worker.dropped(number, count)
+            return count
         if not queues:
-            self._wait(reason)
-        for group in worker.routed(number, queues, now):
+            self._wait(count, reason)
+        for group in worker.routed(number, count, queues, letters.size, now):
             target = self._target(queues[group])
-            self._tag += 1
-            self._tags[self._tag] = (number, group)
-            target.open += 1
-            target.client.target.publish(letter.parts, letter.body_size, self._tag, letter.flags)
+            target.open += count
+            letters.publish(target.client.target, number + 1)
+        return count
 
-    def _wait(self, reason: str) -> None:
-        self._queue.note("queue.dead_letters_waiting", {"count": 1, "reason": reason})
+    def _wait(self, count: int, reason: str) -> None:
+        self._queue.note("queue.dead_letters_waiting", {"count": count, "reason": reason})
 
     def _propose_settled(self, replica: Replica, worker: DeadLetterWorker) -> None:
         settled = worker.take_settled()
@@ -233,8 +255,6 @@ class DeadLetterMover(DeadLetterPublisher):
             return
         for first, last in zip(settled[::2], settled[1::2], strict=True):
             self._queue.moved += last - first + 1
-            for number in range(first, last + 1):
-                self._places.pop(number, None)
         self._proposed_ms = self._queue.clock.monotonic_ms()
         self._propose(replica, settled)
 
@@ -249,41 +269,28 @@ class DeadLetterMover(DeadLetterPublisher):
             return
         self._proposed_ms = now
         taken = letters.letters(0, letters.held.messages - untaken)
-        numbers = (first + i for first, _, _, _, count, _ in taken for i in range(count))
-        self._propose(replica, ranges_of(n for n in numbers if n not in self._places))
+        done = [n for first, *_, count, _ in taken for n in worker.missing(first, count)]
+        self._propose(replica, done)
 
     def _propose(self, replica: Replica, settled: Sequence[int]) -> None:
         body = batch.pack_ranges(settled)
         replica.propose(batch.CMD_SETTLE, 0, len(settled) // 2, 0, body)
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
-        """See `PublisherEvents`: confirms and refusals of targets."""
+        """See `PublisherEvents`: confirms and refusals of targets. A tag is a number plus one: a
+        target is asked once at a time to take a message."""
         worker = self._worker
         if worker is None:
             return
-        gone = is_gone(client)
+        # Publishes to a queue that is deleted are confirmed: nobody has the message.
+        took = ok and not is_gone(client)
         now = self._queue.clock.monotonic_ms()
+        group = client.queue.group
+        target = self._targets.get(group)
         for first, last in zip(tags[::2], tags[1::2], strict=True):
-            for tag in range(first, last + 1):
-                number, group = self._tags.pop(tag, (-1, 0))
-                if number < 0:
-                    continue
-                # Publishes to a queue that is deleted are confirmed: nobody has the message.
-                took = ok and not gone
-                if not took:
-                    self._wait("refused by a queue")
-                worker.answered(number, group, took, now)
-                target = self._targets.get(group)
-                if target is not None:
-                    target.open -= 1
+            count = worker.answered(first - 1, last - 1, group, took, now)
+            if count and not took:
+                self._wait(count, "refused by a queue")
+            if target is not None and target.client is client:
+                target.open -= last - first + 1
         self._timer.soon(0)
-
-    def _record(self, place: _Place) -> bytes | None:
-        """Returns a message; None when this node cannot read it."""
-        block = self._queue.entry_bytes(place.entry)
-        if block is None:
-            return None
-        try:
-            return batch.record(block, place.command, place.record)
-        except ValueError:
-            return None

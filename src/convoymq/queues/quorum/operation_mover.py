@@ -334,8 +334,7 @@ class OperationMover(NullEvents):
             stream = self._stream(job, queue)
             target = stream.client.target
             if queue.features.drops_repeats:
-                body = offset.to_bytes(8, "little") + job.producer
-                target.command(batch.CMD_PRODUCER, 0, len(job.producer), 0, body)
+                target.name_next(job.producer, offset)
             self._tag += 1
             self._tags[self._tag] = (job, job.attempt, offset, queue.group)
             stream.open += 1

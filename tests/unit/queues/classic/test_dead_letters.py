@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from convoymq.kernels import batch
 from convoymq.kernels.batch import (
     CMD_CHECKOUT,
     CMD_DISCARD,
@@ -20,7 +21,7 @@ from convoymq.kernels.batch import (
     PublishTarget,
     pack_ranges,
 )
-from convoymq.kernels.content import content_parts
+from convoymq.kernels.content import content_parts, split_record
 from convoymq.queues.classic import leaving as leaving_module
 from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.classic.dead_letter_sender import SLICE_MESSAGES
@@ -136,6 +137,9 @@ class Recorder:
 
     def publish(self, parts: Any, _body_size: int, _tag: int, _flags: int) -> None:
         self._published.append(parts)
+
+    def publish_records(self, command: bytes, count: int, _tag: int) -> None:
+        self._published += [split_record(batch.record(command, 0, i)) for i in range(count)]
 
     def close(self) -> None:
         self.pending = False

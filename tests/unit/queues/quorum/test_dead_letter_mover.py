@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,7 +31,9 @@ class MovingNode(Node):
 
     def make_queue(self, **common: Any) -> Any:
         options = DeadLetterOptions(
-            routes=self.cluster.routes, prefetch=4, confirm_timeout_ms=TIMEOUT_MS
+            routes=self.cluster.routes,
+            prefetch=self.cluster.prefetch,
+            confirm_timeout_ms=TIMEOUT_MS,
         )
         return QuorumQueue(dead_letters=options, **common)
 
@@ -40,8 +43,9 @@ class MovingCluster(Cluster):
 
     node_class = MovingNode
 
-    def __init__(self, settings: dict[str, object]) -> None:
+    def __init__(self, settings: dict[str, object], prefetch: int = 4) -> None:
         self.routes = Routes()
+        self.prefetch = prefetch
         super().__init__()
         self.targets = [FakeQueue(20, "t0"), FakeQueue(21, "t1")]
         self.routes.queues = self.targets[:1]
@@ -59,10 +63,11 @@ class MovingCluster(Cluster):
             node.queue.configure(settings)
         self.run()
 
-    def reject(self, *bodies: bytes) -> None:
-        """Messages that are published and rejected, in one command each."""
-        for body in bodies:
-            data = record(body, "x", "k")
+    def reject(self, *bodies: bytes, keys: Sequence[str] = ("k",)) -> None:
+        """Messages that are published in one command and rejected in another, with the keys in
+        turn."""
+        for i, body in enumerate(bodies):
+            data = record(body, "x", keys[i % len(keys)])
             self.client.target.publish([data], len(body), 0, 0)
         self.run()
         self.client.discard(1, [self.taken, self.taken + len(bodies) - 1])
@@ -103,7 +108,7 @@ def test_at_most_once_is_published_by_the_leader_alone() -> None:
     cluster.work()
     assert cluster.targets[0].got == [(0, body) for body in numbered(3)]
     assert len(cluster.targets[0].clients) == 1
-    assert cluster.routes.asked == [("/", "dlx", ("k",))] * 3
+    assert cluster.routes.asked == [("/", "dlx", ("k",))], "all go the same way"
     assert cluster.nodes[1].queue.left == {("at_most_once", "rejected"): 3}
     assert not cluster.nodes[2].queue.left
     assert cluster.kept() == 0
@@ -449,3 +454,83 @@ def test_a_new_leader_that_misses_later_letters_has_nothing_to_do_for_them() -> 
     assert mover._timer.due_ms >= cluster.clock.monotonic_ms() + SETTLE_AGAIN_MS - 1
     cluster.work()
     assert cluster.kept() == 0
+
+
+@pytest.mark.parametrize("settings", [MOST, LEAST])
+def test_neighbours_with_one_key_are_routed_together(settings: dict[str, object]) -> None:
+    cluster = MovingCluster(settings, prefetch=10)
+    cluster.reject(*numbered(4), keys=["a", "a", "a", "b"])
+    cluster.work()
+    assert cluster.routes.asked == [("/", "dlx", ("a",)), ("/", "dlx", ("b",))]
+    cluster.configure({**settings, "dead-letter-routing-key": "own"})
+    cluster.reject(*numbered(4), keys=["a", "b"])
+    cluster.work()
+    assert cluster.routes.asked[2:] == [("/", "dlx", ("own",))]
+    assert cluster.targets[0].bodies() == numbered(4) * 2
+
+
+@pytest.mark.parametrize("settings", [MOST, LEAST])
+def test_where_a_route_depends_on_more_than_keys_each_is_routed(
+    settings: dict[str, object],
+) -> None:
+    cluster = MovingCluster(settings, prefetch=10)
+    cluster.routes.varies = True
+    cluster.reject(*numbered(3))
+    cluster.work()
+    assert len(cluster.routes.asked) == 3
+    assert cluster.targets[0].bodies() == numbered(3)
+
+
+def test_of_a_run_only_what_was_refused_is_tried_again() -> None:
+    cluster = MovingCluster(LEAST, prefetch=10)
+    cluster.reject(*numbered(6))
+    cluster.work()
+    (client,) = cluster.targets[0].clients
+    waiting, client.pending = client.pending, []
+    client.events.on_published(client, [waiting[0], waiting[1], waiting[4], waiting[5]], True)
+    client.events.on_published(client, [waiting[2], waiting[3]], False)
+    cluster.work()
+    assert cluster.kept() == 2
+    assert sum(each["count"] for each in cluster.events("queue.dead_letters_waiting")) == 2
+    cluster.work(1000)
+    assert cluster.targets[0].bodies() == [*numbered(6), b"m2", b"m3"]
+    client.answer()
+    cluster.work()
+    assert cluster.kept() == 0
+    assert cluster.nodes[1].queue.moved == 6
+
+
+def test_more_are_under_way_when_the_target_is_fast() -> None:
+    """In turns, so that others have theirs."""
+    cluster = MovingCluster(LEAST, prefetch=0)
+    cluster.reject(*numbered(900))
+    cluster.work()
+    target = cluster.targets[0]
+    under_way = []
+    while cluster.kept():
+        under_way.append(len(target.clients[0].pending))
+        target.clients[0].answer()
+        cluster.work()
+    assert under_way == [32, 64, 128, 256, 420]
+    assert target.bodies() == numbered(900)
+
+
+def test_what_is_gone_meanwhile_is_not_waited_for() -> None:
+    """A SETTLE of an earlier leader is applied when this one has taken the messages already."""
+    cluster = MovingCluster(LEAST, prefetch=10)
+    cluster.routes.exists = False
+    cluster.reject(*numbered(5))
+    cluster.work()
+    own = cluster.nodes[1].own
+    assert own is not None
+    own.propose(batch.CMD_SETTLE, 0, 2, 0, batch.pack_ranges([1, 1, 4, 4]))
+    cluster.run()
+    cluster.routes.exists = True
+    cluster.work(1000)
+    assert cluster.targets[0].bodies() == [b"m0", b"m2", b"m3"]
+    cluster.targets[0].clients[0].answer()
+    cluster.work()
+    assert cluster.kept() == 0
+    worker = cluster.nodes[1].queue.mover._worker
+    assert worker is not None
+    assert len(worker) == 0

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from convoymq.kernels import batch
 from convoymq.model.errors import NotFound, Unavailable
 from convoymq.queues.interface import QueueFeatures
 from convoymq.queues.null_events import NullEvents
@@ -36,10 +35,8 @@ class FakeStream:
         self.closed = False
         self.producer = (0, b"")
 
-    def command(self, type: int, _flags: int, count: int, _arg: int, body: bytes) -> None:
-        assert type == batch.CMD_PRODUCER
-        assert len(body) == 8 + count
-        self.producer = (int.from_bytes(body[:8], "little"), body[8:])
+    def name_next(self, producer: bytes, sequence: int) -> None:
+        self.producer = (sequence, producer)
 
     def publish(self, parts: Sequence[bytes], body_size: int, tag: int, flags: int) -> None:
         body = b"".join(parts)[-1 - body_size : -1]
@@ -298,7 +295,7 @@ def test_what_cannot_be_routed_yet_comes_back_when_the_operation_is_cancelled() 
 def test_a_target_that_knows_no_producers_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = MovingCluster()
     cluster.routes.queues["a"].features = QueueFeatures()
-    monkeypatch.delattr(FakeStream, "command")
+    monkeypatch.delattr(FakeStream, "name_next")
     cluster.claim(TO_A)
     assert len(cluster.stream().waiting) == 6
 
