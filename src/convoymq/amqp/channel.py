@@ -36,7 +36,12 @@ from convoymq.amqp.transactions import Transaction
 from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget
 from convoymq.kernels.channel_codec import ChannelCodec, ConsumerDeliveries
-from convoymq.kernels.content import RECORD_ASKS, RECORD_WAITS, content_parts
+from convoymq.kernels.content import (
+    RECORD_ASKS,
+    RECORD_GROUPED,
+    RECORD_WAITS,
+    content_parts,
+)
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import queue_subject
@@ -291,6 +296,8 @@ class Channel:
                 target.serves = RECORD_ASKS if queue.serves_attributes else 0
                 if queue.serves_delays:
                     target.serves |= RECORD_WAITS
+                if queue.serves_groups:
+                    target.serves |= RECORD_GROUPED
             return targets
         except BrokerError as error:
             self.refuse(error, spec.BASIC, spec.BasicPublish.METHOD_ID)

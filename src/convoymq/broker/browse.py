@@ -16,7 +16,7 @@ from convoymq.model.errors import (
     ReservationRefused,
     Unavailable,
 )
-from convoymq.model.refusals import missing, queue_subject
+from convoymq.model.refusals import OLDER_NODES, missing, queue_subject
 from convoymq.queues.interface import Queue
 from convoymq.queues.quorum.browsing import Page, Question, page_of, plain_page, question_of
 from convoymq.queues.quorum.operations import (
@@ -175,6 +175,8 @@ class Browsing:
         queue = self._local.find(record)
         if queue is None:
             raise Unavailable(f"{queue_subject(record.vhost, record.name)} is not open here yet")
+        if queue.is_early:
+            raise PreconditionFailed(f"Operations on messages are not served yet{OLDER_NODES}")
         return queue
 
     async def _ask(self, queue: Queue, op: Mapping[str, object]) -> Summary:

@@ -138,7 +138,14 @@ class ClusterQueries:
 
     async def set_prefetch(self, vhost: str, queue: str, tag: str, prefetch: int) -> int:
         """Changes the prefetch of running consumers, on whatever node; returns how many there are
-        on the nodes that answered. Raises Unavailable when none did."""
+        on the nodes that answered.
+
+        Raises:
+            PreconditionFailed: a node has a release that does not do this.
+            Unavailable: no node answered.
+        """
+        for node in self._nodes.running():
+            self._control.check_release(node)
         changed = answered = 0
         body = [vhost, queue, tag, prefetch]
         for node in self._nodes.running():

@@ -129,6 +129,7 @@ class Broker:
         self.counters = Counters()
         self.ignored_arguments = IgnoredArguments(clock)
         self.nodes = ClusterNodes(node_id, incarnation, tree, control.transport)
+        control.is_older = self.nodes.is_older
         self.local = self._make_local(stored_groups)
         self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
         self.access = Access(tree, settings, self.connections, self.counters)

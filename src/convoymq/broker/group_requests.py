@@ -48,6 +48,10 @@ class GroupRequests:
         assert name not in self._operations
         self._operations[name] = operation
 
+    def check_release(self, node: int) -> None:
+        """Raises PreconditionFailed when a node's release does not answer these requests."""
+        self._control.check_release(node)
+
     async def ask(
         self, node: int, name: str, group: int, *arguments: object, timeout_s: float
     ) -> Answer:

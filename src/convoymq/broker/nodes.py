@@ -6,6 +6,9 @@ from convoymq.metadata.machine import MetadataMachine, owner_text
 from convoymq.metadata.maintenance import drained_nodes
 from convoymq.transport.interfaces import Transport
 
+ANSWERS_OPERATORS = 2
+"""The version of the metadata machine that came with requests of operators between nodes."""
+
 
 class ClusterNodes:
     """See the module text."""
@@ -43,6 +46,13 @@ class ClusterNodes:
     def is_drained(self, node: int) -> bool:
         """Returns whether a node is drained."""
         return node in drained_nodes(self._tree.settings)
+
+    def is_older(self, node: int) -> bool:
+        """Returns whether a node had, when it started last, a release before 0.3.0: it does not
+        know what operators ask for through another node, nor that it may be drained."""
+        record = self._tree.nodes.get(node)
+        supported = None if record is None else record.supports.get(MetadataMachine.KIND)
+        return supported is not None and supported[1] < ANSWERS_OPERATORS
 
     def is_up(self, node: int) -> bool:
         """Returns whether a node can be reached."""

@@ -34,7 +34,7 @@ cdef class PublishTarget:
     cdef public Py_ssize_t pending_commands_max
     cdef public PendingBudget budget
     cdef public object owner
-    # Of RECORD_ASKS and RECORD_WAITS: what the queue serves.
+    # Of RECORD_ASKS, RECORD_WAITS and RECORD_GROUPED: what the queue serves.
     cdef public int serves
     # The next record has a producer and a sequence; the open command begins with this one.
     cdef bint named

@@ -6,6 +6,7 @@ RECORD_HEADERS: int
 RECORD_EXAMINE: int
 RECORD_ASKS: int
 RECORD_WAITS: int
+RECORD_GROUPED: int
 
 def with_counts(header: bytes, acquired_count: int, failed_delivery_count: int) -> bytes:
     """Returns the content header payload with x-acquired-count and x-delivery-count set (0 =

@@ -78,6 +78,7 @@ from cython.cimports.convoymq.kernels.content import (
     RECORD_ASKS,
     RECORD_EXAMINE,
     RECORD_EXPIRATION,
+    RECORD_GROUPED,
     RECORD_HEADERS,
     RECORD_PRIORITY,
     RECORD_WAITS,
@@ -160,7 +161,7 @@ def _publish_complete(
             if found is not None:
                 targets = found
                 add_route(cache, hash, key, key_length, targets)
-        asked: cython.int = notes & (RECORD_ASKS | RECORD_WAITS)
+        asked: cython.int = notes & (RECORD_ASKS | RECORD_WAITS | RECORD_GROUPED)
         if asked and targets is not None and not _all_serve(targets, asked):
             targets = None
     if codec.mode == MODE_CONFIRM:

@@ -151,7 +151,7 @@ def _declare_queue(command: DeclareQueue, tree: MetadataMachine) -> DeclareQueue
         if tree.version < first and name in arguments:
             subject = queue_subject(command.vhost, command.name)
             by = unreplicated_type_with(name, tree.version)
-            raise unserved_argument(name, subject, queue_type.value, served_by=by)
+            raise unserved_argument(name, subject, queue_type.value, served_by=by, early=True)
     check_queue_limit(tree, command.vhost, command.name)
     members = command.members if queue_type.is_replicated else command.members[:1]
     return msgspec.structs.replace(command, type=queue_type.value, members=members)

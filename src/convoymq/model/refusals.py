@@ -19,6 +19,9 @@ from convoymq.model.errors import (
     SubjectKind,
 )
 
+OLDER_NODES = "; some nodes have an older release"
+"""Ends a text about what is served only when all nodes have this release."""
+
 
 def queue_subject(vhost: str, name: str) -> Subject:
     """Name a queue."""
@@ -153,26 +156,40 @@ def foreign_argument(key: str, subject: Subject, queue_type: str) -> Preconditio
 
 
 def unserved_argument(
-    key: str, subject: Subject, queue_type: str, *, served_by: str | None = None
+    key: str,
+    subject: Subject,
+    queue_type: str,
+    *,
+    served_by: str | None = None,
+    early: bool = False,
 ) -> PreconditionFailed:
     """An argument that RabbitMQ knows and this broker does not serve yet.
 
     Args:
         served_by: a type without replication that does.
+        early: it is not served before all nodes have this release.
     """
+    reason = OLDER_NODES if early else ""
     hint = f"; queues with x-queue-type '{served_by}' serve it and are not replicated"
     return PreconditionFailed(
-        f"invalid arg '{key}' for {subject}: not served yet by {queue_type} queues"
+        f"invalid arg '{key}' for {subject}: not served yet by {queue_type} queues{reason}"
         + (hint if served_by is not None else ""),
         subject=subject,
     )
 
 
-def unserved_property(name: str, subject: Subject, queue_type: str) -> PreconditionFailed:
-    """A message asks for something by a property that the queue does not do. Closes a channel."""
+def unserved_property(
+    name: str, subject: Subject, queue_type: str, *, early: bool = False
+) -> PreconditionFailed:
+    """A message asks for something by a property that the queue does not do. Closes a channel.
+
+    Args:
+        early: it does not before all nodes have this release.
+    """
+    reason = OLDER_NODES if early else ""
     kind = "header" if name.startswith("x-") else "property"
     return PreconditionFailed(
-        f"message {kind} '{name}' is not served by {queue_type} queues: {subject}",
+        f"message {kind} '{name}' is not served by {queue_type} queues: {subject}{reason}",
         subject=subject,
     )
 

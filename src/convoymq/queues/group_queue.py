@@ -90,6 +90,10 @@ class Replica(Protocol):
     def can_commit(self) -> bool:
         """Returns whether enough members answer it."""
 
+    @property
+    def last_applied(self) -> int:
+        """Returns the index of the last entry that its machine has seen."""
+
     def propose(self, type: int, flags: int, count: int, arg: int, body: bytes) -> None:
         """The leader's own command."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from convoymq.kernels.batch import PublishTarget
 from convoymq.model.errors import PreconditionFailed, Refused
-from convoymq.model.refusals import in_use, not_empty, queue_subject
+from convoymq.model.refusals import OLDER_NODES, in_use, not_empty, queue_subject
 from convoymq.model.tables import Field
 from convoymq.queues.reservation_reads import Fields, ReservedRun, Room, RunsRequest, no_wait
 
@@ -287,6 +287,12 @@ class Queue(ABC):
         """Returns whether messages may wait for a time before they are delivered."""
         return False
 
+    @property
+    def serves_groups(self) -> bool:
+        """Returns whether messages may name a group: a type where that means nothing takes
+        them."""
+        return True
+
     @abstractmethod
     def client(self, session: int, events: ClientEvents) -> QueueClient:
         """Opens a channel's command stream. `session`: see docs/formats/entries-and-frames.md."""
@@ -362,10 +368,19 @@ class Queue(ABC):
         """
         raise PreconditionFailed(f"Cannot peek into a {self.type} queue")
 
+    @property
+    def is_early(self) -> bool:
+        """Returns whether what its type serves waits for nodes of an older release to be
+        upgraded."""
+        return False
+
     def check_serves_delays(self) -> None:
         """Raises PreconditionFailed where messages do not wait for a time."""
         if not self.serves_delays:
-            raise PreconditionFailed(f"Messages do not wait for a time in a {self.type} queue")
+            reason = OLDER_NODES if self.is_early else ""
+            raise PreconditionFailed(
+                f"Messages do not wait for a time in a {self.type} queue{reason}"
+            )
 
     def scheduled(self, after: ScheduledPlace | None, limit: int) -> list[ScheduledMessage]:
         """At most `limit` messages that wait for a time, behind a place, in the order in which they

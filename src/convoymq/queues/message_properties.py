@@ -1,10 +1,10 @@
 """Properties by which a message asks something of its queues, and the queues that do not do it.
 
-A quorum queue serves both (ADR 0043), unless its machine has still a version that knows neither. A
-stream keeps messages in their order, so it refuses an expiration, and a priority above what a
+A quorum queue serves all of it (ADR 0043), unless its machine has still a version that knows none.
+A stream keeps messages in their order, so it refuses an expiration, and a priority above what a
 message without one has (ADR 0027). A classic queue serves expirations; priorities it ignores, as
 RabbitMQ does where a queue has no `x-max-priority`. Only a quorum queue has messages wait for a
-time (ADR 0049).
+time (ADR 0049), and knows message groups: elsewhere their header means nothing (ADR 0051).
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ GROUP_ID = "x-group-id"
 QUEUE_HEADERS = (DELAY, DELIVER_AT, GROUP_ID)
 """Headers that queues act on."""
 _DELAYS = (DELAY, DELIVER_AT)
+_NAME_CODES = ("S", "x")
+"""Types of a header that names a group; one of another type is none."""
 
 
 DELAY_MS_MAX = EXPIRATION_MS_MAX
@@ -55,7 +57,9 @@ def asked_property(
         return "expiration"
     if priority is not None and priority > PRIORITY_NORMAL_MAX:
         return "priority"
-    return None
+    group = None if headers is None else headers.get(GROUP_ID)
+    # What nobody refuses but for its version comes last.
+    return GROUP_ID if group is not None and group.code in _NAME_CODES else None
 
 
 def asked_delay(headers: Table) -> str | None:
@@ -113,9 +117,13 @@ def check_served(asked: str | None, queues: Iterable[Queue]) -> None:
     if asked is None:
         return
     for queue in queues:
-        served = queue.serves_delays if asked in _DELAYS else queue.serves_attributes
+        if asked in _DELAYS:
+            served = queue.serves_delays
+        else:
+            served = queue.serves_groups if asked == GROUP_ID else queue.serves_attributes
         if not served:
-            raise unserved_property(asked, queue_subject(queue.vhost, queue.name), queue.type)
+            subject = queue_subject(queue.vhost, queue.name)
+            raise unserved_property(asked, subject, queue.type, early=queue.is_early)
 
 
 def check_waits_nowhere(asked: str | None) -> None:
@@ -133,7 +141,7 @@ def check_records(flags: int, records: Iterable[bytes], queues: Iterable[Queue])
     if flags & RECORD_HEADERS:
         records = list(records)
         for record in records:
-            check_served(asked_delay(headers_of(record)), queues)
+            check_served(asked_property(None, None, headers_of(record)), queues)
     if flags & RECORD_EXPIRATION:
         check_served("expiration", queues)
     if flags & RECORD_PRIORITY:

@@ -21,6 +21,7 @@ from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame, fram
 from convoymq.model.errors import (
     BrokerError,
     PeerError,
+    PreconditionFailed,
     Refused,
     Unavailable,
     refusal_from_builtins,
@@ -61,6 +62,8 @@ KIND_OPERATOR = 21
 """Requests of an operator to another node than the one on the own machine (`operator_access`)."""
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
+SINCE_0_3 = frozenset((KIND_GROUP_ADMIN, KIND_OPERATOR, KIND_PREFETCH))
+"""Nodes of earlier releases do not answer these."""
 
 Body: TypeAlias = Any
 """Body of a request or its answer: the two ends of its kind agree on what it is."""
@@ -81,6 +84,8 @@ class ControlPlane:
         self._next = 0
         self._waiting: dict[int, tuple[int, asyncio.Future[object]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.is_older: Callable[[int], bool] = lambda node: False
+        """True for a node whose release does not know `SINCE_0_3`; set by who knows."""
 
     def handle(self, kind: int, handler: Handler) -> None:
         """Registers who answers requests of a kind; called with (node, decoded body)."""
@@ -105,7 +110,7 @@ class ControlPlane:
         """Asks a node, itself included, and returns the answer.
 
         Raises:
-            Refused: the node said no.
+            Refused: the node said no, or its release does not know the request.
             Unavailable: it is away, or did not answer in time.
         """
         if node == self.node_id:
@@ -114,6 +119,8 @@ class ControlPlane:
             return await own
         if not self.transport.is_connected(node):
             raise Unavailable(f"node {node} is not connected")
+        if kind in SINCE_0_3:
+            self.check_release(node)
         if len(self._waiting) >= OUTSTANDING_MAX:
             raise Unavailable("too many requests to other nodes are open")
         self._next += 1
@@ -128,6 +135,11 @@ class ControlPlane:
             raise Unavailable(f"node {node} did not answer in time") from None
         finally:
             del self._waiting[number]
+
+    def check_release(self, node: int) -> None:
+        """Raises PreconditionFailed when a node does not know the requests of `SINCE_0_3`."""
+        if self.is_older(node):
+            raise PreconditionFailed(f"node {node} has an older release, which does not do this")
 
     def tell(self, node: int, kind: int, body: object) -> None:
         """Sends a note; lost when the node is away."""

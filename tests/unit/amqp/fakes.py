@@ -83,6 +83,8 @@ class FakeQueue:
         self.refuses_publishes = False
         self.serves_attributes = type != "stream"
         self.serves_delays = type == "quorum"
+        self.serves_groups = True
+        self.is_early = False
         self.consumer_timeout_ms: int | None = None
 
     def client(self, session: int, events: Any) -> FakeClient:

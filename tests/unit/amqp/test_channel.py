@@ -292,6 +292,30 @@ async def test_what_the_queues_serve_is_published_without_a_closer_look(
     assert len(queue.ready) == 3
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum", "stream"])
+async def test_a_group_is_refused_by_a_queue_that_does_not_know_groups_yet(
+    client: Client, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    queue = await client.declare("q", **queue_type(kind))
+    looked_at: list[bytes] = []
+    publish = Channel.publish
+
+    def observed(self: Channel, *arguments: Any) -> None:
+        looked_at.append(arguments[0])
+        publish(self, *arguments)
+
+    monkeypatch.setattr(Channel, "publish", observed)
+    headers = Table.of({"x-group-id": "a"})
+    await fill(client, "q", b"x", headers=headers)
+    assert not looked_at
+    queue.serves_groups, queue.is_early = False, True
+    client.broker.route_cache_version.bump()
+    client.publish("", "q", b"x", headers=headers)
+    refusal = unserved("x-group-id", kind).replace("property", "header")
+    await refused(client, 406, f"{refusal}; some nodes have an older release")
+    assert len(looked_at) == len(queue.ready) == 1
+
+
 async def test_no_queue_gets_a_message_that_one_of_them_refuses(client: Client) -> None:
     queues = [await client.declare("plain"), await client.declare("safe", **queue_type("stream"))]
     for queue in queues:

@@ -41,6 +41,9 @@ class Host:
         self.machines[group] = machine
         self.calls.append(("create", group, members, how["learner"], how["wiped"]))
 
+    def floor_of(self, kind: str) -> int:
+        return 1
+
     def await_room(self, node: int, item: Any) -> None:
         self.calls.append(("await_room", node))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
 from convoymq.kernels import batch
-from convoymq.kernels.content import RECORD_ASKS, RECORD_WAITS
+from convoymq.kernels.content import RECORD_ASKS, RECORD_GROUPED, RECORD_WAITS
 from convoymq.kernels.group_table import GroupTable
 from convoymq.model.tables import INTEGER_CODES, Field, Table
 from convoymq.queues.message_properties import DELAY_MS_MAX, DELIVER_AT_MS_MAX, asked_delay
@@ -201,3 +201,9 @@ def test_a_time_goes_the_short_way_to_a_queue_that_serves_it(name: str) -> None:
             assert not took_the_short_way(headers, RECORD_ASKS)
     for field in (Field("l", most + 1), Field("S", b"5"), Field("t", True)):
         assert not took_the_short_way(Table.from_fields([(name, field)]), RECORD_WAITS)
+
+
+def test_a_group_goes_the_short_way_to_a_queue_that_serves_it() -> None:
+    headers = Table.from_fields([("a", Field("S", b"b")), ("x-group-id", Field("S", b"g"))])
+    assert took_the_short_way(headers, RECORD_GROUPED)
+    assert not took_the_short_way(headers, RECORD_ASKS | RECORD_WAITS)

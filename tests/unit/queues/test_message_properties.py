@@ -31,6 +31,8 @@ class Queue:
         self.type = kind
         self.serves_attributes = kind != "stream"
         self.serves_delays = kind == "quorum"
+        self.serves_groups = True
+        self.is_early = False
 
 
 def headers(**given: object) -> Table:
@@ -81,6 +83,24 @@ def test_only_queues_that_let_messages_wait_take_them() -> None:
         with pytest.raises(PreconditionFailed, match="direct replies"):
             check_waits_nowhere(name)
     check_waits_nowhere("expiration")
+
+
+def test_a_group_is_refused_only_where_it_would_mean_nothing_in_silence() -> None:
+    """A quorum queue whose version is behind; other types are not asked for an order."""
+    assert asked_property(None, 4, headers(x_group_id="a")) == "x-group-id"
+    assert asked_property("5", None, headers(x_group_id="a")) == "expiration"
+    for field in (Field("x", b"a"), Field("l", 5)):
+        named = asked_property(None, None, Table.from_fields([("x-group-id", field)]))
+        assert (named is not None) == (field.code == "x")
+    early: Any = Queue("quorum")
+    others: list[Any] = [Queue("stream"), Queue("classic")]
+    check_served("x-group-id", [early, *others])
+    early.serves_groups, early.is_early = False, True
+    with pytest.raises(PreconditionFailed, match=r"'x-group-id' is not .* older release"):
+        check_served("x-group-id", [early])
+    record = Message("x", "k", Properties(headers=headers(x_group_id="a")), b"").record()
+    with pytest.raises(PreconditionFailed, match="x-group-id"):
+        check_records(RECORD_HEADERS, [record], [early])
 
 
 def test_records_are_looked_at_where_their_command_says_so() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from convoymq.kernels.link_frames import FRAME_CONTROL, frame
-from convoymq.model.errors import NotFound, PeerError, Unavailable
-from convoymq.transport.control import KIND_FREE, ControlPlane
+from convoymq.model.errors import NotFound, PeerError, PreconditionFailed, Unavailable
+from convoymq.transport.control import KIND_FREE, KIND_PREFETCH, ControlPlane
 
 KIND = KIND_FREE + 1
 
@@ -97,3 +97,15 @@ async def test_an_answer_from_somebody_else_is_ignored(wire: Wire) -> None:
     wire.planes[1].on_frame(3, frame(FRAME_CONTROL, 1, 0, 1, KIND, 0, 0, b"\x01"))
     with pytest.raises(Unavailable):
         await task
+
+
+async def test_a_node_that_does_not_know_a_request_is_not_asked(wire: Wire) -> None:
+    async def answer(node: int, body: Any) -> Any:
+        return body
+
+    for kind in (KIND, KIND_PREFETCH):
+        wire.planes[2].handle(kind, answer)
+    wire.planes[1].is_older = lambda node: node == 2
+    with pytest.raises(PreconditionFailed, match="node 2 has an older release"):
+        await wire.planes[1].request(2, KIND_PREFETCH, 1, 30)
+    assert await wire.planes[1].request(2, KIND, 1, 30) == 1

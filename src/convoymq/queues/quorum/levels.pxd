@@ -8,6 +8,7 @@ from convoymq.queues.quorum.runs cimport Fifo
 cdef class Levels:
     cdef dict _by_level
     cdef list _descending
+    cdef object _make
     cdef public Restored restored
     cdef public int64_t messages, size
     cpdef push(

@@ -84,6 +84,8 @@ ANSWER_BYTES_SOFT = 4 << 20
 """A leader that is asked for deliveries sends about this much at a time."""
 ATTRIBUTES_VERSION = 2
 """Machine version from which messages may expire and have priorities."""
+FIRST_ENTRY = 1
+"""Index of the members of a new group; the version follows."""
 REJECT_PUBLISH_DLX = "reject-publish-dlx"
 SETTINGS_WAIT_S = 3.0
 """Longest wait of a declaration for settings that only a newer machine version has."""
@@ -124,6 +126,8 @@ class QuorumQueue(GroupQueue):
         #: The entry by which `refuses_publishes` is what it is.
         self._refusing_at = 0
         self._warned_overflow = False
+        #: Opened when every node supported `ATTRIBUTES_VERSION`.
+        self._is_declared_late = self._host.floor_of(QuorumMachine.KIND) >= ATTRIBUTES_VERSION
 
     # --- clients -------------------------------------------------------------------------
 
@@ -215,11 +219,25 @@ class QuorumQueue(GroupQueue):
         if replica is None or replica.is_behind:
             return self._host.floor_of(QuorumMachine.KIND) >= ATTRIBUTES_VERSION
         machine: QuorumMachine = replica.machine
-        return machine.version >= ATTRIBUTES_VERSION
+        if machine.version >= ATTRIBUTES_VERSION:
+            return True
+        # A new queue whose first entries are not applied here: who declared it has waited for the
+        # version, on another node.
+        return self._is_declared_late and replica.last_applied <= FIRST_ENTRY
 
     @property
     def serves_delays(self) -> bool:
         """See `Queue`: as far as attributes."""
+        return self.serves_attributes
+
+    @property
+    def is_early(self) -> bool:
+        """See `Queue`."""
+        return not self.serves_attributes
+
+    @property
+    def serves_groups(self) -> bool:
+        """See `Queue`: as far as attributes. Before that the order would be lost in silence."""
         return self.serves_attributes
 
     def _on_own_effect(self, effect: Effect, replica: Replica) -> None:

@@ -129,6 +129,10 @@ class Replica:
         self.campaigns = 0
         self.election_timer = self
 
+    @property
+    def last_applied(self) -> int:
+        return self.applied
+
     def campaign(self) -> None:
         self.campaigns += 1
 
@@ -152,6 +156,7 @@ class Node:
         self.full: set[int] = set()
         self.awaiting: list[tuple[int, Any]] = []
         self.sessions = 0
+        self.floor = cluster.floor
         self.incarnations = dict.fromkeys(NODES, 1)
         self.queue = self.make_queue(
             vhost="/",
@@ -200,7 +205,7 @@ class Node:
         return self.own
 
     def floor_of(self, kind: str) -> int:
-        return 1
+        return self.floor
 
     def is_replica_live(self, group: int, node: int) -> bool:
         return node in REPLICAS and not self.cluster.nodes[node].stalled
@@ -240,6 +245,8 @@ class Cluster:
     """See the module docstring."""
 
     node_class = Node
+    floor = 1
+    """Machine version that all nodes support."""
 
     def __init__(self, limits: FlowLimits | None = None, **settings: Any) -> None:
         self.clock = Clock()
