@@ -1,8 +1,8 @@
-"""What thousands of quorum queues cost: declaring, listing, starting a node, losing one.
+"""What thousands of quorum queues cost: declaring, listing, draining, starting or losing a node.
 
 `python benchmarks/many_queues.py --queues 4000` runs three nodes on loopback and prints a figure a
 line. While a phase runs, a probe publishes one message after the other and waits for each confirm:
-its longest wait is how long the phase stopped others.
+its longest wait is how long the phase stopped others. `--phases drain` runs only that one.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ PROBE_PAUSE_S = 0.002
 TIMEOUT_S = 120.0
 QUORUM = b"\x0cx-queue-typeS" + struct.pack(">I", 6) + b"quorum"
 PROBE_QUEUE = "probe"
+LED_PROBES = 4
+"""Probes of queues that the drained node leads: each meets the change of one leader."""
+POLL_S = 0.02
+PHASES = ("list", "drain", "lose", "stop")
 
 
 def _short(text: str) -> bytes:
@@ -129,7 +133,7 @@ class Probe:
     def __init__(self, port: int, queue: str = PROBE_QUEUE) -> None:
         self.waits: list[float] = []
         self.failure: Exception | None = None
-        self._queue = queue
+        self.queue = queue
         self._client = Client(port)
         self._stop = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -139,7 +143,7 @@ class Probe:
         try:
             while not self._stop:
                 began = time.monotonic()
-                self._client.publish(self._queue)
+                self._client.publish(self.queue)
                 self.waits.append(time.monotonic() - began)
                 time.sleep(PROBE_PAUSE_S)
         except (OSError, ConnectionError) as error:
@@ -237,6 +241,51 @@ class Bench:
                         answer = http.get(path)
                         answer.raise_for_status()
 
+    def _http(self, index: int) -> httpx.Client:
+        api = f"http://127.0.0.1:{self.cluster.base_port + 21 + index}"
+        return httpx.Client(base_url=api, auth=("guest", "guest"), timeout=TIMEOUT_S)
+
+    def _led(self, index: int) -> int:
+        with self._http(index) as http:
+            answer = http.get("/api/convoy/node")
+            answer.raise_for_status()
+            return int(answer.json()["groups_led"])
+
+    def _drain(self, index: int) -> float:
+        """Seconds until a node leads nothing."""
+        began = time.monotonic()
+        with self._http((index + 1) % 3) as http:
+            http.post(f"/api/convoy/nodes/{index + 1}/drain").raise_for_status()
+        while self._led(index):
+            if time.monotonic() - began > TIMEOUT_S:
+                raise TimeoutError(f"node {index} is not drained")
+            time.sleep(POLL_S)
+        return time.monotonic() - began
+
+    def _revive(self, index: int) -> None:
+        with self._http(index) as http:
+            http.post(f"/api/convoy/nodes/{index + 1}/revive").raise_for_status()
+
+    def drain(self) -> None:
+        """The node that leads all queues is drained; then it gets them back, as the others are."""
+        self.note("drain: groups led", self._led(0), "")
+        rest = random.Random(4).sample(self.names, min(LED_PROBES, len(self.names)))
+        time.sleep(self.pause_s)
+        with self.phase("drain"):
+            led = [Probe(self.port(2), name) for name in rest]
+            self.note("drain: leads nothing after", self._drain(0), "s")
+            for probe in led:
+                self.note(f"drain: longest confirm in {probe.queue}", probe.stop(), "ms")
+        self._revive(0)
+        time.sleep(self.pause_s)
+        for index in (1, 2):
+            groups = self._led(index)
+            seconds = self._drain(index)
+            self.note(f"drain of node {index + 1} with {groups} groups", seconds, "s")
+        for index in (1, 2):
+            self._revive(index)
+        time.sleep(self.pause_s)
+
     def _usable(self, index: int, queue: str) -> float:
         """Seconds until a node serves a publish to a queue of its own."""
         began = time.monotonic()
@@ -295,16 +344,17 @@ class Bench:
         used = sum(cpu_s(node.pid) for node in self.cluster.nodes)
         self.note("start of all: processor time", used, "s")
 
-    def run(self) -> None:
-        """All phases."""
+    def run(self, phases: list[str]) -> None:
+        """The phases, behind the one that declares."""
         self.declare()
         for node in self.cluster.nodes:
             rss = int(Path(f"/proc/{node.pid}/statm").read_text().split()[1]) * 4096 / 1e6
             self.note(f"memory of {node.name}", rss, "MB")
         time.sleep(self.pause_s)
-        self.list()
-        self.lose()
-        self.stop_all()
+        steps = (self.list, self.drain, self.lose, self.stop_all)
+        for name, phase in zip(PHASES, steps, strict=True):
+            if name in phases:
+                phase()
 
 
 def main() -> None:
@@ -313,6 +363,7 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=4000)
     parser.add_argument("--base-port", type=int, default=5800)
     parser.add_argument("--pause", type=float, default=3.0, help="seconds of rest after a phase")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     print(f"{options.queues} queues, load {os.getloadavg()[0]:.1f} at the start", flush=True)
@@ -320,7 +371,7 @@ def main() -> None:
         cluster.start()
         bench = Bench(cluster, options.queues, options.pause)
         try:
-            bench.run()
+            bench.run(options.phases)
         except BaseException:
             for node in cluster.nodes:
                 print(cluster.log_tail(node, 5), file=sys.stderr)

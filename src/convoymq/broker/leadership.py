@@ -28,7 +28,6 @@ from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.selection import Selection
 from convoymq.broker.tasks import Tasks
 from convoymq.groups.host import ReplicaHost
-from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
@@ -102,19 +101,13 @@ class Leadership:
         replica = self._host.replica(group)
         if to == self._nodes.node_id and replica is not None and replica.is_leader:
             return DONE, to
-        if replica is None or not replica.is_leader:
-            return AGAIN, NOT_LEADER
-        if to not in replica.members:
-            raise PreconditionFailed(f"node {self._nodes.name_of(to)} is not a voting member")
-        if not replica.is_live(to):
-            # Commands would wait for it: the queue must not pause longer than for an election.
-            return AGAIN, f"node {self._nodes.name_of(to)} is behind or cannot be reached"
-        if replica.core.transfer_target or not self._host.transfer_leadership(group, to):
-            return AGAIN, "another transfer is under way"
+        reason = self.begin(group, to)
+        if reason or replica is None:
+            return AGAIN, reason
         self._host.wake()
         try:
             async with asyncio.timeout(TAKE_OVER_TIMEOUT_S):
-                while _is_handing_over(replica):
+                while self.is_under_way(group):
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             return AGAIN, "the election after the transfer has no result yet"
@@ -122,12 +115,30 @@ class Leadership:
             return DONE, to
         return AGAIN, f"node {self._nodes.name_of(to)} did not take over"
 
+    def begin(self, group: int, to: int) -> str:
+        """As leader: begins to hand a group to a voter. Returns why it cannot now; "" = it has
+        begun, and the host is to be woken. Raises Refused."""
+        replica = self._host.replica(group)
+        if replica is None or not replica.is_leader:
+            return NOT_LEADER
+        if to not in replica.members:
+            raise PreconditionFailed(f"node {self._nodes.name_of(to)} is not a voting member")
+        if not replica.is_live(to):
+            # Commands would wait for it: the queue must not pause longer than for an election.
+            return f"node {self._nodes.name_of(to)} is behind or cannot be reached"
+        if replica.core.transfer_target or not self._host.transfer_leadership(group, to):
+            return "another transfer is under way"
+        return ""
 
-def _is_handing_over(replica: Replica) -> bool:
-    """Returns whether a transfer is under way, or its election has no result yet."""
-    if replica.is_leader:
-        return replica.core.transfer_target != 0
-    return replica.leader is None
+    def is_under_way(self, group: int) -> bool:
+        """Returns whether a transfer of a group has no result yet: it is prepared, or its
+        election runs."""
+        replica = self._host.replica(group)
+        if replica is None:
+            return False
+        if replica.is_leader:
+            return replica.core.transfer_target != 0
+        return replica.leader is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,10 +211,14 @@ class Rebalancer:
         """Starts rebalancing and returns its progress, or with `dry_run` the planned moves.
 
         Raises:
-            PreconditionFailed: `rebalance_in_progress`, or the request makes no sense.
+            PreconditionFailed: `rebalance_in_progress`, the request makes no sense, or a node has a
+                release that does not do this.
             Unavailable: nobody leads the metadata group.
         """
         request.check()
+        for node in self._nodes.running():
+            # What such a node leads would be missing in the plan.
+            self._requests.check_release(node)
         name = "rebalance_plan" if request.dry_run else "rebalance"
         return await self._ask(name, asdict(request), timeout_s=timeout_s)
 

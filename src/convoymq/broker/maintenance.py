@@ -11,13 +11,14 @@ so it does not matter who asked, who dies in between, or that the node starts ag
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from itertools import islice
 from typing import Protocol
 
 import structlog
 
 from convoymq.broker.balance import choose_successor
-from convoymq.broker.group_requests import DONE
-from convoymq.broker.leadership import Leadership
+from convoymq.broker.leadership import POLL_S, TAKE_OVER_TIMEOUT_S, Leadership
 from convoymq.broker.local_queues import successors
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.registry import ConnectionRegistry
@@ -25,13 +26,14 @@ from convoymq.broker.tasks import Tasks
 from convoymq.groups.host import ReplicaHost
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.maintenance import drained_nodes, set_drained
-from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
+from convoymq.model.errors import NotFound, PreconditionFailed
 
 log = structlog.get_logger()
 
 REASON = "Node was put into maintenance mode"
-AT_ONCE = 64
-"""Leaderships that are handed over at a time: each costs an election."""
+AT_ONCE = 32
+"""Leaderships that are handed over at a time: each costs an election, and publishers of its queue
+wait for the others as well."""
 TIMEOUT_S = 30.0
 
 
@@ -84,7 +86,8 @@ class Maintenance:
 
         Raises:
             NotFound: there is no such node.
-            PreconditionFailed: no other node would be left for clients.
+            PreconditionFailed: no other node would be left for clients, or this one has a release
+                that does not know of draining.
         """
         tree = self._metadata.tree
         if node not in tree.nodes:
@@ -92,6 +95,10 @@ class Maintenance:
         gone = drained_nodes(tree.settings)
         if drained == (node in gone):
             return
+        if drained and self._nodes.is_older(node):
+            raise PreconditionFailed(
+                f"{self._nodes.name_of(node)} has an older release, which cannot be drained"
+            )
         if drained and len(tree.nodes) > 1 and tree.nodes.keys() <= gone | {node}:
             raise PreconditionFailed("all other nodes are drained: revive one of them first")
         await self._metadata.execute(set_drained(node, drained=drained), timeout_s)
@@ -101,7 +108,7 @@ class Maintenance:
         if self._ports is None or (self._acting is not None and not self._acting.done()):
             return
         if self.is_drained:
-            if self._is_open or self._movable():
+            if self._is_open or self._leads_movable():
                 self._acting = self._tasks.spawn(self._drain())
         elif not self._is_open:
             self._acting = self._tasks.spawn(self._revive())
@@ -128,34 +135,53 @@ class Maintenance:
         self._is_open = True
         log.info("cluster.node_revived", node=self._nodes.node_id)
 
-    def _movable(self) -> list[tuple[int, int]]:
-        """Returns (group, who takes over) of the groups that this node leads and can hand over
-        now."""
+    def _leads_movable(self) -> bool:
+        """Returns whether this node leads a group that it could hand over now."""
         avoid = drained_nodes(self._metadata.tree.settings)
-        taken: dict[int, int] = {}
-        found = []
-        for group, replica in self._host.groups.items():
-            if not replica.is_leader:
-                continue
-            heir = choose_successor(successors(self._host, replica), taken, avoid)
-            if heir:
-                taken[heir] = taken.get(heir, 0) + 1
-                found.append((group, heir))
-        return found
+        return any(
+            choose_successor(successors(self._host, replica), {}, avoid) != 0
+            for replica in self._host.groups.values()
+            if replica.is_leader
+        )
 
     async def _hand_over_all(self) -> None:
-        turn = asyncio.Semaphore(AT_ONCE)
+        """Hands over what this node leads. What does not go is tried again with the next tick."""
+        led = [group for group, replica in self._host.groups.items() if replica.is_leader]
+        await self._hand_over([group for group in led if group])
+        # The tree's own group goes last.
+        await self._hand_over([group for group in led if not group])
 
-        async def hand_over(group: int, heir: int) -> bool:
-            async with turn:
-                try:
-                    status, _ = await self._leadership.hand_over(group, heir)
-                except BrokerError:
-                    return False
-                return status == DONE
+    async def _hand_over(self, groups: list[int]) -> None:
+        """Hands groups over, a bounded number at a time.
 
-        groups = self._movable()
-        # What did not go is tried again with the next tick. The tree's own group goes last.
-        others = [(group, heir) for group, heir in groups if group]
-        await asyncio.gather(*(hand_over(*each) for each in others))
-        await asyncio.gather(*(hand_over(*each) for each in groups if not each[0]))
+        One task looks after all: a task for each of thousands of groups would stop the loop while
+        they are made, and each would wake by itself to see whether its election is over.
+        """
+        loop = asyncio.get_running_loop()
+        waiting = iter(groups)
+        taken: dict[int, int] = {}
+        under_way: dict[int, float] = {}
+        while self.is_drained:
+            begun = list(islice(waiting, AT_ONCE - len(under_way)))
+            avoid = drained_nodes(self._metadata.tree.settings)
+            until = loop.time() + TAKE_OVER_TIMEOUT_S
+            under_way.update((group, until) for group in begun if self._begin(group, taken, avoid))
+            if not begun and not under_way:
+                return
+            self._host.wake()
+            await asyncio.sleep(POLL_S)
+            now = loop.time()
+            for group, end in list(under_way.items()):
+                if now >= end or not self._leadership.is_under_way(group):
+                    del under_way[group]
+
+    def _begin(self, group: int, taken: dict[int, int], avoid: Collection[int]) -> bool:
+        """Begins to hand a group to the voter that was given least so far."""
+        replica = self._host.replica(group)
+        if replica is None or not replica.is_leader:
+            return False
+        heir = choose_successor(successors(self._host, replica), taken, avoid)
+        if not heir or self._leadership.begin(group, heir):
+            return False
+        taken[heir] = taken.get(heir, 0) + 1
+        return True
