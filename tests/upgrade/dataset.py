@@ -21,6 +21,7 @@ from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
 from tests.faults.traffic import until
 from tests.interop.test_columnar import values_frame
+from tests.upgrade.features import Filling, has_policies
 
 SIZE = 1000
 """Bytes of a body: enough of them fill several log files, so that segments and snapshots exist."""
@@ -81,6 +82,7 @@ def http(cluster: LocalCluster, method: str, path: str, content: Any = None) -> 
 def fill(cluster: LocalCluster) -> dict[str, Any]:
     """Fills an empty cluster; returns what `check` wants to find."""
     until(lambda: cluster.api("users", 1), "the HTTP API does not answer")
+    until(lambda: has_policies(cluster, http), "the versions of the machines are not raised")
     http(cluster, "PUT", f"vhosts/{VHOST}", {"description": "fixture", "tags": "a,b"})
     http(cluster, "PUT", "users/clerk", {"password": "clerk", "tags": "monitoring"})
     everything = {"configure": ".*", "write": ".*", "read": "^(ledger|audit)"}
@@ -95,12 +97,12 @@ def fill(cluster: LocalCluster) -> dict[str, Any]:
             main.basic_publish("", "events", body(number), pika.BasicProperties(delivery_mode=2))
         for number in range(60):
             main.basic_publish("", "jobs", body(number), pika.BasicProperties(delivery_mode=2))
-        # An ENQUEUE with the bit of priority: version 1 gives it no meaning, and no more than 4.
         for number in range(10):
             main.basic_publish("", "retries", body(number), pika.BasicProperties(delivery_mode=2))
         for number in range(20):
-            urgent = pika.BasicProperties(delivery_mode=2, priority=number % 5)
-            main.basic_publish("", "turns", body(number), urgent)
+            # What a message without a priority has; the command says that there is one.
+            usual = pika.BasicProperties(delivery_mode=2, priority=4)
+            main.basic_publish("", "turns", body(number), usual)
     with channel(cluster, 2) as main:
         _consume(main)
     _produce(cluster)
@@ -108,7 +110,10 @@ def fill(cluster: LocalCluster) -> dict[str, Any]:
         main.queue_declare("ledger", durable=True, arguments=QUORUM)
         for number in range(30):
             main.basic_publish("", "ledger", body(number), pika.BasicProperties(delivery_mode=2))
+    with channel(cluster) as main:
+        features = Filling(cluster, main, http).fill()
     return {
+        "features": features,
         "orders": [number for number in range(400) if number >= 250 or number in (7, 9)],
         "orders_redelivered": [7, 9],
         "events": 200,
@@ -240,6 +245,9 @@ def check(cluster: LocalCluster, expected: dict[str, Any]) -> None:
         main.basic_qos(prefetch_count=100)
         for name in ("events", "metered"):
             _check_stream(main, name, expected[name])
+    if "features" in expected:
+        with channel(cluster) as main:
+            Filling(cluster, main, http).check(expected["features"])
     with channel(cluster, 2, user="clerk", vhost=VHOST) as main:
         ledger = _drain(main, "ledger", len(expected["ledger"]))
         assert [number for number, _ in ledger] == expected["ledger"]
