@@ -29,6 +29,8 @@ from convoymq.sim.delivery_parts import (
     Place,
     Session,
     incarnation_of,
+    name_of,
+    name_of_consumer,
 )
 from convoymq.sim.ready_lines import LEVEL_DEFAULT, ReadyLines, group_of
 from convoymq.sim.records import RememberedIds, identity_of
@@ -791,14 +793,3 @@ class DeliveryModel(ReadyLines):
                     f"{name_of_consumer(chosen)} became active, and {name_of_consumer(other)} still"
                     f" holds {len(other.held)}"
                 )
-
-
-def name_of(identity: bytes) -> str:
-    """Publisher and number, readable."""
-    publisher = int.from_bytes(identity[:4], "big")
-    return f"message {publisher}:{int.from_bytes(identity[4:], 'big')}"
-
-
-def name_of_consumer(consumer: Consumer) -> str:
-    """Session and number, readable."""
-    return f"consumer {consumer.session:x}/{consumer.number}"

@@ -124,3 +124,14 @@ class Session:
 def incarnation_of(session_id: int) -> int:
     """Of the node that began the session."""
     return session_id >> 24 & 0xFFFFFFFF
+
+
+def name_of(identity: bytes) -> str:
+    """Publisher and number, readable."""
+    publisher = int.from_bytes(identity[:4], "big")
+    return f"message {publisher}:{int.from_bytes(identity[4:], 'big')}"
+
+
+def name_of_consumer(consumer: Consumer) -> str:
+    """Session and number, readable."""
+    return f"consumer {consumer.session:x}/{consumer.number}"

@@ -41,8 +41,8 @@ from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
 from convoymq.sim.clock import Process
 from convoymq.sim.command_bodies import ChosenOp, ReservationOp
 from convoymq.sim.dead_letters import TARGET_GROUP, DeadLetterTarget
-from convoymq.sim.delivery_model import DeliveryModel, InvariantBroken, name_of
-from convoymq.sim.delivery_parts import Message, Place, Session
+from convoymq.sim.delivery_model import DeliveryModel, InvariantBroken
+from convoymq.sim.delivery_parts import Message, Place, Session, name_of
 from convoymq.sim.records import identity_of
 
 if TYPE_CHECKING:

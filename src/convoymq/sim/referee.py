@@ -22,8 +22,8 @@ from typing import NoReturn, Protocol
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER, Effect, Machine
-from convoymq.sim.delivery_model import Answer, DeliveryModel, HandOut, name_of
-from convoymq.sim.delivery_parts import Key, Message, Place
+from convoymq.sim.delivery_model import Answer, DeliveryModel, HandOut
+from convoymq.sim.delivery_parts import Key, Message, Place, name_of
 
 DIFFERENCES_SHOWN = 3
 ATTRIBUTES_VERSION = 2
