@@ -241,7 +241,7 @@ def check(cluster: LocalCluster, expected: dict[str, Any]) -> None:
         assert fresh == sorted(fresh)
         for name in ("jobs", "turns", "retries"):
             numbers = [number for number, _ in _drain(main, name, len(expected[name]))]
-            assert numbers == expected[name], name
+            assert numbers == expected[name], (name, numbers)
         main.basic_qos(prefetch_count=100)
         for name in ("events", "metered"):
             _check_stream(main, name, expected[name])

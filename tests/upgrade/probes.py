@@ -22,6 +22,7 @@ QUORUM = {"x-queue-type": "quorum"}
 LETTERS = {"x-dead-letter-exchange": "", "x-overflow": "reject-publish"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "x-message-ttl": {"x-message-ttl": 60_000},
+    "x-message-expiry": {"x-message-expiry": "due"},
     "x-expires": {"x-expires": 60_000},
     "x-max-length": {"x-max-length": 5},
     "x-max-length-bytes": {"x-max-length-bytes": 500},
