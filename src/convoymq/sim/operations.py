@@ -277,11 +277,11 @@ class ChosenModel:
                 counts["selected"] += 1
                 message = model.messages.get((index, offset, record))
                 lines = [line for line in model._sources() if message in line]
-                if message is None or not lines:
+                if message is None or message in found or not lines:
                     counts["gone"] += 1
                     continue
-                lines[0].remove(message)
                 found.append(message)
+        model._take_out(found)
         for message in found:
             if operation.spec is None:
                 counts["deleted"] += 1
