@@ -420,5 +420,5 @@ async def test_version_1_of_the_machine_refuses(
     await cluster.queue(1, "q")
     await publish(api, "q", "x")
     answer = await act(api, "q", "delete", 400, filter={})
-    assert "served when all nodes run this release" in answer["reason"]
+    assert "some nodes have an older release" in answer["reason"]
     assert await seen(api, "q") == ["x"]
