@@ -143,3 +143,12 @@ def test_heavy_partitions_are_spread_first() -> None:
 def test_more_members_than_partitions_leave_some_standing_by() -> None:
     after = assign(spans(2), MEMBERS)
     assert sorted(Counter(after.values()).values()) == [1, 1]
+
+
+def test_nobody_is_idle_beside_a_member_with_two() -> None:
+    """Also where one heavy partition lets all other loads look alike."""
+    before = {0: "ann", 1: "bob", 2: "bob"}
+    rates = {0: 100.0, 1: 1.0, 2: 1.0}
+    after = assign(spans(3), ["ann", "bob", "cid"], before, rates=rates)
+    assert after[0] == "ann"
+    assert sorted(after.values()) == ["ann", "bob", "cid"]
