@@ -35,6 +35,7 @@ def main(
     mixed: Annotated[
         bool, typer.Option(help="Nodes of two releases, upgraded on the way.")
     ] = False,
+    topics: Annotated[bool, typer.Option(help="Ordered topics instead of queues.")] = False,
     keep_going: Annotated[bool, typer.Option(help="Go on after a failure.")] = False,
 ) -> None:
     """Simulates clusters of real replicas under faults; exit code 1 when a promise broke."""
@@ -43,9 +44,15 @@ def main(
     # Only now: what is imported decides which code runs.
     from convoymq.sim import runner
 
-    chosen = runner.parse_faults(faults)
+    chosen = runner.parse_faults(faults, "topics" if topics else "")
     options = (" --interpreted" if interpreted else "") + (f" --faults {faults}" if faults else "")
-    loads = {"streams": streams, "reservations": reservations, "cluster": cluster, "mixed": mixed}
+    loads = {
+        "streams": streams,
+        "reservations": reservations,
+        "cluster": cluster,
+        "mixed": mixed,
+        "topics": topics,
+    }
     load = next((name for name, wanted in loads.items() if wanted), "")
     options += f" --{load}" if load else ""
     if seed is not None:

@@ -15,6 +15,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from convoymq.sim.faults import ALL_KINDS
+from convoymq.sim.topics import plan
+from convoymq.sim.topics.world import run_topic_seed
 from convoymq.sim.world import Result, run_seed
 
 TAIL_SHOWN = 60
@@ -29,14 +31,15 @@ class Load(TypedDict):
     mixed: bool
 
 
-def parse_faults(text: str | None) -> frozenset[str] | None:
+def parse_faults(text: str | None, load: str = "") -> frozenset[str] | None:
     """Kinds of faults from a comma separated list. Raises SystemExit for unknown ones."""
     if text is None:
         return None
+    known = plan.KINDS if load == "topics" else ALL_KINDS
     chosen = frozenset(kind for kind in text.split(",") if kind and kind != "none")
-    unknown = chosen - set(ALL_KINDS)
+    unknown = chosen - set(known)
     if unknown:
-        raise SystemExit(f"unknown faults {sorted(unknown)}; there are: {', '.join(ALL_KINDS)}")
+        raise SystemExit(f"unknown faults {sorted(unknown)}; there are: {', '.join(known)}")
     return chosen
 
 
@@ -55,7 +58,11 @@ def run_one(
 ) -> int:
     """Runs one seed and prints its trace; 1 when it failed. `load`: see `load_of`."""
     mute()
-    result = run_seed(seed, faults, print if show_all else None, **load_of(load))
+    sink = print if show_all else None
+    if load == "topics":
+        result = run_topic_seed(seed, faults, sink)
+    else:
+        result = run_seed(seed, faults, sink, **load_of(load))
     if not show_all:
         print("\n".join(result.tail))
     print(result.detail)
@@ -77,7 +84,7 @@ def _results(
 ) -> Iterator[Result]:
     if jobs <= 1:
         for seed in range(first, first + count):
-            yield run_seed(seed, faults, **load_of(load))
+            yield _run((seed, faults, load))
         return
     # Forked: the children run the code that is loaded here, compiled or not.
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
@@ -87,6 +94,8 @@ def _results(
 
 def _run(work: tuple[int, Collection[str] | None, str]) -> Result:
     seed, faults, load = work
+    if load == "topics":
+        return run_topic_seed(seed, faults)
     return run_seed(seed, faults, **load_of(load))
 
 

@@ -14,8 +14,9 @@ from convoymq.model.errors import Refused
 
 
 class Code(Enum):
-    """Every answer of a topic that is not plain success."""
+    """Every answer of a topic."""
 
+    OK = "OK"
     CLOSED = "CLOSED"
     NOT_OPEN = "NOT_OPEN"
     STALE_ROUTE = "STALE_ROUTE"
@@ -42,6 +43,10 @@ class Code(Enum):
     BAD_POSITION = "BAD_POSITION"
     UNKNOWN_PARTITION = "UNKNOWN_PARTITION"
     DATA_EXPIRED = "DATA_EXPIRED"
+    STALE_TERM = "STALE_TERM"
+    """From a controller that has been replaced."""
+    PARK_FULL = "PARK_FULL"
+    NOT_PARKED = "NOT_PARKED"
 
 
 class TopicRefused(Refused):

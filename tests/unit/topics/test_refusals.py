@@ -13,8 +13,15 @@ SPECIFIED = {
     "OUT_OF_SEQ", "PRODUCER_FENCED", "LEASE_FENCED", "NOT_VISIBLE", "VERSION_CONFLICT",
     "CHANGE_RUNNING", "NOT_ADJACENT", "DATA_EXPIRED", "BAD_CUT",
 }  # fmt: skip
-ANSWERS_ONLY = {Code.DUPLICATE, Code.NOT_LEADER}
-"""Not raised here: the one is a success, the other is the Raft group's own answer."""
+ANSWERS_ONLY = {
+    Code.OK,
+    Code.DUPLICATE,
+    Code.NOT_LEADER,
+    Code.STALE_TERM,
+    Code.PARK_FULL,
+    Code.NOT_PARKED,
+}
+"""Not raised here: successes, and what a leader answers by itself."""
 EXAMPLES: tuple[tuple[TopicRefused, Code, str], ...] = (
     (refusals.Closed(3, 8), Code.CLOSED, "partition 3 is closed"),
     (refusals.NotOpen(3, 8), Code.NOT_OPEN, "opens with version 8"),

@@ -1,0 +1,1 @@
+"""A simulated ordered topic: the package under test on a simulated network, under faults."""

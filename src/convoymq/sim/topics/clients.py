@@ -1,0 +1,376 @@
+"""Simulated producers and members of groups: the real clients, an application, and crashes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from convoymq.sim.topics import events
+from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS
+from convoymq.topics import consumer as consuming
+from convoymq.topics import producer as producing
+from convoymq.topics.answers import (
+    AckAnswer,
+    FetchAnswer,
+    ParkAnswer,
+    ParkedEntry,
+    ProduceAnswer,
+    ProducerAnswer,
+)
+from convoymq.topics.commands import OpenProducer, Produce
+from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
+from convoymq.topics.coordinator import Leases
+from convoymq.topics.partition import Outcome
+from convoymq.topics.producer import TopicProducer
+from convoymq.topics.refusals import Code
+from convoymq.topics.routes import Route
+
+if TYPE_CHECKING:
+    from convoymq.sim.topics.world import World
+
+TIMEOUT_MS = 45
+RENEW_MS = 50
+RETRIES = 1
+WINDOW = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A message of the application, in its own order."""
+
+    msg: int
+    key: bytes
+    lp: int
+
+
+class SimProducer:
+    """An application with a source of messages, and its producer sessions."""
+
+    def __init__(self, world: World, producer: int) -> None:
+        self.world = world
+        self.producer = producer
+        self.epoch = 1
+        self.source: list[Sourced] = []
+        self.core = self._session()
+        self._opening: dict[int, int] | None = None
+        """Last source positions by logical partition, while a session asks for them."""
+        self._asked_ms = 0
+        self._session_route = world.metadata.topic.route
+        self._waking = -1
+
+    def _session(self) -> TopicProducer:
+        world = self.world
+        return TopicProducer(
+            self.producer,
+            self.epoch,
+            world.metadata.topic.route,
+            timeout_ms=TIMEOUT_MS,
+            jitter=lambda bound: int(world.engine.random.random() * bound),
+        )
+
+    @property
+    def idle(self) -> bool:
+        """True when everything is stored."""
+        return self._opening is None and self.core.idle
+
+    def produce(self, msg: int, key: bytes) -> None:
+        """The application has one more message."""
+        sourced = Sourced(msg, key, self.world.lp_of(key))
+        self.source.append(sourced)
+        if self._opening is None:
+            self._send(sourced)
+            self._run()
+
+    def _send(self, sourced: Sourced) -> None:
+        world = self.world
+        position = b"%08d" % sourced.msg
+        queue = self.core.queues.get(sourced.lp)
+        seq = 1 if queue is None else queue.next_seq
+        world.messages[self.producer, self.epoch, sourced.lp, seq] = sourced.msg
+        world.trace.append(
+            events.Send(
+                world.engine.now,
+                sourced.key,
+                sourced.lp,
+                self.producer,
+                self.epoch,
+                seq,
+                sourced.msg,
+            )
+        )
+        self.core.send(sourced.lp, sourced.key, world.engine.now, position)
+
+    def _run(self) -> None:
+        world = self.world
+        for action in self.core.take_actions():
+            match action:
+                case producing.SendRequest(pid, ticket, request):
+                    world.network.send((self.producer, pid), self._request, pid, ticket, request)
+                case producing.RefreshRoute():
+                    world.network.send((self.producer, "k"), self._refresh, self.epoch)
+                case producing.Stored(lp, seq):
+                    self._confirm(lp, seq)
+                case producing.Failed(lp, _, code):
+                    now = world.engine.now
+                    world.trace.append(events.Abandoned(now, self.producer, lp, code.value))
+        due = self.core.due_ms()
+        if due is not None and (self._waking < world.engine.now or due < self._waking):
+            self._waking = max(due, world.engine.now + 1)
+            world.engine.at(self._waking, self._wake, self._waking)
+
+    def _confirm(self, lp: int, seq: int) -> None:
+        world = self.world
+        while seq:
+            msg = world.messages[self.producer, self.epoch, lp, seq]
+            if msg in world.confirmed:
+                break
+            self._confirm_message(msg)
+            seq -= 1
+
+    def _confirm_message(self, msg: int) -> None:
+        if msg not in self.world.confirmed:
+            self.world.confirmed.add(msg)
+            self.world.trace.append(events.Confirmed(self.world.engine.now, msg))
+
+    def _wake(self, time: int) -> None:
+        if time == self._waking:
+            self._waking = -1
+            self.core.tick(self.world.engine.now)
+            self._run()
+
+    def _request(self, pid: int, ticket: int, request: Produce) -> None:
+        world = self.world
+        partition = world.partitions.get(pid)
+        if partition is None:
+            answer = world.answer_for_missing(pid)
+            world.network.send((pid, self.producer), self._answered, request.epoch, ticket, answer)
+            return
+        partition.submit(
+            request,
+            lambda answer: world.network.send(
+                (pid, self.producer), self._answered, request.epoch, ticket, answer
+            ),
+        )
+
+    def _answered(self, epoch: int, ticket: int, answer: ProduceAnswer) -> None:
+        if epoch == self.epoch and self._opening is None:
+            self.core.on_answer(ticket, answer, self.world.engine.now)
+            self._run()
+
+    def _refresh(self, epoch: int) -> None:
+        world = self.world
+        if world.metadata.controller.acting is not None:
+            route = world.metadata.topic.route
+            world.network.send(("k", self.producer), self._refreshed, epoch, route)
+
+    def _refreshed(self, epoch: int, route: Route) -> None:
+        if epoch == self.epoch and self._opening is None:
+            self.core.on_route(route, self.world.engine.now)
+            self._run()
+
+    # A new session
+
+    def restart(self) -> None:
+        """The process is replaced: what was not confirmed is found out from source positions."""
+        if self._opening is not None:
+            return
+        self.epoch += 1
+        self._opening = {}
+        self._session_route = self.world.metadata.topic.route
+        self._covered: dict[int, bool] = {}
+        self._ask(self.epoch)
+
+    def _ask(self, epoch: int) -> None:
+        world = self.world
+        if epoch != self.epoch or self._opening is None:
+            return
+        self._session_route = world.metadata.topic.route
+        for span in self._session_route.spans:
+            if not all(lp in self._covered for lp in range(span.lo, span.hi)):
+                world.network.send((self.producer, span.pid), self._open, span.pid, epoch)
+        world.engine.after(TIMEOUT_MS, self._ask, epoch)
+
+    def _open(self, pid: int, epoch: int) -> None:
+        world = self.world
+        partition = world.partitions.get(pid)
+        if partition is not None:
+            partition.submit(
+                OpenProducer(self.producer, epoch),
+                lambda answer: world.network.send(
+                    (pid, self.producer), self._session_opened, pid, epoch, answer
+                ),
+            )
+
+    def _session_opened(self, pid: int, epoch: int, answer: Outcome) -> None:
+        if epoch != self.epoch or self._opening is None or pid not in self._session_route.pids:
+            return
+        if not isinstance(answer, ProducerAnswer) or answer.code is not Code.OK:
+            return
+        for lp, _, position in answer.stored:
+            self._opening[lp] = int(position)
+        span = self._session_route.span_of(pid)
+        self._covered.update(dict.fromkeys(range(span.lo, span.hi), True))
+        if len(self._covered) == self._session_route.logical:
+            self._resume(self._opening)
+
+    def _resume(self, stored: dict[int, int]) -> None:
+        self._opening = None
+        self.core = self._session()
+        for sourced in self.source:
+            if sourced.msg > stored.get(sourced.lp, -1):
+                self._send(sourced)
+            else:
+                self._confirm_message(sourced.msg)
+        self._run()
+
+
+class SimConsumer:
+    """One member of a group, with an application that takes its time and fails now and then."""
+
+    def __init__(self, world: World, group: str, member: str) -> None:
+        self.world = world
+        self.group = group
+        self.member = member
+        self.alive = True
+        self.paused_until = 0
+        self._waking = -1
+        self.core = GroupConsumer(
+            group,
+            member,
+            world.lane_hash,
+            lanes=world.plan.lanes,
+            window=WINDOW,
+            retries=RETRIES,
+            retry_ms=5,
+            ttl_ms=TTL_MS,
+            margin_ms=MARGIN_MS,
+            renew_ms=RENEW_MS,
+            timeout_ms=TIMEOUT_MS,
+        )
+        self.core.step(world.engine.now)
+        self._run()
+
+    def crash(self) -> None:
+        """The process is gone, with all that it knew."""
+        self.alive = False
+
+    def leave(self) -> None:
+        """The member leaves in order."""
+        self.core.leave(self.world.engine.now)
+        self._run()
+
+    def pause(self, until: int) -> None:
+        """The process stands still, and goes on as if nothing had been."""
+        self.paused_until = until
+
+    def _is_away(self, call: object, *arguments: object) -> bool:
+        """True when nothing happens now; a paused process sees it when it goes on."""
+        engine = self.world.engine
+        if self.alive and engine.now < self.paused_until:
+            engine.at(self.paused_until, call, *arguments)  # type: ignore[arg-type]
+            return True
+        return not self.alive
+
+    def _run(self) -> None:
+        world = self.world
+        now = world.engine.now
+        for action in self.core.take_actions():
+            match action:
+                case consuming.SendHeartbeat(heartbeat):
+                    seat = world.metadata.groups[self.group]
+                    world.network.send((self.member, self.group), seat.on_heartbeat, heartbeat)
+                case Fetch():
+                    world.network.send((self.member, action.pid), self._fetch, action)
+                case Handle():
+                    self._handle(action)
+                case Request():
+                    world.network.send((self.member, action.pid), self._request, action)
+                case consuming.Ignore():
+                    pass
+        due = max(self.core.due_ms(now), now + 1)
+        if self._waking <= now or due < self._waking:
+            self._waking = due
+            world.engine.at(due, self._wake, due)
+
+    def _wake(self, time: int) -> None:
+        if time != self._waking or self._is_away(self._wake, time):
+            return
+        self._waking = -1
+        self.core.step(self.world.engine.now)
+        self._run()
+
+    def on_leases(self, leases: Leases) -> None:
+        """The answer to a heartbeat arrived."""
+        if not self._is_away(self.on_leases, leases):
+            self.core.on_leases(leases, self.world.engine.now)
+            self._run()
+
+    def _fetch(self, fetch: Fetch) -> None:
+        world = self.world
+        partition = world.partitions.get(fetch.pid)
+        if partition is not None:
+            partition.fetch(
+                fetch,
+                self.group,
+                lambda answer: world.network.send(
+                    (fetch.pid, self.member), self._fetched, fetch, answer
+                ),
+            )
+
+    def _fetched(self, fetch: Fetch, answer: FetchAnswer) -> None:
+        if not self._is_away(self._fetched, fetch, answer):
+            self.core.on_fetched(fetch, answer, self.world.engine.now)
+            self._run()
+
+    def _request(self, request: Request) -> None:
+        world = self.world
+        partition = world.partitions.get(request.pid)
+        if partition is not None:
+            partition.submit(
+                request.command,
+                lambda answer: world.network.send(
+                    (request.pid, self.member), self._answered, request, answer
+                ),
+            )
+
+    def _answered(self, request: Request, answer: AckAnswer | ParkAnswer) -> None:
+        if not self._is_away(self._answered, request, answer):
+            self.core.on_answer(request, answer, self.world.engine.now)
+            self._run()
+
+    def _handle(self, handle: Handle) -> None:
+        world, record = self.world, handle.record
+        held = self.core.held[handle.pid]
+        if isinstance(record, ParkedEntry):
+            pid, version, parked = record.pid, record.version, True
+        else:
+            pid, parked = handle.pid, False
+            version = world.created_version(pid)
+        world.trace.append(
+            events.Deliver(
+                world.engine.now,
+                self.group,
+                held.group_epoch,
+                pid,
+                record.offset,
+                version,
+                handle.key,
+                int(record.message),
+                self.member,
+                handle.epoch,
+                handle.pid,
+                parked,
+            )
+        )
+        token = (held.group_epoch, version, record.offset)
+        world.engine.after(world.handling_ms(), self._handled, handle, token)
+
+    def _handled(self, handle: Handle, token: tuple[int, int, int]) -> None:
+        if self._is_away(self._handled, handle, token):
+            return
+        world = self.world
+        ok = not world.fails(self.group, int(handle.record.message))
+        if ok:
+            world.sink(self.group, handle.key, int(handle.record.message), token)
+        self.core.on_handled(handle, ok, world.engine.now)
+        self._run()

@@ -1,0 +1,348 @@
+"""Acts on a topic while a run goes: load, changes, operators and faults.
+
+Each kind comes by itself, at times of its own. `heal` ends all faults, and leaves operators at work
+who have nothing but the end in mind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from convoymq.sim.topics.clients import SimConsumer
+from convoymq.sim.topics.metadata import TTL_MS
+from convoymq.sim.topics.partitions import SimPartition
+from convoymq.topics.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
+from convoymq.topics.commands import EARLIEST, LATEST, AcceptLoss, ResumeParked, SkipParked, Trim
+from convoymq.topics.group import Seek
+from convoymq.topics.lineage import PartitionState
+from convoymq.topics.topic import Abort, Begin, DeclareLost, Delete, Retire
+
+if TYPE_CHECKING:
+    from convoymq.sim.topics.world import World
+
+VERSIONS_MAX = 14
+OPERATOR_MS = 40
+
+
+class Operations:
+    """Everything that a run does of itself."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.engine = world.engine
+        self.sent = 0
+        self._members = 0
+        self._changes = 0
+        self._quick: list[int] = []
+        """Partitions that are to be sealed again at once."""
+        self._never_back: set[int] = set()
+
+    def begin(self) -> None:
+        """Starts the load and whatever the plan has."""
+        plan, engine = self.world.plan, self.engine
+        for group in self.world.metadata.groups:
+            for _ in range(plan.members):
+                engine.after(engine.draw(0, 30), self.join, group)
+        engine.after(1, self._produce)
+        self._every(40, 160, self._change)
+        self._every(OPERATOR_MS, OPERATOR_MS, self._operate)
+        faults: dict[str, tuple[int, int, Callable[[], None]]] = {
+            "leader": (30, 150, self._crash_leader),
+            "controller": (60, 200, self._crash_controller),
+            "coordinator": (60, 200, self._crash_coordinator),
+            "consumer": (80, 300, self._crash_consumer),
+            "pause": (100, 300, self._pause_consumer),
+            "seek": (300, 700, self._seek),
+            "outage": (200, 500, self._outage),
+            "cutoff": (200, 500, self._cut_off),
+            "silent": (100, 300, self._silence),
+            "trim": (150, 400, self._trim),
+            "restart": (150, 500, self._restart_producer),
+            "lanes": (50, 200, self._change_lanes),
+        }
+        for kind, (low, high, call) in faults.items():
+            if plan.has(kind):
+                self._every(low, high, call)
+
+    def _every(self, low: int, high: int, call: Callable[[], None]) -> None:
+        def again() -> None:
+            call()
+            if self.world.chaos or call == self._operate:
+                self.engine.after(self.engine.draw(low, high), again)
+
+        self.engine.after(self.engine.draw(low, high), again)
+
+    def _produce(self) -> None:
+        world, plan = self.world, self.world.plan
+        if self.sent >= plan.messages or not world.chaos:
+            return
+        for _ in range(self.engine.draw(1, 3)):
+            key = b"k%d" % self.engine.draw(0, plan.keys - 1)
+            self.sent += 1
+            producer = world.producers[self.engine.draw(0, plan.producers - 1)]
+            producer.produce(self.sent, key)
+        gap = max(1, plan.chaos_ms * 2 // plan.messages)
+        self.engine.after(self.engine.draw(1, 2 * gap), self._produce)
+
+    # Members
+
+    def join(self, group: str) -> None:
+        """A new member of a group."""
+        self._members += 1
+        member = f"{group}m{self._members}"
+        self.world.consumers[member] = SimConsumer(self.world, group, member)
+
+    def _alive(self) -> list[SimConsumer]:
+        return [consumer for consumer in self.world.consumers.values() if consumer.alive]
+
+    def _crash_consumer(self) -> None:
+        alive = self._alive()
+        if not self.world.chaos or not alive:
+            return
+        consumer = self.engine.random.choice(alive)
+        if self.engine.chance(0.3):
+            self.world.fault("leave", consumer.member)
+            consumer.leave()
+            self.engine.after(TTL_MS, consumer.crash)
+        else:
+            self.world.fault("consumer", consumer.member)
+            consumer.crash()
+        self.engine.after(self.engine.draw(5, 150), self.join, consumer.group)
+
+    def _pause_consumer(self) -> None:
+        alive = self._alive()
+        if self.world.chaos and alive:
+            consumer = self.engine.random.choice(alive)
+            self.world.fault("pause", consumer.member)
+            consumer.pause(self.engine.now + self.engine.draw(20, 2 * TTL_MS))
+
+    def _change_lanes(self) -> None:
+        alive = self._alive()
+        if self.world.chaos and alive:
+            consumer = self.engine.random.choice(alive)
+            lanes = self.engine.draw(1, 5)
+            self.world.fault("lanes", f"{consumer.member} {lanes}")
+            consumer.core.set_lanes(lanes)
+
+    # Changes
+
+    def _change(self) -> None:
+        topic = self.world.metadata.topic
+        if not self.world.chaos:
+            return
+        running = topic.running
+        if running is not None:
+            aborts = self.world.plan.has("abort") and running.phase in (
+                Phase.PREPARED,
+                Phase.TARGETS_READY,
+            )
+            if aborts and self.engine.chance(0.5):
+                self.world.fault("abort", running.change_id)
+                self.world.metadata.controller.log.propose(Abort(running.change_id))
+            return
+        if topic.route.version < VERSIONS_MAX and self.world.metadata.controller.acting is not None:
+            planned = self.draw_change()
+            if planned is not None:
+                self._propose_change(planned)
+
+    def _propose_change(self, planned: Change) -> None:
+        kind, sources = planned.kind.value, planned.sources
+        self.world.fault(kind, f"{sources} to {[span.pid for span in planned.targets]}")
+        self.world.metadata.controller.log.propose(Begin(planned))
+        if self.world.plan.has("empty") and self.engine.chance(0.5):
+            self.engine.after(self.engine.draw(1, 30), self._change)
+        if self.world.plan.has("abort") and self.engine.chance(0.3):
+            self.engine.after(self.engine.draw(3, 12), self._change)
+        if self.world.plan.has("outage") and self.engine.chance(0.05):
+            self.world.unbuildable.add(planned.targets[0].pid)
+
+    def draw_change(self) -> Change | None:
+        """A random change of the newest route that the plan has."""
+        topic, random, plan = self.world.metadata.topic, self.engine.random, self.world.plan
+        route = topic.route
+        self._changes += 1
+        name = f"c{self._changes}"
+        kinds = [kind for kind in ("split", "merge", "move") if plan.has(kind)]
+        kind = random.choice(kinds) if kinds else ""
+        wide = [span for span in route.spans if span.width >= 2]
+        if kind == "split" and wide:
+            span = random.choice(wide)
+            cuts = sorted(
+                random.sample(
+                    range(span.lo + 1, span.hi), min(span.width - 1, random.choice((1, 1, 2)))
+                )
+            )
+            return plan_split(route, span.pid, cuts, topic.next_pid, name)
+        if kind == "merge" and len(route.spans) >= 2:
+            count = min(len(route.spans), random.choice((2, 2, 3)))
+            first = random.randrange(len(route.spans) - count + 1)
+            pids = route.pids[first : first + count]
+            return plan_merge(route, pids, topic.next_pid, name)
+        if kind == "move":
+            rebucket = random.random() < 0.2
+            how = Kind.REBUCKET if rebucket else Kind.MOVE
+            return plan_move(route, random.choice(route.pids), topic.next_pid, name, how)
+        return None
+
+    # Faults
+
+    def _draw_partition(self, *, newest: bool = True) -> SimPartition | None:
+        world = self.world
+        pids = world.metadata.topic.route.pids if newest else tuple(world.partitions)
+        partition = world.partitions.get(self.engine.random.choice(pids))
+        return partition if world.chaos else None
+
+    def _crash_leader(self) -> None:
+        partition = self._draw_partition(newest=self.engine.chance(0.6))
+        if partition is not None and partition.serves:
+            self.world.fault("leader", partition.pid)
+            partition.crash(self.engine.draw(5, 60))
+
+    def _crash_controller(self) -> None:
+        if self.world.chaos:
+            self.world.fault("controller", "")
+            zombie = self.engine.chance(0.4)
+            self.world.metadata.controller.crash(self.engine.draw(1, 80), zombie=zombie)
+
+    def _crash_coordinator(self) -> None:
+        if self.world.chaos:
+            seat = self.engine.random.choice(list(self.world.metadata.groups.values()))
+            self.world.fault("coordinator", seat.state.name)
+            seat.crash(self.engine.draw(1, 80), zombie=self.engine.chance(0.4))
+
+    def _outage(self) -> None:
+        partition = self._draw_partition()
+        if partition is not None and not partition.dark:
+            world = self.world
+            world.fault("outage", partition.pid)
+            world.may_accept(partition)
+            partition.go_dark()
+            self.engine.after(self.engine.draw(40, 100), self._go_round, partition.pid)
+            if self.engine.chance(0.2):
+                self._never_back.add(partition.pid)
+            else:
+                self.engine.after(self.engine.draw(60, 500), self._come_back, partition)
+
+    def _come_back(self, partition: SimPartition) -> None:
+        if partition.dark or partition.cut:
+            self.world.fault("return", partition.pid)
+            partition.come_back()
+
+    def _cut_off(self) -> None:
+        partition = self._draw_partition()
+        if partition is not None and not partition.dark and not partition.cut:
+            world = self.world
+            world.fault("cutoff", partition.pid)
+            world.may_accept(partition)
+            partition.cut = True
+            self.engine.after(self.engine.draw(1, 20), self._go_round, partition.pid)
+            self.engine.after(self.engine.draw(60, 400), self._come_back, partition)
+
+    def _go_round(self, pid: int) -> None:
+        """An operator has a partition moved whose server does not answer."""
+        world, topic = self.world, self.world.metadata.topic
+        partition = world.partitions.get(pid)
+        if partition is None or not (partition.dark or partition.cut) or not world.chaos:
+            return
+        change = topic.running
+        if change is None and pid in topic.route.pids:
+            self._changes += 1
+            name = f"c{self._changes}"
+            self._propose_change(plan_move(topic.route, pid, topic.next_pid, name))
+        elif change is not None and change.phase is Phase.SEALING and pid in change.sources:
+            world.leases.give_up(pid)
+        self.engine.after(self.engine.draw(5, 40), self._go_round, pid)
+
+    def _silence(self) -> None:
+        partition = self._draw_partition()
+        if partition is not None:
+            self.world.fault("silent", partition.pid)
+            partition.silent = True
+            self.engine.after(self.engine.draw(100, 400), self._hear, partition)
+
+    @staticmethod
+    def _hear(partition: SimPartition) -> None:
+        partition.silent = False
+
+    def _trim(self) -> None:
+        partition = self._draw_partition(newest=False)
+        if partition is not None and partition.serves and not partition.blocked:
+            start = self.engine.draw(1, max(1, partition.machine.end_offset))
+            self.world.fault("trim", f"{partition.pid} to {start}")
+            partition.submit(Trim(start, self.world.plan.weak), lambda answer: None)
+
+    def _restart_producer(self) -> None:
+        # Source positions are not known where a partition was sealed from outside.
+        if self.world.chaos and not self.world.plan.kinds & {"outage", "cutoff"}:
+            producer = self.engine.random.choice(self.world.producers)
+            self.world.fault("restart", producer.producer)
+            producer.restart()
+
+    def _seek(self) -> None:
+        world = self.world
+        if not world.chaos:
+            return
+        topic = world.metadata.topic
+        lineage = topic.lineage
+        seat = self.engine.random.choice(list(world.metadata.groups.values()))
+        oldest, latest = topic.oldest_version, lineage.latest.version
+        version = self.engine.draw(oldest, latest)
+        start = LATEST if version == latest and self.engine.chance(0.3) else EARLIEST
+        starts = dict.fromkeys(lineage.route(version).pids, start)
+        world.fault("seek", f"{seat.state.name} to {version}")
+        seat.log.propose(Seek(seat.state.group_epoch, version, starts))
+
+    # Operators
+
+    def _operate(self) -> None:
+        """Looks at parked keys, expired data, partitions to delete and lost ones."""
+        world = self.world
+        for partition in list(world.partitions.values()):
+            if partition.serves and not partition.blocked:
+                self._look_at(partition)
+        topic, controller = world.metadata.topic, world.metadata.controller
+        if controller.acting is None:
+            return
+        if world.plan.has("trim") or world.plan.has("empty"):
+            if self.engine.chance(0.3):
+                controller.log.propose(Retire())
+            retired = [
+                pid
+                for pid, partition in topic.lineage.partitions.items()
+                if partition.state is PartitionState.RETIRED
+            ]
+            if retired and self.engine.chance(0.3):
+                controller.log.propose(Delete(frozenset(retired[:2])))
+        if not world.chaos:
+            for pid in topic.unknown_ends():
+                if pid in self._never_back:
+                    controller.log.propose(DeclareLost(pid))
+
+    def _look_at(self, partition: SimPartition) -> None:
+        random = self.engine.random
+        for name, own in partition.machine.groups.items():
+            if own.handed_over:
+                continue
+            if own.expired:
+                partition.submit(AcceptLoss(name), lambda answer: None)
+            for key, parked in own.parked.keys.items():
+                roll = random.random()
+                if roll < 0.05 and not parked.resuming:
+                    skip = SkipParked(name, key, parked.entries[0].token)
+                    partition.submit(skip, lambda answer: None)
+                elif not parked.resuming and (roll < 0.3 or not self.world.chaos):
+                    partition.submit(ResumeParked(name, key), lambda answer: None)
+
+    def heal(self) -> None:
+        """Everything that can come back does."""
+        world, topic = self.world, self.world.metadata.topic
+        for partition in list(world.partitions.values()):
+            partition.silent = False
+            lost = partition.pid in self._never_back and partition.pid in topic.unknown_ends()
+            if (partition.dark or partition.cut) and not lost:
+                partition.come_back()
+        self._never_back &= set(topic.unknown_ends())
+        for group in world.metadata.groups:
+            if not any(c.group == group and not c.core.leaves for c in self._alive()):
+                self.join(group)

@@ -1,0 +1,320 @@
+"""A simulated physical partition: the real state machine behind a replicated log.
+
+What a leader has appended commits a little later, all at once. When a leader is lost, a prefix of
+what was not committed survives, nobody is answered, and the next leader starts from a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from convoymq.sim.topics import events
+from convoymq.topics.answers import (
+    AckAnswer,
+    Answer,
+    FetchAnswer,
+    LossAnswer,
+    ParkAnswer,
+    ProduceAnswer,
+    Record,
+    SealAnswer,
+)
+from convoymq.topics.commands import (
+    Ack,
+    Command,
+    DoneParked,
+    HandOver,
+    Lease,
+    Open,
+    OpenCursor,
+    Park,
+    Produce,
+    Seal,
+    SkipParked,
+)
+from convoymq.topics.consumer import Fetch
+from convoymq.topics.lineage import PartitionState
+from convoymq.topics.partition import Outcome, PartitionMachine
+from convoymq.topics.refusals import Code
+
+if TYPE_CHECKING:
+    from convoymq.sim.topics.world import World
+
+Reply = Callable[[Outcome], None]
+FetchReply = Callable[[FetchAnswer], None]
+
+
+class SimPartition:
+    """One physical partition and its leader."""
+
+    def __init__(self, world: World, pid: int, lo: int, hi: int, version: int) -> None:
+        self.world = world
+        self.pid = pid
+        self.machine = self._machine(lo, hi, version)
+        self.log: dict[int, Record] = {}
+        self.up = True
+        self.dark = False
+        """The server is dead: nobody reaches it."""
+        self.cut = False
+        """The server does not reach the controller."""
+        self.silent = False
+        """Requests to seal it are not heard."""
+        self._pending: list[tuple[Command, Reply]] = []
+        self._committing = False
+        self._life = 0
+        self._fetches: list[tuple[Fetch, str, FetchReply]] = []
+        self._reported: set[tuple[str, int]] = set()
+
+    def _machine(self, lo: int, hi: int, version: int) -> PartitionMachine:
+        return PartitionMachine(self.pid, lo, hi, version, lp_of=self.world.lp_of)
+
+    @property
+    def serves(self) -> bool:
+        """Returns whether somebody answers."""
+        return self.up and not self.dark
+
+    def submit(self, command: Command, reply: Reply) -> None:
+        """A request to the leader arrived."""
+        if not self.serves:
+            return
+        if isinstance(command, Produce):
+            if self.blocked or not self.world.may_accept(self):
+                reply(ProduceAnswer(Code.NOT_LEADER))
+                return
+        elif self.blocked and not isinstance(command, Seal):
+            return
+        self._pending.append((command, reply))
+        if not self._committing:
+            self._committing = True
+            self.world.engine.after(self.world.engine.draw(1, 3), self._commit, self._life)
+
+    def _commit(self, life: int) -> None:
+        if life != self._life:
+            return
+        self._committing = False
+        pending, self._pending = self._pending, []
+        for command, reply in pending:
+            reply(self._apply(command))
+        self._report_drained()
+        self._answer_fetches()
+
+    def _apply(self, command: Command) -> Outcome:
+        machine = self.machine
+        was_open = machine.state is PartitionState.OPEN
+        acked_before = self._acked_before(command)
+        head = self._head(command)
+        begins = self._begins(command)
+        answer = machine.apply(command)
+        if begins:
+            self._trace_begin(command)
+        if self.world.checks_machines:
+            machine.check_invariants()
+        self._trace(command, answer, was_open, acked_before, head)
+        return answer
+
+    def _acked_before(self, command: Command) -> bool:
+        if isinstance(command, Ack | Park):
+            own = self.machine.groups.get(command.group)
+            offset = command.offsets[0] if isinstance(command, Ack) else command.offset
+            return own is None or offset in own.cursor
+        return False
+
+    def _begins(self, command: Command) -> bool:
+        """Returns whether a group begins here by its position, and not at the first offset."""
+        if not isinstance(command, OpenCursor):
+            return False
+        own = self.machine.groups.get(command.group)
+        return self.machine.state is not PartitionState.CREATING and (
+            own is None or own.group_epoch < command.group_epoch
+        )
+
+    def _trace_begin(self, command: Command) -> None:
+        assert isinstance(command, OpenCursor)
+        start = command.start
+        if not start:
+            return
+        gen = command.group_epoch
+        first = self.machine.groups[command.group].cursor.watermark
+        now = self.world.engine.now
+        self.world.trace.append(
+            events.Loss(now, command.group, gen, self.pid, 0, first, "position")
+        )
+
+    def _head(self, command: Command) -> bytes:
+        if isinstance(command, DoneParked | SkipParked):
+            own = self.machine.groups.get(command.group)
+            parked = own.parked.keys.get(command.key) if own is not None else None
+            return parked.entries[0].message if parked is not None else b""
+        return b""
+
+    def _trace(
+        self, command: Command, answer: Outcome, was_open: bool, acked_before: bool, head: bytes
+    ) -> None:
+        world, machine, now = self.world, self.machine, self.world.engine.now
+        trace = world.trace.append
+        match command:
+            case Produce() if isinstance(answer, ProduceAnswer):
+                message = world.message_of(command)
+                if answer.code is Code.OK:
+                    self.log[answer.offset] = Record(
+                        answer.offset,
+                        command.lp,
+                        command.key,
+                        command.producer,
+                        command.epoch,
+                        command.seq,
+                        b"%d" % message,
+                    )
+                    version = machine.created_version
+                    trace(events.Stored(now, message, self.pid, version, answer.offset))
+                elif answer.code is not Code.DUPLICATE:
+                    trace(events.Rejected(now, message, self.pid, answer.code.value))
+            case Ack() if isinstance(answer, AckAnswer):
+                if answer.code is Code.OK and not acked_before:
+                    for offset in command.offsets:
+                        trace(
+                            events.Ack(
+                                now,
+                                command.group,
+                                command.group_epoch,
+                                self.pid,
+                                offset,
+                                machine.groups[command.group].member,
+                                command.epoch,
+                            )
+                        )
+            case Lease() if answer.code is Code.OK:
+                epoch = command.epoch
+                if world.granted(command.group, self.pid, epoch):
+                    trace(events.Grant(now, command.group, self.pid, command.member, epoch))
+            case Seal() if isinstance(answer, SealAnswer):
+                if was_open and answer.close_offset >= 0:
+                    trace(events.Sealed(now, self.pid, answer.close_offset))
+            case Open() if answer.code is Code.OK:
+                if not was_open and machine.end_offset == 1:
+                    trace(events.Opened(now, self.pid, machine.created_version))
+            case Park() | DoneParked() | SkipParked() if isinstance(answer, ParkAnswer):
+                self._trace_parked(command, answer, head)
+            case _ if isinstance(answer, LossAnswer):
+                for group, first, end in answer.losses:
+                    gen = machine.groups[group].group_epoch
+                    trace(events.Loss(now, group, gen, self.pid, first, end, "expired"))
+
+    def _trace_parked(
+        self, command: Park | DoneParked | SkipParked, answer: ParkAnswer, head: bytes
+    ) -> None:
+        if answer.code is not Code.OK:
+            return
+        now, trace, group = self.world.engine.now, self.world.trace.append, command.group
+        gen = self.machine.groups[group].group_epoch
+        if isinstance(command, Park):
+            message = int(command.message)
+            offset, key, epoch = command.offset, command.key, command.epoch
+            trace(events.Park(now, group, gen, self.pid, offset, key, message, epoch))
+        elif isinstance(command, SkipParked) or not command.failed:
+            skipped = isinstance(command, SkipParked)
+            trace(events.Unpark(now, group, gen, command.key, int(head), skipped))
+
+    # Reads
+
+    def fetch(self, fetch: Fetch, group: str, reply: FetchReply) -> None:
+        """An owner asks for messages."""
+        if self.serves and not self.blocked and not self._answer_fetch(fetch, group, reply):
+            self._fetches.append((fetch, group, reply))
+
+    def _answer_fetches(self) -> None:
+        waiting, self._fetches = self._fetches, []
+        for fetch, group, reply in waiting:
+            if not self._answer_fetch(fetch, group, reply):
+                self._fetches.append((fetch, group, reply))
+
+    def _answer_fetch(self, fetch: Fetch, group: str, reply: FetchReply) -> bool:
+        machine = self.machine
+        code = machine.check_fetch(group, fetch.group_epoch, fetch.epoch)
+        if code is not Code.OK:
+            reply(FetchAnswer(code))
+            return True
+        own = machine.groups[group]
+        view = None
+        if fetch.offset < 0 or fetch.park_version < own.park_version:
+            view = machine.view(group)
+        offsets, next_offset = machine.unread(group, fetch.offset, fetch.count)
+        if not offsets and view is None:
+            return False
+        records = tuple(self.log[offset] for offset in offsets)
+        reply(FetchAnswer(Code.OK, records, next_offset, view))
+        return True
+
+    def ask_drained(self, group: str, group_epoch: int) -> None:
+        """A coordinator asks."""
+        if self.serves and not self.blocked:
+            self._reported.discard((group, group_epoch))
+            self._report_drained()
+
+    def _report_drained(self) -> None:
+        for name, own in self.machine.groups.items():
+            report = (name, own.group_epoch)
+            if report not in self._reported and self.machine.drained(name):
+                self._reported.add(report)
+                self.world.metadata.report_drained(self.pid, name, own.group_epoch)
+
+    def ask_sealed(self, reply: Callable[[SealAnswer], None]) -> None:
+        """A controller asks; only a sealed partition answers."""
+        machine = self.machine
+        if self.serves and machine.state is PartitionState.SEALED:
+            by = machine.sealed_by
+            reply(SealAnswer(Code.SEALED_BY, machine.close_offset, machine.dedup.pack(), by))
+
+    # Faults
+
+    def crash(self, election_ms: int) -> None:
+        """The leader is lost; the next one comes after an election."""
+        if not self.up:
+            return
+        self._lose_leader()
+        self.up = False
+        self.world.engine.after(election_ms, self._elect, self._life)
+
+    def _lose_leader(self) -> None:
+        kept = self.world.engine.draw(0, len(self._pending))
+        pending, self._pending = self._pending[:kept], []
+        for command, _ in pending:
+            self._apply(command)
+        self._committing = False
+        self._life += 1
+        self._fetches.clear()
+        self._reported.clear()
+
+    def _elect(self, life: int) -> None:
+        if life != self._life:
+            return
+        self.up = True
+        old = self.machine
+        self.machine = self._machine(old.lo, old.hi, old.created_version)
+        self.machine.restore(old.snapshot())
+        assert self.machine.state_hash() == old.state_hash(), "a snapshot lost state"
+        self._report_drained()
+
+    def go_dark(self) -> None:
+        """The server dies for long."""
+        self._lose_leader()
+        self.up, self.dark = True, True
+
+    def come_back(self) -> None:
+        """The server is there again. It asks the controller before it serves: see `blocked`."""
+        self.dark = self.cut = False
+
+    @property
+    def blocked(self) -> bool:
+        """Returns whether the server knows that it was sealed from outside, and waits for CLOSE."""
+        return not self.cut and self.pid in self.world.metadata.blocked
+
+    def hand_over_or_ask(self, command: HandOver | OpenCursor | Lease, reply: Reply) -> None:
+        """Takes commands of coordinators; a leader answers NOT_DRAINED without logging anything."""
+        if isinstance(command, HandOver) and self.serves:
+            own = self.machine.groups.get(command.group)
+            if own is not None and not self.machine.drained(command.group):
+                reply(Answer(Code.NOT_DRAINED))
+                return
+        self.submit(command, reply)

@@ -1,0 +1,248 @@
+"""One run: an ordered topic, its clients, and everything that goes wrong; then quiet, and the end.
+
+**Chaos**: producers publish, groups consume, partitions split, merge and move, and faults come.
+**Quiet**: everything heals; what is left must be stored, changed, advanced, acknowledged and
+released from the park log within `QUIET_MS`. Then the referee reads the trace.
+"""
+
+from __future__ import annotations
+
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from convoymq.sim.topics import events
+from convoymq.sim.topics.clients import SimConsumer, SimProducer
+from convoymq.sim.topics.engine import Engine, Network
+from convoymq.sim.topics.metadata import SimMetadata
+from convoymq.sim.topics.operations import Operations
+from convoymq.sim.topics.partitions import SimPartition
+from convoymq.sim.topics.plan import Plan, draw_plan
+from convoymq.sim.topics.referee import find_violations
+from convoymq.sim.world import Result
+from convoymq.topics import hashing
+from convoymq.topics.answers import ProduceAnswer
+from convoymq.topics.commands import Open, Produce
+from convoymq.topics.lineage import Mode, PartitionState
+from convoymq.topics.refusals import Code
+from convoymq.topics.routes import first_route
+from convoymq.topics.server_lease import ServerLeases
+
+QUIET_MS = 12_000
+QUIET_STEP_MS = 50
+SERVER_TTL_MS = 120
+SERVER_MARGIN_MS = 10
+LOSS = 0.03
+REPEAT = 0.03
+TAIL_LINES = 400
+
+
+class NotQuiet(AssertionError):
+    """Something did not come to its end after everything had healed."""
+
+
+class World:
+    """A topic under test."""
+
+    def __init__(self, plan: Plan, *, checks_machines: bool = False) -> None:
+        self.plan = plan
+        self.checks_machines = checks_machines
+        self.engine = Engine(plan.seed)
+        self.network = Network(
+            self.engine,
+            loss=LOSS if plan.has("loss") else 0.0,
+            repeat=REPEAT if plan.has("repeat") else 0.0,
+        )
+        self.trace: list[events.Event] = []
+        self.faults: Counter[str] = Counter()
+        self.chaos = True
+        self.messages: dict[tuple[int, int, int, int], int] = {}
+        """By producer, epoch, logical partition and sequence."""
+        self.confirmed: set[int] = set()
+        self._lps: dict[bytes, int] = {}
+        self._granted: dict[tuple[str, int], int] = {}
+        self._sinks: dict[tuple[str, bytes], tuple[int, int, int]] = {}
+        self._poison: dict[tuple[str, int], int] = {}
+        self._versions: dict[int, int] = {}
+        self.leases = ServerLeases(SERVER_TTL_MS, SERVER_MARGIN_MS)
+        self.partitions: dict[int, SimPartition] = {}
+        self.unbuildable: set[int] = set()
+        self.consumers: dict[str, SimConsumer] = {}
+        route = first_route(plan.logical, plan.partitions)
+        self.metadata = SimMetadata(self, route)
+        self._publish_first()
+        self.producers = [SimProducer(self, 1 + number) for number in range(plan.producers)]
+        self.operations = Operations(self)
+
+    def _publish_first(self) -> None:
+        route = self.metadata.topic.route
+        spans = tuple((span.lo, span.hi, span.pid) for span in route.spans)
+        self.trace.append(events.Published(0, 0, spans, "", (), route.pids, ()))
+        for span in route.spans:
+            self.create_partition(span.pid, span.lo, span.hi, 0)
+            partition = self.partitions[span.pid]
+            partition.machine.apply(Open("", 0, 0))
+            self.trace.append(events.Opened(0, span.pid, 0))
+        for number, dag in enumerate(self.plan.dag):
+            self.metadata.add_group(f"g{number}", Mode.DAG if dag else Mode.LINEAR)
+
+    # What the simulated parts ask
+
+    def lp_of(self, key: bytes) -> int:
+        """The logical partition of a key."""
+        lp = self._lps.get(key)
+        if lp is None:
+            lp = self._lps[key] = hashing.logical_partition(key, self.plan.logical)
+        return lp
+
+    @staticmethod
+    def lane_hash(key: bytes) -> int:
+        """The hash that makes lanes."""
+        return hashing.lane(key, 1 << 31)
+
+    def message_of(self, command: Produce) -> int:
+        """Returns the message that a request carries."""
+        return self.messages[command.producer, command.epoch, command.lp, command.seq]
+
+    def create_partition(self, pid: int, lo: int, hi: int, version: int) -> bool:
+        """A server creates a partition; False when it does not answer."""
+        if pid in self.unbuildable:
+            return False
+        if pid not in self.partitions:
+            self.partitions[pid] = SimPartition(self, pid, lo, hi, version)
+            self._versions[pid] = version
+        return True
+
+    def created_version(self, pid: int) -> int:
+        """The version that created a partition."""
+        return self._versions[pid]
+
+    def answer_for_missing(self, pid: int) -> ProduceAnswer:
+        """Returns the answer for a partition that was deleted, or never came to be."""
+        lineage = self.metadata.topic.lineage
+        known = lineage.partitions.get(pid)
+        if known is not None and known.state is PartitionState.DELETED:
+            return ProduceAnswer(Code.CLOSED, to_version=lineage.latest.version)
+        return ProduceAnswer(Code.STALE_ROUTE)
+
+    def may_accept(self, partition: SimPartition) -> bool:
+        """Returns whether a partition's server holds a lease from the controller."""
+        now, pid = self.engine.now, partition.pid
+        if not partition.cut and not partition.dark and self.leases.answer(pid, now):
+            self.leases.renewed(pid, now)
+        return self.leases.holds(pid, now)
+
+    def granted(self, group: str, pid: int, epoch: int) -> bool:
+        """Returns whether this lease is in force for the first time."""
+        first = epoch > self._granted.get((group, pid), 0)
+        if first:
+            self._granted[group, pid] = epoch
+        return first
+
+    def handling_ms(self) -> int:
+        """Draws the time that a handler takes."""
+        draw = self.engine.draw
+        return draw(5, 60) if self.plan.slow_handlers and self.chaos else draw(1, 6)
+
+    def fails(self, group: str, msg: int) -> bool:
+        """Returns whether a handler fails this time."""
+        if not self.plan.has("park"):
+            return False
+        left = self._poison.get((group, msg))
+        if left is None:
+            poisoned = self.chaos and self.engine.chance(0.06)
+            left = self._poison[group, msg] = self.engine.draw(1, 5) if poisoned else 0
+        if not left or not self.chaos:
+            return False
+        self._poison[group, msg] = left - 1
+        return True
+
+    def sink(self, group: str, key: bytes, msg: int, token: tuple[int, int, int]) -> None:
+        """An effect arrives at the sink, which keeps the latest token of each key."""
+        applied = token > self._sinks.get((group, key), (0, 0, 0))
+        if applied:
+            self._sinks[group, key] = token
+        gen, version, offset = token
+        now = self.engine.now
+        self.trace.append(events.Effect(now, group, gen, key, msg, version, offset, applied))
+
+    def fault(self, kind: str, what: object) -> None:
+        """Something was done to the topic."""
+        self.faults[kind] += 1
+        self.trace.append(events.Fault(self.engine.now, kind, str(what)))
+
+    # The run
+
+    def run(self) -> None:
+        """Chaos, quiet, and the referee. Raises AssertionError."""
+        self.operations.begin()
+        self.engine.at(0, self.metadata.tick)
+        self.engine.run(self.plan.chaos_ms)
+        self.chaos = False
+        self.network.heal()
+        self.operations.heal()
+        end = self.plan.chaos_ms + QUIET_MS
+        waits: str | None = "nothing was looked at"
+        while waits is not None and self.engine.now < end:
+            self.engine.run(self.engine.now + QUIET_STEP_MS)
+            waits = self.waits_for()
+        if violations := find_violations(self.trace, finished=waits is None):
+            raise AssertionError("; ".join(violations[:5]))
+        if waits is not None:
+            raise NotQuiet(waits)
+
+    def waits_for(self) -> str | None:
+        """Returns something that has not come to its end; None when everything has."""
+        topic = self.metadata.topic
+        for producer in self.producers:
+            if not producer.idle:
+                return f"producer {producer.producer} has messages that are not stored"
+        if topic.running is not None:
+            return f"change {topic.running} is running"
+        if topic.sealed_early or topic.unknown_ends():
+            return "partitions were sealed, and nothing came of it"
+        for name, seat in self.metadata.groups.items():
+            if seat.state.cv != topic.route.version:
+                return f"group {name} is at {seat.state.cv}, not at {topic.route.version}"
+            for pid in topic.route.pids:
+                machine = self.partitions[pid].machine
+                own = machine.groups.get(name)
+                if own is None or own.group_epoch != seat.state.group_epoch:
+                    return f"group {name} has no cursor in {pid}"
+                if own.cursor.watermark != machine.end_offset or own.parked.keys:
+                    return (
+                        f"group {name} has read {pid} up to {own.cursor.watermark} of"
+                        f" {machine.end_offset}, and has parked {sorted(own.parked.keys)}"
+                    )
+        return None
+
+
+def run_topic_seed(
+    seed: int,
+    faults: Collection[str] | None = None,
+    sink: Callable[[str], None] | None = None,
+    prepare: Callable[[World], None] | None = None,
+) -> Result:
+    """Runs one seed; a failure is in the result, with the tail of the trace."""
+    result = Result(seed)
+    world = World(draw_plan(seed, faults))
+    if prepare is not None:
+        prepare(world)
+    try:
+        world.run()
+    except Exception as error:
+        result.failure = f"{type(error).__name__}: {error}"
+        result.detail = traceback.format_exc()
+    result.simulated_us = world.engine.now * 1000
+    result.events = world.engine.events
+    result.digest = zlib.crc32(repr(world.trace).encode())
+    result.faults = world.faults
+    if sink is not None:
+        for event in world.trace:
+            sink(events.line_of(event))
+    result.tail = [events.line_of(event) for event in world.trace[-TAIL_LINES:]]
+    kinds = Counter(type(event).__name__.lower() for event in world.trace)
+    words = ("send", "stored", "published", "deliver", "ack", "park", "advance", "seek", "loss")
+    result.workload = {word: kinds[word] for word in words}
+    return result

@@ -1,0 +1,133 @@
+"""Answers of physical partitions: outcomes of commands, decided when they are applied.
+
+Codes are those of `refusals`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from convoymq.topics.order_token import OrderToken
+from convoymq.topics.refusals import Code
+from convoymq.topics.routes import Span
+
+
+class ParkedEntry(NamedTuple):
+    """A copy of a parked message and where it lay."""
+
+    version: int
+    offset: int
+    pid: int
+    message: bytes
+
+    @property
+    def token(self) -> OrderToken:
+        """The order token of the message."""
+        return OrderToken(self.version, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A code alone, for most commands."""
+
+    code: Code
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceAnswer:
+    """To a produce request. `expected` is the sequence that OUT_OF_SEQ waits for."""
+
+    code: Code
+    offset: int = -1
+    expected: int = 0
+    to_version: int = 0
+    targets: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SealAnswer:
+    """To a seal. `by` is the change that has sealed the partition."""
+
+    code: Code
+    close_offset: int = -1
+    dedup: bytes = b""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverAnswer:
+    """To a hand-over: what the group's cursors in the targets begin with."""
+
+    code: Code
+    state: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AckAnswer:
+    """To an acknowledgement. `drained`: the group has nothing left here."""
+
+    code: Code
+    drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ParkAnswer:
+    """To a command on a parked key. `live`: the key is parked no more; `head`: what comes next."""
+
+    code: Code
+    live: bool = False
+    head: ParkedEntry | None = None
+    version: int = 0
+    """Of the group's park set, after the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerAnswer:
+    """To a new producer session: (lp, last sequence, last source position) of what is stored."""
+
+    code: Code
+    stored: tuple[tuple[int, int, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """All that an owner must know before it hands anything out: see `partition.GroupCursor`."""
+
+    acked: tuple[int, ...]
+    """A packed cursor."""
+    parked: Mapping[bytes, ParkedEntry | None]
+    """Parked keys; those that resume with their heads."""
+    park_version: int
+    filter: Mapping[tuple[int, int, int], int]
+
+
+class Record(NamedTuple):
+    """A stored message, as an owner gets it."""
+
+    offset: int
+    lp: int
+    key: bytes
+    producer: int
+    epoch: int
+    seq: int
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswer:
+    """To a fetch. `view` is there when the owner's is older, or it has none."""
+
+    code: Code
+    records: tuple[Record, ...] = ()
+    next_offset: int = 0
+    view: GroupView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossAnswer:
+    """To what gives data up: (group, first offset, end offset) of what was not acknowledged."""
+
+    code: Code
+    losses: tuple[tuple[str, int, int], ...] = ()

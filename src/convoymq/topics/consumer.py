@@ -1,0 +1,537 @@
+"""A member of a consumer group: leases, key lanes and parking.
+
+Events come in as calls, requests come out of `take_actions`. A heartbeat renews all leases of the
+member; its answer lists them. A lease counts from when the heartbeat was sent, and `margin` before
+its end nothing is started any more.
+
+Within a partition, messages go to lanes by a hash of the key that has nothing to do with the one
+that made the logical partition. A lane handles one message at a time:
+
+    queued -> (its key is parked)     Park behind the key  -> answered -> next
+           -> (read before elsewhere) Ack                  -> answered -> next
+           -> Handle -> ok            Ack                  -> answered -> next
+                     -> failed        again, then Park     -> answered -> next
+
+The next message of a key is handed out only when the answer is there, so it never comes before the
+acknowledgement of the one before is in force (I14). A parked key that resumes is handled in the
+same lane, head by head.
+
+A revoked lease is released when its lanes have finished what they had begun; a lease that ended is
+given up at once, what still runs is not acknowledged.
+
+Source: ordered topics, sections 6.3, 9.2, 9.3 and 10.3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from convoymq.topics.answers import (
+    AckAnswer,
+    FetchAnswer,
+    GroupView,
+    ParkAnswer,
+    ParkedEntry,
+    Record,
+)
+from convoymq.topics.commands import Ack, DoneParked, Park
+from convoymq.topics.coordinator import MARGIN_MS, TTL_MS, Heartbeat, Leases
+from convoymq.topics.cursor import Cursor
+from convoymq.topics.refusals import Code
+
+LANES = 8
+WINDOW = 256
+RETRIES = 2
+RETRY_MS = 100
+RENEW_MS = 3_000
+TIMEOUT_MS = 1_000
+FETCH_TIMEOUTS = 4
+"""Timeouts that a fetch may wait for messages."""
+LOST = frozenset((Code.LEASE_FENCED, Code.NOT_VISIBLE))
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeat:
+    """Send to the coordinator."""
+
+    heartbeat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Ask the leader for messages. It may wait until there are some. `offset` -1: with a view."""
+
+    pid: int
+    group_epoch: int
+    epoch: int
+    offset: int
+    count: int
+    park_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Hand a message to the application; the outcome comes to `on_handled`."""
+
+    pid: int
+    epoch: int
+    lane: int
+    key: bytes
+    token_version: int
+    """0 unless parked: else the version that created the partition where the message lay."""
+    record: Record | ParkedEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """A message was read before, in a partition that was sealed from outside."""
+
+    pid: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Send a command to the leader of a partition; the answer comes to `on_answer`."""
+
+    pid: int
+    epoch: int
+    lane: int
+    number: int
+    command: Ack | Park | DoneParked
+
+
+Action = SendHeartbeat | Fetch | Handle | Ignore | Request
+
+
+@dataclass(slots=True)
+class Work:
+    """One message in a lane, or the head of a parked key."""
+
+    key: bytes
+    record: Record | ParkedEntry
+    failures: int = 0
+
+    @property
+    def parked(self) -> ParkedEntry | None:
+        """The entry, for the head of a parked key."""
+        return self.record if isinstance(self.record, ParkedEntry) else None
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One message at a time."""
+
+    queue: deque[Work] = field(default_factory=deque)
+    work: Work | None = None
+    """Work that was begun."""
+    running: bool = False
+    """The application has it."""
+    request: Request | None = None
+    """Waits for an answer."""
+    due_ms: int = 0
+    """Time at which a request is repeated, or a handler called again."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease that this member holds."""
+
+    pid: int
+    epoch: int
+    group_epoch: int
+    until_ms: int
+    lanes: list[Lane]
+    acked: Cursor = field(default_factory=Cursor)
+    parked: dict[bytes, ParkedEntry | None] = field(default_factory=dict)
+    park_version: int = -1
+    filter: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    next_offset: int = -1
+    fetch_due_ms: int = 0
+    fetching: bool = False
+    revoked: bool = False
+
+    @property
+    def busy(self) -> bool:
+        """True while something that was begun has no outcome."""
+        return any(lane.work is not None for lane in self.lanes)
+
+    @property
+    def queued(self) -> int:
+        """Returns the number of messages that wait or are being handled."""
+        return sum(len(lane.queue) + (lane.work is not None) for lane in self.lanes)
+
+
+class GroupConsumer:
+    """One member.
+
+    Args:
+        lane_hash: of a key; independent of the hash that makes logical partitions.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        member: str,
+        lane_hash: Callable[[bytes], int],
+        *,
+        lanes: int = LANES,
+        window: int = WINDOW,
+        retries: int = RETRIES,
+        retry_ms: int = RETRY_MS,
+        ttl_ms: int = TTL_MS,
+        margin_ms: int = MARGIN_MS,
+        renew_ms: int = RENEW_MS,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        self.group = group
+        self.member = member
+        self._lane_hash = lane_hash
+        self.lanes = lanes
+        self.window = window
+        self.retries = retries
+        self.retry_ms = retry_ms
+        self.ttl_ms = ttl_ms
+        self.margin_ms = margin_ms
+        self.renew_ms = renew_ms
+        self.timeout_ms = timeout_ms
+        self.held: dict[int, Held] = {}
+        self.leaves = False
+        self._over: dict[int, int] = {}
+        """The latest epoch of each partition that this member held and holds no more."""
+        self._releasing: dict[int, int] = {}
+        """Ended leases that the coordinator may not know to be over."""
+        self._told_ms: dict[int, int] = {}
+        """First times at which a heartbeat told of those."""
+        self._running: dict[tuple[int, int], int] = {}
+        """Handlers that run for leases that ended, by (partition, epoch)."""
+        self._answered_ms = -1
+        self._heartbeat_due_ms = 0
+        self._next_number = 1
+        self._actions: list[Action] = []
+
+    # What the coordinator, the partitions and the application say
+
+    def on_leases(self, answer: Leases, now_ms: int) -> None:
+        """The answer to a heartbeat; one that an earlier answer has overtaken says nothing."""
+        if answer.sent_ms <= self._answered_ms:
+            return
+        self._answered_ms = answer.sent_ms
+        until_ms = answer.sent_ms + self.ttl_ms - self.margin_ms
+        for pid, told_ms in list(self._told_ms.items()):
+            # What the coordinator has heard of, and lists no more, is over on both sides.
+            if told_ms <= answer.sent_ms and answer.leases.get(pid) != self._releasing[pid]:
+                del self._releasing[pid], self._told_ms[pid]
+        for pid in list(self.held):
+            if answer.leases.get(pid) != self.held[pid].epoch:
+                self._end(self.held[pid])
+        for pid, epoch in answer.leases.items():
+            held = self.held.get(pid)
+            if held is None:
+                if epoch <= self._over.get(pid, 0):
+                    self._releasing[pid] = epoch
+                    continue
+                if self._still_runs(pid):
+                    continue
+                lanes = [Lane() for _ in range(self.lanes)]
+                held = self.held[pid] = Held(pid, epoch, answer.group_epoch, 0, lanes)
+            held.until_ms = until_ms
+            # Once revoked it is given back: what waited in its lanes is gone.
+            held.revoked = held.revoked or pid in answer.revoked
+        self.step(now_ms)
+
+    def _still_runs(self, pid: int) -> bool:
+        return any(running for (of, _), running in self._running.items() if of == pid)
+
+    def on_fetched(self, fetch: Fetch, answer: FetchAnswer, now_ms: int) -> None:
+        """Messages arrived, or a refusal."""
+        held = self.held.get(fetch.pid)
+        if held is None or held.epoch != fetch.epoch or not held.fetching:
+            return
+        held.fetching = False
+        if answer.code is not Code.OK:
+            held.fetch_due_ms = now_ms + self.retry_ms
+            return
+        held.fetch_due_ms = now_ms
+        if answer.view is not None:
+            self._take_view(held, answer.view)
+        if fetch.offset == held.next_offset:
+            held.next_offset = answer.next_offset
+            if not held.revoked:
+                for record in answer.records:
+                    self._lane_of(held, record.key).queue.append(Work(record.key, record))
+        self.step(now_ms)
+
+    def _take_view(self, held: Held, view: GroupView) -> None:
+        if held.next_offset < 0:
+            held.acked = Cursor.load(view.acked)
+            held.filter = dict(view.filter)
+        if view.park_version < held.park_version:
+            return
+        held.park_version = view.park_version
+        held.parked = dict(view.parked)
+        for key, head in view.parked.items():
+            if head is not None:
+                self._queue_head(held, key, head)
+
+    def _queue_head(self, held: Held, key: bytes, head: ParkedEntry) -> None:
+        """The head of a key that resumes waits in its lane once."""
+        lane = self._lane_of(held, key)
+        works = [*lane.queue, lane.work]
+        if not any(w is not None and w.key == key and w.parked is not None for w in works):
+            lane.queue.append(Work(key, head))
+
+    def _lane_of(self, held: Held, key: bytes) -> Lane:
+        return held.lanes[self.lane_of(key, len(held.lanes))]
+
+    def lane_of(self, key: bytes, lanes: int) -> int:
+        """The lane of a key: always the same one, so that a key is handled in order."""
+        return self._lane_hash(key) % lanes
+
+    def on_handled(self, handle: Handle, ok: bool, now_ms: int) -> None:
+        """The application has finished with a message."""
+        held = self.held.get(handle.pid)
+        if held is None or held.epoch != handle.epoch:
+            self._handled_late(handle)
+            self.step(now_ms)
+            return
+        lane = held.lanes[handle.lane]
+        work = lane.work
+        assert work is not None
+        assert lane.running
+        lane.running = False
+        if not ok:
+            work.failures += 1
+        if not ok and work.failures <= self.retries:
+            lane.due_ms = now_ms + self.retry_ms
+        elif isinstance(work.record, ParkedEntry):
+            done = DoneParked(
+                self.group, held.group_epoch, held.epoch, work.key, work.record.token, not ok
+            )
+            self._request(held, lane, done, now_ms)
+        elif ok:
+            self._ack(held, lane, work.record, now_ms)
+        else:
+            self._park(held, lane, work.record, now_ms, follow=False)
+        self.step(now_ms)
+
+    def _handled_late(self, handle: Handle) -> None:
+        at = (handle.pid, handle.epoch)
+        self._running[at] -= 1
+        if not self._running[at]:
+            del self._running[at]
+
+    def on_answer(self, request: Request, answer: AckAnswer | ParkAnswer, now_ms: int) -> None:
+        """A partition answered a request."""
+        held = self.held.get(request.pid)
+        if held is None or held.epoch != request.epoch:
+            return
+        lane = held.lanes[request.lane] if request.lane < len(held.lanes) else None
+        if lane is None or lane.request is None or lane.request.number != request.number:
+            return
+        if answer.code in LOST:
+            self._end(held)
+            return
+        work = lane.work
+        assert work is not None
+        if answer.code is Code.PARK_FULL:
+            # The lane, and what is behind it, waits until an operator makes room.
+            lane.due_ms = now_ms + self.retry_ms
+            return
+        lane.request = lane.work = None
+        if isinstance(answer, ParkAnswer):
+            self._parked(held, lane, work, answer)
+        self.step(now_ms)
+
+    def _parked(self, held: Held, lane: Lane, work: Work, answer: ParkAnswer) -> None:
+        if answer.version >= held.park_version:
+            # An older answer says less than a view that has overtaken it. A newer one speaks of its
+            # own key only: what else changed since, the next view says.
+            if answer.version == held.park_version + 1:
+                held.park_version = answer.version
+            if answer.live:
+                held.parked.pop(work.key, None)
+            else:
+                held.parked[work.key] = answer.head
+        head = held.parked.get(work.key)
+        if answer.code is Code.NOT_PARKED and work.parked is None:
+            # The key was released meanwhile: the message is handed out as any other.
+            lane.queue.appendleft(work)
+        elif head is not None:
+            self._queue_head(held, work.key, head)
+
+    def leave(self, now_ms: int) -> None:
+        """Gives everything back and leaves the group."""
+        self.leaves = True
+        for held in self.held.values():
+            held.revoked = True
+        self._heartbeat_due_ms = now_ms
+        self.step(now_ms)
+
+    # What it does
+
+    def step(self, now_ms: int) -> None:
+        """Does whatever is possible now. Safe at any time, as often as wanted."""
+        for held in list(self.held.values()):
+            if held.revoked:
+                self._give_back(held, now_ms)
+            for number, lane in enumerate(held.lanes):
+                self._step_lane(held, number, lane, now_ms)
+            self._change_lanes(held)
+            self._fetch(held, now_ms)
+        if now_ms >= self._heartbeat_due_ms:
+            self._heartbeat_due_ms = now_ms + self.renew_ms
+            epochs = {pid: held.epoch for pid, held in self.held.items()}
+            epochs.update(self._running.keys())
+            released = {p: e for p, e in self._releasing.items() if (p, e) not in self._running}
+            for pid in released:
+                self._told_ms.setdefault(pid, now_ms)
+            beat = Heartbeat(self.member, now_ms, epochs, released, self.leaves)
+            self._actions.append(SendHeartbeat(beat))
+
+    def due_ms(self, now_ms: int) -> int:
+        """Returns the time at which `step` is due."""
+        times = [self._heartbeat_due_ms]
+        for held in self.held.values():
+            if self._may_fetch(held):
+                times.append(held.fetch_due_ms)
+            startable = self.may_start(held, now_ms)
+            times += [
+                lane.due_ms
+                for lane in held.lanes
+                if lane.request is not None
+                or (lane.work is not None and not lane.running and startable)
+            ]
+        return min(times)
+
+    def take_actions(self) -> list[Action]:
+        """Returns the actions that are due, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def may_start(self, held: Held, now_ms: int) -> bool:
+        """True while the lease holds for certain."""
+        return now_ms < held.until_ms
+
+    def _step_lane(self, held: Held, number: int, lane: Lane, now_ms: int) -> None:
+        if lane.request is not None:
+            if now_ms >= lane.due_ms:
+                lane.due_ms = now_ms + self.timeout_ms
+                self._actions.append(lane.request)
+            return
+        if lane.running or not self.may_start(held, now_ms):
+            return
+        if lane.work is not None:
+            if now_ms >= lane.due_ms:
+                self._start(held, number, lane, lane.work)
+            return
+        while lane.queue and lane.work is None and not held.revoked:
+            self._begin(held, number, lane, lane.queue.popleft(), now_ms)
+
+    def _begin(self, held: Held, number: int, lane: Lane, work: Work, now_ms: int) -> None:
+        record = work.record
+        if isinstance(record, ParkedEntry):
+            if held.parked.get(work.key) is not None:
+                lane.work = work
+                self._start(held, number, lane, work)
+            return
+        if record.offset in held.acked:
+            return
+        lane.work = work
+        if self.was_read_before(held, record):
+            self._actions.append(Ignore(held.pid, record))
+            self._ack(held, lane, record, now_ms)
+        elif self.is_parked(held, work.key):
+            self._park(held, lane, record, now_ms, follow=True)
+        else:
+            self._start(held, number, lane, work)
+
+    @staticmethod
+    def was_read_before(held: Held, record: Record) -> bool:
+        """True for a second copy of what a partition has that was sealed from outside."""
+        read = held.filter.get((record.producer, record.epoch, record.lp), 0)
+        return record.seq <= read
+
+    @staticmethod
+    def is_parked(held: Held, key: bytes) -> bool:
+        """True when messages of the key wait behind a failed one."""
+        return key in held.parked
+
+    def _start(self, held: Held, number: int, lane: Lane, work: Work) -> None:
+        lane.running = True
+        version = work.record.version if isinstance(work.record, ParkedEntry) else 0
+        handle = Handle(held.pid, held.epoch, number, work.key, version, work.record)
+        self._actions.append(handle)
+
+    def _ack(self, held: Held, lane: Lane, record: Record, now_ms: int) -> None:
+        command = Ack(self.group, held.group_epoch, held.epoch, (record.offset,))
+        self._request(held, lane, command, now_ms)
+
+    def _park(self, held: Held, lane: Lane, record: Record, now_ms: int, *, follow: bool) -> None:
+        command = Park(
+            self.group,
+            held.group_epoch,
+            held.epoch,
+            record.offset,
+            record.key,
+            record.lp,
+            record.message,
+            follow,
+        )
+        self._request(held, lane, command, now_ms)
+
+    def _request(
+        self, held: Held, lane: Lane, command: Ack | Park | DoneParked, now_ms: int
+    ) -> None:
+        number = self._next_number
+        self._next_number += 1
+        lane.request = Request(held.pid, held.epoch, held.lanes.index(lane), number, command)
+        lane.due_ms = now_ms + self.timeout_ms
+        self._actions.append(lane.request)
+
+    def _give_back(self, held: Held, now_ms: int) -> None:
+        """A revoked lease: nothing is begun; it is released when nothing runs."""
+        for lane in held.lanes:
+            lane.queue.clear()
+        if not held.busy:
+            self._end(held)
+            self._heartbeat_due_ms = now_ms
+
+    def _end(self, held: Held) -> None:
+        running = sum(lane.running for lane in held.lanes)
+        if running:
+            self._running[held.pid, held.epoch] = running
+        self._over[held.pid] = self._releasing[held.pid] = held.epoch
+        self._told_ms.pop(held.pid, None)
+        del self.held[held.pid]
+
+    def set_lanes(self, lanes: int) -> None:
+        """Another number of lanes; a partition takes it when its lanes are empty."""
+        self.lanes = lanes
+
+    def _change_lanes(self, held: Held) -> None:
+        if len(held.lanes) != self.lanes and self.lanes_are_empty(held):
+            held.lanes = [Lane() for _ in range(self.lanes)]
+
+    @staticmethod
+    def lanes_are_empty(held: Held) -> bool:
+        """True when keys may change their lanes."""
+        return held.queued == 0
+
+    def _may_fetch(self, held: Held) -> bool:
+        changing = len(held.lanes) != self.lanes
+        return not held.revoked and not changing and held.queued < self.window
+
+    def _fetch(self, held: Held, now_ms: int) -> None:
+        if not self._may_fetch(held) or now_ms < held.fetch_due_ms:
+            return
+        held.fetching = True
+        held.fetch_due_ms = now_ms + FETCH_TIMEOUTS * self.timeout_ms
+        count = self.window - held.queued
+        self._actions.append(
+            Fetch(
+                held.pid, held.group_epoch, held.epoch, held.next_offset, count, held.park_version
+            )
+        )

@@ -1,0 +1,430 @@
+"""Decides the next steps of a group, from replicated state and reports of partitions.
+
+A coordinator holds nothing that it could not learn again: its successor asks the partitions, and
+waits a whole lease before it takes anything from a member. Actions are repeated until their effect
+is seen, so each is safe twice.
+
+A change from version v is taken in these steps, each after the one before is answered:
+
+    all sources drained -> HandOver to each -> OpenCursor in the targets -> Advance -> Grant
+
+A hand-over freezes what the group has in a source; the targets' cursors begin with it. In linear
+mode only the change at the group's version is taken; in DAG mode every change whose sources are
+drained, and the version follows as far as changes are complete without a gap.
+
+A member counts its leases from when it sent the heartbeat that is answered; the coordinator counts
+from when it received it, and adds a margin.
+
+Source: ordered topics, sections 5, 6 and 9.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from convoymq.topics.answers import Answer, HandOverAnswer
+from convoymq.topics.assignment import assign
+from convoymq.topics.commands import HandOver, Lease, OpenCursor
+from convoymq.topics.group import (
+    Advance,
+    Grant,
+    GroupCommand,
+    GroupState,
+    Join,
+    Leave,
+    Owner,
+    Release,
+)
+from convoymq.topics.lineage import Lineage, Mode, PartitionState
+from convoymq.topics.refusals import Code
+from convoymq.topics.routes import Span
+
+TTL_MS = 10_000
+MARGIN_MS = 1_000
+RETRY_MS = 200
+ASKED_KEPT_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Have a command of the group committed in the metadata log."""
+
+    command: GroupCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a command to the leader of a partition; the answer comes to `on_answer`."""
+
+    pid: int
+    command: HandOver | OpenCursor | Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A member renews what it holds, and says what it holds no more. Times are the member's.
+
+    What still runs under a lease that has ended counts as held.
+    """
+
+    member: str
+    sent_ms: int
+    held: Mapping[int, int]
+    released: Mapping[int, int]
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """The answer to a heartbeat. Leases that are not listed have ended; revoked ones are to be
+    released when what runs has finished."""
+
+    member: str
+    sent_ms: int
+    group_epoch: int
+    leases: Mapping[int, int]
+    revoked: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AskDrained:
+    """Ask the leader of a partition whether the group has drained it; yes comes to `on_drained`."""
+
+    pid: int
+    group_epoch: int
+
+
+Action = Propose | Tell | AskDrained | Leases
+
+
+@dataclass(slots=True)
+class Known:
+    """Reports that the coordinator got since it began, or since the latest seek."""
+
+    drained: set[int] = field(default_factory=set)
+    handed: dict[int, bytes] = field(default_factory=dict)
+    opened: set[int] = field(default_factory=set)
+    leased: dict[int, int] = field(default_factory=dict)
+    """Lease epochs that the partitions have confirmed."""
+
+
+class Coordinator:
+    """Coordinates one group, until it is replaced.
+
+    Args:
+        state: the group's replicated state, read only here.
+        lineage: the topic's, read only here.
+        lost: partitions that an operator has declared lost.
+    """
+
+    def __init__(
+        self,
+        state: GroupState,
+        lineage: Lineage,
+        now_ms: int,
+        *,
+        lost: Iterable[int] = (),
+        ttl_ms: int = TTL_MS,
+        margin_ms: int = MARGIN_MS,
+        retry_ms: int = RETRY_MS,
+    ) -> None:
+        self.state = state
+        self.lineage = lineage
+        self.lost = lost
+        self.ttl_ms = ttl_ms
+        self.margin_ms = margin_ms
+        self.retry_ms = retry_ms
+        self.group_epoch = state.group_epoch
+        self.known = Known()
+        #: A predecessor may have answered a heartbeat just now.
+        self.heard_ms = dict.fromkeys(state.members, now_ms)
+        self.leaving: set[str] = set()
+        """Members that leave, or were not heard of for longer than a lease: offered nothing."""
+        self._expiring: set[tuple[int, int]] = set()
+        """Leases whose end is proposed: they are renewed no more, whoever is heard of meanwhile."""
+        self._assigned_for: tuple[list[int], set[str], dict[int, Owner]] | None = None
+        self._assigned: dict[int, str] = {}
+        self._route = lineage.route(state.cv)
+        self._asked_ms: dict[object, int] = {}
+        self._actions: list[Action] = []
+
+    # What it is told
+
+    def on_heartbeat(self, heartbeat: Heartbeat, now_ms: int) -> None:
+        """A member is alive; it holds no more what it lists as released."""
+        member = heartbeat.member
+        self.heard_ms[member] = now_ms
+        if heartbeat.leaves:
+            self.leaving.add(member)
+        else:
+            self.leaving.discard(member)
+        if not heartbeat.leaves and member not in self.state.members:
+            self._propose(Join(member), now_ms)
+        for pid, owner in self.state.owners.items():
+            if owner.member != member:
+                continue
+            former = owner.group_epoch != self.state.group_epoch and pid not in heartbeat.held
+            if former or heartbeat.released.get(pid) == owner.epoch:
+                self._propose(Release(pid, owner.epoch), now_ms)
+        self.step(now_ms)
+        self._answer(heartbeat)
+
+    def _answer(self, heartbeat: Heartbeat) -> None:
+        """A lease is told when the partition knows it: fetches that come before are refused."""
+        state, known = self.state, self.known
+        leases = {
+            pid: owner.epoch
+            for pid, owner in state.owners.items()
+            if owner.member == heartbeat.member
+            and owner.group_epoch == state.group_epoch
+            and self.may_renew(pid, owner.epoch)
+            and owner.epoch in (known.leased.get(pid), heartbeat.held.get(pid))
+        }
+        wanted = self.wanted_owners()
+        revoked = frozenset(pid for pid in leases if wanted.get(pid) != heartbeat.member)
+        self._actions.append(
+            Leases(heartbeat.member, heartbeat.sent_ms, state.group_epoch, leases, revoked)
+        )
+
+    def may_renew(self, pid: int, epoch: int) -> bool:
+        """False for a lease that is about to be given to somebody else."""
+        return (pid, epoch) not in self._expiring
+
+    def on_drained(self, pid: int, group_epoch: int, now_ms: int) -> None:
+        """A partition reports that the group has drained it."""
+        if group_epoch == self.state.group_epoch:
+            self._renew_knowledge()
+            self.known.drained.add(pid)
+        self.step(now_ms)
+
+    def on_answer(
+        self,
+        pid: int,
+        command: HandOver | OpenCursor | Lease,
+        answer: Answer | HandOverAnswer,
+        now_ms: int,
+    ) -> None:
+        """A partition answered what it was told."""
+        if command.group_epoch != self.state.group_epoch:
+            return
+        self._renew_knowledge()
+        self._asked_ms.pop((type(command), pid), None)
+        known = self.known
+        match command:
+            case HandOver() if isinstance(answer, HandOverAnswer):
+                if answer.code is Code.OK:
+                    known.handed[pid] = answer.state
+                elif answer.code is Code.NOT_DRAINED:
+                    known.drained.discard(pid)
+            case OpenCursor() if answer.code is Code.OK:
+                known.opened.add(pid)
+            case Lease() if answer.code is Code.OK:
+                known.leased[pid] = command.epoch
+            case Lease() if answer.code is Code.NOT_VISIBLE:
+                # Handed over, or its cursor is not open: both are found out by asking again.
+                known.opened.discard(pid)
+        self.step(now_ms)
+
+    # What it does
+
+    def step(self, now_ms: int) -> None:
+        """Does whatever is possible now. Safe at any time, as often as wanted."""
+        self._renew_knowledge()
+        self._expire_members(now_ms)
+        for version in self.changes_ahead():
+            self._take_change(version, now_ms)
+        for pid in self.readable():
+            if pid not in self.known.opened:
+                self._open(pid, now_ms)
+        if not self.state.has_former_owners():
+            self._place(now_ms)
+
+    def take_actions(self) -> list[Action]:
+        """Returns the actions that are due, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _renew_knowledge(self) -> None:
+        """After a seek nothing that was drained, opened or leased is so any more."""
+        if self.group_epoch != self.state.group_epoch:
+            self.group_epoch = self.state.group_epoch
+            self.known = Known()
+            self._asked_ms.clear()
+
+    def _propose(self, command: GroupCommand, now_ms: int) -> None:
+        if self._is_due(command, now_ms):
+            self._actions.append(Propose(command))
+
+    def _tell(self, pid: int, command: HandOver | OpenCursor | Lease, now_ms: int) -> None:
+        if self._is_due((type(command), pid), now_ms):
+            self._actions.append(Tell(pid, command))
+
+    def _is_due(self, action: object, now_ms: int) -> bool:
+        """False when the same was done a moment ago, and may still be answered."""
+        if now_ms < self._asked_ms.get(action, -self.retry_ms) + self.retry_ms:
+            return False
+        if len(self._asked_ms) >= ASKED_KEPT_MAX:
+            self._asked_ms.clear()
+        self._asked_ms[action] = now_ms
+        return True
+
+    def _expire_members(self, now_ms: int) -> None:
+        for member in sorted(self.state.members):
+            heard = self.heard_ms.setdefault(member, now_ms)
+            gone = now_ms >= heard + self.ttl_ms + self.margin_ms
+            if not gone and member not in self.leaving:
+                continue
+            owned = [(p, o.epoch) for p, o in self.state.owners.items() if o.member == member]
+            self.leaving.add(member)
+            if gone:
+                self._expiring.update(owned)
+                for pid, epoch in owned:
+                    self._propose(Release(pid, epoch, expired=True), now_ms)
+            if not owned:
+                self._propose(Leave(member), now_ms)
+
+    # Changes
+
+    def changes_ahead(self) -> range:
+        """The versions whose changes the group may take now."""
+        latest = self.lineage.latest.version
+        if self.state.mode is Mode.LINEAR:
+            return range(self.state.cv, min(self.state.cv + 1, latest))
+        return range(self.state.cv, latest)
+
+    def _take_change(self, version: int, now_ms: int) -> None:
+        sources = self.lineage.sources(version)
+        for pid in sources:
+            known = self.is_drained(pid) or self.lineage.partition(pid).close_offset is None
+            if not known and self._is_due((AskDrained, pid), now_ms):
+                self._actions.append(AskDrained(pid, self.state.group_epoch))
+        if not self.all_drained(sources):
+            return
+        for pid in sources:
+            if not self._is_left(pid):
+                self._tell(pid, HandOver(self.state.name, self.state.group_epoch), now_ms)
+        if not all(self._is_left(pid) for pid in sources):
+            return
+        targets = self.lineage.targets(version)
+        for pid in targets:
+            if pid not in self.known.opened and not self._is_gone(pid):
+                self._open(pid, now_ms)
+        opened = all(self._is_gone(pid) or pid in self.known.opened for pid in targets)
+        if opened and version == self.state.cv:
+            self._propose(Advance(self.state.group_epoch, version, version + 1), now_ms)
+
+    def all_drained(self, sources: Iterable[int]) -> bool:
+        """True when the group may leave all sources of a change behind."""
+        return all(self.is_drained(pid) for pid in sources)
+
+    def is_drained(self, pid: int) -> bool:
+        """True for partitions that have said so, and for lost and deleted ones.
+
+        One that was sealed from outside counts when its end is known: only then does it hand over
+        what may be stored in its targets again.
+        """
+        known_end = self.lineage.partition(pid).close_offset is not None
+        return (known_end and pid in self.known.drained) or self._is_left(pid)
+
+    def _is_left(self, pid: int) -> bool:
+        """True for what the group has handed over, and for what is gone.
+
+        A lost partition says nothing of what came before it: its own parents are left first.
+        """
+        if pid in self.known.handed:
+            return True
+        partition = self.lineage.partition(pid)
+        begins = partition.is_in(self.state.start_version)
+        if not self._is_gone(pid) or begins or partition.state is PartitionState.DELETED:
+            return self._is_gone(pid)
+        return all(self._is_left(each) or self._is_passed(each) for each in partition.parents)
+
+    def _is_gone(self, pid: int) -> bool:
+        """True for what cannot be asked any more."""
+        deleted = self.lineage.partition(pid).state is PartitionState.DELETED
+        return deleted or pid in self.lost
+
+    def _open(self, pid: int, now_ms: int) -> None:
+        state = self.state
+        partition = self.lineage.partition(pid)
+        if partition.is_in(state.start_version):
+            command = OpenCursor(state.name, state.group_epoch, state.starts.get(pid, 0))
+        else:
+            missing = [parent for parent in partition.parents if not self._is_left(parent)]
+            for parent in missing:
+                if not self._is_gone(parent):
+                    self._tell(parent, HandOver(state.name, state.group_epoch), now_ms)
+            if missing:
+                return
+            handed = self.known.handed
+            states = tuple(handed[parent] for parent in partition.parents if parent in handed)
+            command = OpenCursor(state.name, state.group_epoch, 0, states)
+        self._tell(pid, command, now_ms)
+
+    # Owners
+
+    def readable(self) -> list[int]:
+        """The partitions that the group may read now and has not handed over, by age and range."""
+        known, state = self.known, self.state
+        if self._route.version != state.cv:
+            self._route = self.lineage.route(state.cv)
+        pids = set(self._route.pids)
+        if state.mode is Mode.DAG:
+            pids |= {pid for pid in known.opened if self._may_read(pid)}
+            # What was granted by a predecessor was readable.
+            pids |= {
+                p for p, owner in state.owners.items() if owner.group_epoch == self.group_epoch
+            }
+        left = [pid for pid in pids if pid not in known.handed and not self._is_behind(pid)]
+        partitions = self.lineage.partitions
+        return sorted(left, key=lambda pid: (partitions[pid].created_version, partitions[pid].lo))
+
+    def _is_behind(self, pid: int) -> bool:
+        """True for what the group has advanced past, and what is lost or deleted."""
+        return self._is_gone(pid) or self._is_passed(pid)
+
+    def _is_passed(self, pid: int) -> bool:
+        """True for what is in no version from the group's on."""
+        sealed = self.lineage.partition(pid).sealed_version
+        return sealed is not None and sealed <= self.state.cv
+
+    def _may_read(self, pid: int) -> bool:
+        """A cursor of a target is opened when all sources of its change are handed over."""
+        return all(self._is_left(parent) for parent in self.lineage.partition(pid).parents)
+
+    def wanted_owners(self) -> dict[int, str]:
+        """Returns the owner that each readable partition should have."""
+        lineage, owners = self.lineage, self.state.owners
+        pids, members = self.readable(), self.state.members - self.leaving
+        inputs = (pids, members, dict(owners))
+        if self._assigned_for != inputs:
+            partitions = [lineage.partition(pid) for pid in pids]
+            parents = {
+                each.pid: [owners[parent].member for parent in each.parents if parent in owners]
+                for each in partitions
+            }
+            self._assigned_for = inputs
+            self._assigned = assign(
+                [Span(each.lo, each.hi, each.pid) for each in partitions],
+                members,
+                {pid: owner.member for pid, owner in owners.items()},
+                parents,
+            )
+        return self._assigned
+
+    def _place(self, now_ms: int) -> None:
+        state, known = self.state, self.known
+        for pid, member in self.wanted_owners().items():
+            owner = state.owners.get(pid)
+            if owner is None:
+                if pid in known.opened:
+                    expect = state.lease_epochs.get(pid, 0)
+                    self._propose(Grant(pid, member, state.group_epoch, expect), now_ms)
+            elif known.leased.get(pid) != owner.epoch:
+                lease = Lease(state.name, state.group_epoch, owner.epoch, owner.member)
+                self._tell(pid, lease, now_ms)
+        for pid, owner in state.owners.items():
+            # What was handed over its owner gives back: it may work on something that expired.
+            if self._is_gone(pid):
+                self._propose(Release(pid, owner.epoch), now_ms)

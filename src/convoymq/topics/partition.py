@@ -1,0 +1,557 @@
+"""The state machine of one physical partition. Every outcome is decided when a command is applied.
+
+    CREATING --Open--> OPEN --Seal--> SEALED
+
+| command      | CREATING | OPEN                                   | SEALED                      |
+|--------------|----------|----------------------------------------|-----------------------------|
+| Produce      | NOT_OPEN | appended, by range, epoch and sequence | CLOSED with the targets     |
+| OpenProducer | NOT_OPEN | fences older sessions                  | CLOSED                      |
+| Open         | opens    | OK, changes nothing                    | OK, changes nothing         |
+| Seal         | NOT_OPEN | appends CLOSE                          | the same answer; SEALED_BY  |
+| HandOver     | refused  | NOT_DRAINED                            | when the group has drained  |
+| others       | as OPEN  | by group epoch and lease epoch         | as OPEN                     |
+
+Data offsets: OPEN is 0, messages follow, CLOSE is the last. Acknowledgements, leases and parked
+keys have no data offset: they go on after CLOSE. Control entries count as acknowledged as soon as
+everything before them is.
+
+A group has drained the partition when it is sealed, the watermark of the group's cursor is at
+CLOSE, and no parked key is being delivered again. A cursor is opened only when all parents are
+drained, with what they handed over, so that drained is recursive: a group without a cursor has not
+drained even an empty partition.
+
+Invariants: at most one CLOSE, behind it no data offset; sequences of a (producer, logical
+partition) are contiguous; lease epochs never fall; a cursor that was handed over never changes.
+
+Source: ordered topics, sections 1.2, 3, 4, 6.1, 6.3, 9.3, 10.3 and 12.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from convoymq.topics.answers import (
+    AckAnswer,
+    Answer,
+    GroupView,
+    HandOverAnswer,
+    LossAnswer,
+    ParkAnswer,
+    ParkedEntry,
+    ProduceAnswer,
+    ProducerAnswer,
+    SealAnswer,
+)
+from convoymq.topics.commands import (
+    EARLIEST,
+    LATEST,
+    AcceptLoss,
+    Ack,
+    Command,
+    DoneParked,
+    DropGroup,
+    ExpireProducers,
+    HandOver,
+    Lease,
+    Open,
+    OpenCursor,
+    OpenProducer,
+    Park,
+    Produce,
+    ReplaceParked,
+    ResumeParked,
+    Seal,
+    SkipParked,
+    Trim,
+)
+from convoymq.topics.cursor import Cursor
+from convoymq.topics.dedup import DedupTable
+from convoymq.topics.lineage import PartitionState
+from convoymq.topics.parking import ParkSet
+from convoymq.topics.refusals import Code
+from convoymq.topics.routes import Span
+
+OPEN_OFFSET = 0
+Outcome = (
+    Answer
+    | ProduceAnswer
+    | ProducerAnswer
+    | SealAnswer
+    | HandOverAnswer
+    | AckAnswer
+    | ParkAnswer
+    | LossAnswer
+)
+FilterKey = tuple[int, int, int]
+"""Producer, producer epoch, logical partition."""
+
+
+@dataclass(slots=True)
+class GroupCursor:
+    """State of one group in this partition."""
+
+    group_epoch: int
+    cursor: Cursor
+    lease_epoch: int = 0
+    member: str = ""
+    parked: ParkSet = field(default_factory=ParkSet)
+    park_version: int = 0
+    """Rises with every change of what is parked."""
+    filter: dict[FilterKey, int] = field(default_factory=dict)
+    """Last sequences that were read from partitions which were sealed from outside: what was
+    stored there may be stored here again."""
+    expired: bool = False
+    handed_over: bool = False
+
+
+class PartitionMachine:
+    """One physical partition. Construct, then `apply` committed commands in order."""
+
+    def __init__(
+        self,
+        pid: int,
+        lo: int,
+        hi: int,
+        created_version: int,
+        *,
+        lp_of: Callable[[bytes], int] | None = None,
+    ) -> None:
+        assert 0 <= lo < hi
+        self.pid = pid
+        self.lo = lo
+        self.hi = hi
+        self.created_version = created_version
+        self.lp_of = lp_of
+        self.state = PartitionState.CREATING
+        self.end_offset = 0
+        """The next data offset."""
+        self.log_start = 0
+        self.close_offset = -1
+        self.sealed_by = ""
+        self.to_version = 0
+        self.targets: tuple[Span, ...] = ()
+        self.external = False
+        self.term = 0
+        """The highest term of a controller that was heard."""
+        self.last_time_ms = 0
+        self.dedup = DedupTable()
+        self.groups: dict[str, GroupCursor] = {}
+
+    def apply(self, command: Command) -> Outcome:
+        """Applies a committed command; the answer is the same on every replica."""
+        outcome: Outcome = getattr(self, _METHODS[type(command)])(command)
+        return outcome
+
+    # Messages
+
+    def produce(self, command: Produce) -> ProduceAnswer:
+        """State, range, hash, epoch and sequence, in this order."""
+        code = self.refusal(command)
+        if code is Code.CLOSED:
+            return ProduceAnswer(code, to_version=self.to_version, targets=self.targets)
+        if code is not Code.OK:
+            return ProduceAnswer(code)
+        producer, epoch, lp, seq = command.producer, command.epoch, command.lp, command.seq
+        if not seq:
+            # From a producer without sequences: nothing tells a repeat.
+            return ProduceAnswer(Code.OK, self._next_offset(command))
+        code, expected = self.dedup.decide(producer, epoch, lp, seq, command.base)
+        if code is not Code.OK:
+            return ProduceAnswer(code, expected=expected)
+        offset = self._next_offset(command)
+        self.dedup.record(producer, epoch, lp, seq, self.last_time_ms, command.source_pos)
+        return ProduceAnswer(Code.OK, offset)
+
+    def _next_offset(self, command: Produce) -> int:
+        offset = self.end_offset
+        self.end_offset = offset + 1
+        self.last_time_ms = max(self.last_time_ms, command.time_ms)
+        return offset
+
+    def refusal(self, command: Produce) -> Code:
+        """Returns the refusal that needs no log; OK when the sequence decides."""
+        if self.state is PartitionState.CREATING:
+            return Code.NOT_OPEN
+        if self.state is not PartitionState.OPEN:
+            return Code.CLOSED
+        if not self.lo <= command.lp < self.hi:
+            return Code.WRONG_RANGE
+        if self.lp_of is not None and self.lp_of(command.key) != command.lp:
+            return Code.BAD_HASH
+        return Code.OK
+
+    def open_producer(self, command: OpenProducer) -> ProducerAnswer:
+        """Fences older sessions and says what is stored."""
+        if self.state is not PartitionState.OPEN:
+            creating = self.state is PartitionState.CREATING
+            return ProducerAnswer(Code.NOT_OPEN if creating else Code.CLOSED)
+        if not self.dedup.fence(command.producer, command.epoch):
+            return ProducerAnswer(Code.PRODUCER_FENCED)
+        stored = sorted(
+            (lp, row.last_seq, row.source_pos)
+            for (producer, lp), row in self.dedup.rows.items()
+            if producer == command.producer
+        )
+        return ProducerAnswer(Code.OK, tuple(stored))
+
+    def expire_producers(self, command: ExpireProducers) -> Answer:
+        """Not while a change may be about to read the table, and not what becomes its seed."""
+        if self.state is not PartitionState.OPEN:
+            return Answer(Code.CLOSED)
+        self.dedup.expire(command.before_ms)
+        return Answer(Code.OK)
+
+    # Control entries
+
+    def open(self, command: Open) -> Answer:
+        """OPEN with the seed; a repeat changes nothing."""
+        if not self._heard_term(command.term):
+            return Answer(Code.STALE_TERM)
+        if self.state is PartitionState.CREATING:
+            self.state = PartitionState.OPEN
+            self.end_offset = OPEN_OFFSET + 1
+            self.last_time_ms = command.time_floor_ms
+            self.dedup = DedupTable.load(command.dedup_seed)
+            for own in self.groups.values():
+                self._pass_open(own.cursor)
+        return Answer(Code.OK)
+
+    def seal(self, command: Seal) -> SealAnswer:
+        """CLOSE, once. What another change sealed stays sealed, and its CLOSE stands."""
+        if not self._heard_term(command.term):
+            return SealAnswer(Code.STALE_TERM)
+        if self.state is PartitionState.CREATING:
+            return SealAnswer(Code.NOT_OPEN)
+        if self.state is PartitionState.OPEN:
+            self.state = PartitionState.SEALED
+            self.close_offset = self.end_offset
+            self.end_offset += 1
+            self.sealed_by = command.change_id
+            self.to_version, self.targets = command.to_version, command.targets
+        elif self.sealed_by == command.change_id or command.external:
+            # An amended or a late seal: other targets than those in CLOSE.
+            self.to_version, self.targets = command.to_version, command.targets
+        self.external = self.external or command.external
+        code = Code.OK if self.sealed_by == command.change_id else Code.SEALED_BY
+        return SealAnswer(code, self.close_offset, self.dedup.pack(), self.sealed_by)
+
+    def _heard_term(self, term: int) -> bool:
+        if term < self.term:
+            return False
+        self.term = term
+        return True
+
+    # Groups
+
+    def open_cursor(self, command: OpenCursor) -> Answer:
+        """Opens a cursor, once per group epoch; an older group epoch is refused."""
+        own = self.groups.get(command.group)
+        if own is not None and own.group_epoch >= command.group_epoch:
+            same = own.group_epoch == command.group_epoch
+            return Answer(Code.OK if same else Code.NOT_VISIBLE)
+        cursor = Cursor(self._start_of(command.start))
+        fresh = GroupCursor(command.group_epoch, cursor)
+        if own is not None:
+            fresh.lease_epoch = own.lease_epoch
+        for packed in command.states:
+            self._take_over(fresh, packed)
+        fresh.expired = cursor.watermark < self.log_start
+        self._pass_open(cursor)
+        self.groups[command.group] = fresh
+        return Answer(Code.OK)
+
+    def _start_of(self, start: int) -> int:
+        if start == EARLIEST:
+            return self.log_start
+        end = self.end_offset if self.close_offset < 0 else self.close_offset
+        return end if start == LATEST else min(start, end)
+
+    def _pass_open(self, cursor: Cursor) -> None:
+        if self.state is not PartitionState.CREATING and cursor.watermark == OPEN_OFFSET:
+            cursor.advance(OPEN_OFFSET + 1)
+
+    def _take_over(self, own: GroupCursor, packed: bytes) -> None:
+        parked, filtered = json.loads(packed)
+        own.parked.merge(parked, self.lo, self.hi)
+        for producer, epoch, lp, seq in filtered:
+            if self.lo <= lp < self.hi:
+                own.filter[producer, epoch, lp] = seq
+
+    def lease(self, command: Lease) -> Answer:
+        """A new owner; an older epoch is refused."""
+        own = self._own(command.group, command.group_epoch)
+        if own is None:
+            return Answer(Code.NOT_VISIBLE)
+        if command.epoch < own.lease_epoch:
+            return Answer(Code.LEASE_FENCED)
+        own.lease_epoch, own.member = command.epoch, command.member
+        return Answer(Code.OK)
+
+    def _own(self, group: str, group_epoch: int) -> GroupCursor | None:
+        own = self.groups.get(group)
+        if own is None or own.group_epoch != group_epoch or own.handed_over:
+            return None
+        return own
+
+    def check_owner(self, group: str, group_epoch: int, epoch: int) -> Code:
+        """OK for the owner under the lease epoch in force."""
+        own = self._own(group, group_epoch)
+        if own is None:
+            return Code.NOT_VISIBLE
+        return Code.OK if self.holds_lease(own, epoch) else Code.LEASE_FENCED
+
+    @staticmethod
+    def holds_lease(own: GroupCursor, epoch: int) -> bool:
+        """True for the lease epoch in force."""
+        return own.lease_epoch == epoch
+
+    def ack(self, command: Ack) -> AckAnswer:
+        """Acknowledges offsets for the owner."""
+        code = self.check_owner(command.group, command.group_epoch, command.epoch)
+        if code is not Code.OK:
+            return AckAnswer(code)
+        cursor = self.groups[command.group].cursor
+        for offset in command.offsets:
+            if self.is_message(offset):
+                cursor.ack(offset)
+        return AckAnswer(Code.OK, self.drained(command.group))
+
+    def is_message(self, offset: int) -> bool:
+        """True for the offsets of messages."""
+        return OPEN_OFFSET < offset < self.end_offset and offset != self.close_offset
+
+    def drained(self, group: str) -> bool:
+        """True when the group has acknowledged or parked everything up to CLOSE."""
+        own = self.groups.get(group)
+        if own is None or self.state is not PartitionState.SEALED:
+            return False
+        if own.expired or any(key.resuming for key in own.parked.keys.values()):
+            return False
+        return own.cursor.watermark >= self.close_offset
+
+    def hand_over(self, command: HandOver) -> HandOverAnswer:
+        """Freezes what the group has here, and gives it to the targets; repeats answer the same."""
+        own = self.groups.get(command.group)
+        if own is None or own.group_epoch != command.group_epoch:
+            return HandOverAnswer(Code.NOT_VISIBLE)
+        if not self.drained(command.group):
+            return HandOverAnswer(Code.NOT_DRAINED)
+        own.handed_over = True
+        return HandOverAnswer(Code.OK, self._packed_state(own))
+
+    def _packed_state(self, own: GroupCursor) -> bytes:
+        merged: dict[FilterKey, int] = {}
+        for (producer, epoch, lp), seq in own.filter.items():
+            # A session that stored something newer here repeats nothing older any more.
+            if self.dedup.last_seq(producer, epoch, lp) < seq:
+                merged[producer, epoch, lp] = seq
+        if self.external:
+            for (producer, lp), row in self.dedup.rows.items():
+                merged[producer, row.epoch, lp] = row.last_seq
+        filtered = sorted([*key, seq] for key, seq in merged.items())
+        return json.dumps([own.parked.pack(), filtered], separators=(",", ":")).encode()
+
+    # Parked keys
+
+    def park(self, command: Park) -> ParkAnswer:
+        """Copies a message to the park log and acknowledges it, in one."""
+        code = self.check_owner(command.group, command.group_epoch, command.epoch)
+        if code is not Code.OK:
+            return ParkAnswer(code)
+        own = self.groups[command.group]
+        parked, key = own.parked, command.key
+        if not self.is_message(command.offset) or command.offset in own.cursor:
+            return self._parked_answer(own, key, Code.DUPLICATE)
+        entry = ParkedEntry(self.created_version, command.offset, self.pid, command.message)
+        code = parked.append(key, command.lp, entry, follow=command.follow)
+        if code is Code.OK:
+            own.cursor.ack(command.offset)
+        return self._parked_answer(own, key, code)
+
+    @staticmethod
+    def _parked_answer(own: GroupCursor, key: bytes, code: Code) -> ParkAnswer:
+        if code is Code.OK:
+            own.park_version += 1
+        left = own.parked.keys.get(key)
+        head = left.entries[0] if left is not None and left.resuming else None
+        return ParkAnswer(code, left is None, head, own.park_version)
+
+    def done_parked(self, command: DoneParked) -> ParkAnswer:
+        """The head of a resuming key leaves; a repeat finds another head."""
+        code = self.check_owner(command.group, command.group_epoch, command.epoch)
+        if code is not Code.OK:
+            return ParkAnswer(code)
+        own = self.groups[command.group]
+        change = own.parked.stop if command.failed else own.parked.done
+        return self._parked_answer(own, command.key, change(command.key, command.token))
+
+    def resume_parked(self, command: ResumeParked) -> ParkAnswer:
+        """An operator resumes a key."""
+        own = self.groups.get(command.group)
+        if own is None or own.handed_over:
+            return ParkAnswer(Code.NOT_VISIBLE)
+        return self._parked_answer(own, command.key, own.parked.resume(command.key))
+
+    def skip_parked(self, command: SkipParked) -> ParkAnswer:
+        """An operator skips a head."""
+        own = self.groups.get(command.group)
+        if own is None or own.handed_over:
+            return ParkAnswer(Code.NOT_VISIBLE)
+        code = own.parked.skip(command.key, command.token)
+        return self._parked_answer(own, command.key, code)
+
+    def replace_parked(self, command: ReplaceParked) -> ParkAnswer:
+        """An operator replaces a head."""
+        own = self.groups.get(command.group)
+        if own is None or own.handed_over:
+            return ParkAnswer(Code.NOT_VISIBLE)
+        code = own.parked.replace(command.key, command.token, command.message)
+        return self._parked_answer(own, command.key, code)
+
+    def check_fetch(self, group: str, group_epoch: int, epoch: int) -> Code:
+        """Returns OK when the owner may read now."""
+        code = self.check_owner(group, group_epoch, epoch)
+        if code is Code.OK and self.groups[group].expired:
+            return Code.DATA_EXPIRED
+        return code
+
+    def unread(self, group: str, offset: int, count: int) -> tuple[list[int], int]:
+        """The next offsets that an owner has to get from `offset` on, and the offset behind them.
+        What was acknowledged by an earlier owner, or has expired, is passed over."""
+        cursor = self.groups[group].cursor
+        end = self.end_offset if self.close_offset < 0 else self.close_offset
+        at = max(offset, cursor.watermark, OPEN_OFFSET + 1)
+        found: list[int] = []
+        while at < end and len(found) < count:
+            if at not in cursor:
+                found.append(at)
+            at += 1
+        return found, at
+
+    def view(self, group: str) -> GroupView:
+        """Returns the state that an owner begins with."""
+        own = self.groups[group]
+        parked = {
+            key: each.entries[0] if each.resuming else None for key, each in own.parked.keys.items()
+        }
+        return GroupView(tuple(own.cursor.pack()), parked, own.park_version, dict(own.filter))
+
+    # Retention
+
+    def trim(self, command: Trim) -> LossAnswer:
+        """Moves the start of the log; groups below it stop, or lose what they did not read."""
+        end = self.end_offset if self.close_offset < 0 else self.close_offset
+        self.log_start = max(self.log_start, min(command.log_start, end))
+        losses: list[tuple[str, int, int]] = []
+        for name, own in sorted(self.groups.items()):
+            if own.cursor.watermark >= self.log_start or own.handed_over:
+                continue
+            if command.weak:
+                losses.append(self._lose(name, own))
+            else:
+                own.expired = True
+        return LossAnswer(Code.OK, tuple(losses))
+
+    def _lose(self, name: str, own: GroupCursor) -> tuple[str, int, int]:
+        first = own.cursor.watermark
+        own.cursor.advance(self.log_start)
+        own.expired = False
+        return (name, first, self.log_start)
+
+    def accept_loss(self, command: AcceptLoss) -> LossAnswer:
+        """The operator's decision after DATA_EXPIRED."""
+        own = self.groups.get(command.group)
+        if own is None or not own.expired:
+            return LossAnswer(Code.NOT_VISIBLE)
+        return LossAnswer(Code.OK, (self._lose(command.group, own),))
+
+    def drop_group(self, command: DropGroup) -> Answer:
+        """Forgets a group."""
+        self.groups.pop(command.group, None)
+        return Answer(Code.OK)
+
+    # State
+
+    def snapshot(self) -> bytes:
+        """The whole state; equal states give equal bytes."""
+        groups = [
+            [
+                name,
+                own.group_epoch,
+                own.cursor.pack(),
+                own.lease_epoch,
+                own.member,
+                own.parked.pack(),
+                own.park_version,
+                sorted([*key, seq] for key, seq in own.filter.items()),
+                own.expired,
+                own.handed_over,
+            ]
+            for name, own in sorted(self.groups.items())
+        ]
+        life = [self.state.name, self.end_offset, self.log_start, self.close_offset]
+        seal = [self.sealed_by, self.to_version, self.external]
+        targets = [[span.lo, span.hi, span.pid] for span in self.targets]
+        times = [self.term, self.last_time_ms]
+        dedup = self.dedup.pack().decode()
+        return json.dumps([life, seal, targets, times, dedup, groups]).encode()
+
+    def restore(self, snapshot: bytes) -> None:
+        """Replaces the state by that of a snapshot."""
+        life, seal, targets, times, dedup, groups = json.loads(snapshot)
+        self.state = PartitionState[life[0]]
+        self.end_offset, self.log_start, self.close_offset = life[1:]
+        self.sealed_by, self.to_version, self.external = seal
+        self.targets = tuple(Span(lo, hi, pid) for lo, hi, pid in targets)
+        self.term, self.last_time_ms = times
+        self.dedup = DedupTable.load(dedup.encode())
+        self.groups = {}
+        for name, group_epoch, cursor, lease, member, parked, version, filtered, *flags in groups:
+            own = GroupCursor(group_epoch, Cursor.load(cursor), lease, member)
+            own.parked.merge(parked, self.lo, self.hi)
+            own.park_version = version
+            own.filter = {(p, epoch, lp): seq for p, epoch, lp, seq in filtered}
+            own.expired, own.handed_over = flags
+            self.groups[name] = own
+
+    def state_hash(self) -> int:
+        """Equal for equal states."""
+        return zlib.crc32(self.snapshot())
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when a rule of the module's docstring is broken."""
+        sealed = self.state is PartitionState.SEALED
+        assert sealed == (self.close_offset >= 0)
+        assert not sealed or self.end_offset == self.close_offset + 1
+        assert (self.state is PartitionState.CREATING) == (self.end_offset == 0)
+        for (_, lp), row in self.dedup.rows.items():
+            assert self.lo <= lp < self.hi
+            assert row.last_seq > 0
+        for own in self.groups.values():
+            own.cursor.check_invariants()
+            own.parked.check_invariants()
+            assert own.cursor.watermark <= max(self.end_offset, self.log_start)
+
+
+_METHODS: dict[type, str] = {
+    Produce: "produce",
+    OpenProducer: "open_producer",
+    ExpireProducers: "expire_producers",
+    Open: "open",
+    Seal: "seal",
+    OpenCursor: "open_cursor",
+    Lease: "lease",
+    Ack: "ack",
+    Park: "park",
+    DoneParked: "done_parked",
+    ResumeParked: "resume_parked",
+    SkipParked: "skip_parked",
+    ReplaceParked: "replace_parked",
+    HandOver: "hand_over",
+    Trim: "trim",
+    AcceptLoss: "accept_loss",
+    DropGroup: "drop_group",
+}

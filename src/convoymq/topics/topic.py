@@ -1,0 +1,286 @@
+"""The replicated state of a topic: its lineage, and the change that runs.
+
+A command that comes too late, or twice, is refused and changes nothing, so a controller may propose
+whatever follows from what it sees.
+
+Source: ordered topics, sections 1.4, 4, 10.3 and 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from convoymq.topics import changes
+from convoymq.topics.changes import Change, Phase, Seal
+from convoymq.topics.lineage import Lineage, PartitionState
+from convoymq.topics.refusals import ChangePhase, Code, TopicRefused, UnknownPartition
+from convoymq.topics.routes import Route
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Records a planned change."""
+
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReady:
+    """A target exists and refuses messages."""
+
+    change_id: str
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceTarget:
+    """A target's server is dead: another partition takes its place."""
+
+    change_id: str
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToPhase:
+    """The next phase, but for PUBLISHED and ABORTED."""
+
+    change_id: str
+    attempt: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSeal:
+    """A source is sealed."""
+
+    change_id: str
+    pid: int
+    seal: Seal
+
+
+@dataclass(frozen=True, slots=True)
+class Amend:
+    """The deadline of a merge passed: it goes on with the sources that are sealed."""
+
+    change_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """The next version, in one entry with the phase."""
+
+    change_id: str
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Gives a change up that has sealed nothing."""
+
+    change_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOpened:
+    """A target has its OPEN entry."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnClose:
+    """The end of a partition that was sealed from outside."""
+
+    pid: int
+    close_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareLost:
+    """An operator gives up a partition that was sealed from outside: groups go on without it."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Looks for partitions that all groups have left behind when this is applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Deletes retired partitions; `expired`: those whose time is over."""
+
+    expired: frozenset[int]
+
+
+TopicCommand = (
+    Begin
+    | TargetReady
+    | ReplaceTarget
+    | ToPhase
+    | RecordSeal
+    | Amend
+    | Publish
+    | Abort
+    | TargetOpened
+    | LearnClose
+    | DeclareLost
+    | Retire
+    | Delete
+)
+
+
+@dataclass(slots=True)
+class TopicState:
+    """One topic, as the metadata group has it."""
+
+    lineage: Lineage
+    next_pid: int
+    change: Change | None = None
+    left_out: set[int] = field(default_factory=set)
+    """Partitions of the newest version that an amended change may have sealed."""
+    sealed_early: dict[int, Seal] = field(default_factory=dict)
+    """Sealed ones among them: each is the source of a next change."""
+    lost: set[int] = field(default_factory=set)
+
+    @classmethod
+    def first(cls, route: Route) -> TopicState:
+        """A new topic."""
+        return cls(Lineage.first(route), len(route.spans))
+
+    @property
+    def route(self) -> Route:
+        """The newest version."""
+        return self.lineage.latest
+
+    @property
+    def running(self) -> Change | None:
+        """The change that is not finished."""
+        change = self.change
+        return None if change is None or change.is_finished else change
+
+    def apply(self, command: TopicCommand, group_versions: Collection[int] = ()) -> Code | None:
+        """Applies a committed command; returns why it was refused, or None.
+
+        Args:
+            group_versions: of all groups that are registered and not expired, at this point of the
+                log: a seek may have come just before.
+        """
+        try:
+            if isinstance(command, Retire):
+                self.retire(group_versions)
+            else:
+                self._apply(command)
+        except TopicRefused as refused:
+            return refused.code
+        return None
+
+    def _apply(self, command: TopicCommand) -> None:
+        match command:
+            case Begin(planned):
+                self._begin(planned)
+            case TargetReady(change_id, attempt, pid):
+                self.change = changes.target_ready(self._current(change_id, attempt), pid)
+            case ReplaceTarget(change_id, attempt, pid):
+                change = self._current(change_id, attempt)
+                self.change = changes.replace_target(change, pid, self.next_pid)
+                self.next_pid += 1
+            case ToPhase(change_id, attempt, phase):
+                self.change = changes.advance(self._current(change_id, attempt), phase)
+            case RecordSeal(change_id, pid, seal):
+                self._record_seal(change_id, pid, seal)
+            case Amend(change_id, attempt):
+                self._amend(self._current(change_id, attempt))
+            case Publish(change_id, time_ms):
+                self._publish(self._current(change_id), time_ms)
+            case Abort(change_id):
+                self.change = changes.abort(self._current(change_id))
+            case TargetOpened(pid):
+                self.lineage.opened(pid)
+            case LearnClose(pid, close_offset):
+                self.lineage.learn_close(pid, close_offset)
+            case DeclareLost(pid):
+                self._declare_lost(pid)
+            case Delete(expired):
+                self.lineage.delete(lambda pid: pid in expired)
+            case Retire():
+                raise AssertionError("it is applied with the versions of groups")
+
+    def _current(self, change_id: str, attempt: int = 0) -> Change:
+        """The running change, if the command belongs to it. Raises ChangePhase."""
+        change = self.running
+        if change is None or change.change_id != change_id or attempt not in (0, change.attempt):
+            raise ChangePhase(change_id, "unknown", "another change or attempt is running")
+        return change
+
+    def _begin(self, planned: Change) -> None:
+        change = changes.start(self.change, self.route, planned)
+        if change is self.change:
+            return
+        self.change = change
+        self.next_pid = max(self.next_pid, *(span.pid + 1 for span in change.targets))
+
+    def _record_seal(self, change_id: str, pid: int, seal: Seal) -> None:
+        change = self.running
+        if change is not None and change.change_id == change_id and pid in change.sources:
+            self.change = changes.record_seal(change, pid, seal)
+        elif pid in self.left_out:
+            self.sealed_early[pid] = seal
+        else:
+            raise UnknownPartition(pid, self.route.version)
+
+    def _amend(self, change: Change) -> None:
+        amended = changes.amend(change, self.route, self.next_pid)
+        self.next_pid += 1
+        self.left_out |= amended.left_out.keys()
+        for pid, seal in amended.left_out.items():
+            if seal is not None:
+                self.sealed_early[pid] = seal
+        self.change = amended
+
+    def _publish(self, change: Change, time_ms: int) -> None:
+        if change.phase is not Phase.SEALED:
+            raise ChangePhase(change.change_id, change.phase.value, "it is published when sealed")
+        published = changes.advance(change, Phase.PUBLISHED)
+        self.lineage.apply(published, published_at=time_ms)
+        self.change = published
+        self.left_out -= set(change.sources)
+        for pid in change.sources:
+            self.sealed_early.pop(pid, None)
+
+    def unknown_ends(self) -> list[int]:
+        """Partitions that were sealed from outside, and have not said where they end."""
+        return [
+            pid
+            for pid, partition in self.lineage.partitions.items()
+            if partition.state is PartitionState.SEALED
+            and partition.close_offset is None
+            and pid not in self.lost
+        ]
+
+    def retire(self, group_versions: Collection[int]) -> None:
+        """Partitions that no group needs wait for their deletion."""
+        self.lineage.retire(group_versions)
+
+    @property
+    def oldest_version(self) -> int:
+        """The first version that no retired or deleted partition is missing in."""
+        gone = (PartitionState.RETIRED, PartitionState.DELETED)
+        return max(
+            (
+                each.sealed_version or 0
+                for each in self.lineage.partitions.values()
+                if each.state in gone
+            ),
+            default=0,
+        )
+
+    def _declare_lost(self, pid: int) -> None:
+        if pid not in self.unknown_ends():
+            raise UnknownPartition(pid)
+        self.lost.add(pid)

@@ -1,0 +1,112 @@
+"""Simulated ordered topics: seeds within a bounded time, and every rule that is switched off is
+noticed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from convoymq.sim.runner import replay_command
+from convoymq.sim.topics import events
+from convoymq.sim.topics.plan import KINDS, draw_plan
+from convoymq.sim.topics.referee import find_violations
+from convoymq.sim.topics.world import World, run_topic_seed
+from tests.sim.topic_mutants import LIMIT, MUTANTS, hunt
+
+BLOCKS = 4
+SEEDS_PER_BLOCK = 40
+BLOCK_SECONDS_MAX = 2.0
+"""A block ends early on a slow machine: fewer seeds, not a longer test."""
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_seeds(block: int) -> None:
+    started = time.monotonic()
+    for seed in range(block * 1000 + 1, block * 1000 + 1 + SEEDS_PER_BLOCK):
+        result = run_topic_seed(seed)
+        if result.failure is not None:
+            tail = "\n".join(result.tail[-40:])
+            replay = replay_command(seed, " --topics")
+            pytest.fail(f"{tail}\n{result.detail}\nreplay: {replay}", pytrace=False)
+        if time.monotonic() - started > BLOCK_SECONDS_MAX:
+            break
+
+
+def test_one_seed_gives_one_trace() -> None:
+    lines: list[str] = []
+    again: list[str] = []
+    first = run_topic_seed(7, sink=lines.append)
+    second = run_topic_seed(7, sink=again.append)
+    assert first.digest == second.digest
+    assert lines == again
+
+
+def test_machines_keep_their_invariants_after_every_command() -> None:
+    for seed in (3, 4):
+        World(draw_plan(seed), checks_machines=True).run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_happens(kind: str) -> None:
+    """Within a few seeds; the network counts its own."""
+    kinds = {"split", "merge", "move", "trim", kind}
+    for seed in range(1, 12):
+        world = World(draw_plan(seed, kinds))
+        world.run()
+        if world.faults[kind] or {"loss": world.network.lost, "repeat": world.network.repeated}.get(
+            kind
+        ):
+            return
+        if kind in ("park", "empty", "abort", "silent") and _shows(world, kind):
+            return
+    pytest.fail(f"{kind} happened in no seed")
+
+
+def _shows(world: World, kind: str) -> bool:
+    if kind == "park":
+        return any(isinstance(event, events.Park) for event in world.trace)
+    if kind == "empty":
+        sealed = [event for event in world.trace if isinstance(event, events.Sealed)]
+        return any(event.close_offset == 1 for event in sealed)
+    return False
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_a_rule_that_is_switched_off_is_noticed(name: str) -> None:
+    found = MUTANTS[name]
+    assert hunt(found, found.first, LIMIT) is not None
+
+
+def trace_of(seed: int) -> list[events.Event]:
+    """The trace of a clean run with parked keys."""
+    world = World(draw_plan(seed, {"split", "merge", "park"}))
+    world.run()
+    return world.trace
+
+
+def test_the_referee_reads_nothing_but_the_trace() -> None:
+    """Each change of a clean trace is a violation of the named check."""
+    clean = trace_of(5)
+    assert find_violations(clean) == []
+    first = {type(event): number for number, event in reversed(list(enumerate(clean)))}
+
+    def broken(number: int, *instead: events.Event) -> set[str]:
+        trace = [*clean[:number], *instead, *clean[number + 1 :]]
+        return {violation.split(":")[0] for violation in find_violations(trace)}
+
+    def at(kind: type[events.Event]) -> events.Event:
+        return clean[first[kind]]
+
+    stored, ack = at(events.Stored), at(events.Ack)
+    assert {"A3", "A11"} & broken(first[events.Stored])
+    assert "A2" in broken(first[events.Stored], stored, stored)
+    assert "A11" in broken(first[events.Ack])
+    assert "A10" in broken(first[events.Grant])
+    assert "A6" in broken(first[events.Advance])
+    assert "A12" in broken(first[events.Park])
+    assert "A13" in broken(first[events.Effect])
+    deliver = at(events.Deliver)
+    assert "A9" in broken(first[events.Ack], ack, deliver)
+    published = [n for n, event in enumerate(clean) if isinstance(event, events.Published)]
+    assert "A5" in broken(published[1])

@@ -1,0 +1,401 @@
+"""Rules of ordered topics, each switched off by a small patch; the simulator must notice.
+
+`python -m tests.sim.topic_mutants [NAME] [--first=S] [--limit=N]` switches rules off, one after the
+other, runs seeds until one of them notices, and prints a row of the table in docs/simulation.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from convoymq.sim.topics.partitions import SimPartition
+from convoymq.sim.topics.world import run_topic_seed
+from convoymq.topics import controller as controllers
+from convoymq.topics.changes import Seal
+from convoymq.topics.commands import LATEST, OpenCursor, Produce
+from convoymq.topics.consumer import GroupConsumer, Lane
+from convoymq.topics.controller import Controller
+from convoymq.topics.coordinator import Coordinator
+from convoymq.topics.dedup import DedupTable
+from convoymq.topics.lineage import Mode, PartitionState
+from convoymq.topics.partition import PartitionMachine
+from convoymq.topics.refusals import Code
+from convoymq.topics.server_lease import ServerLeases
+from convoymq.topics.topic import RecordSeal, TopicState
+
+LIMIT = 40
+Patch = tuple[object, str, object]
+MUTANTS: dict[str, Mutant] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A rule that is switched off: in words, as patches, and with the faults that bring it out."""
+
+    name: str
+    text: str
+    patches: Callable[[], list[Patch]]
+    faults: str | None
+    first: int
+
+
+def mutant(
+    text: str, faults: str | None = None, first: int = 1
+) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+    """Registers the patches of a function under its name."""
+
+    def register(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+        name = patches.__name__
+        MUTANTS[name] = Mutant(name, text, patches, faults, first)
+        return patches
+
+    return register
+
+
+CHANGES = "split,merge,move"
+NETWORK = f"{CHANGES},loss,repeat,leader"
+
+
+@mutant("the route is published, and targets are opened, before the sources are sealed", NETWORK)
+def publish_first() -> list[Patch]:
+    open_targets = Controller._open_targets
+
+    def seal_sources(self: Any, change: Any, now_ms: int, expired: Any) -> None:
+        self._create_targets(change, now_ms)
+        for pid in change.sources:
+            if pid not in change.seals:
+                self._propose(RecordSeal(change.change_id, pid, Seal(1, DedupTable().pack())))
+        if change.is_sealed and change.is_ready:
+            self._to_phase(change, controllers.Phase.SEALED, now_ms)
+
+    def opened(self: Any, change: Any, now_ms: int) -> None:
+        for pid in change.sources:
+            self._tell(pid, self._seal_of(change), now_ms)
+        open_targets(self, change, now_ms)
+
+    return [(Controller, "_seal_sources", seal_sources), (Controller, "_open_targets", opened)]
+
+
+@mutant("targets begin without the duplicate table of their sources", NETWORK)
+def no_dedup_seed() -> list[Patch]:
+    return [(controllers, "seed_of", lambda lo, hi, sources: DedupTable().pack())]
+
+
+@mutant("only the highest sequence is compared: gaps are accepted", NETWORK)
+def gaps_accepted() -> list[Patch]:
+    compare = staticmethod(lambda seq, last: Code.OK if seq > last else Code.DUPLICATE)
+    return [(DedupTable, "compare", compare)]
+
+
+@mutant("duplicates are not detected", NETWORK)
+def no_duplicate_detection() -> list[Patch]:
+    return [(DedupTable, "compare", staticmethod(lambda seq, last: Code.OK))]
+
+
+@mutant("CLOSE is forgotten by one message in ten", CHANGES)
+def close_not_durable() -> list[Patch]:
+    refusal = PartitionMachine.refusal
+
+    def planted(self: Any, command: Produce) -> Code:
+        code = refusal(self, command)
+        forgets = (command.seq * 7 + command.lp * 3) % 10 == 0
+        return Code.OK if code is Code.CLOSED and forgets else code
+
+    return [(PartitionMachine, "refusal", planted)]
+
+
+@mutant("a group advances when everything is delivered, not acknowledged", CHANGES)
+def advance_on_delivered() -> list[Patch]:
+    answer_fetch = SimPartition._answer_fetch
+
+    def fetched(self: Any, fetch: Any, group: str, reply: Any) -> bool:
+        def told(answer: Any) -> None:
+            read = self.__dict__.setdefault("read", {})
+            own = self.machine.groups.get(group)
+            if own is not None and answer.code is Code.OK:
+                at = (group, own.group_epoch)
+                read[at] = max(read.get(at, 0), answer.next_offset)
+                own.cursor.advance(min(read[at], self.machine.end_offset))
+            reply(answer)
+
+        return answer_fetch(self, fetch, group, told)
+
+    return [(SimPartition, "_answer_fetch", fetched)]
+
+
+@mutant("a merge is complete when any of its sources is drained", CHANGES)
+def any_source_is_enough() -> list[Patch]:
+    is_left = Coordinator._is_left
+
+    def planted(self: Any, pid: int) -> bool:
+        sealed = self.lineage.partition(pid).sealed_version
+        others = () if sealed is None else self.lineage.sources(sealed - 1)
+        drained = any(other in self.known.handed for other in others if other != pid)
+        return is_left(self, pid) or drained
+
+    def any_drained(self: Any, sources: Any) -> bool:
+        return any(self.is_drained(pid) for pid in sources)
+
+    return [(Coordinator, "_is_left", planted), (Coordinator, "all_drained", any_drained)]
+
+
+@mutant("DAG: only open children wait for their parents, sealed ones are given out", CHANGES)
+def sealed_children_are_not_gated() -> list[Patch]:
+    readable, open_cursor = Coordinator.readable, Coordinator._open
+
+    def planted(self: Any) -> list[int]:
+        pids = set(readable(self))
+        if self.state.mode is Mode.DAG:
+            pids |= {
+                pid
+                for pid, each in self.lineage.partitions.items()
+                if each.state is PartitionState.SEALED
+                and pid not in self.known.handed
+                and not self._is_behind(pid)
+            }
+        return sorted(pids)
+
+    def opened(self: Any, pid: int, now_ms: int) -> None:
+        partition = self.lineage.partition(pid)
+        if self.state.mode is Mode.DAG and partition.state is PartitionState.SEALED:
+            self._tell(pid, OpenCursor(self.state.name, self.state.group_epoch, 0), now_ms)
+        else:
+            open_cursor(self, pid, now_ms)
+
+    return [(Coordinator, "readable", planted), (Coordinator, "_open", opened)]
+
+
+@mutant(
+    "DAG: an empty sealed partition is drained although its parents are not", f"{CHANGES},empty"
+)
+def drained_is_not_recursive() -> list[Patch]:
+    is_left = Coordinator._is_left
+
+    def planted(self: Any, pid: int) -> bool:
+        partition = self.lineage.partition(pid)
+        empty = partition.is_closed and partition.has_no_messages
+        return is_left(self, pid) or (self.state.mode is Mode.DAG and empty)
+
+    return [(Coordinator, "_is_left", planted)]
+
+
+@mutant("an owner whose lease is over goes on, and its acknowledgements count", f"{CHANGES},pause")
+def old_owner_goes_on() -> list[Patch]:
+    return [
+        (PartitionMachine, "holds_lease", staticmethod(lambda own, epoch: True)),
+        (GroupConsumer, "may_start", lambda self, held, now_ms: True),
+    ]
+
+
+@mutant(
+    "DAG: a lost partition is left behind although its parents are not", f"{CHANGES},outage,cutoff"
+)
+def lost_is_not_recursive() -> list[Patch]:
+    is_left = Coordinator._is_left
+
+    def planted(self: Any, pid: int) -> bool:
+        return is_left(self, pid) or self._is_gone(pid)
+
+    return [(Coordinator, "_is_left", planted)]
+
+
+@mutant("a new child is read from its end", CHANGES)
+def child_starts_at_latest() -> list[Patch]:
+    start_of = PartitionMachine._start_of
+
+    def planted(self: Any, start: int) -> int:
+        return start_of(self, start if start or not self.created_version else LATEST)
+
+    return [(PartitionMachine, "_start_of", planted)]
+
+
+@mutant("the next message of a key does not wait for the acknowledgement", f"{CHANGES},loss")
+def next_before_ack() -> list[Patch]:
+    ack = GroupConsumer._ack
+
+    def planted(self: Any, held: Any, lane: Any, record: Any, now_ms: int) -> None:
+        ack(self, held, lane, record, now_ms)
+        lane.work = lane.request = None
+
+    return [(GroupConsumer, "_ack", planted)]
+
+
+@mutant("parked keys stay behind when a partition is handed over", f"{CHANGES},park")
+def parked_keys_are_not_handed_over() -> list[Patch]:
+    take_over = PartitionMachine._take_over
+
+    def planted(self: Any, own: Any, packed: bytes) -> None:
+        take_over(self, own, packed)
+        own.parked.keys.clear()
+        own.parked.bytes_used = 0
+
+    return [(PartitionMachine, "_take_over", planted)]
+
+
+@mutant("later messages of a parked key go on", f"{CHANGES},park")
+def parked_keys_go_on() -> list[Patch]:
+    return [(GroupConsumer, "is_parked", staticmethod(lambda held, key: False))]
+
+
+@mutant("a key that resumes is live before its park log is empty", f"{CHANGES},park")
+def live_before_the_park_log_is_empty() -> list[Patch]:
+    live = staticmethod(lambda held, key: key in held.parked and held.parked[key] is None)
+    return [(GroupConsumer, "is_parked", live)]
+
+
+@mutant("messages of one key go to different lanes", CHANGES)
+def lanes_take_turns() -> list[Patch]:
+    turns = itertools.count()
+    return [(GroupConsumer, "lane_of", lambda self, key, lanes: next(turns) % lanes)]
+
+
+@mutant("keys change their lanes while messages are in them", f"{CHANGES},lanes")
+def lanes_change_at_once() -> list[Patch]:
+    def planted(self: Any, held: Any) -> None:
+        busy = {number for number, lane in enumerate(held.lanes) if lane.work is not None}
+        if len(held.lanes) == self.lanes or any(number >= self.lanes for number in busy):
+            return
+        works = [work for lane in held.lanes for work in lane.queue]
+        for lane in held.lanes:
+            lane.queue.clear()
+        held.lanes = [held.lanes[n] if n in busy else Lane() for n in range(self.lanes)]
+        for work in works:
+            self._lane_of(held, work.key).queue.append(work)
+
+    return [(GroupConsumer, "_change_lanes", planted)]
+
+
+@mutant(
+    "a partition is sealed from outside while its server may accept messages", "split,move,cutoff"
+)
+def external_seal_does_not_wait() -> list[Patch]:
+    return [(ServerLeases, "is_over", lambda self, server, now_ms: server in self._given_up)]
+
+
+@mutant("a server accepts messages without a lease", "split,move,cutoff")
+def server_without_lease() -> list[Patch]:
+    return [(ServerLeases, "holds", lambda self, server, now_ms: True)]
+
+
+@mutant("without a seed, the first sequence that comes is taken", "split,move,outage,loss,repeat")
+def first_sequence_is_taken() -> list[Patch]:
+    decide = DedupTable.decide
+
+    def planted(
+        self: Any, producer: int, epoch: int, lp: int, seq: int, base: int
+    ) -> tuple[Code, int]:
+        if self.is_seedless(lp) and (producer, lp) not in self.rows:
+            return Code.OK, seq
+        return decide(self, producer, epoch, lp, seq, base)
+
+    return [(DedupTable, "decide", planted)]
+
+
+@mutant("what a dead partition may have stored is handed out twice", "split,move,outage,loss")
+def no_filter_after_external_seal() -> list[Patch]:
+    return [(GroupConsumer, "was_read_before", staticmethod(lambda held, record: False))]
+
+
+@mutant("a merge that is overdue is published with a source that is not sealed", "merge,silent")
+def amended_merge_keeps_its_sources() -> list[Patch]:
+    def planted(self: Any, change: Any) -> None:
+        missing = {pid: Seal(1, DedupTable().pack()) for pid in change.sources}
+        self.change = replace(change, seals={**missing, **change.seals})
+
+    return [(TopicState, "_amend", planted)]
+
+
+@mutant("a source that was left out, and sealed late, is not moved", "merge,silent")
+def left_out_source_is_forgotten() -> list[Patch]:
+    return [(Controller, "_reconcile", lambda self, now_ms: None)]
+
+
+@mutant("retention deletes what a group has not read", f"{CHANGES},empty,trim,pause")
+def deleted_before_all_have_passed() -> list[Patch]:
+    return [(TopicState, "retire", lambda self, versions: self.lineage.retire(()))]
+
+
+@mutant("data that expires unread is passed over in silence", f"{CHANGES},trim")
+def expired_in_silence() -> list[Patch]:
+    trim = PartitionMachine.trim
+
+    def planted(self: Any, command: Any) -> Any:
+        answer = trim(self, replace(command, weak=True))
+        return replace(answer, losses=())
+
+    return [(PartitionMachine, "trim", planted)]
+
+
+@mutant("what was drained before a seek counts after it", f"{CHANGES},seek")
+def drained_marks_survive_a_seek() -> list[Patch]:
+    def planted(self: Any) -> None:
+        self.group_epoch = self.state.group_epoch
+        self.known.leased.clear()
+
+    return [(Coordinator, "_renew_knowledge", planted)]
+
+
+@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator")
+def renewed_while_it_expires() -> list[Patch]:
+    return [(Coordinator, "may_renew", lambda self, pid, epoch: True)]
+
+
+@mutant("the coordinator does not wait for a lease to run out", f"{CHANGES},pause,consumer")
+def expires_too_early() -> list[Patch]:
+    expire = Coordinator._expire_members
+
+    def planted(self: Any, now_ms: int) -> None:
+        ttl_ms, self.ttl_ms = self.ttl_ms, self.ttl_ms // 4
+        expire(self, now_ms)
+        self.ttl_ms = ttl_ms
+
+    return [(Coordinator, "_expire_members", planted)]
+
+
+@contextmanager
+def planted(found: Mutant) -> Iterator[None]:
+    """The rule is switched off inside."""
+    patches = found.patches()
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
+    for owner, name, value in patches:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def hunt(found: Mutant, first: int, limit: int) -> tuple[int, str] | None:
+    """Runs seeds until one notices: (its number from the first one, what was noticed), or None."""
+    faults = None if found.faults is None else found.faults.split(",")
+    with planted(found):
+        for seed in range(first, first + limit):
+            failure = run_topic_seed(seed, faults).failure
+            if failure is not None:
+                return seed - first + 1, failure
+    return None
+
+
+def main(arguments: list[str]) -> int:
+    """See the module docstring; 1 when a mutant was not noticed."""
+    names = [a for a in arguments if not a.startswith("--")] or list(MUTANTS)
+    options = dict(a[2:].split("=") for a in arguments if "=" in a)
+    missed = 0
+    for name in names:
+        found = MUTANTS[name]
+        first = int(options.get("first", found.first))
+        caught = hunt(found, first, int(options.get("limit", LIMIT)))
+        row = ("not noticed", "") if caught is None else (str(caught[0]), caught[1][:110])
+        missed += caught is None
+        print(f"| `{name}` | {found.text} | {row[0]} | {row[1]} |", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

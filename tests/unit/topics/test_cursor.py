@@ -1,0 +1,33 @@
+"""A cursor against a set of integers."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convoymq.topics.cursor import Cursor
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 30), max_size=60), st.integers(0, 12))
+def test_a_cursor_is_a_set_with_a_contiguous_beginning(offsets: list[int], begin: int) -> None:
+    cursor, naive = Cursor(begin), set(range(begin))
+    for offset in offsets:
+        assert cursor.ack(offset) == (offset not in naive)
+        naive.add(offset)
+        cursor.check_invariants()
+        assert cursor.watermark == next(n for n in range(100) if n not in naive)
+    assert [n for n in range(40) if n in cursor] == sorted(naive)
+    assert Cursor.load(cursor.pack()).pack() == cursor.pack()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 20), max_size=20), st.integers(0, 25))
+def test_advancing_takes_in_what_it_reaches(offsets: list[int], watermark: int) -> None:
+    cursor = Cursor()
+    for offset in offsets:
+        cursor.ack(offset)
+    cursor.advance(watermark)
+    naive = {*offsets, *range(watermark)}
+    cursor.check_invariants()
+    assert cursor.watermark == next(n for n in range(100) if n not in naive)
