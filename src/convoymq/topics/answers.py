@@ -48,12 +48,14 @@ class ProduceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SealAnswer:
-    """To a seal. `by` is the change that has sealed the partition."""
+    """To a seal. `by` is the change that has sealed the partition; `external`: it knows that the
+    route went on without it."""
 
     code: Code
     close_offset: int = -1
     dedup: bytes = b""
     by: str = ""
+    external: bool = False
 
 
 @dataclass(frozen=True, slots=True)

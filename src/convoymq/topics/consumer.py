@@ -348,8 +348,9 @@ class GroupConsumer:
     def _parked(self, held: Held, lane: Lane, work: Work, answer: ParkAnswer) -> None:
         if answer.version >= held.park_version:
             # An older answer says less than a view that has overtaken it. A newer one speaks of its
-            # own key only: what else changed since, the next view says.
-            if answer.version == held.park_version + 1:
+            # own key only: what else changed since, the next view says. Only a request that changed
+            # something has made the step to its version.
+            if answer.code is Code.OK and answer.version == held.park_version + 1:
                 held.park_version = answer.version
             if answer.live:
                 held.parked.pop(work.key, None)

@@ -135,7 +135,10 @@ class Controller:
             return
         seal = Seal(answer.close_offset, answer.dedup)
         if pid in self.state.unknown_ends():
-            self._propose(LearnClose(pid, answer.close_offset))
+            # An ordinary seal may be heard as late. Groups take the end to mean that the partition
+            # hands over what may be stored twice: it has to know first.
+            if answer.external:
+                self._propose(LearnClose(pid, answer.close_offset))
             return
         change = self.state.running
         by = change.change_id if change is not None and pid in change.sources else answer.by

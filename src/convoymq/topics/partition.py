@@ -236,7 +236,7 @@ class PartitionMachine:
             self.to_version, self.targets = command.to_version, command.targets
         self.external = self.external or command.external
         code = Code.OK if self.sealed_by == command.change_id else Code.SEALED_BY
-        return SealAnswer(code, self.close_offset, self.dedup.pack(), self.sealed_by)
+        return SealAnswer(code, self.close_offset, self.dedup.pack(), self.sealed_by, self.external)
 
     def _heard_term(self, term: int) -> bool:
         if term < self.term:

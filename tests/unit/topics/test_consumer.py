@@ -1,0 +1,70 @@
+"""What a member knows of its partition, answer by answer."""
+
+from __future__ import annotations
+
+from convoymq.topics.answers import FetchAnswer, GroupView, ParkAnswer, ParkedEntry, Record
+from convoymq.topics.commands import Park
+from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
+from convoymq.topics.coordinator import Leases
+from convoymq.topics.refusals import Code
+
+HEAD = ParkedEntry(0, 1, 3, b"m1")
+
+
+def record(offset: int, key: bytes) -> Record:
+    return Record(offset, 0, key, 7, 1, offset, b"m%d" % offset)
+
+
+def fetched(member: GroupConsumer, *records: Record, view: GroupView | None = None) -> None:
+    """The fetch that is due is answered."""
+    (fetch,) = (action for action in member.take_actions() if isinstance(action, Fetch))
+    last = records[-1].offset + 1 if records else fetch.offset
+    member.on_fetched(fetch, FetchAnswer(Code.OK, records, last, view), 1)
+
+
+def fail_until_parked(member: GroupConsumer) -> tuple[list[Handle], Request]:
+    """The handler fails each time; returns its calls and the request to park the message."""
+    handles: list[Handle] = []
+    now_ms = 2
+    while True:
+        actions = member.take_actions()
+        parks = [a for a in actions if isinstance(a, Request) and isinstance(a.command, Park)]
+        if parks:
+            return handles, parks[0]
+        (handle,) = (action for action in actions if isinstance(action, Handle))
+        handles.append(handle)
+        now_ms += 10
+        member.on_handled(handle, False, now_ms)
+        member.step(now_ms + 10)
+
+
+def test_a_park_that_changed_nothing_does_not_hide_what_did() -> None:
+    """An operator resumes one key while a message of another one expires: the refusal carries the
+    version of the resumption, which only a view tells."""
+    member = GroupConsumer("g", "m", len, lanes=2, retries=1, retry_ms=5)
+    member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
+    parked_before = GroupView((1,), {b"a": None}, 1, {})
+    fetched(member, record(2, b"bb"), view=parked_before)
+    _, park = fail_until_parked(member)
+    member.on_answer(park, ParkAnswer(Code.DUPLICATE, live=True, version=2), 50)
+    held = member.held[3]
+    assert held.park_version == 1
+    resumed = GroupView((3,), {b"a": HEAD}, 2, {})
+    member.on_fetched(
+        Fetch(3, 1, 1, held.next_offset, 1, 1), FetchAnswer(Code.OK, (), 3, resumed), 60
+    )
+    handles = [a for a in member.take_actions() if isinstance(a, Handle)]
+    assert [handle.record for handle in handles] == [HEAD]
+
+
+def test_a_park_that_is_in_force_is_a_step_of_the_version() -> None:
+    member = GroupConsumer("g", "m", len, lanes=2, retries=1, retry_ms=5)
+    member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
+    fetched(member, record(1, b"a"), record(2, b"a"), view=GroupView((1,), {}, 0, {}))
+    handles, park = fail_until_parked(member)
+    assert [handle.record.offset for handle in handles] == [1, 1]
+    member.on_answer(park, ParkAnswer(Code.OK, version=1), 50)
+    held = member.held[3]
+    assert (held.park_version, held.parked) == (1, {b"a": None})
+    follow = [a.command for a in member.take_actions() if isinstance(a, Request)]
+    assert [(c.offset, c.follow) for c in follow if isinstance(c, Park)] == [(2, True)]
