@@ -208,6 +208,7 @@ class GroupConsumer:
         self._running: dict[tuple[int, int], int] = {}
         """Handlers that run for leases that ended, by (partition, epoch)."""
         self._answered_ms = -1
+        self._group_epoch = 0
         self._heartbeat_due_ms = 0
         self._next_number = 1
         self._actions: list[Action] = []
@@ -219,6 +220,7 @@ class GroupConsumer:
         if answer.sent_ms <= self._answered_ms:
             return
         self._answered_ms = answer.sent_ms
+        self._group_epoch = answer.group_epoch
         until_ms = answer.sent_ms + self.ttl_ms - self.margin_ms
         for pid, told_ms in list(self._told_ms.items()):
             # What the coordinator has heard of, and lists no more, is over on both sides.
@@ -389,7 +391,7 @@ class GroupConsumer:
             released = {p: e for p, e in self._releasing.items() if (p, e) not in self._running}
             for pid in released:
                 self._told_ms.setdefault(pid, now_ms)
-            beat = Heartbeat(self.member, now_ms, epochs, released, self.leaves)
+            beat = Heartbeat(self.member, now_ms, self._group_epoch, epochs, released, self.leaves)
             self._actions.append(SendHeartbeat(beat))
 
     def due_ms(self, now_ms: int) -> int:

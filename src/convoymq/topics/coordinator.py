@@ -65,11 +65,13 @@ class Tell:
 class Heartbeat:
     """A member renews what it holds, and says what it holds no more. Times are the member's.
 
-    What still runs under a lease that has ended counts as held.
+    What still runs under a lease that has ended counts as held. `group_epoch`: of the latest answer
+    that the member has seen.
     """
 
     member: str
     sent_ms: int
+    group_epoch: int
     held: Mapping[int, int]
     released: Mapping[int, int]
     leaves: bool = False
@@ -164,7 +166,10 @@ class Coordinator:
         for pid, owner in self.state.owners.items():
             if owner.member != member:
                 continue
-            former = owner.group_epoch != self.state.group_epoch and pid not in heartbeat.held
+            # Only who has heard of the seek has ended what it does not hold: an older heartbeat may
+            # have been sent before the lease was told.
+            ended = heartbeat.group_epoch == self.state.group_epoch and pid not in heartbeat.held
+            former = owner.group_epoch != self.state.group_epoch and ended
             if former or heartbeat.released.get(pid) == owner.epoch:
                 self._propose(Release(pid, owner.epoch), now_ms)
         self.step(now_ms)

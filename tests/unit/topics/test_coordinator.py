@@ -1,0 +1,24 @@
+"""What a coordinator makes of the heartbeats of members."""
+
+from __future__ import annotations
+
+import pytest
+
+from convoymq.topics.coordinator import Coordinator, Heartbeat, Propose
+from convoymq.topics.group import Grant, GroupState, Join, Release, Seek
+from convoymq.topics.lineage import Lineage
+from convoymq.topics.routes import first_route
+
+
+@pytest.mark.parametrize(("seen", "released"), [(1, False), (2, True)])
+def test_a_lease_from_before_a_seek_ends_when_its_member_has_heard_of_the_seek(
+    seen: int, released: bool
+) -> None:
+    """A heartbeat that was sent before the member was told of its lease may come after the seek."""
+    state = GroupState.first("g", 0, {})
+    for command in (Join("m"), Grant(0, "m", 1, 0), Seek(1, 0, {})):
+        assert state.apply(command, latest=0)
+    coordinator = Coordinator(state, Lineage.first(first_route(4, 1)), 0)
+    coordinator.on_heartbeat(Heartbeat("m", 5, seen, {}, {}), 10)
+    proposed = [a.command for a in coordinator.take_actions() if isinstance(a, Propose)]
+    assert (Release(0, 1) in proposed) is released
