@@ -310,7 +310,7 @@ def amended_merge_keeps_its_sources() -> list[Patch]:
     return [(TopicState, "_amend", planted)]
 
 
-@mutant("a source that was left out, and sealed late, is not moved", "merge,silent")
+@mutant("a source that was left out, and sealed late, is not moved", "merge,silent", 40)
 def left_out_source_is_forgotten() -> list[Patch]:
     return [(Controller, "_reconcile", lambda self, now_ms: None)]
 
@@ -340,7 +340,7 @@ def drained_marks_survive_a_seek() -> list[Patch]:
     return [(Coordinator, "_renew_knowledge", planted)]
 
 
-@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator")
+@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator", 66)
 def renewed_while_it_expires() -> list[Patch]:
     return [(Coordinator, "may_renew", lambda self, pid, epoch: True)]
 
