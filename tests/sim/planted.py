@@ -1101,7 +1101,7 @@ def join_without_the_log() -> None:
     "who was let in while members change is never made a member",
     "newcomer,forget,isolate,partition,transfer,slow",
     "cluster",
-    first=40,
+    first=88,
 )
 def let_in_and_left_out() -> None:
     from convoymq.metadata.members import MembershipManager
@@ -1193,7 +1193,7 @@ def recovered_queues_stay_small() -> None:
     "a node that was lost comes back in an incarnation that was before",
     "lost_majority,kill",
     "cluster",
-    first=424,
+    first=1093,
 )
 def lives_come_again() -> None:
     from convoymq.metadata import nodes
@@ -1213,7 +1213,7 @@ def nobody_is_relayed() -> None:
     _relay()._relays = lambda self, node: []
 
 
-@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=168)
+@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=262)
 def relayed_sessions_go_on() -> None:
     relay = _relay()
     stop = relay._stop

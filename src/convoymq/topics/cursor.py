@@ -1,4 +1,4 @@
-"""What a group has acknowledged in one physical partition: a watermark and the runs above it.
+"""Acknowledgements of a group in one physical partition: a watermark and the runs above it.
 
 All offsets below the watermark are acknowledged. Runs are half open, disjoint, sorted, and begin
 above the watermark: an acknowledgement that closes a gap joins its neighbours.
