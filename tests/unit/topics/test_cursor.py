@@ -31,3 +31,22 @@ def test_advancing_takes_in_what_it_reaches(offsets: list[int], watermark: int) 
     naive = {*offsets, *range(watermark)}
     cursor.check_invariants()
     assert cursor.watermark == next(n for n in range(100) if n not in naive)
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=20)
+
+
+@settings(max_examples=100, deadline=None)
+@given(RANGES, st.integers(0, 12), st.integers(0, 40), st.integers(0, 40))
+def test_runs_are_added_and_found_missing_as_single_offsets_are(
+    ranges: list[tuple[int, int]], begin: int, first: int, end: int
+) -> None:
+    cursor, single = Cursor(begin), Cursor(begin)
+    for start, length in ranges:
+        cursor.ack_range(start, start + length)
+        for offset in range(start, start + length):
+            single.ack(offset)
+        cursor.check_invariants()
+        assert cursor.pack() == single.pack()
+    missing = [n for low, high in cursor.missing(first, end) for n in range(low, high)]
+    assert missing == [n for n in range(first, end) if n not in single]
