@@ -51,8 +51,7 @@ class Cursor:
         return True
 
     def ack_range(self, first: int, end: int) -> None:
-        """Adds the offsets `first` to `end` (exclusive). Cost: O(log runs + runs that it joins), and
-        O(runs) at worst to move those behind it."""
+        """Adds the offsets `first` to `end` (exclusive). Cost: O(runs) at worst."""
         if first <= self.watermark:
             self.advance(end)
             return

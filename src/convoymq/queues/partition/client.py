@@ -14,9 +14,10 @@ that sends commands publishes nothing: its answers are not those of publishes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.refusals import missing
@@ -31,7 +32,6 @@ from convoymq.queues.stream.client import StreamClient
 from convoymq.topics.commands import Command
 from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
-from convoymq.topics.routes import Span
 
 if TYPE_CHECKING:
     from convoymq.queues.partition.queue import PartitionQueue
@@ -49,19 +49,12 @@ class PartitionPublisherEvents(PublisherEvents, Protocol):
     """Events that a publisher to partitions gets from its clients."""
 
     def on_closed(
-        self,
-        client: QueueClient,
-        tags: Sequence[int],
-        to_version: int,
-        targets: Sequence[Span],
+        self, client: QueueClient, command: PendingCommand, code: Code, to_version: int
     ) -> None:
-        """The partition was sealed before the publishes with these tag ranges (first, last, …): none
-        of them is stored, and no later one of this client will be. Their keys live in `targets`, by
-        the route of `to_version`."""
-
-    def on_not_open(self, client: QueueClient, tags: Sequence[int]) -> None:
-        """The partition did not take messages yet: none of these is stored, and no later publish
-        of this client will be. They are to be sent again a little later, by another client."""
+        """The partition has refused an ENQUEUE as a whole: nothing of it is stored, and no later
+        publish of this client will be. `code` CLOSED: the keys live in the partitions of route
+        `to_version`; NOT_OPEN: the partition takes messages a little later. Comes once for each
+        command, in their order, behind the confirms of what was stored before them."""
 
 
 class _Command:
@@ -149,43 +142,37 @@ class PartitionClient(StreamClient):
 
     def on_applied(self, seq: int, status: int, reply: object) -> None:
         """Commands up to `seq` are applied. A refusal is about all publishes from some seq on."""
-        refused: list[int] = []
-        if status == APPLIED_REJECTED and isinstance(reply, list) and seq > self.applied:
-            refused = self._refused(seq, reply)
+        if status != APPLIED_REJECTED or not isinstance(reply, list) or seq <= self.applied:
+            super().on_applied(seq, status, reply)
+            return
+        code, first, to_version = Code(reply[0]), reply[1], reply[2]
+        self.refusal = code
+        refused = self._take_refused(first, seq)
         super().on_applied(seq, status, reply)
-        if refused and not self.closed:
-            self._tell_refusal(refused, reply)
-
-    def _refused(self, seq: int, refusal: list[object]) -> list[int]:
-        """Takes refused publishes out of what is confirmed; returns their tags."""
-        code, first = refusal[:2]
-        assert isinstance(first, int)
-        self.refusal = Code(code)
-        tags: list[int] = []
-        for command in self._target.pending:
-            if command.seq > seq:
-                break
-            if command.seq < first:
-                continue
-            if command.tags:
-                tags += command.tags
-                command.tags = None
-            if command.note is not None:
-                note, command.note = command.note, None
-                note(0, Unavailable(f"{self._subject()} refused: {code}"))
-        return tags
-
-    def _tell_refusal(self, tags: list[int], refusal: object) -> None:
-        assert isinstance(refusal, list)
-        _, _, to_version, targets = refusal
         events = self._events
-        if not isinstance(events, PartitionPublisherEvents):
-            events.on_published(self, tags, False)
-        elif self.refusal is Code.CLOSED:
-            spans = [Span(lo, hi, pid) for lo, hi, pid in targets]
-            events.on_closed(self, tags, to_version, spans)
-        else:
-            events.on_not_open(self, tags)
+        for command, tags, note in refused:
+            command.tags, command.note = tags, note
+            if self.closed:
+                continue
+            if isinstance(events, PartitionPublisherEvents):
+                events.on_closed(self, command, code, to_version)
+            elif tags:
+                events.on_published(self, tags, False)
+            elif note is not None:
+                note(0, Unavailable(f"{self._subject()} takes no messages: {code.value}"))
+
+    def _take_refused(
+        self, first: int, last: int
+    ) -> list[tuple[PendingCommand, list[int] | None, Callable[..., None] | None]]:
+        """Keeps refused publishes from being confirmed; returns (command, tags, note) of each."""
+        refused = []
+        for command in self._target.pending:
+            if command.seq > last:
+                break
+            if command.seq >= first and command.type == batch.CMD_ENQUEUE:
+                refused.append((command, command.tags, command.note))
+                command.tags = command.note = None
+        return refused
 
     # --- the end -------------------------------------------------------------------------
 

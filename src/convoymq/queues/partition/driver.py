@@ -1,12 +1,12 @@
 """Driver of physical partitions of ordered topics.
 
-Their queues are declared by what owns the topic, with a `PartitionSpec` as arguments, and deleted
-by it. The handle is imported for the first partition: a node without any does not carry it.
+Their queues are declared by the topic, with what is fixed about the partition as arguments, and
+deleted by it. The handle is imported for the first partition: a node without any does not carry it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from convoymq.model.late_imports import import_late
 from convoymq.model.tables import Field, Table
@@ -14,69 +14,28 @@ from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.queues.stream.driver import stream_settings
-from convoymq.routing.queue_arguments import TYPE_ARGUMENT
 from convoymq.routing.queue_types import Argument, TypeRules
 from convoymq.routing.types import QueueType
 
 if TYPE_CHECKING:
     from convoymq.queues.partition.queue import PartitionQueue
 
-PID_ARGUMENT = "x-partition-id"
-LO_ARGUMENT = "x-partition-lo"
-HI_ARGUMENT = "x-partition-hi"
-VERSION_ARGUMENT = "x-partition-version"
-WEAK_ARGUMENT = "x-partition-weak"
-QUEUE_PREFIX = "amq.partition."
-"""Names of partitions begin so: clients can declare no such queue."""
-
-
-def partition_queue_name(topic: str, pid: int) -> str:
-    """Returns the name of the queue that keeps a physical partition."""
-    return f"{QUEUE_PREFIX}{topic}.{pid}"
-
-
-class PartitionSpec(NamedTuple):
-    """Facts about a partition that are fixed when its queue is declared."""
-
-    pid: int
-    lo: int
-    hi: int
-    created_version: int
-    weak: bool = False
-    max_bytes: int = -1
-    """Retention; -1: keep everything."""
-    max_age: str = ""
-    """Retention, as `x-max-age`; empty: keep everything."""
-
-
+TOPIC_ARGUMENT = "x-partition-topic"
 _NUMBERS = (
-    (PID_ARGUMENT, "pid"),
-    (LO_ARGUMENT, "lo"),
-    (HI_ARGUMENT, "hi"),
-    (VERSION_ARGUMENT, "created_version"),
-    (WEAK_ARGUMENT, "weak"),
+    ("x-partition-pid", "pid"),
+    ("x-partition-lo", "lo"),
+    ("x-partition-hi", "hi"),
+    ("x-partition-version", "created_version"),
 )
-
-
-def partition_arguments(spec: PartitionSpec) -> Table:
-    """Returns the arguments of the queue that keeps a partition."""
-    values: dict[str, object] = {
-        TYPE_ARGUMENT: QueueType.PARTITION.value,
-        PID_ARGUMENT: spec.pid,
-        LO_ARGUMENT: spec.lo,
-        HI_ARGUMENT: spec.hi,
-        VERSION_ARGUMENT: spec.created_version,
-        WEAK_ARGUMENT: int(spec.weak),
-    }
-    if spec.max_bytes >= 0:
-        values["x-max-length-bytes"] = spec.max_bytes
-    if spec.max_age:
-        values["x-max-age"] = spec.max_age
-    return Table.of(values)
+"""Argument -> setting of the machine."""
 
 
 def _check_number(field: Field, _arguments: Table) -> str | None:
     return None if isinstance(field.value, int) and field.value >= 0 else "invalid_number"
+
+
+def _check_name(field: Field, _arguments: Table) -> str | None:
+    return None if isinstance(field.value, bytes) else "invalid_name"
 
 
 class PartitionDriver(GroupDriver):
@@ -96,7 +55,10 @@ class PartitionDriver(GroupDriver):
                 "x-initial-cluster-size",
             )
         ),
-        own=tuple(Argument(name, _check_number) for name, _ in _NUMBERS),
+        own=(
+            Argument(TOPIC_ARGUMENT, _check_name),
+            *(Argument(name, _check_number) for name, _ in _NUMBERS),
+        ),
     )
     group_size_argument = "x-initial-cluster-size"
     heeds_conditions = False

@@ -33,8 +33,6 @@ Source: ordered topics, sections 1.2 and 3; ADR 0062.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from convoymq.kernels import batch
 from convoymq.queues.partition.codec import CMD_PARTITION, decode_command, encode_outcome
 from convoymq.queues.sessions import (
@@ -47,14 +45,16 @@ from convoymq.queues.sessions import (
 from convoymq.queues.stream.machine import COMMAND_TYPES as STREAM_COMMAND_TYPES
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication import versions as supported
-from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_NOTE
-from convoymq.topics.commands import Trim
+from convoymq.replication.machine import EFFECT_APPLIED
+from convoymq.topics.commands import Open, Trim
 from convoymq.topics.lineage import PartitionState
 from convoymq.topics.partition import PartitionMachine
 from convoymq.topics.refusals import Code
 
 FIRST_OFFSET = 1
 """Offset within the partition of the stream's first message."""
+CREATION = "creation"
+"""Change that opens the partitions with which a topic begins."""
 Refusal = list[object]
 """As the answer to a session: [code, seq of the first refused ENQUEUE, version of the route in
 which the targets are, targets as [lo, hi, pid]]."""
@@ -69,8 +69,8 @@ class PartitionGroupMachine(StreamMachine):
     """State of one physical partition. See the module docstring.
 
     Args of the constructor: settings that all replicas agree on: those of a stream, and `pid`,
-    `lo`, `hi` (range of logical partitions), `created_version`, `weak` (1: groups below the start
-    of the log lose what they did not read and go on).
+    `lo`, `hi` (range of logical partitions), `created_version`. A partition of version 0, with
+    which the topic begins, is open from the start.
     """
 
     KIND = "partition"
@@ -78,15 +78,13 @@ class PartitionGroupMachine(StreamMachine):
     OLDEST_VERSION = 1
     SNAPSHOT_FORMAT = 1
 
-    def __init__(self, settings: Mapping[str, int]) -> None:
-        super().__init__({"weak": 0, **settings})
-
     def _clear(self) -> None:
         super()._clear()
         settings = self.settings
-        self.state = PartitionMachine(
-            settings["pid"], settings["lo"], settings["hi"], settings["created_version"]
-        )
+        version = settings["created_version"]
+        self.state = PartitionMachine(settings["pid"], settings["lo"], settings["hi"], version)
+        if version == 0:
+            self.state.open(Open(CREATION, version, 0))
         #: Session -> (seq of its first refused ENQUEUE, code).
         self.refused: dict[int, tuple[int, Code]] = {}
 
@@ -196,10 +194,7 @@ class PartitionGroupMachine(StreamMachine):
         if self.truncated and start > self.state.log_start:
             if self.state.state is PartitionState.OPEN:
                 self._follow()
-            answer = self.state.trim(Trim(start, weak=self.settings["weak"] != 0))
-            for group, first, end in answer.losses:
-                lost = {"consumer_group": group, "first": first, "end": end}
-                self.effects.append((EFFECT_NOTE, "topic.messages_lost", lost))
+            self.state.trim(Trim(start, weak=False))
 
     def _drop_below(self, offset: int) -> None:
         """Drops the closed segments that end at or below a stream's offset."""
