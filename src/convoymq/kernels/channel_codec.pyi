@@ -62,6 +62,9 @@ class ChannelCodec:
     state: int
     mode: int
     route_cache_version: RouteCacheVersion
+    every_key: bool
+    """Set by `resolve_route`: its answer holds for every routing key of the exchange that is not
+    empty."""
     published: int
     delivered: int
     acknowledged: int
