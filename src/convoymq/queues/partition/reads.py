@@ -222,7 +222,16 @@ def unpack_view(packed: PackedView | None) -> GroupView | None:
     return GroupView(acked, dict(parked), version, rows)
 
 
-PackedFetched = tuple[Code, list[tuple[bytes, int, int, int]], int, int, int, PackedView | None]
+class PackedFetched(NamedTuple):
+    """A `Fetched` as plain values."""
+
+    code: Code
+    runs: list[tuple[bytes, int, int, int]]
+    """ENQUEUE command with just these records, messages, offset, time in ms."""
+    next_offset: int
+    end_offset: int
+    close_offset: int
+    view: PackedView | None
 
 
 def unpack_fetched(fields: Sequence[object]) -> Fetched:
