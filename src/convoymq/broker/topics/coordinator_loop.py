@@ -2,7 +2,7 @@
 
 Each group with members has a `topics.coordinator.Coordinator`; what it proposes goes through the
 tree, what it tells partitions through their handles on this node. It is told of heartbeats and
-answers as they come, of the tree when that has changed, and of the time every STEP_MS.
+answers as they come, of the tree when that has changed, and of the time at every tick.
 
 A node that leads no more, or that stood still, forgets its coordinators: the next one waits a whole
 lease before it takes anything from a member, as it did not hear their heartbeats.
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from convoymq.broker.tasks import Tasks
 from convoymq.broker.topics.group_messages import (
     DRAINED,
     HEARTBEAT,
@@ -25,12 +24,11 @@ from convoymq.broker.topics.group_messages import (
     unpack_heartbeat,
 )
 from convoymq.broker.topics.partitions import TopicPartitions
-from convoymq.groups.host import ReplicaHost
-from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import ChangeGroup
-from convoymq.metadata.records import TopicRecord
+from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
+from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_codec import pack_command
-from convoymq.model.clock import Clock, Timer
+from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, Unavailable
 from convoymq.topics.answers import Answer, HandOverAnswer
 from convoymq.topics.coordinator import (
@@ -45,11 +43,9 @@ from convoymq.topics.group import GroupCommand
 from convoymq.topics.partition import Outcome
 from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
 
-METADATA_GROUP = 0
-STEP_MS = 200
 PAUSE_MS = 2_000
-"""A gap between steps above this: the node stood still."""
-PROPOSE_TIMEOUT_S = 5.0
+"""A gap between ticks above this: the node stood still."""
+PROPOSAL_TIMEOUT_MS = 5_000
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +62,14 @@ class _Seat:
     told: set[Tell] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
 
+    def forget_strangers(self) -> None:
+        """Forgets who was heard of, and is no member any more."""
+        core = self.core
+        known = core.state.members | self.beats.keys()
+        for member in core.heard_ms.keys() - known:
+            del core.heard_ms[member]
+        core.leaving &= known
+
 
 class GroupCoordinators:
     """See the module text. One per node."""
@@ -74,40 +78,32 @@ class GroupCoordinators:
         self,
         *,
         node: int,
-        metadata: AsyncMetadataStore,
-        host: ReplicaHost,
+        store: MetadataStore,
         control: ControlPlane,
         partitions: TopicPartitions,
         clock: Clock,
-        tasks: Tasks,
+        call_soon: Callable[[Callable[[], None]], object],
         wake: Callable[[str], None],
     ) -> None:
         """
         Args:
+            call_soon: runs a callback when the present one is done.
             wake: tells a member of this node to send its heartbeat now.
         """
         self._node = node
-        self._metadata = metadata
-        self._host = host
+        self._store = store
         self._control = control
         self._partitions = partitions
         self._clock = clock
-        self._tasks = tasks
+        self._call_soon = call_soon
         self._wake = wake
         self._seats: dict[GroupName, _Seat] = {}
-        self._timer: Timer | None = None
-        self._stepped_ms = 0
-        self._leads = False
+        self._due: set[tuple[str, str]] = set()
+        """Topics that the tree has changed."""
+        self._is_called = False
+        self._ticked_ms = 0
+        self._term = -1
         control.handle(KIND_TOPIC_GROUP, self._on_message)
-
-    def start(self) -> None:
-        """Begins to look at the time."""
-        self._tick()
-
-    def stop(self) -> None:
-        """Ends it."""
-        if self._timer is not None:
-            self._timer.cancel()
 
     # --- what it hears ---------------------------------------------------------------------
 
@@ -141,33 +137,54 @@ class GroupCoordinators:
             seat.beats[beat.member] = (beat, leases)
         return pack_leases(leases, is_member=is_member)
 
-    def on_topic(self, vhost: str, topic: str) -> None:
-        """The tree has changed a topic, or one of its groups."""
-        for seat in [s for s in self._seats.values() if s.name[:2] == (vhost, topic)]:
+    def on_change(self, change: Change) -> None:
+        """The tree has changed."""
+        if change.kind is ChangeKind.RESTORED:
+            self._due.update(name[:2] for name in self._seats)
+        elif change.kind is ChangeKind.TOPIC:
+            self._due.add((change.vhost, change.topic))
+        if self._due and not self._is_called:
+            self._is_called = True
+            self._call_soon(self._follow)
+
+    def _follow(self) -> None:
+        self._is_called = False
+        due, self._due = self._due, set()
+        for seat in [seat for seat in self._seats.values() if seat.name[:2] in due]:
             self._step(seat)
 
-    def on_restored(self) -> None:
-        """The tree was replaced."""
+    def tick(self) -> None:
+        """Looks at the time; to be called a few times a second."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._ticked_ms > PAUSE_MS:
+            # Others may have acted meanwhile, and heartbeats were not heard.
+            self._term = -1
+        self._ticked_ms = now_ms
+        if not self._is_leader():
+            return
         for seat in list(self._seats.values()):
+            seat.woken.clear()
+            seat.forget_strangers()
             self._step(seat)
+            if not seat.core.state.members and not seat.beats:
+                self._seats.pop(seat.name, None)
 
     # --- seats -----------------------------------------------------------------------------
 
     def _is_leader(self) -> bool:
         """Returns whether this node leads the metadata group; if not, its coordinators are over."""
-        replica = self._host.replica(METADATA_GROUP)
-        leads = replica is not None and replica.is_leader
-        if not leads or not self._leads:
+        if self._store.leader != self._node:
+            self._term = -1
             self._seats.clear()
-        if leads and not self._leads:
-            self._leads = True
+        elif self._term != self._store.term:
+            self._term = self._store.term
+            self._seats.clear()
             self._seat_all()
-        self._leads = leads
-        return leads
+        return self._term >= 0
 
     def _seat_all(self) -> None:
         """A new leader looks after all groups that have members."""
-        for vhost in self._metadata.tree.vhosts.values():
+        for vhost in self._store.tree.vhosts.values():
             for topic in vhost.topics.values():
                 for group, state in topic.groups.items():
                     if state.members:
@@ -187,7 +204,7 @@ class GroupCoordinators:
         return seat
 
     def _record(self, name: GroupName) -> TopicRecord | None:
-        vhost = self._metadata.tree.vhosts.get(name.vhost)
+        vhost = self._store.tree.vhosts.get(name.vhost)
         record = None if vhost is None else vhost.topics.get(name.topic)
         return record if record is not None and name.group in record.groups else None
 
@@ -210,20 +227,6 @@ class GroupCoordinators:
             core.state is record.groups.get(seat.name.group)
             and core.lineage is record.state.lineage
         )
-
-    def _tick(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._stepped_ms > PAUSE_MS:
-            # Others may have acted meanwhile, and heartbeats were not heard.
-            self._leads = False
-        self._stepped_ms = now_ms
-        self._timer = self._clock.call_later(STEP_MS, self._tick)
-        if self._is_leader():
-            for seat in list(self._seats.values()):
-                seat.woken.clear()
-                self._step(seat)
-                if not seat.core.state.members and not seat.beats:
-                    self._seats.pop(seat.name, None)
 
     def _step(self, seat: _Seat) -> None:
         if not self._is_leader() or self._seats.get(seat.name) is not seat:
@@ -258,7 +261,7 @@ class GroupCoordinators:
         """Asks members for a heartbeat that would be answered otherwise than their last one."""
         core = seat.core
         for member, (beat, answered) in list(seat.beats.items()):
-            if member not in core.state.members and member not in core.heard_ms:
+            if member not in core.state.members and member in core.leaving:
                 del seat.beats[member]
             elif member not in seat.woken and core.answer_to(beat) != answered:
                 seat.woken.add(member)
@@ -277,16 +280,11 @@ class GroupCoordinators:
             vhost=name.vhost, name=name.topic, group=name.group, command=pack_command(command)
         )
 
-        async def propose() -> None:
-            try:
-                await self._metadata.execute(change, PROPOSE_TIMEOUT_S)
-            except BrokerError:
-                # It is proposed again when it is still to be done.
-                pass
-            finally:
-                seat.proposed.discard(command)
+        def done(reply: object, error: BrokerError | None) -> None:
+            # Refused or too late: it is proposed again when it is still to be done.
+            seat.proposed.discard(command)
 
-        self._tasks.spawn(propose())
+        self._store.submit(change, done, PROPOSAL_TIMEOUT_MS)
 
     def _tell(self, seat: _Seat, tell: Tell) -> None:
         queue = self._partitions.find(seat.name.vhost, seat.name.topic, tell.pid)
