@@ -50,7 +50,7 @@ class Examination:
 
 def export(broker: Broker, vhost: str | None = None) -> JsonObject:
     """Returns all definitions, or those of one virtual host. Messages, exclusive queues and what is
-    always there are left out."""
+    always there are left out, and so are partitions of topics."""
     tree = broker.metadata.tree
     visible = {vhost} if vhost is not None else set(tree.vhosts)
     queues = [
@@ -63,7 +63,7 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
         }
         for place in resources.vhosts_of(broker, visible)
         for queue in place.topology.queues()
-        if queue.exclusive_owner is None
+        if queue.exclusive_owner is None and not queue.type.is_managed
     ]
     kept = {(queue["vhost"], queue["name"]) for queue in queues}
     exchanges = [
