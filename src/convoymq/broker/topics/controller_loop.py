@@ -24,7 +24,7 @@ from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topics import partition_arguments
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
-from convoymq.queues.partition.queue import Description
+from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.topics.answers import Answer, SealAnswer
 from convoymq.topics.changes import Phase
 from convoymq.topics.commands import Command, Seal
@@ -51,7 +51,9 @@ class Partition(Protocol):
     ) -> None:
         """Has a command applied by whatever node leads; `done` gets the outcome."""
 
-    def describe(self, done: Callable[[Description | None, BrokerError | None], None], /) -> None:
+    def describe(
+        self, done: Callable[[PartitionDescription | None, BrokerError | None], None], /
+    ) -> None:
         """`done` gets the state as the leader knows it."""
 
     async def wait_until_open(self, timeout: float, /) -> None:
@@ -315,7 +317,7 @@ class ControllerLoop:
             return
         self._under_way.add(question)
 
-        def done(found: Description | None, error: BrokerError | None) -> None:
+        def done(found: PartitionDescription | None, error: BrokerError | None) -> None:
             self._under_way.discard(question)
             sealed = found is not None and found.state == PartitionState.SEALED.value
             if sealed and self._is_current(key, controller):
