@@ -1,7 +1,7 @@
 """Records of an ordered topic: their order keys, the hash of these, and the partitions they go to.
 
-    record ─▶ order key ─▶ MurmurHash3 mod logical partitions ─▶ range ─▶ slot ─▶ a partition's target
-                                                                             └──▶ what waits
+    record ─▶ order key ─▶ MurmurHash3 mod logical partitions ─▶ range ─▶ slot ─▶ target of a client
+                                                                            └──▶ what waits
 
 An `OrderedTarget` takes a channel's publishes as any other target does, and places each into the
 target of its partition at once: a record is copied once. A partition that takes nothing for now has
