@@ -9,8 +9,8 @@ Commands are recorded, not judged: they are refused by rules about the tree only
 equal, has an owner, is empty), which never change without a machine version. What may be asked at
 all is for who proposes (`metadata.validation`, ADR 0015).
 
-Versions (ADR 0016): version 2 brought policies, operator policies and limits: their commands
-(`commands.FIRST_VERSIONS`) and fields of the snapshot.
+Versions (ADR 0016): version 2 brought policies, operator policies and limits, version 3 ordered
+topics: their commands (`commands.FIRST_VERSIONS`) and fields of the snapshot.
 
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
@@ -19,6 +19,7 @@ in the state, so that a client whose node caught up by a snapshot hears its answ
 Invariants:
     - a queue is in its virtual host's topology exactly when it has a record, with the same
     durability - group ids are given out once, rising
+    - a topic has its exchange; queues of partitions belong to a topic
     - permissions name users and virtual hosts that exist
 
 Running an effect twice is safe: answers carry session and seq and only the first is heard;
@@ -47,13 +48,20 @@ from convoymq.metadata.commands import (
     FIRST_VERSIONS,
     Bind,
     Bootstrap,
+    ChangeGroup,
+    ChangeTopic,
     Command,
+    CreateGroup,
+    CreatePartition,
+    CreateTopic,
     DeclareExchange,
     DeclareQueue,
     DeleteExchange,
+    DeleteGroup,
     DeletePermission,
     DeletePolicy,
     DeleteQueue,
+    DeleteTopic,
     DeleteTopicPermission,
     DeleteUser,
     DeleteVhost,
@@ -85,11 +93,13 @@ from convoymq.metadata.records import (
     PermissionSet,
     QueueRecord,
     TopicPermission,
+    TopicRecord,
     User,
     Vhost,
 )
 from convoymq.metadata.sessions import Sessions
 from convoymq.metadata.snapshot import FORMAT, TreeState, fill, to_builtins
+from convoymq.metadata.topics import Topics
 from convoymq.metadata.topology import Exchanges
 from convoymq.metadata.tree import Tree
 from convoymq.metadata.users import Users
@@ -112,7 +122,7 @@ _COMMAND_TYPES = supported.command_table(
 )
 #: Version -> the command types that it knows. What METADATA commands ask for has versions of its
 #: own (`commands.FIRST_VERSIONS`).
-COMMAND_TYPES = {1: _COMMAND_TYPES, 2: _COMMAND_TYPES}
+COMMAND_TYPES = dict.fromkeys((1, 2, 3), _COMMAND_TYPES)
 
 
 def owner_text(node: int, incarnation: int, connection: int) -> str:
@@ -125,7 +135,7 @@ class MetadataMachine(Tree):
     `queues` and `nodes`."""
 
     KIND = METADATA_KIND
-    VERSION = 2
+    VERSION = 3
     OLDEST_VERSION = 1
 
     def __init__(self) -> None:
@@ -140,7 +150,14 @@ class MetadataMachine(Tree):
         self._nodes = Nodes(self, self._queues, self._sessions)
         exchanges = Exchanges(self)
         policies = PolicyRules(self)
-        #: What carries a command out, by its type.
+        topics = Topics(self, self._queues)
+        #: What carries out the commands that record when they were applied.
+        self._timed_rules: dict[type[Command], Callable[..., object]] = {
+            DeclareQueue: self._queues.declare,
+            CreateTopic: topics.create,
+            CreatePartition: topics.create_partition,
+        }
+        #: What carries out the others, by their type.
         self._rules: dict[type[Command], Callable[..., object]] = {
             Bootstrap: self._bootstrap,
             PutVhost: self._vhosts.put,
@@ -167,6 +184,11 @@ class MetadataMachine(Tree):
             DeletePolicy: policies.delete,
             PutVhostLimit: policies.put_vhost_limit,
             PutUserLimit: policies.put_user_limit,
+            DeleteTopic: topics.delete,
+            ChangeTopic: topics.change,
+            CreateGroup: topics.create_group,
+            DeleteGroup: topics.delete_group,
+            ChangeGroup: topics.change_group,
         }
 
     # --- Machine -------------------------------------------------------------------------
@@ -293,8 +315,9 @@ class MetadataMachine(Tree):
         if FIRST_VERSIONS.get(type(command), 1) > self.version:
             # Who proposes asks first: a log with this in it is not one of ours.
             raise UnknownCommand(f"{type(command).__name__} in version {self.version}")
-        if isinstance(command, DeclareQueue):
-            return self._queues.declare(command, time_ms)
+        timed = self._timed_rules.get(type(command))
+        if timed is not None:
+            return timed(command, time_ms)
         return self._rules[type(command)](command)
 
     def _bootstrap(self, command: Bootstrap) -> bool:
@@ -345,6 +368,7 @@ __all__ = [
     "PermissionSet",
     "QueueRecord",
     "TopicPermission",
+    "TopicRecord",
     "User",
     "Vhost",
     "owner_text",
