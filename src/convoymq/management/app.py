@@ -32,7 +32,7 @@ from convoymq.management.handlers import ROUTES
 from convoymq.management.json_values import as_json, listed
 from convoymq.management.resources import Rates
 from convoymq.management.routes import find
-from convoymq.management.topics import NAMES, status_of
+from convoymq.management.topics import refusal_of
 from convoymq.metadata.machine import User
 from convoymq.model.errors import (
     AccessRefused,
@@ -214,8 +214,7 @@ def _broker_refusal(error: BrokerError, method: str) -> Response:
         case ValidationFailed():
             return _refusal(400, "bad_request", error.text)
         case TopicRefused(code=code):
-            status = status_of(code)
-            return _refusal(status, NAMES[status], error.text, {"code": code.value})
+            return _refusal(*refusal_of(code), error.text, {"code": code.value})
         case Unavailable():
             return _refusal(503, "service_unavailable", error.text)
         case _:

@@ -13,8 +13,8 @@ from convoymq.cli.ctl.command import TOPICS
 from convoymq.cli.ctl.main import main
 
 ORDERS = "topics/%2F/orders"
-SPLIT = {"change_id": "c1", "kind": "split", "phase": "done", "base_version": 0, "attempt": 1,
-         "sources": [0], "targets": [2, 3]}  # fmt: skip
+SPLIT = {"change_id": "c1", "kind": "split", "phase": "done", "base_version": 0, "next_version": 1,
+         "attempt": 1, "sources": [0], "targets": [2, 3]}  # fmt: skip
 ROWS = [{"pid": 0, "lo": 0, "hi": 512, "node": "n1", "state": "open", "sealed_version": None},
         {"pid": 1, "lo": 512, "hi": 1024, "node": None, "state": "open"}]  # fmt: skip
 
@@ -34,7 +34,7 @@ def run(*arguments: str) -> int:
 def test_the_commands_are_those_of_the_documentation() -> None:
     assert set(tools.commands_of(TOPICS)) == {
         "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
-        "drain", "declare-lost", "groups", "lag", "seek", "park",
+        "abort", "drain", "declare-lost", "groups", "delete-group", "lag", "seek",
     }  # fmt: skip
 
 
@@ -63,18 +63,8 @@ def test_the_commands_are_those_of_the_documentation() -> None:
             ("seek", "orders", "g", "--vector", "0=5, 1=7"),
             ("POST", ORDERS + "/groups/g/seek", {"vector": {"0": 5, "1": 7}}),
         ),
-        (
-            ("park", "resume", "orders", "g", "k1", "k2"),
-            ("POST", ORDERS + "/groups/g/park/resume", {"keys": ["k1", "k2"]}),
-        ),
-        (
-            ("park", "replace", "orders", "g", "a2V5", "--payload", "eA==", "--base64"),
-            (
-                "POST",
-                ORDERS + "/groups/g/park/replace",
-                {"key": "a2V5", "payload": "eA==", "encoding": "base64"},
-            ),
-        ),
+        (("abort", "orders", "c1"), ("DELETE", ORDERS + "/changes/c1", None)),
+        (("delete-group", "orders", "g"), ("DELETE", ORDERS + "/groups/g", None)),
     ],
 )
 def test_what_a_command_asks_for(
@@ -102,12 +92,6 @@ def test_what_a_command_asks_for(
         (("seek", "orders", "g", "--vector", "0=1,0=2"), "partition 0 twice"),
         (("seek", "orders", "g", "--vector", "0"), "an offset is a number, not ''"),
         (("declare-lost", "orders", "x"), "a partition is a number"),
-        (("park", "drop", "orders", "g"), "action is one of"),
-        (("park", "list", "orders", "g", "k"), "takes no keys"),
-        (("park", "resume", "orders", "g"), "takes some"),
-        (("park", "skip", "orders", "g", "k", "--payload", "x"), "goes with `replace`"),
-        (("park", "replace", "orders", "g", "k"), "goes with `replace`"),
-        (("park", "replace", "orders", "g", "k", "l", "--payload", "x"), "takes one key"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_asked(
@@ -209,25 +193,35 @@ def test_a_change_that_does_not_end_in_time(
 
 def test_lists(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"name": "orders", "vhost": "/", "mode": "strict", "logical": 1024, "partitions": 2,
-           "version": 0, "groups": 0, "change": SPLIT | {"phase": "sealing"}}  # fmt: skip
-    api.has("topics/%2F", [row, row | {"change": None}])
+           "version": 0, "groups": ["g"], "change": "c1", "partition_rows": ROWS}  # fmt: skip
+    api.has("topics/%2F", [row])
     assert run("list", "--format", "json") == 0
-    found = json.loads(printed(capsys)[0])
-    assert [each["change"] for each in found] == ["split: sealing", None]
+    assert json.loads(printed(capsys)[0])[0]["groups"] == ["g"]
     api.has(ORDERS, row)
     assert run("describe", "orders") == 0
-    assert "logical     1024" in printed(capsys)[0]
+    shown = printed(capsys)[0]
+    assert "logical     1024" in shown
+    assert "partition_rows" not in shown
     assert run("describe", "orders", "--format", "json") == 0
     assert json.loads(printed(capsys)[0]) == row
-    api.has(ORDERS + "/groups", [{"name": "g", "version": 0}])
+    api.has(ORDERS + "/groups", [{"group": "g", "cv": 0}])
     assert run("groups", "orders", "-q") == 0
     assert "g\t0" in printed(capsys)[0]
-    api.has(ORDERS + "/groups/g/lag", [{"pid": 0, "lag": 7, "waits_for": []}])
+    api.has(ORDERS + "/groups/g/lag", [{"pid": 0, "lag": 7}])
     assert run("lag", "orders", "g", "--format", "json") == 0
     assert json.loads(printed(capsys)[0])[0]["lag"] == 7
-    api.has("topics/drain", [{"vhost": "/", "name": "orders", "pid": 1}], method="POST")
+
+
+def test_a_drain_fails_when_a_partition_stays(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"vhost": "/", "topic": "orders", "pid": 1, "to_pid": 4, "node": "n2", "error": ""}
+    api.has("topics/drain", [row], method="POST")
     assert run("drain", "n1", "--format", "json") == 0
     assert api.asked[-1] == ("POST", "topics/drain", {"node": "n1"})
+    assert json.loads(printed(capsys)[0]) == [row]
+    api.has("topics/drain", [row | {"error": "no"}], method="POST")
+    assert run("drain", "n1") == 69
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import time
 from convoymq.cli.ctl.arguments import VHOST, Switch
 from convoymq.cli.ctl.command import TOPICS, Command, Invocation, object_of, rows_of
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
-from convoymq.cli.ctl.outputs import Note, Output, Rows, Text
+from convoymq.cli.ctl.outputs import Output, Rows, Text
 from convoymq.model.json import Json, JsonObject
 
 POLL_S = 0.05
@@ -17,16 +17,19 @@ HERE = (TOPICS,)
 TOPIC = "topics/{vhost}/{name}"
 GROUP = TOPIC + "/groups/{group}"
 LISTED = ("name", "mode", "logical", "partitions", "version", "groups", "change")
+TOPIC_DETAILS = ("partition_rows", "latest_change")
+"""Of a topic; `route` and `changes` show them."""
 ROUTE = ("pid", "lo", "hi", "node", "state")
 LINEAGE = (
     *ROUTE, "created_version", "sealed_version", "open_offset", "close_offset", "parents",
     "children",
 )  # fmt: skip
-CHANGE = ("change_id", "kind", "phase", "base_version", "attempt", "sources", "targets")
-GROUPS = ("name", "version", "latest", "members", "owners")
-LAG = ("pid", "state", "version", "owner", "acknowledged", "end", "lag", "parked", "waits_for")
-PARKED = ("key", "lp", "pid", "messages", "bytes", "resuming", "token")
-DRAINED = ("vhost", "name", "pid", "change_id", "phase")
+CHANGE = (
+    "change_id", "kind", "phase", "base_version", "next_version", "attempt", "sources", "targets"
+)  # fmt: skip
+GROUPS = ("group", "cv", "latest", "mode", "members", "waits_for")
+LAG = ("pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys")
+DRAINED = ("vhost", "topic", "pid", "to_pid", "node", "error")
 REFUSED = frozenset((400, 404, 410))
 """Status of answers to what cannot be done as it was asked for."""
 
@@ -85,20 +88,15 @@ def delete(invocation: Invocation) -> Output:
 
 def list_topics(invocation: Invocation) -> Output:
     """The topics of a virtual host."""
-    rows = rows_of(_ask(invocation, "GET", "topics/{vhost}"))
-    return Rows(LISTED, [{**row, "change": _phase(row)} for row in rows], nulls=True)
-
-
-def _phase(row: JsonObject) -> str | None:
-    change = row.get("change")
-    return f"{change['kind']}: {change['phase']}" if isinstance(change, dict) else None
+    return Rows(LISTED, rows_of(_ask(invocation, "GET", "topics/{vhost}")), nulls=True)
 
 
 def describe(invocation: Invocation) -> Output:
-    """All of a topic but its partitions."""
+    """A topic; as JSON with all of its partitions."""
     found = object_of(_ask(invocation, "GET", TOPIC))
-    width = max(map(len, found), default=0) + 2
-    lines = [f"{name:{width}}{_shown(value)}" for name, value in sorted(found.items())]
+    shown = {name: value for name, value in found.items() if name not in TOPIC_DETAILS}
+    width = max(map(len, shown), default=0) + 2
+    lines = [f"{name:{width}}{_shown(value)}" for name, value in sorted(shown.items())]
     return Text("\n".join(lines), found)
 
 
@@ -137,10 +135,9 @@ def _change(invocation: Invocation, verb: str, body: JsonObject) -> Output:
         time.sleep(POLL_S)
         found = object_of(_ask(invocation, "GET", TOPIC + "/changes/{change}"))
     shown = Rows(CHANGE, [found], nulls=True)
-    if found["phase"] == "done":
-        return shown
-    ended = "was given up" if found["phase"] == "aborted" else "goes on"
-    raise Failure(UNAVAILABLE, f"Change {found['change_id']} {ended}", rows=shown)
+    if found["phase"] != "done":
+        raise Failure(UNAVAILABLE, f"Change {found['change_id']} is not done", rows=shown)
+    return shown
 
 
 def split(invocation: Invocation) -> Output:
@@ -190,11 +187,20 @@ def changes(invocation: Invocation) -> Output:
     return Rows(CHANGE, rows, nulls=True)
 
 
+def abort(invocation: Invocation) -> Output:
+    """Gives a change up that has closed no partition."""
+    _ask(invocation, "DELETE", TOPIC + "/changes/{change}")
+    return None
+
+
 def drain(invocation: Invocation) -> Output:
     """Moves the open partitions that a node leads to other nodes."""
     body: JsonObject = {"node": invocation.word("target")}
     rows = rows_of(_ask(invocation, "POST", "topics/drain", body))  # type: ignore[arg-type]
-    return Rows(DRAINED, rows, nulls=True)
+    shown = Rows(DRAINED, rows, nulls=True)
+    if any(row.get("error") for row in rows):
+        raise Failure(UNAVAILABLE, "", rows=shown)
+    return shown
 
 
 def declare_lost(invocation: Invocation) -> Output:
@@ -210,6 +216,12 @@ def declare_lost(invocation: Invocation) -> Output:
 def groups(invocation: Invocation) -> Output:
     """The consumer groups of a topic."""
     return Rows(GROUPS, rows_of(_ask(invocation, "GET", TOPIC + "/groups")), nulls=True)
+
+
+def delete_group(invocation: Invocation) -> Output:
+    """Deletes a consumer group."""
+    _ask(invocation, "DELETE", GROUP)
+    return None
 
 
 def lag(invocation: Invocation) -> Output:
@@ -252,35 +264,6 @@ def _check_seek(invocation: Invocation) -> None:
     _position(invocation)
 
 
-PARK_ACTIONS = ("list", "resume", "skip", "replace")
-
-
-def park(invocation: Invocation) -> Output:
-    """Parked keys of a group: lists, resumes or skips them, or replaces their first message."""
-    action = invocation.word("action")
-    if action == "list":
-        return Rows(PARKED, rows_of(_ask(invocation, "GET", GROUP + "/park")), nulls=True)
-    body: JsonObject = {"keys": list(invocation.rest)}
-    if action == "replace":
-        body = {"key": invocation.rest[0], "payload": invocation.value("payload", "")}
-    if invocation.flag("base64"):
-        body["encoding"] = "base64"
-    _ask(invocation, "POST", GROUP + "/park/{action}", body)  # type: ignore[arg-type]
-    return Note(f"{len(invocation.rest)} keys")
-
-
-def _check_park(invocation: Invocation) -> None:
-    action = invocation.word("action")
-    if action not in PARK_ACTIONS:
-        raise Misused(f"Bad argument: action is one of {', '.join(PARK_ACTIONS)}", DATA)
-    if (action == "list") == bool(invocation.rest):
-        raise Misused("`list` takes no keys, every other action takes some", DATA)
-    if (action == "replace") != ("payload" in invocation.values):
-        raise Misused("--payload goes with `replace`", DATA)
-    if action == "replace" and len(invocation.rest) != 1:
-        raise Misused("`replace` takes one key", DATA)
-
-
 WAIT = Switch("wait", int)
 
 COMMANDS = (
@@ -318,7 +301,7 @@ COMMANDS = (
     ),
     Command(
         name="describe",
-        summary="Shows all of a topic but its partitions",
+        summary="Shows a topic; as JSON with all of its partitions",
         tools=HERE,
         arguments=("name",),
         switches=(VHOST,),
@@ -375,6 +358,15 @@ COMMANDS = (
         run=changes,
     ),
     Command(
+        name="abort",
+        summary="Gives a change up that has not closed a partition yet",
+        tools=HERE,
+        arguments=("name", "change"),
+        switches=(VHOST,),
+        banner="Giving up change {change} of topic {name}...",
+        run=abort,
+    ),
+    Command(
         name="drain",
         summary="Moves the open partitions that a node leads to other nodes",
         tools=HERE,
@@ -402,6 +394,15 @@ COMMANDS = (
         run=groups,
     ),
     Command(
+        name="delete-group",
+        summary="Deletes a consumer group without members; partitions are not kept for it any more",
+        tools=HERE,
+        arguments=("name", "group"),
+        switches=(VHOST,),
+        banner="Deleting group {group} of topic {name}...",
+        run=delete_group,
+    ),
+    Command(
         name="lag",
         summary="Lists what a group has before it, by partition",
         tools=HERE,
@@ -425,14 +426,5 @@ COMMANDS = (
         check=_check_seek,
         banner="Seeking group {group} of topic {name}...",
         run=seek,
-    ),
-    Command(
-        name="park",
-        summary="Lists, resumes or skips parked keys of a group, or replaces their first message",
-        tools=HERE,
-        arguments=("action", "name", "group", "key*"),
-        switches=(VHOST, Switch("payload", str), Switch("base64")),
-        check=_check_park,
-        run=park,
     ),
 )

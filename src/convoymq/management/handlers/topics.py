@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from convoymq.broker.topics.admin import Change, TopicAdmin
+from convoymq.broker.topics.admin import TopicAdmin
+from convoymq.broker.topics.rows import ChangeRow
 from convoymq.management.bodies import ApiError, bad_request
-from convoymq.management.call import DONE, Call, Status, put_status
+from convoymq.management.call import CREATED, DONE, Call, Status
 from convoymq.management.fields import number, text_in
 from convoymq.management.routes import Routes
-from convoymq.management.topics import (
-    bytes_in,
-    keys_in,
-    numbers_in,
-    position_in,
-    row_of,
-    whole_number,
-)
+from convoymq.management.topics import numbers_in, position_in, whole_number
 from convoymq.model.json import JsonObject
+from convoymq.topics.routes import LOGICAL_DEFAULT
 
-LOGICAL_DEFAULT = 1024
+ACCEPTED = 202
 
 routes = Routes()
 
@@ -74,18 +69,17 @@ def _admin(call: Call) -> TopicAdmin:
 
 @routes.listing("topics")
 async def topics(call: Call) -> list[JsonObject]:
-    rows = [row_of(each) for each in await _admin(call).list(None)]
-    return [row for row in rows if row["vhost"] in call.visible]
+    return [dict(row) for row in await _admin(call).list() if row["vhost"] in call.visible]
 
 
 @routes.listing("topics/{vhost}")
 async def topics_in(call: Call) -> list[JsonObject]:
-    return [row_of(each) for each in await _admin(call).list(_vhost(call))]
+    return [dict(row) for row in await _admin(call).list(_vhost(call))]
 
 
 @routes.add("GET", "topics/{vhost}/{name}")
-async def topic(call: Call) -> JsonObject:
-    return row_of(await _admin(call).describe(*_topic(call)))
+async def topic(call: Call) -> object:
+    return await _admin(call).describe(*_topic(call))
 
 
 @routes.add("PUT", "topics/{vhost}/{name}")
@@ -93,14 +87,14 @@ async def put_topic(call: Call) -> Status:
     vhost, name = _vhost(call), call.path["name"]
     call.may("configure", "exchange", name)
     body = await call.json()
-    created = await _admin(call).create(
+    await _admin(call).create(
         vhost,
         name,
         partitions=whole_number(body, "partitions"),
         logical=whole_number(body, "logical", LOGICAL_DEFAULT),
         mode=text_in(body, "mode", "strict"),
     )
-    return put_status(created)
+    return Status(CREATED)
 
 
 @routes.add("DELETE", "topics/{vhost}/{name}")
@@ -119,15 +113,10 @@ async def route(call: Call) -> list[JsonObject]:
     lineage = call.flag("lineage")
     if lineage and version is not None:
         raise bad_request("lineage shows all versions: leave version out")
-    rows = await _admin(call).route(vhost, name, version=version, lineage=lineage)
-    return [row_of(each) for each in rows]
+    return [dict(row) for row in await _admin(call).route(vhost, name, version, lineage=lineage)]
 
 
 # --- changes -----------------------------------------------------------------------------------
-
-
-def _begun(change: Change) -> tuple[int, JsonObject]:
-    return 202, row_of(change)
 
 
 @routes.add("POST", "topics/{vhost}/{name}/split")
@@ -136,7 +125,7 @@ async def split(call: Call) -> object:
     vhost, name = _configurable(call)
     body = await call.json()
     pid, cuts = whole_number(body, "pid"), numbers_in(body, "at")
-    return _begun(await _admin(call).split(vhost, name, pid, at=cuts))
+    return ACCEPTED, await _admin(call).split(vhost, name, pid, cuts)
 
 
 @routes.add("POST", "topics/{vhost}/{name}/merge")
@@ -144,7 +133,7 @@ async def merge(call: Call) -> object:
     """Begins a merge."""
     vhost, name = _configurable(call)
     pids = numbers_in(await call.json(), "pids")
-    return _begun(await _admin(call).merge(vhost, name, pids))
+    return ACCEPTED, await _admin(call).merge(vhost, name, pids)
 
 
 @routes.add("POST", "topics/{vhost}/{name}/move")
@@ -153,7 +142,7 @@ async def move(call: Call) -> object:
     vhost, name = _configurable(call)
     body = await call.json()
     pid, node = whole_number(body, "pid"), _node(call, text_in(body, "node"))
-    return _begun(await _admin(call).move(vhost, name, pid, node))
+    return ACCEPTED, await _admin(call).move(vhost, name, pid, node)
 
 
 def _node(call: Call, text: str) -> int:
@@ -163,20 +152,33 @@ def _node(call: Call, text: str) -> int:
     raise _not_found(f"no node '{text}'")
 
 
-@routes.add("GET", "topics/{vhost}/{name}/changes")
+@routes.listing("topics/{vhost}/{name}/changes")
 async def changes(call: Call) -> list[JsonObject]:
     """Returns the change that runs, or the last one."""
     found = await _admin(call).change(*_topic(call))
-    return [] if found is None else [row_of(found)]
+    return [] if found is None else [dict(found)]
 
 
 @routes.add("GET", "topics/{vhost}/{name}/changes/{change}")
-async def change(call: Call) -> JsonObject:
+async def change(call: Call) -> object:
+    return await _change(call)
+
+
+@routes.add("DELETE", "topics/{vhost}/{name}/changes/{change}")
+async def abort(call: Call) -> Status:
+    """Gives a change up that has sealed nothing."""
+    vhost, name = _configurable(call)
+    found = await _change(call)
+    await _admin(call).abort(vhost, name, found["change_id"])
+    return Status(DONE)
+
+
+async def _change(call: Call) -> ChangeRow:
     vhost, name = _topic(call)
     found = await _admin(call).change(vhost, name)
-    if found is None or found.change_id != call.path["change"]:
-        raise _not_found(f"no change '{call.path['change']}' of topic '{name}'")
-    return row_of(found)
+    if found is None or found["change_id"] != call.path["change"]:
+        raise _not_found(f"change '{call.path['change']}' of topic '{name}' is not known any more")
+    return found
 
 
 @routes.add("POST", "topics/{vhost}/{name}/declare-lost")
@@ -188,11 +190,11 @@ async def declare_lost(call: Call) -> Status:
 
 
 @routes.add("POST", "topics/drain")
-async def drain(call: Call) -> list[JsonObject]:
-    """Begins to move the open partitions that a node leads."""
+async def drain(call: Call) -> object:
+    """Moves the open partitions that a node leads."""
     call.need(call.is_administrator)
     node = _node(call, text_in(await call.json(), "node"))
-    return [row_of(each) for each in await _admin(call).drain(node)]
+    return await _admin(call).drain(node)
 
 
 # --- groups ------------------------------------------------------------------------------------
@@ -200,49 +202,21 @@ async def drain(call: Call) -> list[JsonObject]:
 
 @routes.listing("topics/{vhost}/{name}/groups")
 async def groups(call: Call) -> list[JsonObject]:
-    return [row_of(each) for each in await _admin(call).groups(*_topic(call))]
+    return [dict(row) for row in await _admin(call).groups(*_topic(call))]
+
+
+@routes.add("DELETE", "topics/{vhost}/{name}/groups/{group}")
+async def delete_group(call: Call) -> Status:
+    await _admin(call).delete_group(*_readable(call))
+    return Status(DONE)
 
 
 @routes.listing("topics/{vhost}/{name}/groups/{group}/lag")
 async def lag(call: Call) -> list[JsonObject]:
-    return [row_of(each) for each in await _admin(call).lag(*_group(call))]
+    return [dict(row) for row in await _admin(call).lag(*_group(call))]
 
 
 @routes.add("POST", "topics/{vhost}/{name}/groups/{group}/seek")
-async def seek(call: Call) -> Status:
-    vhost, name, group = _readable(call)
-    await _admin(call).seek(vhost, name, group, position_in(await call.json()))
-    return Status(DONE)
-
-
-@routes.listing("topics/{vhost}/{name}/groups/{group}/park")
-async def park_list(call: Call) -> list[JsonObject]:
-    return [row_of(each) for each in await _admin(call).park_list(*_readable(call))]
-
-
-@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/resume")
-async def park_resume(call: Call) -> Status:
-    """Has the messages of parked keys delivered again, in order."""
+async def seek(call: Call) -> object:
     place = _readable(call)
-    for key in keys_in(await call.json()):
-        await _admin(call).park_resume(*place, key)
-    return Status(DONE)
-
-
-@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/skip")
-async def park_skip(call: Call) -> Status:
-    """Drops the first message of parked keys."""
-    place = _readable(call)
-    for key in keys_in(await call.json()):
-        await _admin(call).park_skip(*place, key)
-    return Status(DONE)
-
-
-@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/replace")
-async def park_replace(call: Call) -> Status:
-    """Gives the first message of a parked key another content."""
-    place = _readable(call)
-    body = await call.json()
-    key, payload = bytes_in(body, body.get("key")), bytes_in(body, body.get("payload"))
-    await _admin(call).park_replace(*place, key, payload)
-    return Status(DONE)
+    return await _admin(call).seek(*place, position_in(await call.json()))
