@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from convoymq.broker.topics.admin import Position
 from convoymq.management.bodies import bad_request
 from convoymq.management.fields import number, text_in
 from convoymq.model.json import JsonObject
 from convoymq.topics.refusals import Code
+
+if TYPE_CHECKING:
+    from convoymq.broker.topics.admin import Position
 
 NUMBERS_MAX = 65_536
 

@@ -52,7 +52,7 @@ class FakeAdmin:
             self.asked.append((name, args, more))
             if self.refusal is not None:
                 raise self.refusal
-            return self.answers.get(name)
+            return None if args[2:] == ("c2",) else self.answers.get(name)
 
         return method
 
@@ -113,7 +113,7 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
             ("move", ("/", "orders", 0, 3), {}),
         ),
         ("GET", ORDERS + "/changes", None, 200, ("change", ("/", "orders"), {})),
-        ("GET", ORDERS + "/changes/c1", None, 200, ("change", ("/", "orders"), {})),
+        ("GET", ORDERS + "/changes/c1", None, 200, ("change", ("/", "orders", "c1"), {})),
         ("DELETE", ORDERS + "/changes/c1", None, 204, ("abort", ("/", "orders", "c1"), {})),
         (
             "POST", ORDERS + "/declare-lost", {"pid": 3}, 204,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from convoymq.broker.topics.admin import TopicAdmin
-from convoymq.broker.topics.rows import ChangeRow
+from typing import TYPE_CHECKING
+
 from convoymq.management.bodies import ApiError, bad_request
 from convoymq.management.call import CREATED, DONE, Call, Status
 from convoymq.management.fields import number, text_in
@@ -11,6 +11,10 @@ from convoymq.management.routes import Routes
 from convoymq.management.topics import numbers_in, position_in, whole_number
 from convoymq.model.json import JsonObject
 from convoymq.topics.routes import LOGICAL_DEFAULT
+
+if TYPE_CHECKING:
+    from convoymq.broker.topics.admin import TopicAdmin
+    from convoymq.broker.topics.rows import ChangeRow
 
 ACCEPTED = 202
 
@@ -175,8 +179,8 @@ async def abort(call: Call) -> Status:
 
 async def _change(call: Call) -> ChangeRow:
     vhost, name = _topic(call)
-    found = await _admin(call).change(vhost, name)
-    if found is None or found["change_id"] != call.path["change"]:
+    found = await _admin(call).change(vhost, name, call.path["change"])
+    if found is None:
         raise _not_found(f"change '{call.path['change']}' of topic '{name}' is not known any more")
     return found
 
