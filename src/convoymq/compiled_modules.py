@@ -63,6 +63,7 @@ PLAIN_MODULES = (
     "convoymq.queues.group_machine",
     "convoymq.queues.group_queue",
     "convoymq.queues.stream.machine",
+    "convoymq.queues.partition.machine",
     "convoymq.streamlog.chunks",
     "convoymq.queues.stream.client",
     "convoymq.queues.stream.queue",

@@ -9,7 +9,7 @@ release does not know is never skipped: `decode_command` refuses it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
@@ -376,6 +376,17 @@ class PutSetting(_Command, frozen=True, tag="setting_put"):
     value: str | None = None
 
 
+TopicCommand: TypeAlias = (
+    CreateTopic
+    | DeleteTopic
+    | ChangeTopic
+    | CreatePartition
+    | CreateGroup
+    | DeleteGroup
+    | ChangeGroup
+)
+TOPIC_COMMANDS = get_args(TopicCommand)
+
 Command: TypeAlias = (
     Bootstrap
     | PutVhost
@@ -403,13 +414,7 @@ Command: TypeAlias = (
     | DeletePolicy
     | PutVhostLimit
     | PutUserLimit
-    | CreateTopic
-    | DeleteTopic
-    | ChangeTopic
-    | CreatePartition
-    | CreateGroup
-    | DeleteGroup
-    | ChangeGroup
+    | TopicCommand
 )
 
 FIRST_VERSIONS: Mapping[type[Command], int] = {
@@ -417,13 +422,7 @@ FIRST_VERSIONS: Mapping[type[Command], int] = {
     DeletePolicy: 2,
     PutVhostLimit: 2,
     PutUserLimit: 2,
-    CreateTopic: 3,
-    DeleteTopic: 3,
-    ChangeTopic: 3,
-    CreatePartition: 3,
-    CreateGroup: 3,
-    DeleteGroup: 3,
-    ChangeGroup: 3,
+    **dict.fromkeys(TOPIC_COMMANDS, 3),
 }
 """The version of the metadata machine that brought a command, where it is not the first."""
 

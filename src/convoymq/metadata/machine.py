@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -48,20 +48,13 @@ from convoymq.metadata.commands import (
     FIRST_VERSIONS,
     Bind,
     Bootstrap,
-    ChangeGroup,
-    ChangeTopic,
     Command,
-    CreateGroup,
-    CreatePartition,
-    CreateTopic,
     DeclareExchange,
     DeclareQueue,
     DeleteExchange,
-    DeleteGroup,
     DeletePermission,
     DeletePolicy,
     DeleteQueue,
-    DeleteTopic,
     DeleteTopicPermission,
     DeleteUser,
     DeleteVhost,
@@ -99,7 +92,6 @@ from convoymq.metadata.records import (
 )
 from convoymq.metadata.sessions import Sessions
 from convoymq.metadata.snapshot import FORMAT, TreeState, fill, to_builtins
-from convoymq.metadata.topics import Topics
 from convoymq.metadata.topology import Exchanges
 from convoymq.metadata.tree import Tree
 from convoymq.metadata.users import Users
@@ -111,8 +103,12 @@ from convoymq.model.errors import (
     check,
     refusal_to_builtins,
 )
+from convoymq.model.late_imports import import_late
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, FLAG_NODE_GONE, NEVER, Effect
+
+if TYPE_CHECKING:
+    from convoymq.metadata.topic_rules import Topics
 
 STATUS_OK = 0
 STATUS_REFUSED = 1
@@ -150,14 +146,8 @@ class MetadataMachine(Tree):
         self._nodes = Nodes(self, self._queues, self._sessions)
         exchanges = Exchanges(self)
         policies = PolicyRules(self)
-        topics = Topics(self, self._queues)
-        #: What carries out the commands that record when they were applied.
-        self._timed_rules: dict[type[Command], Callable[..., object]] = {
-            DeclareQueue: self._queues.declare,
-            CreateTopic: topics.create,
-            CreatePartition: topics.create_partition,
-        }
-        #: What carries out the others, by their type.
+        self._topics: Topics | None = None
+        #: What carries a command out, by its type.
         self._rules: dict[type[Command], Callable[..., object]] = {
             Bootstrap: self._bootstrap,
             PutVhost: self._vhosts.put,
@@ -184,11 +174,6 @@ class MetadataMachine(Tree):
             DeletePolicy: policies.delete,
             PutVhostLimit: policies.put_vhost_limit,
             PutUserLimit: policies.put_user_limit,
-            DeleteTopic: topics.delete,
-            ChangeTopic: topics.change,
-            CreateGroup: topics.create_group,
-            DeleteGroup: topics.delete_group,
-            ChangeGroup: topics.change_group,
         }
 
     # --- Machine -------------------------------------------------------------------------
@@ -315,10 +300,21 @@ class MetadataMachine(Tree):
         if FIRST_VERSIONS.get(type(command), 1) > self.version:
             # Who proposes asks first: a log with this in it is not one of ours.
             raise UnknownCommand(f"{type(command).__name__} in version {self.version}")
-        timed = self._timed_rules.get(type(command))
-        if timed is not None:
-            return timed(command, time_ms)
-        return self._rules[type(command)](command)
+        if isinstance(command, DeclareQueue):
+            return self._queues.declare(command, time_ms)
+        rule = self._rules.get(type(command))
+        return (
+            rule(command) if rule is not None else self._topic_rules().carry_out(command, time_ms)
+        )
+
+    def _topic_rules(self) -> Topics:
+        """Returns the rules of topics, which are loaded with the first one."""
+        if self._topics is None:
+            import_late("convoymq.metadata.topic_rules")
+            from convoymq.metadata.topic_rules import Topics
+
+            self._topics = Topics(self, self._queues)
+        return self._topics
 
     def _bootstrap(self, command: Bootstrap) -> bool:
         if "bootstrapped" in self.settings:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from convoymq.routing.policies import Policies
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import QueueType
-from convoymq.topics.group import GroupState
-from convoymq.topics.topic import TopicState
+
+if TYPE_CHECKING:
+    from convoymq.topics.group import GroupState
+    from convoymq.topics.topic import TopicState
 
 JOIN_FOUNDER = "founder"
 """A member that never ran: nothing of it can be missing."""

@@ -9,13 +9,14 @@ equal bytes. Indexes of the lineage follow from the rows and are not in it.
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar, get_args
+from typing import TypeAlias, TypeVar, get_args
 
 import msgspec
 
+from convoymq.metadata.records import TopicRecord
 from convoymq.model.errors import StorageFault, UnknownCommand
 from convoymq.topics.changes import Change, Kind, Seal
-from convoymq.topics.group import GroupCommand
+from convoymq.topics.group import GroupCommand, GroupState
 from convoymq.topics.lineage import Lineage, Partition, PartitionState, Published
 from convoymq.topics.routes import Route, Span
 from convoymq.topics.topic import TopicCommand, TopicState
@@ -58,6 +59,46 @@ def _unpack(packed: bytes, known: dict[str, type[C]]) -> C:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, KeyError) as error:
         raise UnknownCommand(f"not a command of a topic of this release: {error}") from error
+
+
+# --- topics in snapshots ----------------------------------------------------------------------
+
+TopicRow: TypeAlias = tuple[
+    str, str, str, int, int, int, bytes, list[tuple[str, bytes]], list[tuple[int, int]]
+]
+"""(virtual host, name, mode, hash, its seed, created, state, groups, places); state and groups as
+`pack_state` and `GroupState.snapshot` have them"""
+
+
+def to_row(topic: TopicRecord) -> TopicRow:
+    """Returns a topic for a snapshot; equal ones give equal rows."""
+    return (
+        topic.vhost,
+        topic.name,
+        topic.mode,
+        topic.hash_id,
+        topic.hash_seed,
+        topic.created_ms,
+        pack_state(topic.state),
+        [(name, group.snapshot()) for name, group in sorted(topic.groups.items())],
+        sorted(topic.places.items()),
+    )
+
+
+def from_row(row: TopicRow) -> TopicRecord:
+    """Returns the topic of `to_row`. Raises StorageFault."""
+    vhost, name, mode, hash_id, hash_seed, created_ms, packed, groups, places = row
+    return TopicRecord(
+        vhost=vhost,
+        name=name,
+        mode=mode,
+        hash_id=hash_id,
+        hash_seed=hash_seed,
+        created_ms=created_ms,
+        state=unpack_state(packed),
+        groups={group: GroupState.restore(state) for group, state in groups},
+        places=dict(places),
+    )
 
 
 # --- the state of a topic ------------------------------------------------------------------

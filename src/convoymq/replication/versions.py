@@ -10,6 +10,7 @@ from convoymq.model.errors import UnsupportedVersion
 
 MACHINES = [
     "convoymq.metadata.machine",
+    "convoymq.queues.partition.machine",
     "convoymq.queues.quorum.machine",
     "convoymq.queues.stream.machine",
 ]

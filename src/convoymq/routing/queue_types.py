@@ -45,6 +45,9 @@ class TypeRules:
     policy_scope: str = ""
     """Name in `apply-to` of a policy for queues of the type; empty: they have no name of their
     own."""
+    is_managed: bool = False
+    """Queues of the type are parts of something else, which alone declares, binds, fills and
+    deletes them."""
     prevailing_arguments: frozenset[str] = frozenset()
     """Arguments that come before a policy, where it is the other way round in other types."""
 

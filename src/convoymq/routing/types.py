@@ -69,11 +69,12 @@ _DESCRIPTIONS = {
 
 class QueueType(_StoredType):
     """Type of a queue: where its messages are kept. `queue_types` has those that are served; those
-    of RabbitMQ have a name here."""
+    of RabbitMQ, and the partitions of topics, have a name here."""
 
     CLASSIC = "classic"
     QUORUM = "quorum"
     STREAM = "stream"
+    PARTITION = "partition"
 
     @property
     def is_served(self) -> bool:

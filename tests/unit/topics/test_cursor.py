@@ -31,3 +31,17 @@ def test_advancing_takes_in_what_it_reaches(offsets: list[int], watermark: int) 
     naive = {*offsets, *range(watermark)}
     cursor.check_invariants()
     assert cursor.watermark == next(n for n in range(100) if n not in naive)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=20))
+def test_a_range_counts_as_its_offsets(ranges: list[tuple[int, int]]) -> None:
+    cursor, naive = Cursor(2), Cursor(2)
+    for first, length in ranges:
+        cursor.ack_range(first, first + length)
+        if first <= naive.watermark:
+            naive.advance(first + length)
+        for offset in range(first, first + length):
+            naive.ack(offset)
+        cursor.check_invariants()
+        assert cursor.pack() == naive.pack()

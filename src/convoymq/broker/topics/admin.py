@@ -22,7 +22,7 @@ from convoymq.broker.topics.rows import (
 from convoymq.topics.routes import LOGICAL_DEFAULT
 
 Position = Literal["earliest", "latest"] | int | Mapping[int, int]
-"""Where a group begins: at one end, at a time (ms since the epoch), or at an offset in each
+"""Begin of a group: at one end, at a time (ms since the epoch), or at an offset in each
 partition of a vector."""
 CHANGE_TIMEOUT_S = 30.0
 
