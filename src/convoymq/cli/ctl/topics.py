@@ -225,7 +225,7 @@ def delete_group(invocation: Invocation) -> Output:
 
 
 def lag(invocation: Invocation) -> Output:
-    """What a group has before it, by partition."""
+    """Positions of a group in the partitions that it has not left behind."""
     return Rows(LAG, rows_of(_ask(invocation, "GET", GROUP + "/lag")), nulls=True)
 
 
