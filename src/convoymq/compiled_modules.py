@@ -67,5 +67,7 @@ PLAIN_MODULES = (
     "convoymq.streamlog.chunks",
     "convoymq.queues.stream.client",
     "convoymq.queues.stream.queue",
+    "convoymq.queues.partition.client",
+    "convoymq.queues.partition.queue",
 )
 """Modules without pointers: interpreted, they do the same, only slower."""

@@ -6,8 +6,9 @@ Numbers and fields of a released version stay as they are.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import get_type_hints
+from collections.abc import Mapping
+from types import GenericAlias
+from typing import Generic, TypeVar, get_type_hints
 
 import msgspec
 
@@ -25,10 +26,12 @@ from convoymq.topics.answers import (
 from convoymq.topics.commands import Command
 from convoymq.topics.partition import Outcome
 
+Value = TypeVar("Value")
+
 CMD_PARTITION = 22
 """Type of the command in a batch; its `arg` has the number of bytes in the body."""
 
-COMMANDS: dict[int, type] = {
+COMMANDS: dict[int, type[Command]] = {
     1: of_partitions.OpenProducer,
     2: of_partitions.ExpireProducers,
     3: of_partitions.Open,
@@ -48,7 +51,7 @@ COMMANDS: dict[int, type] = {
     17: of_partitions.AckRanges,
 }
 """Number -> class. Messages come as ENQUEUE and have no number here."""
-OUTCOMES: dict[int, type] = {
+OUTCOMES: dict[int, type[Outcome]] = {
     1: Answer,
     2: ProduceAnswer,
     3: ProducerAnswer,
@@ -59,53 +62,57 @@ OUTCOMES: dict[int, type] = {
     8: LossAnswer,
 }
 
-_COMMAND_NUMBERS = {kind: number for number, kind in COMMANDS.items()}
-_OUTCOME_NUMBERS = {kind: number for number, kind in OUTCOMES.items()}
 _HEAD = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+
+
+class _Codec(Generic[Value]):
+    """Values of numbered classes as bytes."""
+
+    def __init__(self, kinds: Mapping[int, type[Value]]) -> None:
+        self._kinds = kinds
+        self._numbers = {kind.__name__: number for number, kind in kinds.items()}
+        self._fields: dict[int, tuple[str, ...]] = {}
+        self._decoders: dict[int, msgspec.msgpack.Decoder[tuple[object, ...]]] = {}
+        for number, kind in kinds.items():
+            types = get_type_hints(kind)
+            self._fields[number] = tuple(types)
+            packed = GenericAlias(tuple, tuple(types.values()))
+            self._decoders[number] = msgspec.msgpack.Decoder(packed)
+
+    def encode(self, value: Value) -> bytes:
+        """Returns the bytes of a value."""
+        number = self._numbers[type(value).__name__]
+        fields = [getattr(value, name) for name in self._fields[number]]
+        return msgspec.msgpack.encode((number, fields))
+
+    def decode(self, data: bytes) -> Value:
+        """Returns the value of bytes. Raises ValueError."""
+        try:
+            number, packed = _HEAD.decode(data)
+            return self._kinds[number](*self._decoders[number].decode(packed))
+        except (KeyError, msgspec.MsgspecError) as error:
+            raise ValueError(f"malformed command or outcome of a partition: {error!r}") from error
+
+
+_OF_COMMANDS: _Codec[Command] = _Codec(COMMANDS)
+_OF_OUTCOMES: _Codec[Outcome] = _Codec(OUTCOMES)
 
 
 def encode_command(command: Command) -> bytes:
     """Returns the body of a command in the log."""
-    return _encoded(_COMMAND_NUMBERS[type(command)], command)
+    return _OF_COMMANDS.encode(command)
 
 
 def decode_command(data: bytes) -> Command:
     """Returns the command of a body. Raises ValueError."""
-    command: Command = _decoded(COMMANDS, data)
-    return command
+    return _OF_COMMANDS.decode(data)
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
     """Returns the answer to a command as its session gets it."""
-    return _encoded(_OUTCOME_NUMBERS[type(outcome)], outcome)
+    return _OF_OUTCOMES.encode(outcome)
 
 
 def decode_outcome(data: bytes) -> Outcome:
     """Returns the outcome that was encoded. Raises ValueError."""
-    outcome: Outcome = _decoded(OUTCOMES, data)
-    return outcome
-
-
-def _encoded(number: int, value: object) -> bytes:
-    fields = [getattr(value, name) for name in _fields(type(value))]
-    return msgspec.msgpack.encode((number, fields))
-
-
-def _decoded(kinds: dict[int, type], data: bytes) -> object:
-    try:
-        number, packed = _HEAD.decode(data)
-        kind = kinds[number]
-        return kind(*_decoder(kind).decode(packed))
-    except (KeyError, msgspec.MsgspecError) as error:
-        raise ValueError(f"malformed command or outcome of a partition: {error!r}") from error
-
-
-@cache
-def _fields(kind: type) -> dict[str, object]:
-    """Name -> type of each field, in order."""
-    return get_type_hints(kind)
-
-
-@cache
-def _decoder(kind: type) -> msgspec.msgpack.Decoder[tuple[object, ...]]:
-    return msgspec.msgpack.Decoder(tuple[tuple(_fields(kind).values())])
+    return _OF_OUTCOMES.decode(data)

@@ -1,7 +1,8 @@
 """Driver of physical partitions of ordered topics.
 
 Their queues are declared by the topic, with what is fixed about the partition as arguments, and
-deleted by it. The handle is imported for the first partition: a node without any does not carry it.
+deleted by it. Machine and handle are imported for the first partition: a node without any does not
+carry them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from convoymq.model.late_imports import import_late
 from convoymq.model.tables import Field, Table
 from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
-from convoymq.queues.partition.machine import PartitionGroupMachine
+from convoymq.queues.partition.rules import PARTITION
 from convoymq.queues.stream.driver import stream_settings
 from convoymq.routing.queue_types import Argument, TypeRules
-from convoymq.routing.types import QueueType
 
 if TYPE_CHECKING:
+    from convoymq.queues.partition.machine import PartitionGroupMachine
     from convoymq.queues.partition.queue import PartitionQueue
 
 TOPIC_ARGUMENT = "x-partition-topic"
@@ -42,7 +43,7 @@ class PartitionDriver(GroupDriver):
     """See the module text."""
 
     rules = TypeRules(
-        name=QueueType.PARTITION.value,
+        name=PARTITION,
         is_replicated=True,
         is_managed=True,
         serves=frozenset(
@@ -65,6 +66,9 @@ class PartitionDriver(GroupDriver):
 
     def make_machine(self, arguments: Table) -> PartitionGroupMachine:
         """See `GroupDriver`."""
+        import_late("convoymq.queues.partition.machine")
+        from convoymq.queues.partition.machine import PartitionGroupMachine
+
         settings = stream_settings(arguments)
         for name, setting in _NUMBERS:
             field = arguments.get(name)

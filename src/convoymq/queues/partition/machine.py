@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from convoymq.kernels import batch
 from convoymq.queues.partition.codec import CMD_PARTITION, decode_command, encode_outcome
+from convoymq.queues.partition.rules import PartitionRules
 from convoymq.queues.sessions import (
     APPLIED_OK,
     APPLIED_REJECTED,
@@ -73,9 +74,9 @@ class PartitionGroupMachine(StreamMachine):
     which the topic begins, is open from the start.
     """
 
-    KIND = "partition"
-    VERSION = 1
-    OLDEST_VERSION = 1
+    KIND = PartitionRules.KIND
+    VERSION = PartitionRules.VERSION
+    OLDEST_VERSION = PartitionRules.OLDEST_VERSION
     SNAPSHOT_FORMAT = 1
 
     def _clear(self) -> None:
@@ -226,6 +227,3 @@ class PartitionGroupMachine(StreamMachine):
         super()._restore(known)
         self.state.restore(known["partition"])
         self.refused = {session: (seq, Code(code)) for session, seq, code in known["refused"]}
-
-
-supported.register(PartitionGroupMachine)
