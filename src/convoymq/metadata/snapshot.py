@@ -255,13 +255,18 @@ def fill(tree: Tree, raw: TreeState) -> None:
     for vhost_name, limits in raw.get("vhost_limits", ()):
         tree.vhosts[vhost_name].limits = limits
     tree.user_limits = dict(raw.get("user_limits", ()))
-    if raw.get("topics"):
-        import_late("convoymq.metadata.topic_codec")
-        from convoymq.metadata.topic_codec import from_row
+    _fill_topics(tree, raw.get("topics", []))
 
-        for row in raw["topics"]:
-            record = from_row(row)
-            tree.vhosts[record.vhost].topics[record.name] = record
+
+def _fill_topics(tree: Tree, rows: list[TopicRow]) -> None:
+    if not rows:
+        return
+    import_late("convoymq.metadata.topic_codec")
+    from convoymq.metadata.topic_codec import from_row
+
+    for row in rows:
+        record = from_row(row)
+        tree.vhosts[record.vhost].topics[record.name] = record
 
 
 def _ranges(raw: dict[str, list[int]]) -> dict[str, tuple[int, int]]:

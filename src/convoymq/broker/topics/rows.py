@@ -16,6 +16,8 @@ class TopicRow(TypedDict):
     hash_seed: int
     version: int
     """The newest published route version."""
+    min_version: int
+    """The oldest version that is still described."""
     partitions: int
     """Partitions of that version."""
     groups: list[str]
@@ -127,6 +129,8 @@ class LagRow(TypedDict):
     lag: int | None
     """Messages that are not acknowledged."""
     parked_keys: int
+    waits_for: list[int]
+    """Sealed partitions that the group has to finish before it may read this one."""
 
 
 class DrainRow(TypedDict):
@@ -137,6 +141,6 @@ class DrainRow(TypedDict):
     pid: int
     to_pid: int | None
     node: str
-    """Where it is now."""
+    """The node that leads now."""
     error: str
     """Empty: done."""
