@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -12,8 +14,11 @@ from convoymq.topics.refusals import Code
 
 if TYPE_CHECKING:
     from convoymq.broker.topics.admin import Position
+    from convoymq.broker.topics.parked import ParkedKeyRow
 
 NUMBERS_MAX = 65_536
+KEYS_MAX = 1_000
+ENCODINGS = ("string", "base64")
 
 STATUS: Mapping[Code, int] = {
     Code.BAD_TOPIC: 400,
@@ -83,6 +88,38 @@ def _vector(value: object) -> dict[int, int]:
     if len(made) != len(value):
         raise bad_request("key vector names a partition twice")
     return made
+
+
+def keys_in(body: JsonObject) -> list[bytes]:
+    """Returns order keys. Raises ApiError."""
+    encoding = text_in(body, "encoding", "string")
+    if encoding not in ENCODINGS:
+        raise bad_request(f"encoding is one of {', '.join(ENCODINGS)}")
+    keys = body.get("keys")
+    if not isinstance(keys, list) or not 1 <= len(keys) <= KEYS_MAX:
+        raise bad_request(f"keys must be a list of 1 to {KEYS_MAX} order keys")
+    return [_key(each, encoding) for each in keys]
+
+
+def _key(value: object, encoding: str) -> bytes:
+    if not isinstance(value, str):
+        raise bad_request(f"the order key {value!r} is not a string")
+    if encoding == "string":
+        return value.encode()
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise bad_request(f"the order key {value!r} is not base64") from None
+
+
+def parked_json(row: ParkedKeyRow) -> JsonObject:
+    """Returns a parked key as JSON; one that is no text is base64."""
+    key = row["key"]
+    try:
+        shown = {"key": key.decode(), "encoding": "string"}
+    except UnicodeDecodeError:
+        shown = {"key": base64.b64encode(key).decode("ascii"), "encoding": "base64"}
+    return {**row, **shown}
 
 
 def _number(key: str, value: object) -> int:

@@ -35,6 +35,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
     assert set(tools.commands_of(TOPICS)) == {
         "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
         "abort", "drain", "declare-lost", "groups", "delete-group", "lag", "seek",
+        "park",
     }  # fmt: skip
 
 
@@ -62,6 +63,18 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         (
             ("seek", "orders", "g", "--vector", "0=5, 1=7"),
             ("POST", ORDERS + "/groups/g/seek", {"vector": {"0": 5, "1": 7}}),
+        ),
+        (
+            ("park", "resume", "orders", "g", "k1", "k2"),
+            (
+                "POST",
+                ORDERS + "/groups/g/park/resume",
+                {"keys": ["k1", "k2"], "encoding": "string"},
+            ),
+        ),
+        (
+            ("park", "skip", "orders", "g", "a2V5", "--base64"),
+            ("POST", ORDERS + "/groups/g/park/skip", {"keys": ["a2V5"], "encoding": "base64"}),
         ),
         (("abort", "orders", "c1"), ("DELETE", ORDERS + "/changes/c1", None)),
         (("delete-group", "orders", "g"), ("DELETE", ORDERS + "/groups/g", None)),
@@ -92,6 +105,9 @@ def test_what_a_command_asks_for(
         (("seek", "orders", "g", "--vector", "0=1,0=2"), "partition 0 twice"),
         (("seek", "orders", "g", "--vector", "0"), "an offset is a number, not ''"),
         (("declare-lost", "orders", "x"), "a partition is a number"),
+        (("park", "drop", "orders", "g"), "action is one of"),
+        (("park", "list", "orders", "g", "k"), "takes no keys"),
+        (("park", "resume", "orders", "g"), "take some"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_asked(
@@ -210,6 +226,9 @@ def test_lists(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.has(ORDERS + "/groups/g/lag", [{"pid": 0, "lag": 7}])
     assert run("lag", "orders", "g", "--format", "json") == 0
     assert json.loads(printed(capsys)[0])[0]["lag"] == 7
+    api.has(ORDERS + "/groups/g/park", [{"key": "k", "lp": 3}])
+    assert run("park", "list", "orders", "g", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0])[0]["lp"] == 3
 
 
 def test_a_drain_fails_when_a_partition_stays(

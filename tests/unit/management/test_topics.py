@@ -27,13 +27,15 @@ from tests.unit.queues.fake_cluster import FakeCluster
 __all__ = ["api", "cluster"]
 
 CHANGE = {"change_id": "c1", "kind": "split", "phase": "prepared"}
+PARKED = {"key": b"\xff", "lp": 3}
 ORDERS = "/topics/%2F/orders"
 
 
 class FakeAdmin:
     """Notes what it is asked for; raises what a test tells it to."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
         self.asked: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.refusal: Exception | None = None
         self.answers: dict[str, Any] = {
@@ -47,9 +49,15 @@ class FakeAdmin:
             "seek": {"group": "g"},
         }  # fmt: skip
 
+    @property
+    def parked(self) -> FakeAdmin:
+        made = FakeAdmin("parked.")
+        made.asked, made.answers = self.asked, {"list": [PARKED]}
+        return made
+
     def __getattr__(self, name: str) -> Any:
         async def method(*args: Any, **more: Any) -> Any:
-            self.asked.append((name, args, more))
+            self.asked.append((self.prefix + name, args, more))
             if self.refusal is not None:
                 raise self.refusal
             return None if args[2:] == ("c2",) else self.answers.get(name)
@@ -135,6 +143,15 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
             "POST", ORDERS + "/groups/g/seek", {"vector": {"0": 5, "1": 7}}, 200,
             ("seek", ("/", "orders", "g", {0: 5, 1: 7}), {}),
         ),
+        ("GET", ORDERS + "/groups/g/park", None, 200, ("parked.list", ("/", "orders", "g"), {})),
+        (
+            "POST", ORDERS + "/groups/g/park/resume", {"keys": ["k"]}, 204,
+            ("parked.resume", ("/", "orders", "g", b"k"), {}),
+        ),
+        (
+            "POST", ORDERS + "/groups/g/park/skip", {"keys": ["/w=="], "encoding": "base64"}, 204,
+            ("parked.skip", ("/", "orders", "g", b"\xff"), {}),
+        ),
     ],
 )  # fmt: skip
 async def test_what_requests_ask_for(
@@ -180,6 +197,16 @@ async def test_what_requests_ask_for(
         ("POST", ORDERS + "/groups/g/seek", {"vector": {}}, 400, "key vector is not"),
         ("POST", ORDERS + "/groups/g/seek", {"vector": {"a": 1}}, 400, "'a' is not a number"),
         ("POST", ORDERS + "/groups/g/seek", {"vector": {"0": -1}}, 400, "-1 is not a number"),
+        ("POST", ORDERS + "/groups/g/park/skip", {}, 400, "keys must be a list"),
+        ("POST", ORDERS + "/groups/g/park/skip", {"keys": [7]}, 400, "7 is not a string"),
+        (
+            "POST", ORDERS + "/groups/g/park/skip", {"keys": ["?"], "encoding": "base64"}, 400,
+            "'?' is not base64",
+        ),
+        (
+            "POST", ORDERS + "/groups/g/park/skip", {"keys": ["k"], "encoding": "hex"}, 400,
+            "encoding is one of",
+        ),
         (
             "POST", ORDERS + "/groups/g/seek", {"vector": {"0": 1, "00": 1}}, 400,
             "names a partition twice",
@@ -234,6 +261,15 @@ async def test_refusals_of_the_cluster(
     admin.refusal = refusal
     answer = await ok(api.put("/topics/%2F/new", json={"partitions": 1}), status)
     assert refusal.text in answer["reason"]
+
+
+async def test_a_parked_key_that_is_no_text_is_shown(
+    api: httpx.AsyncClient, admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ORDERS + "/groups/g/park"
+    assert await ok(api.get(path)) == [{"key": "/w==", "encoding": "base64", "lp": 3}]
+    monkeypatch.setitem(PARKED, "key", b"k")
+    assert await ok(api.get(path)) == [{"key": "k", "encoding": "string", "lp": 3}]
 
 
 def test_every_code_has_a_status() -> None:

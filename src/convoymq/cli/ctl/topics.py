@@ -29,6 +29,8 @@ CHANGE = (
 )  # fmt: skip
 GROUPS = ("group", "cv", "latest", "mode", "members", "waits_for")
 LAG = ("pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys")
+PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
+PARK_ACTIONS = ("list", "resume", "skip")
 DRAINED = ("vhost", "topic", "pid", "to_pid", "node", "error")
 REFUSED = frozenset((400, 404, 410))
 """Status of answers to what cannot be done as it was asked for."""
@@ -264,6 +266,24 @@ def _check_seek(invocation: Invocation) -> None:
     _position(invocation)
 
 
+def park(invocation: Invocation) -> Output:
+    """Parked keys of a group: lists them, resumes them, or skips their first messages."""
+    if invocation.word("action") == "list":
+        return Rows(PARKED, rows_of(_ask(invocation, "GET", GROUP + "/park")), nulls=True)
+    encoding = "base64" if invocation.flag("base64") else "string"
+    body: JsonObject = {"keys": list(invocation.rest), "encoding": encoding}
+    _ask(invocation, "POST", GROUP + "/park/{action}", body)  # type: ignore[arg-type]
+    return None
+
+
+def _check_park(invocation: Invocation) -> None:
+    action = invocation.word("action")
+    if action not in PARK_ACTIONS:
+        raise Misused(f"Bad argument: action is one of {', '.join(PARK_ACTIONS)}", DATA)
+    if (action == "list") == bool(invocation.rest):
+        raise Misused("`list` takes no keys, `resume` and `skip` take some", DATA)
+
+
 WAIT = Switch("wait", int)
 
 COMMANDS = (
@@ -426,5 +446,14 @@ COMMANDS = (
         check=_check_seek,
         banner="Seeking group {group} of topic {name}...",
         run=seek,
+    ),
+    Command(
+        name="park",
+        summary="Lists the parked keys of a group, resumes them, or skips their first messages",
+        tools=HERE,
+        arguments=("action", "name", "group", "key*"),
+        switches=(VHOST, Switch("base64")),
+        check=_check_park,
+        run=park,
     ),
 )

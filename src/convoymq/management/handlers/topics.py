@@ -8,7 +8,13 @@ from convoymq.management.bodies import ApiError, bad_request
 from convoymq.management.call import CREATED, DONE, Call, Status
 from convoymq.management.fields import number, text_in
 from convoymq.management.routes import Routes
-from convoymq.management.topics import numbers_in, position_in, whole_number
+from convoymq.management.topics import (
+    keys_in,
+    numbers_in,
+    parked_json,
+    position_in,
+    whole_number,
+)
 from convoymq.model.json import JsonObject
 from convoymq.topics.routes import LOGICAL_DEFAULT
 
@@ -224,3 +230,26 @@ async def lag(call: Call) -> list[JsonObject]:
 async def seek(call: Call) -> object:
     place = _readable(call)
     return await _admin(call).seek(*place, position_in(await call.json()))
+
+
+@routes.listing("topics/{vhost}/{name}/groups/{group}/park")
+async def parked(call: Call) -> list[JsonObject]:
+    return [parked_json(row) for row in await _admin(call).parked.list(*_readable(call))]
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/resume")
+async def resume(call: Call) -> Status:
+    """Has the messages of parked keys delivered again, in order."""
+    place = _readable(call)
+    for key in keys_in(await call.json()):
+        await _admin(call).parked.resume(*place, key)
+    return Status(DONE)
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/skip")
+async def skip(call: Call) -> Status:
+    """Gives the first messages of parked keys up."""
+    place = _readable(call)
+    for key in keys_in(await call.json()):
+        await _admin(call).parked.skip(*place, key)
+    return Status(DONE)
