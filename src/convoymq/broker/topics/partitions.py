@@ -20,6 +20,10 @@ class TopicPartitions:
         place = self._tree.vhosts.get(vhost)
         return None if place is None else place.queues.get(partition_queue_name(topic, pid))
 
+    def exists(self, vhost: str, topic: str, pid: int) -> bool:
+        """Returns whether a partition has a queue."""
+        return self.record(vhost, topic, pid) is not None
+
     def find(self, vhost: str, topic: str, pid: int) -> PartitionQueue | None:
         """Returns this node's handle of a partition; None when there is no such partition, or it is
         not open here yet."""
