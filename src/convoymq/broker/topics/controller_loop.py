@@ -46,7 +46,9 @@ QUESTION = "question"
 class Partition(Protocol):
     """The part of a partition's handle that the loop uses: `queues.partition.queue`."""
 
-    def tell(self, command: Command, done: Callable[[Outcome | None, BrokerError | None], None], /) -> None:
+    def tell(
+        self, command: Command, done: Callable[[Outcome | None, BrokerError | None], None], /
+    ) -> None:
         """Has a command applied by whatever node leads; `done` gets the outcome."""
 
     def describe(self, done: Callable[[Description | None, BrokerError | None], None], /) -> None:
