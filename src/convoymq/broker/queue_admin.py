@@ -15,7 +15,12 @@ from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import DeleteQueue, OwnerGone
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import BrokerError, NotFound, Refused, Unavailable
-from convoymq.model.refusals import queue_subject, unserved_queue_type, vhost_missing
+from convoymq.model.refusals import (
+    managed_queue,
+    queue_subject,
+    unserved_queue_type,
+    vhost_missing,
+)
 from convoymq.queues.driver import driver_of
 from convoymq.queues.interface import Queue
 
@@ -85,6 +90,7 @@ class QueueAdmin:
             PreconditionFailed: in use, or not empty.
             NotServed: a condition on a quorum queue, while nodes of release 0.2 are around.
             ResourceLocked: it belongs to another connection.
+            AccessRefused: it is part of something else.
         """
         place = self._metadata.tree.vhosts.get(vhost)
         if place is None:
@@ -93,6 +99,8 @@ class QueueAdmin:
         if record is None:
             return 0
         place.topology.queue(name, self._nodes.owner_name(owner))
+        if record.type.is_managed:
+            raise managed_queue(queue_subject(vhost, name))
         driver = driver_of(record.type.value)
         heeded = driver is None or driver.heeds_conditions
         messages = await self._check_delete(

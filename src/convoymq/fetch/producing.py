@@ -25,9 +25,11 @@ from convoymq.kernels.columns import EXCHANGE, ROUTING_KEY
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
+from convoymq.model.refusals import managed_queue, queue_subject
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.message_properties import check_records
 from convoymq.queues.null_events import NullEvents
+from convoymq.routing.types import QueueType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -287,6 +289,8 @@ class Producing(NullEvents):
             connection.user, connection.vhost, "write", "queue", name
         )
         queue: Queue = self._broker.queue_admin.find_queue(connection.vhost, name, connection.id)
+        if QueueType(queue.type).is_managed:
+            raise managed_queue(queue_subject(connection.vhost, name))
         if request.stream is not None and not queue.features.reads_by_offset:
             raise PreconditionFailed(f"queue '{name}' is of type {queue.type}, not a stream")
         self._check_type(request, queue)

@@ -21,7 +21,6 @@ from convoymq.management import policy_rows, resources
 from convoymq.management.bodies import ApiError
 from convoymq.management.definition_steps import Key, Step, Unusable, reason_of, steps_of
 from convoymq.metadata.rehearsal import Rehearsal
-from convoymq.metadata.topics import PARTITION_TYPE
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import BrokerError
 from convoymq.model.json import JsonObject
@@ -64,7 +63,7 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
         }
         for place in resources.vhosts_of(broker, visible)
         for queue in place.topology.queues()
-        if queue.exclusive_owner is None and queue.type.value != PARTITION_TYPE
+        if queue.exclusive_owner is None and not queue.type.is_managed
     ]
     kept = {(queue["vhost"], queue["name"]) for queue in queues}
     exchanges = [

@@ -385,7 +385,7 @@ TopicCommand: TypeAlias = (
     | DeleteGroup
     | ChangeGroup
 )
-TOPIC_COMMANDS = get_args(TopicCommand)
+TOPIC_COMMANDS: tuple[type[TopicCommand], ...] = get_args(TopicCommand)
 
 Command: TypeAlias = (
     Bootstrap

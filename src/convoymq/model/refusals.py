@@ -64,6 +64,15 @@ def reserved_name(subject: Subject) -> AccessRefused:
     )
 
 
+def managed_queue(subject: Subject) -> AccessRefused:
+    """A client declares, deletes, purges, binds or publishes to a queue that is part of something
+    else."""
+    return AccessRefused(
+        f"{subject} is a partition of a topic: publish to the topic, and use its commands",
+        subject=subject,
+    )
+
+
 def default_exchange_untouchable() -> AccessRefused:
     """Bind, unbind, declare or delete of the default exchange."""
     return AccessRefused("operation not permitted on the default exchange")

@@ -13,6 +13,7 @@ from convoymq.model.refusals import (
     exchange_subject,
     exclusive_queue,
     invalid_argument_type,
+    managed_queue,
     ordered_exchange,
     queue_subject,
     reserved_name,
@@ -170,9 +171,14 @@ def check_binding(
 
     Raises:
         PreconditionFailed: pattern, `x-match`, weight or kind of destination are not acceptable.
+        AccessRefused: the destination is part of something else.
         AccessRefused, NotFound, ResourceLocked: they are not, and an end is not either.
     """
     check_name(routing_key)
+    is_queue = destination.kind is DestinationKind.QUEUE
+    queue = topology.find_queue(destination.name) if is_queue else None
+    if queue is not None and queue.type.is_managed:
+        raise managed_queue(queue_subject(topology.vhost, queue.name))
     exchange = topology.find_exchange(source)
     if exchange is None:
         return
@@ -185,8 +191,6 @@ def check_binding(
             case ExchangeType.CONSISTENT_HASH:
                 check_weight(routing_key)
             case ExchangeType.LOCAL_RANDOM:
-                is_queue = destination.kind is DestinationKind.QUEUE
-                queue = topology.find_queue(destination.name) if is_queue else None
                 check_local_binding(routing_key, queue)
     except PreconditionFailed:
         # Clients know the ends to be looked at first.

@@ -76,8 +76,8 @@ def rules_of(name: str) -> TypeRules | None:
 
 
 def type_names() -> Iterator[str]:
-    """Yields the types that are served."""
-    return iter(_TYPES)
+    """Yields the types that clients may declare."""
+    return (name for name, rules in _TYPES.items() if not rules.is_managed)
 
 
 def all_types() -> Iterator[TypeRules]:

@@ -82,6 +82,12 @@ class QueueType(_StoredType):
         return rules_of(self.value) is not None
 
     @property
+    def is_managed(self) -> bool:
+        """Returns whether such a queue is part of something else (`TypeRules.is_managed`)."""
+        rules = rules_of(self.value)
+        return rules is not None and rules.is_managed
+
+    @property
     def is_replicated(self) -> bool:
         """Returns whether such a queue is a Raft group."""
         rules = rules_of(self.value)

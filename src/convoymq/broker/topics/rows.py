@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 
 class TopicRow(TypedDict):
@@ -144,3 +144,11 @@ class DrainRow(TypedDict):
     """The node that leads now."""
     error: str
     """Empty: done."""
+
+
+TopicRows: TypeAlias = list[TopicRow]
+PartitionRows: TypeAlias = list[PartitionRow]
+PartitionDetails: TypeAlias = list[PartitionDetail]
+DrainRows: TypeAlias = list[DrainRow]
+GroupRows: TypeAlias = list[GroupRow]
+LagRows: TypeAlias = list[LagRow]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError, Unavailable
-from convoymq.model.refusals import missing
+from convoymq.model.refusals import managed_queue, missing
 from convoymq.queues.interface import ClientEvents, PublisherEvents, QueueClient
 from convoymq.queues.partition.codec import (
     CMD_PARTITION,
@@ -173,6 +173,13 @@ class PartitionClient(StreamClient):
                 refused.append((command, command.tags, command.note))
                 command.tags = command.note = None
         return refused
+
+    # --- what is the topic's business ----------------------------------------------------
+
+    def purge(self) -> None:
+        """Refused."""
+        error = managed_queue(self._subject())
+        self._soon(lambda: self._events.on_purged(self, 0, error))
 
     # --- the end -------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from convoymq.kernels import batch, link_frames
-from convoymq.model.errors import NotFound, Unavailable
+from convoymq.model.errors import AccessRefused, NotFound, Unavailable
 from convoymq.queues.partition.client import UNDER_WAY_MAX
 from convoymq.queues.partition.reads import Fetch, Fetched
 from convoymq.queues.session_client import OVER_AFTER_MS
@@ -147,6 +147,16 @@ def test_the_log_is_read_as_that_of_a_stream() -> None:
     client.subscribe(reading(start("first")))
     cluster.run()
     assert len(events.messages) == 5
+
+
+def test_clients_purge_no_partition() -> None:
+    cluster = owned(1)
+    client, events = cluster.nodes[2].open()
+    client.purge()
+    cluster.run()
+    (purged,) = events.heard
+    assert purged[:2] == ("purged", 0)
+    assert isinstance(purged[2], AccessRefused)
 
 
 # --- commands --------------------------------------------------------------------------------
