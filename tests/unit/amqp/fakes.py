@@ -39,6 +39,7 @@ class Route(NamedTuple):
 
     queues: tuple[Any, ...]
     cacheable: bool
+    every_key: bool = False
 
 
 @dataclass
@@ -382,6 +383,8 @@ class FakeBroker:
         headers: Table | None,
         asked: str | None = None,
         properties: object = None,
+        *,
+        keyed: bool = False,
     ) -> Route:
         self.routed.append((exchange, tuple(keys), headers))
         if exchange and exchange not in self.exchanges:
