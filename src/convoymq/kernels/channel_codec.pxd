@@ -47,6 +47,8 @@ cdef class ConsumerDeliveries:
     cdef public bint no_ack
     cdef public bint counted
     cdef public bint offsets
+    # Number of a place -> Place, for messages of ordered topics; otherwise None.
+    cdef public dict places
     cdef public bytes head
     cdef public uint64_t unacked
     cdef public uint32_t index

@@ -52,6 +52,7 @@ class ConsumerDeliveries:
         self.no_ack = no_ack
         self.counted = counted
         self.offsets = offsets
+        self.places = None
         self.unacked = 0
         self.dirty = False
 

@@ -585,6 +585,11 @@ def no_ack_from_stream(subject: Subject) -> NotServed:
     )
 
 
+def unserved_by_group(what: str, subject: Subject) -> NotServed:
+    """A request for what groups of ordered topics do not do."""
+    return NotServed(f"{what} not supported by groups of topics {subject}", subject=subject)
+
+
 def global_qos_on_stream(subject: Subject) -> NotServed:
     """basic.consume from a stream on a channel with a shared prefetch."""
     return NotServed(f"{subject} does not support global qos", subject=subject)
