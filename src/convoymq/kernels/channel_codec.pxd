@@ -64,6 +64,8 @@ cdef class ChannelCodec:
     cdef public RouteCacheVersion route_cache_version
     # Set by `resolve_route`: its answer holds for every routing key, but the empty one.
     cdef public bint every_key
+    # For `resolve_route`: the headers of its message have an order key.
+    cdef public bint has_order_key
     cdef public uint64_t published
     cdef public uint64_t delivered
     cdef public uint64_t acknowledged

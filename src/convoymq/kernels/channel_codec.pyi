@@ -66,6 +66,8 @@ class ChannelCodec:
     state: int
     mode: int
     route_cache_version: RouteCacheVersion
+    has_order_key: bool
+    """For `resolve_route`: the headers of its message have an order key."""
     every_key: bool
     """Set by `resolve_route`: its answer holds for every routing key of the exchange that is not
     empty."""

@@ -148,6 +148,7 @@ def _publish_complete(
     targets: tuple = None
     if notes & RECORD_EXAMINE == 0 and bits & PUBLISH_IMMEDIATE == 0 and codec.mode != MODE_TX:
         hash: uint64_t = hash_key(key, key_length)
+        names: cython.Py_ssize_t = 0
         cache: cython.pointer(RouteCache) = cython.address(codec.routes)
         if codec.route_cache_version.value != cache.version:
             drop_routes(cache)
@@ -157,13 +158,14 @@ def _publish_complete(
             targets = cython.cast(tuple, route.targets)
         else:
             # Of a topic the exchange alone is remembered: it has a key for almost every message.
-            names: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, key[0])
+            names = 1 + cython.cast(cython.Py_ssize_t, key[0])
             if key_length > names + 1 or notes & RECORD_ORDERED:
                 route = find_route(cache, hash_key(key, names), key, names)
                 if route != cython.NULL and route.key != cython.NULL:
                     targets = cython.cast(tuple, route.targets)
         if targets is None:
             codec.every_key = False
+            codec.has_order_key = notes & RECORD_ORDERED != 0
             found = codec.owner.resolve_route(copy_bytes(key, key_length))
             if codec.state != CHANNEL_OPEN or buffer.state != CONNECTION_OPEN:
                 return 0

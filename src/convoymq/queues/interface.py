@@ -202,6 +202,11 @@ class QueueClient(ABC):
         """Returns the target to which the frame scanner appends this channel's publishes to this
         queue."""
 
+    @property
+    def has_pending(self) -> bool:
+        """Returns whether anything that was sent has no answer yet."""
+        return bool(self.target.pending)
+
     @abstractmethod
     def subscribe(self, spec: ConsumerSpec) -> None:
         """Registers a consumer; answered by `on_subscribed`."""

@@ -15,6 +15,7 @@ from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
 from convoymq.broker.topics import views
 from convoymq.broker.topics.cuts import Position, cut_of
+from convoymq.broker.topics.parked import ParkedKeys
 from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S, TopicPartitions
 from convoymq.broker.topics.rows import (
     ChangeRow,
@@ -104,6 +105,8 @@ class TopicAdmin:
         self._partitions = partitions
         self._placement = placement
         self._timeout_s = timeout_s
+        self.parked = ParkedKeys(metadata.tree, partitions)
+        """Parked keys of groups."""
 
     # --- topics ----------------------------------------------------------------------------
 
@@ -125,8 +128,8 @@ class TopicAdmin:
                 served.
             Unavailable: no majority in time; nothing is left behind.
         """
-        running = self._nodes.for_placement()
         route = first_route(logical, partitions)
+        placed = self._placement.for_partitions(partitions, self._nodes.for_placement())
         command = CreateTopic(
             vhost=vhost,
             name=name,
@@ -135,10 +138,10 @@ class TopicAdmin:
             hash_id=MURMUR3_X86_32,
             partitions=tuple(
                 NewPartition(
-                    members=self._placement.for_partition(running),
+                    members=members,
                     arguments=partition_arguments(name, span, 0).encoded,
                 )
-                for span in route.spans
+                for span, members in zip(route.spans, placed, strict=True)
             ),
         )
         await self._metadata.execute(command, self._timeout_s)
@@ -363,7 +366,7 @@ class TopicAdmin:
             }  # fmt: skip
             rows.append(row)
             try:
-                heir = self._placement.for_partition(self._heirs(node))[0]
+                heir = self._placement.for_partitions(1, self._heirs(node))[0][0]
                 change = await self.move(vhost, name, pid, heir)
                 done = await self.wait_change(vhost, name, change["change_id"])
             except BrokerError as error:

@@ -319,7 +319,7 @@ class ControllerLoop:
 
         def done(found: PartitionDescription | None, error: BrokerError | None) -> None:
             self._under_way.discard(question)
-            sealed = found is not None and found.state == PartitionState.SEALED.value
+            sealed = found is not None and found.state == PartitionState.SEALED.name
             if sealed and self._is_current(key, controller):
                 self._tell(key, controller, pid, Seal(QUESTION, 0, 0, (), self._term))
 

@@ -41,7 +41,9 @@ class TopicParts:
             node=broker.node_id,
             store=metadata,
             partitions=self.partitions,
-            place=lambda first: broker.placement.for_partition(broker.placement_nodes(), first),
+            place=lambda first: broker.placement.for_partitions(1, broker.placement_nodes(), first)[
+                0
+            ],
             clock=clock,
             call_soon=call_soon,
             spawn=spawn,

@@ -1,7 +1,7 @@
 """Publishes of one channel to one topic: which wait, which are sent again, which are confirmed.
 
-Sans IO. A record is placed when it comes (`kernels.ordered_runs`): its order key says which range of
-logical partitions, and the range which partition. A partition has at most one client here:
+Sans IO. A record is placed when it comes (`kernels.ordered_runs`): its order key says which range
+of logical partitions, and the range which partition. A partition has at most one client here:
 
 | state    | records           | leaves it by                                                     |
 |----------|-------------------|------------------------------------------------------------------|
@@ -13,8 +13,8 @@ logical partitions, and the range which partition. A partition has at most one c
 | PAUSED   | wait              | after 1, 2, 4 ... 50 ms -> NEW, with another client              |
 
 What was refused comes first, then what waited, each in its order, so the messages of a key keep
-theirs: a client whose publish was refused gets no later one stored. Ranges of other partitions go on
-meanwhile. A refused command is kept as the client's batch has it: no body is kept twice.
+theirs: a client whose publish was refused gets no later one stored. Ranges of other partitions go
+on meanwhile. A refused command is kept as the client's batch has it: no body is kept twice.
 
 Routes come from the tree alone. A partition that says it is sealed before the tree does waits for
 the tree.
@@ -43,6 +43,7 @@ from convoymq.kernels.ordered_runs import (
 )
 from convoymq.model.clock import Clock, Timer
 from convoymq.queues.interface import QueueClient
+from convoymq.queues.null_events import NullEvents
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import Route
 
@@ -93,7 +94,7 @@ class PartitionPublishes:
         return self.slot.sent == self.answered
 
 
-class OrderedPublishes:
+class OrderedPublishes(NullEvents):
     """See the module text.
 
     Args:

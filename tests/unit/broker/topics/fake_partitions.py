@@ -1,4 +1,4 @@
-"""Partitions of a topic and their clients, as publishers see them; a test says what happens when."""
+"""Partitions of a topic and their clients, as publishers see them. Tests say what happens when."""
 
 from __future__ import annotations
 
