@@ -83,6 +83,15 @@ def system_exchange_deletion(subject: Subject) -> AccessRefused:
     return AccessRefused(f"deletion of system {subject} not allowed", subject=subject)
 
 
+def ordered_exchange(subject: Subject) -> PreconditionFailed:
+    """Declare of an exchange of an ordered topic without the topic."""
+    return PreconditionFailed(
+        f"{subject} cannot be declared: an exchange of type 'x-ordered' comes with its topic; "
+        "topics are created by 'convoy topics create' or over HTTP",
+        subject=subject,
+    )
+
+
 def internal_exchange_publish(subject: Subject) -> AccessRefused:
     """A client publishes to an internal exchange."""
     return AccessRefused(f"cannot publish to internal {subject}", subject=subject)

@@ -14,6 +14,7 @@ from convoymq.model.refusals import (
     exclusive_queue,
     invalid_argument_type,
     managed_queue,
+    ordered_exchange,
     queue_subject,
     reserved_name,
     unknown_delayed_type,
@@ -81,6 +82,8 @@ def check_exchange(
         return known
     if name.startswith(RESERVED_PREFIX):
         raise reserved_name(subject)
+    if known is ExchangeType.ORDERED:
+        raise ordered_exchange(subject)
     alternate = arguments.get(ALTERNATE_EXCHANGE)
     if alternate is not None and alternate.code != "S":
         raise invalid_argument_type(ALTERNATE_EXCHANGE, subject, alternate.type_name)
@@ -95,7 +98,7 @@ def _delayed_type(arguments: Table) -> ExchangeType:
     PreconditionFailed: there is no such type."""
     field = arguments.get(DELAYED_TYPE)
     found = _EXCHANGE_TYPES.get(field.term()) if field is not None and field.code == "S" else None
-    if found is None or found is ExchangeType.DELAYED:
+    if found is None or found in (ExchangeType.DELAYED, ExchangeType.ORDERED):
         raise unknown_delayed_type()
     return found
 

@@ -48,6 +48,8 @@ class ExchangeType(_StoredType):
     RANDOM = "x-random"
     LOCAL_RANDOM = "x-local-random"
     DELAYED = "x-delayed-message"
+    ORDERED = "x-ordered"
+    """Of an ordered topic; declared with it."""
 
     @property
     def description(self) -> str:
@@ -61,6 +63,7 @@ _DESCRIPTIONS = {
     ExchangeType.RANDOM: "Randomly picks a binding (queue) to route via (to).",
     ExchangeType.LOCAL_RANDOM: "Picks one random local binding (queue) to route via (to).",
     ExchangeType.DELAYED: "Delayed Message Exchange.",
+    ExchangeType.ORDERED: "Ordered topic: order per key, over partitions that split and merge.",
 }
 
 
