@@ -13,7 +13,7 @@ from convoymq.model.json import JsonObject
 from convoymq.topics.refusals import Code
 
 if TYPE_CHECKING:
-    from convoymq.broker.topics.admin import Position
+    from convoymq.broker.topics.cuts import Position
     from convoymq.broker.topics.parked import ParkedKeyRow
 
 NUMBERS_MAX = 65_536

@@ -15,6 +15,7 @@ from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
 from convoymq.broker.topics import views
 from convoymq.broker.topics.cuts import Position, cut_of
+from convoymq.broker.topics.parked import ParkedKeys
 from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S, TopicPartitions
 from convoymq.broker.topics.rows import (
     ChangeRow,
@@ -104,6 +105,8 @@ class TopicAdmin:
         self._partitions = partitions
         self._placement = placement
         self._timeout_s = timeout_s
+        self.parked = ParkedKeys(metadata.tree, partitions)
+        """Parked keys of groups."""
 
     # --- topics ----------------------------------------------------------------------------
 
