@@ -230,25 +230,6 @@ class _LocalRandom(_OneOf):
         return (found[message.node.random_below(len(found))],) if found else ()
 
 
-class _Ordered:
-    """Of an ordered topic: every message goes to the topic."""
-
-    __slots__ = ("_topic",)
-    varies = False
-
-    def __init__(self, topic: str) -> None:
-        self._topic = Destination(DestinationKind.TOPIC, topic)
-
-    def add(self, binding: Binding) -> None:
-        pass
-
-    def remove(self, binding: Binding) -> None:
-        pass
-
-    def match(self, message: Message) -> Iterable[Destination]:
-        return (self._topic,)
-
-
 class _Unserved:
     """The bindings of an exchange whose type only other releases know."""
 
@@ -285,8 +266,6 @@ def matcher_for(exchange: Exchange, vhost: str) -> Matcher:
             return _ConsistentHash(exchange.arguments)
         case ExchangeType.LOCAL_RANDOM:
             return _LocalRandom(vhost)
-        case ExchangeType.ORDERED:
-            return _Ordered(exchange.name)
         case other:
             made = _MATCHERS.get(other)
             return made() if made is not None else _Unserved(other)

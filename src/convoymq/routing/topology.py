@@ -380,14 +380,15 @@ class Topology:
         waiting = [exchange]
         while waiting:
             name = waiting.pop()
+            if self._exchanges[name].type is ExchangeType.ORDERED:
+                topics.add(name)
+                continue
             found = self._destinations(name, message)
             if not found:
                 found = self._alternate_of(name)
             for kind, target in found:
                 if kind is DestinationKind.QUEUE:
                     queues.add(target)
-                elif kind is DestinationKind.TOPIC:
-                    topics.add(target)
                 elif target not in seen:
                     seen.add(target)
                     waiting.append(target)

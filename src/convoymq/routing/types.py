@@ -99,8 +99,6 @@ class DestinationKind(Enum):
 
     QUEUE = "queue"
     EXCHANGE = "exchange"
-    TOPIC = "topic"
-    """An ordered topic, where its exchange leads; no binding has one."""
 
 
 class Destination(NamedTuple):

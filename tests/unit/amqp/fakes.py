@@ -155,6 +155,10 @@ class FakeClient:
         self.get_id = 0
         self.delayed: list[Callable[[], None]] | None = None
 
+    @property
+    def has_pending(self) -> bool:
+        return bool(self.target.pending)
+
     def _answer(self, call: Callable[[], None]) -> None:
         if self.delayed is None:
             call()
