@@ -1,9 +1,11 @@
 from libc.stdint cimport uint32_t, uint64_t
 
-cdef enum:
+cpdef enum:
     # A message id of a consumer with places: the number of a place, then how far behind the place's
     # base the message lies.
     PLACE_BITS = 40
+
+cdef enum:
     # Bytes of the fields of `put_order_fields`, and what they add to a content header at most.
     ORDER_FIELDS = 124
     PLACE_ROOM = 128

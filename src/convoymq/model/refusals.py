@@ -585,9 +585,11 @@ def no_ack_from_stream(subject: Subject) -> NotServed:
     )
 
 
-def unserved_by_group(what: str, subject: Subject) -> NotServed:
+def unserved_by_group(what: str, subject: Subject) -> PreconditionFailed:
     """A request for what groups of ordered topics do not do."""
-    return NotServed(f"{what} not supported by groups of topics {subject}", subject=subject)
+    return PreconditionFailed(
+        f"{what} not supported by groups of topics {subject}", subject=subject
+    )
 
 
 def global_qos_on_stream(subject: Subject) -> NotServed:

@@ -17,7 +17,7 @@ from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.order_headers import Place
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord, Vhost
 from convoymq.metadata.topics import topic_of_group
-from convoymq.model.errors import BrokerError, NotServed
+from convoymq.model.errors import BrokerError, PreconditionFailed
 from convoymq.model.refusals import invalid_argument, missing, queue_subject, unserved_by_group
 from convoymq.queues.interface import (
     ClientEvents,
@@ -201,7 +201,7 @@ class GroupClient(QueueClient):
         error = self._unserved("queue.purge")
         self._soon(lambda: self._events.on_purged(self, 0, error))
 
-    def _unserved(self, what: str) -> NotServed:
+    def _unserved(self, what: str) -> PreconditionFailed:
         return unserved_by_group(what, queue_subject(self.queue.vhost, self.queue.name))
 
     def pause(self, consumer: int) -> None:
