@@ -41,6 +41,7 @@ from convoymq.broker.replies import ReplyRoutes
 from convoymq.broker.scheduled import Scheduled
 from convoymq.broker.settings import BrokerSettings
 from convoymq.broker.tasks import Tasks
+from convoymq.broker.topics.local import LocalTopics
 from convoymq.groups.host import ReplicaHost
 from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.async_store import AsyncMetadataStore
@@ -137,7 +138,10 @@ class Broker:
         self.local = self._make_local(stored_groups)
         self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
         self.access = Access(tree, settings, self.connections, self.counters)
-        publishing = NodePublishing(tree, self.local, self.access, clock, self.route_cache_version)
+        self.local_topics = LocalTopics(tree, self.local)
+        publishing = NodePublishing(
+            tree, self.local, self.access, clock, self.route_cache_version, self.local_topics
+        )
         self.publishing: Publishing = publishing
         dead_letters = DeadLetterOptions(
             routes=publishing,
@@ -414,6 +418,7 @@ class Broker:
             self.maintenance.tick()
         # Whoever hears of a queue may look it up at once, and look-ups open nothing.
         self.local.open_new(change)
+        self.local_topics.on_change(change)
         if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED) and not self._closing_revoked:
             self._closing_revoked = True
             self._loop.call_soon(self._close_revoked_connections)

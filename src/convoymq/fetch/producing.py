@@ -47,6 +47,8 @@ SEGMENTS_MAX = 100_000
 """Most times that the rows of one request may change their targets; each time costs a command."""
 ROUTED_ROWS_MAX = 1 << 20
 PRODUCER_BYTES_MAX = 255
+UNSERVED_TYPES = ("topic", "partition")
+"""Types of queues that take no rows."""
 PENDING_BYTES_MAX = 16 << 20
 """Most bytes that one connection may have under way into one queue."""
 
@@ -295,6 +297,10 @@ class Producing(NullEvents):
         return queue
 
     def _check_type(self, request: Produce, queue: Queue) -> None:
+        if queue.type in UNSERVED_TYPES:
+            raise PreconditionFailed(
+                f"{queue.type} '{queue.name}' takes no columnar rows: publish to it by AMQP"
+            )
         if request.producer is not None and not queue.features.drops_repeats:
             raise PreconditionFailed(
                 f"{queue.type} queue '{queue.name}' cannot tell a producer's repeats: use a quorum"
@@ -420,7 +426,7 @@ class Producing(NullEvents):
         if len(self._clients) < self._edge.settings.targets_max:
             return
         for queue, client in list(self._clients.items()):
-            if not client.target.pending:
+            if not client.has_pending:
                 client.close()
                 del self._clients[queue]
 

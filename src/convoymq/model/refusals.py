@@ -196,6 +196,28 @@ def unserved_argument(
     )
 
 
+def invalid_order_key(reason: str) -> PreconditionFailed:
+    """A message to a topic has no order key that it could have. Closes a channel."""
+    return PreconditionFailed(f"invalid message: {reason}")
+
+
+def order_key_missing(subject: Subject) -> PreconditionFailed:
+    """A message to a strict topic has no order key. Closes a channel."""
+    return PreconditionFailed(
+        "message has no order key, a routing key or header 'x-order-key', and the topic is "
+        f"strict: {subject}",
+        subject=subject,
+    )
+
+
+def partition_publish(subject: Subject) -> AccessRefused:
+    """A client publishes to a partition instead of its topic."""
+    return AccessRefused(
+        f"cannot publish to a partition: {subject}; publish to the exchange of its topic",
+        subject=subject,
+    )
+
+
 def unserved_property(
     name: str, subject: Subject, queue_type: str, *, early: bool = False
 ) -> PreconditionFailed:
@@ -560,6 +582,13 @@ def no_ack_from_stream(subject: Subject) -> NotServed:
     """basic.consume from a stream with no_ack."""
     return NotServed(
         f"automatic acknowledgement not supported by stream {subject}", subject=subject
+    )
+
+
+def unserved_by_group(what: str, subject: Subject) -> PreconditionFailed:
+    """A request for what groups of ordered topics do not do."""
+    return PreconditionFailed(
+        f"{what} not supported by groups of topics {subject}", subject=subject
     )
 
 

@@ -45,3 +45,19 @@ def test_a_range_counts_as_its_offsets(ranges: list[tuple[int, int]]) -> None:
             naive.ack(offset)
         cursor.check_invariants()
         assert cursor.pack() == naive.pack()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=20),
+    st.integers(0, 40),
+    st.integers(0, 40),
+)
+def test_what_is_missing_are_the_runs_between(
+    ranges: list[tuple[int, int]], first: int, end: int
+) -> None:
+    cursor = Cursor(2)
+    for start, length in ranges:
+        cursor.ack_range(start, start + length)
+    missing = [n for low, high in cursor.missing(first, end) for n in range(low, high)]
+    assert missing == [n for n in range(first, end) if n not in cursor]

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from convoymq.broker.topics.admin import TopicAdmin
 from convoymq.broker.topics.controller_loop import ControllerLoop
+from convoymq.broker.topics.coordinator_loop import GroupCoordinators
+from convoymq.broker.topics.group_handle import TopicGroups
+from convoymq.broker.topics.member import MemberParts
 from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.metadata.machine import Change
 
@@ -46,10 +49,34 @@ class TopicParts:
             spawn=spawn,
         )
 
+        members = MemberParts(
+            node=broker.node_id,
+            incarnation=broker.nodes.incarnation,
+            store=metadata,
+            control=broker.control,
+            partitions=self.partitions,
+            clock=clock,
+            spawn=spawn,
+        )
+        self.coordinators = GroupCoordinators(
+            node=broker.node_id,
+            store=metadata,
+            control=broker.control,
+            partitions=self.partitions,
+            clock=clock,
+            call_soon=call_soon,
+            wake=members.wake,
+        )
+        self.groups = TopicGroups(members, self.admin.create_group)
+        broker.queue_admin.find_group = self.groups.find
+
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
         self.controller.on_change(change)
+        self.coordinators.on_change(change)
+        self.groups.on_change(change)
 
     def tick(self) -> None:
         """To be called a few times a second."""
         self.controller.tick()
+        self.coordinators.tick()
