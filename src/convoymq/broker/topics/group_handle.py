@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from convoymq.broker.topics.cuts import Position
 from convoymq.broker.topics.group_messages import GroupName, member_name
 from convoymq.broker.topics.member import Member, MemberParts
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
@@ -37,7 +38,6 @@ LIMIT_ARGUMENT = "x-delivery-limit"
 """How often a message that is returned is handed out again, before it is parked; -1 = for ever."""
 COUNTS_TIMEOUT_S = 2.0
 
-Position = str | int
 CreateGroup = Callable[[str, str, str, Position], Awaitable[object]]
 """(vhost, topic, group, position): creates a group that does not exist. Raises BrokerError."""
 

@@ -16,7 +16,7 @@ the metadata group answers a heartbeat with a refusal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from convoymq.model.errors import PeerError
@@ -65,7 +65,7 @@ def pack_heartbeat(name: GroupName, beat: Heartbeat) -> list[object]:
     ]
 
 
-def unpack_heartbeat(message: list[object]) -> tuple[GroupName, Heartbeat]:
+def unpack_heartbeat(message: Sequence[object]) -> tuple[GroupName, Heartbeat]:
     """Returns what `pack_heartbeat` packed. Raises PeerError."""
     match message:
         case [
