@@ -311,7 +311,7 @@ def _encode_record(
     failed_delivery_count: uint32_t,
     head_length: cython.Py_ssize_t,
     offset: int64_t,
-    place: Place,
+    place: Place | None,
 ) -> cython.int:
     """basic.deliver of one record. The caller has made room for the plain case."""
     out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
@@ -387,7 +387,7 @@ def encode_deliveries(
     head: bytes = consumer.head
     head_length: cython.Py_ssize_t = len(head)
     room: cython.Py_ssize_t = end - low + count * (DELIVER_ROOM + head_length)
-    place: Place = None
+    place: Place | None = None
     offset: int64_t = -1
     if consumer.offsets:
         room += count * OFFSET_ROOM
