@@ -29,13 +29,15 @@ def path(topic: str, *rest: object) -> str:
 def create(cluster: LocalCluster, topic: str, partitions: int, **more: object) -> None:
     """Creates a topic; waits while the rules of topics are not in force yet."""
     body = {"partitions": partitions, **more}
-    answer: list[Any] = []
+    until(lambda: _answers(cluster, "PUT", path(topic), body, 201), f"topic {topic} is not made")
 
-    def created() -> bool:
-        answer[:] = call(cluster, "PUT", path(topic), body)
-        return answer[0] == 201
 
-    until(created, f"the topic is not made: {answer}")
+def _answers(cluster: LocalCluster, method: str, path: str, body: object, wanted: int) -> bool:
+    """Whether a request is answered so; other answers go to the output of the test."""
+    status, content = call(cluster, method, path, body)
+    if status != wanted:
+        print(method, path, status, content)
+    return status == wanted
 
 
 def open_pids(cluster: LocalCluster, topic: str) -> list[int]:

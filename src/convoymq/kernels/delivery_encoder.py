@@ -1,7 +1,5 @@
 """Encodes basic.deliver, basic.get-ok and basic.return: records become frames of the output."""
 
-from typing import Optional
-
 import cython
 from cython.cimports.convoymq.kernels.acknowledgements import add_deliveries, note_outcome
 from cython.cimports.convoymq.kernels.amqp import (
@@ -202,7 +200,7 @@ def _write_header(
     p: cython.p_uchar,
     n: cython.Py_ssize_t,
     offset: int64_t,
-    place: Optional[Place],
+    place: Place,
     record: cython.p_uchar,
     length: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
@@ -313,7 +311,7 @@ def _encode_record(
     failed_delivery_count: uint32_t,
     head_length: cython.Py_ssize_t,
     offset: int64_t,
-    place: Optional[Place],
+    place: Place | None,
 ) -> cython.int:
     """basic.deliver of one record. The caller has made room for the plain case."""
     out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
@@ -389,7 +387,7 @@ def encode_deliveries(
     head: bytes = consumer.head
     head_length: cython.Py_ssize_t = len(head)
     room: cython.Py_ssize_t = end - low + count * (DELIVER_ROOM + head_length)
-    place: Optional[Place] = None
+    place: Place | None = None
     offset: int64_t = -1
     if consumer.offsets:
         room += count * OFFSET_ROOM

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from convoymq.metadata.commands import Bind, DeclareExchange, DeclareQueue, DeleteExchange, Unbind
 from convoymq.metadata.records import Vhost
-from convoymq.metadata.topics import PARTITION_TYPE
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import AccessRefused, PeerError, UnknownCommand
 from convoymq.model.tables import Table, decode_body
@@ -40,15 +39,9 @@ class Exchanges:
         """Binds a queue or exchange. Raises Refused."""
         vhost = self._tree.vhost(command.vhost)
         _refuse_topic(vhost, command.source, "not bound: groups consume the topic")
-        destination = _destination(command)
-        if destination.kind is DestinationKind.QUEUE and _is_partition(vhost, destination.name):
-            raise AccessRefused(
-                f"queue '{destination.name}' in vhost '{vhost.name}' is a partition: messages come "
-                "through the exchange of its topic"
-            )
         made = vhost.topology.bind(
             command.source,
-            destination,
+            _destination(command),
             command.routing_key,
             arguments_of(command),
             owner=command.owner,
@@ -81,11 +74,6 @@ def _refuse_topic(vhost: Vhost, exchange: str, rule: str) -> None:
         raise AccessRefused(
             f"exchange '{exchange}' in vhost '{vhost.name}' belongs to a topic: it is {rule}"
         )
-
-
-def _is_partition(vhost: Vhost, queue: str) -> bool:
-    record = vhost.queues.get(queue)
-    return record is not None and record.type.value == PARTITION_TYPE
 
 
 def _destination(command: Bind | Unbind) -> Destination:

@@ -228,7 +228,7 @@ def test_what_belongs_to_a_topic_is_left_alone_by_clients(third: Tree, orders: T
     for command, reason in (
         (DeleteQueue(vhost="/", name=name), "is a partition: it goes with its topic"),
         (DeleteExchange(vhost="/", name="orders"), "it is deleted with the topic"),
-        (bind, "messages come through the exchange of its topic"),
+        (bind, "is a partition of a topic: publish to the topic"),
         (msgspec.structs.replace(bind, source="orders"), "it is not bound"),
     ):
         with pytest.raises(AccessRefused, match=reason):

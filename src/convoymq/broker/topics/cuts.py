@@ -26,7 +26,7 @@ SKEW_MS = 1_000
 
 
 class Questions(Protocol):
-    """What partitions are asked."""
+    """Questions to partitions."""
 
     async def describe(self, record: TopicRecord, pid: int) -> PartitionDescription:
         """Returns the state of a partition. Raises Unavailable."""

@@ -66,7 +66,7 @@ class _Command:
         self.body = body
         self.done = done
         self.lost: PendingCommand | None = None
-        """It is applied, and its answer was lost."""
+        """The same command, when it is applied and its answer was lost."""
 
 
 class PartitionClient(StreamClient):

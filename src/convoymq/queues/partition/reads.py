@@ -71,7 +71,7 @@ class GroupDescription(NamedTuple):
     parked_bytes: int
     drained: bool
     expired: bool
-    """It stands below the start of the log, and has to accept the loss."""
+    """The watermark is below the start of the log: somebody has to accept the loss."""
     handed_over: bool
 
 
