@@ -195,12 +195,46 @@ def _write_bodies(
 
 @cython.cfunc
 @cython.exceptval(-1)
+def _copy_fields(
+    q: cython.p_uchar, source: cython.p_uchar, fields: cython.Py_ssize_t, placed: cython.bint
+) -> cython.Py_ssize_t:
+    """Copies `fields` bytes of header fields to q, but for those that `_write_header` writes;
+    returns how many bytes it wrote. Raises ValueError."""
+    field: cython.p_uchar = bytes_pointer(_OFFSET_FIELD)
+    if fields == 0 or (not placed and memmem(source, fields, field, OFFSET_NAME) == cython.NULL):
+        if fields:
+            string.memcpy(q, source, fields)
+        return fields
+    begin: cython.p_uchar = q
+    dropped: cython.bint
+    done: cython.Py_ssize_t = 0
+    while done < fields:
+        key: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, source[done])
+        step: cython.Py_ssize_t = -1
+        if key < fields - done:
+            step = walk_value(source + done + key, fields - done - key, 1)
+        if step < 0:
+            raise ValueError("header table of a record is damaged")
+        step += key
+        if placed:
+            dropped = is_order_field(source + done)
+        else:
+            dropped = key == OFFSET_NAME and not string.memcmp(source + done, field, OFFSET_NAME)
+        if not dropped:
+            string.memcpy(q, source + done, step)
+            q += step
+        done += step
+    return q - begin
+
+
+@cython.cfunc
+@cython.exceptval(-1)
 def _write_header(
     codec: ChannelCodec,
     p: cython.p_uchar,
     n: cython.Py_ssize_t,
     offset: int64_t,
-    place: Place,
+    place: Place | None,
     record: cython.p_uchar,
     length: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
@@ -237,32 +271,7 @@ def _write_header(
     q += at + 4
     table: cython.p_uchar = q
     field: cython.p_uchar = bytes_pointer(_OFFSET_FIELD)
-    source: cython.p_uchar = p + at + 4
-    if fields == 0 or (place is None and memmem(source, fields, field, OFFSET_NAME) == cython.NULL):
-        if fields:
-            string.memcpy(q, source, fields)
-        q += fields
-    else:
-        dropped: cython.bint
-        done: cython.Py_ssize_t = 0
-        while done < fields:
-            key: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, source[done])
-            step: cython.Py_ssize_t = -1
-            if key < fields - done:
-                step = walk_value(source + done + key, fields - done - key, 1)
-            if step < 0:
-                raise ValueError("header table of a record is damaged")
-            step += key
-            if place is not None:
-                dropped = is_order_field(source + done)
-            else:
-                dropped = key == OFFSET_NAME and not string.memcmp(
-                    source + done, field, OFFSET_NAME
-                )
-            if not dropped:
-                string.memcpy(q, source + done, step)
-                q += step
-            done += step
+    q += _copy_fields(q, p + at + 4, fields, place is not None)
     if place is not None:
         q = put_order_fields(q, place, cython.cast(uint64_t, offset), record, length)
     else:

@@ -35,7 +35,7 @@ from convoymq.topics.member import RETRIES
 
 OFFSET_ARGUMENT = "x-stream-offset"
 LIMIT_ARGUMENT = "x-delivery-limit"
-"""How often a message that is returned is handed out again, before it is parked; -1 = for ever."""
+"""Times that a returned message is handed out again, before it is parked; -1 = no limit."""
 COUNTS_TIMEOUT_S = 2.0
 
 CreateGroup = Callable[[str, str, str, Position], Awaitable[object]]

@@ -1,4 +1,4 @@
-"""What members of topics' groups and their coordinators tell each other: CONTROL frames of kind
+"""Messages between members of topics' groups and their coordinators: CONTROL frames of kind
 KIND_TOPIC_GROUP, each a list.
 
 | message                                                          | to, answer                  |

@@ -87,7 +87,7 @@ class RunBatch:
 
 @dataclass(kw_only=True, slots=True)
 class MemberParts:
-    """What members need of their node."""
+    """Parts of a node that its members use."""
 
     node: int
     incarnation: int
