@@ -15,7 +15,7 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.config import load
 from tests.docs.blocks import ROOT, RUN, blocks_of, run_page
-from tests.ports import cluster_ports
+from tests.ports import cluster_ports, single_port
 from tests.spark.conftest import SETTINGS, quiet
 
 pytestmark = pytest.mark.cluster
@@ -28,7 +28,7 @@ SHELL_PAGES = ("README.md", "docs/client.md", "docs/getting-started.md")
 """Pages that need three nodes and nothing else."""
 BASE_PORT = cluster_ports()
 PORTS = {str(port): str(BASE_PORT + port - 5672) for port in (5672, 5673, 5674)}
-METRICS_PORT = {"9108": str(BASE_PORT + 60)}
+METRICS_PORT = {"9108": str(single_port())}
 TRACED = {"trace.vhosts": "/", "trace.segment_max_age": "1000"}
 
 

@@ -18,14 +18,15 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.cluster import BASE_PORT, Broker
+from tests.ports import single_port
+from tests.spark.cluster import Broker
 from tests.spark.conftest import QUICK, SCRUBBED, SETTINGS, quiet
 from tests.spark.support import SCALE, numbered
 
 TEST_TIME_LIMIT_S = 400
 WAIT_S = 150
 DRIVER = Path(__file__).parent / "driver.py"
-MASTER_PORT = BASE_PORT + 60
+MASTER_PORT, MASTER_WEB_PORT, WORKER_WEB_PORT = (single_port() for _ in range(3))
 
 
 class Programs:
@@ -186,13 +187,13 @@ def test_a_standalone_cluster_from_the_package_loses_its_executor(
     deploy = "org.apache.spark.deploy"
     program = str(home / "bin" / "spark-class")
     url = f"spark://127.0.0.1:{MASTER_PORT}"
-    web = str(MASTER_PORT + 1)
+    web = str(MASTER_WEB_PORT)
     programs.start(
         program, f"{deploy}.master.Master", *here, "--port", str(MASTER_PORT), "--webui-port", web
     )
     programs.start(
         program, f"{deploy}.worker.Worker", *here, "--cores", "2", "--memory", "1g",
-        "--work-dir", str(programs.path / "work"), "--webui-port", str(MASTER_PORT + 2), url,
+        "--work-dir", str(programs.path / "work"), "--webui-port", str(WORKER_WEB_PORT), url,
     )  # fmt: skip
     programs.environment.pop("SPARK_HOME")
     driver = programs.driver(
