@@ -1,4 +1,4 @@
-"""Ports of the clusters that tests start. Every process of pytest-xdist has a range of its own."""
+"""Ports that tests choose. Every process of pytest-xdist has ranges of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ WORKERS_MAX = 4
 """Links listen 20,000 above the base port: all stay below 32,768, where the system's own choice for
 outgoing connections begins."""
 
+SINGLE_FIRST = FIRST + WORKERS_MAX * CLUSTERS * PORTS_PER_CLUSTER
+SINGLE_PORTS = 500
+"""Single ports lie between the base ports of clusters and what stands 10,000 above them."""
+
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 if WORKER >= WORKERS_MAX:
     raise RuntimeError(
@@ -19,6 +23,7 @@ if WORKER >= WORKERS_MAX:
     )
 
 _numbers = itertools.count()
+_singles = itertools.count()
 
 
 def cluster_ports() -> int:
@@ -29,3 +34,14 @@ def cluster_ports() -> int:
     number = next(_numbers)
     assert number < CLUSTERS, "more clusters than tests have ports for"
     return FIRST + (WORKER * CLUSTERS + number) * PORTS_PER_CLUSTER
+
+
+def single_port() -> int:
+    """Returns a port that no other caller of any process gets.
+
+    A port that the system chooses is unlike that: as soon as it is closed, and in the other address
+    family at any time, it may be given to another process.
+    """
+    number = next(_singles)
+    assert number < SINGLE_PORTS, "more single ports than tests have"
+    return SINGLE_FIRST + WORKER * SINGLE_PORTS + number

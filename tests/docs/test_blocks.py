@@ -17,8 +17,8 @@ from convoymq.model.config import load
 from tests.clusters import serving_cluster
 from tests.docs.blocks import ROOT, RUN, blocks_of, run_page
 from tests.faults.topic_traffic import create
-from tests.ports import cluster_ports
-from tests.spark.conftest import SETTINGS, quiet
+from tests.ports import cluster_ports, single_port
+from tests.spark.quick_start import spark_environment
 
 pytestmark = pytest.mark.cluster
 
@@ -30,17 +30,8 @@ SHELL_PAGES = ("README.md", "docs/client.md", "docs/getting-started.md")
 """Pages that need three nodes and nothing else."""
 BASE_PORT = cluster_ports()
 PORTS = {str(port): str(BASE_PORT + port - 5672) for port in (5672, 5673, 5674)}
-METRICS_PORT = {"9108": str(BASE_PORT + 60)}
+METRICS_PORT = {"9108": str(single_port())}
 TRACED = {"trace.vhosts": "/", "trace.segment_max_age": "1000"}
-
-
-@pytest.fixture
-def quick_spark(tmp_path: Path) -> dict[str, str]:
-    """Spark starts quickly and writes errors only: what it says at the end is looked at."""
-    directory = quiet(tmp_path / "conf")
-    text = "".join(f"{name} {value}\n" for name, value in SETTINGS.items())
-    (directory / "spark-defaults.conf").write_text(text)
-    return {"SPARK_CONF_DIR": str(directory), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -77,35 +68,43 @@ def test_the_page_on_topics_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("JAVA_HOME" in os.environ and not os.environ["JAVA_HOME"], reason="no Java")
-def test_the_tutorial_of_spark_runs(tmp_path: Path, quick_spark: dict[str, str]) -> None:
+def test_the_tutorial_of_spark_runs(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "data", 3, BASE_PORT, TRACED) as cluster:
         cluster.wait_ready()
         output = run_page(
             "docs/spark.md",
             tmp_path,
             replaced={**PORTS, **METRICS_PORT},
-            environment=quick_spark,
+            environment=spark_environment(),
             timeout_s=540,
         )
     assert "Exception" not in output, output[-6000:]
     assert "Traceback" not in output, output[-6000:]
 
 
-def test_the_page_on_audits_runs(tmp_path: Path, quick_spark: dict[str, str]) -> None:
+def test_the_page_on_audits_runs(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "data", 3, BASE_PORT, TRACED) as cluster:
         cluster.wait_ready()
         output = run_page(
-            "docs/audit.md", tmp_path, replaced=PORTS, environment=quick_spark, timeout_s=300
+            "docs/audit.md",
+            tmp_path,
+            replaced=PORTS,
+            environment=spark_environment(),
+            timeout_s=300,
         )
     assert "Exception" not in output, output[-6000:]
     assert (tmp_path / "audit.html").exists()
 
 
-def test_the_page_on_triage_runs(tmp_path: Path, quick_spark: dict[str, str]) -> None:
+def test_the_page_on_triage_runs(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "data", 3, BASE_PORT) as cluster:
         cluster.wait_ready()
         output = run_page(
-            "docs/triage.md", tmp_path, replaced=PORTS, environment=quick_spark, timeout_s=300
+            "docs/triage.md",
+            tmp_path,
+            replaced=PORTS,
+            environment=spark_environment(),
+            timeout_s=300,
         )
     assert "Exception" not in output, output[-6000:]
     for page in ("dry-run.html", "triage.html"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,26 +18,11 @@ from convoymq.model.config import Address, ClusterConfig
 from convoymq.transport import admission, credit
 from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.links import FLAG_NEIGHBOURS, Links
-from tests.ports import cluster_ports
+from tests.ports import single_port
 from tests.provocation import Observed
 from tests.sockets import backlog_of, full
 
-BASE_PORT = cluster_ports()
 DEADLINE_S = 10.0
-
-
-def free_port() -> int:
-    for port in PORTS:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
-
-
-PORTS = iter(sorted(BASE_PORT + k + n for k in (0, 10_000, 20_000) for n in range(80)))
 
 
 class Node:
@@ -84,7 +68,7 @@ class Node:
 
 
 def addresses(count: int) -> list[Address]:
-    return [Address("127.0.0.1", free_port(), i + 1) for i in range(count)]
+    return [Address("127.0.0.1", single_port(), i + 1) for i in range(count)]
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -114,7 +98,7 @@ async def test_three_nodes_link_and_frames_arrive_whole_and_in_order() -> None:
 
 
 async def test_addresses_without_ids_spread_from_one_seed() -> None:
-    where = [Address("127.0.0.1", free_port()) for _ in range(3)]
+    where = [Address("127.0.0.1", single_port()) for _ in range(3)]
     nodes = []
     for i in (1, 2, 3):
         node = Node(i, where)

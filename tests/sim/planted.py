@@ -11,7 +11,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
+
+from convoymq.sim.interpreted import use_source
 
 PLANTS: dict[str, Plant] = {}
 
@@ -104,7 +107,11 @@ def vote_without_log_check() -> None:
     _core().log_is_up_to_date = lambda self, last_index, last_term: True
 
 
-@plant("a vote is sent before it is on disk", "blackout,crash,slow,spike,isolate,suspect,transfer")
+@plant(
+    "a vote is sent before it is on disk",
+    "blackout,crash,slow,spike,isolate,suspect,transfer",
+    first=25,
+)
 def vote_before_it_is_durable() -> None:
     core = _core()
     set_vote = core.set_vote
@@ -119,6 +126,7 @@ def vote_before_it_is_durable() -> None:
 @plant(
     "a candidate asks for votes before its own is on disk",
     "blackout,crash,slow,spike,isolate,suspect,transfer",
+    first=17,
 )
 def asks_before_its_vote_is_durable() -> None:
     from convoymq.replication.raft.types import VOTE
@@ -134,7 +142,7 @@ def asks_before_its_vote_is_durable() -> None:
     elections.start = planted
 
 
-@plant("a restarted node has forgotten for whom it voted", "crash,kill,isolate,suspect")
+@plant("a restarted node has forgotten for whom it voted", "crash,kill,isolate,suspect", first=17)
 def vote_forgotten_at_restart() -> None:
     core = _core()
     start = core.start
@@ -152,7 +160,9 @@ def elected_without_majority() -> None:
     _elections().is_elected = lambda self: bool(self.votes)
 
 
-@plant("entries of older terms are committed by counting copies", "isolate,crash,partition")
+@plant(
+    "entries of older terms are committed by counting copies", "isolate,crash,partition", first=4
+)
 def older_term_committed_by_count() -> None:
     _core()._may_commit = lambda self, index: True
 
@@ -253,7 +263,7 @@ def lost_log_votes() -> None:
 @plant(
     "a member that comes back votes before it has caught up",
     "membership,crash,isolate,kill",
-    first=52,
+    first=106,
 )
 def returned_member_votes() -> None:
     from convoymq.groups.replica import Replica
@@ -276,7 +286,7 @@ def no_resend_after_failover() -> None:
     QuorumClient.resend = lambda self, after=None, *, now=False: None  # type: ignore[method-assign]
 
 
-@plant("a resent publish is enqueued a second time", "break,crash,kill")
+@plant("a resent publish is enqueued a second time", "break,crash,kill", first=12)
 def duplicates_enqueued() -> None:
     machine = _machine()
     accept = machine._accept
@@ -333,7 +343,7 @@ def returned_as_fresh() -> None:
     _backlog().give_back = planted
 
 
-@plant("a dead letter is done when its target refuses it", "none", unaided=True)
+@plant("a dead letter is done when its target refuses it", "none", unaided=True, first=5)
 def refused_dead_letters_are_done() -> None:
     from convoymq.queues.dead_letter_worker import DeadLetterWorker
 
@@ -632,6 +642,7 @@ def ended_session_returns_behind_fresh() -> None:
     "the next single active consumer begins while the one before it holds messages",
     "suspect,isolate,crash",
     unaided=True,
+    first=4,
 )
 def next_active_does_not_wait() -> None:
     consumers = _consumers()
@@ -645,7 +656,7 @@ def next_active_does_not_wait() -> None:
     consumers.choose_active = planted
 
 
-@plant("without a limit, what is given back goes to the head", "none", unaided=True)
+@plant("without a limit, what is given back goes to the head", "none", unaided=True, first=4)
 def unlimited_returns_go_to_the_head() -> None:
     backlog = _backlog()
     backlog.requeue = lambda self, run: self.give_back(run, 0)
@@ -709,7 +720,9 @@ def suspected_node_is_served() -> None:
     machine._node_down = planted
 
 
-@plant("a node that stays away keeps its messages", "isolate,freeze,partition", unaided=True)
+@plant(
+    "a node that stays away keeps its messages", "isolate,freeze,partition", unaided=True, first=5
+)
 def lost_node_keeps_its_messages() -> None:
     machine = _machine()
     tick = machine._tick
@@ -737,7 +750,12 @@ def node_up_serves_nobody() -> None:
     machine._node_up = planted
 
 
-@plant("a consumer becomes active while the one before it holds messages", "none", unaided=True)
+@plant(
+    "a consumer becomes active while the one before it holds messages",
+    "none",
+    unaided=True,
+    first=4,
+)
 def two_single_active_consumers() -> None:
     consumers = _consumers()
     choose_active = consumers.choose_active
@@ -754,7 +772,7 @@ def two_single_active_consumers() -> None:
     consumers.choose_active = planted
 
 
-@plant("who waits longest becomes active, whatever the priorities", "none", unaided=True)
+@plant("who waits longest becomes active, whatever the priorities", "none", unaided=True, first=4)
 def activation_ignores_priority() -> None:
     def planted(self: Any) -> Any:
         for consumer in self.waiting:
@@ -845,7 +863,7 @@ def client_passes_on_repeats() -> None:
     client.on_deliver = planted
 
 
-@plant("a client does not ask for what it missed", "break,loss,crash,kill", unaided=True)
+@plant("a client does not ask for what it missed", "break,loss,crash,kill", unaided=True, first=14)
 def client_skips_gaps() -> None:
     client = _client()
     on_deliver = client.on_deliver
@@ -935,13 +953,18 @@ def restored_stream_is_younger() -> None:
     machine._restore = planted
 
 
-@plant("a snapshot leaves out the last sequences of producers", "crash,kill,membership", "streams")
+@plant(
+    "a snapshot leaves out the last sequences of producers",
+    "crash,kill,membership",
+    "streams",
+    first=6,
+)
 def snapshot_without_producers() -> None:
     machine = _stream()
     machine._pack_producers = lambda self: []
 
 
-@plant("a stream's older chunks are not kept in the log", "none", "streams")
+@plant("a stream's older chunks are not kept in the log", "none", "streams", first=3)
 def older_chunks_are_not_live() -> None:
     machine = _stream()
 
@@ -989,7 +1012,12 @@ def begins_at_the_chunk() -> None:
     ChunkReader._enter = planted  # type: ignore[method-assign]
 
 
-@plant("a consumer is handed on after a lost answer as if it had come", "partition", "streams")
+@plant(
+    "a consumer is handed on after a lost answer as if it had come",
+    "partition",
+    "streams",
+    first=20,
+)
 def pull_skips_what_was_lost() -> None:
     from convoymq.queues.stream.client import StreamClient
 
@@ -1010,7 +1038,7 @@ def left_behind_for_ever() -> None:
     SessionAudit.answered = lambda self, question, unknown: {}  # type: ignore[method-assign]
 
 
-@plant("an opening number opens a session again", "loss,break,slow", first=18)
+@plant("an opening number opens a session again", "loss,break,slow", first=22)
 def opened_again() -> None:
     from convoymq.queues.sessions import Openings
 
@@ -1054,7 +1082,7 @@ def tables_decide_on_apply() -> None:
     Queues.declare = planted  # type: ignore[method-assign]
 
 
-@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster")
+@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster", first=6)
 def forgotten_are_forgotten() -> None:
     tree = _tree()
     restore = tree.restore
@@ -1109,7 +1137,7 @@ def let_in_and_left_out() -> None:
     MembershipManager._admit = lambda self: None  # type: ignore[method-assign]
 
 
-@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster", first=8)
+@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster", first=13)
 def emptied_member_votes() -> None:
     from convoymq.broker.local_queues import LocalQueues
 
@@ -1228,10 +1256,10 @@ def relayed_sessions_go_on() -> None:
 
 
 def hunt(found: Plant, first: int, limit: int, *, focused: bool) -> tuple[int, str] | None:
-    """Plants the bug and runs seeds; (seeds needed, what was noticed), or None."""
-    from convoymq.sim.interpreted import use_source
+    """Plants the bug and runs seeds; (seeds needed, what was noticed), or None.
 
-    use_source()
+    The cores have been loaded from source, and stay as they are planted.
+    """
     from convoymq.sim.runner import load_of, mute, parse_faults
     from convoymq.sim.world import run_seed
 
@@ -1249,6 +1277,12 @@ def hunt(found: Plant, first: int, limit: int, *, focused: bool) -> tuple[int, s
     return None
 
 
+def report(name: str, limit: int, answer: Connection) -> None:
+    """Sends what `hunt` finds with the faults that bring the bug out."""
+    found = PLANTS[name]
+    answer.send(hunt(found, found.first, limit, focused=True))
+
+
 def main(arguments: list[str]) -> int:
     """See the module docstring; 1 when the bug was not noticed."""
     names = [a for a in arguments if not a.startswith("--")]
@@ -1260,6 +1294,7 @@ def main(arguments: list[str]) -> int:
     found = PLANTS[names[0]]
     own = str(found.first if "--focused" in arguments else 1)
     first, limit = int(options.get("first", own)), int(options.get("limit", "200"))
+    use_source()
     caught = hunt(found, first, limit, focused="--focused" in arguments)
     if caught is None:
         print(f"| `{found.name}` | {found.text} | not in {limit} seeds | |")

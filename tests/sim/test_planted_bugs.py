@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
 
 import pytest
 
-from tests.sim.planted import PLANTS
+from tests.sim.planted import PLANTS, report
 
 SEEDS_MAX = 100
+TIME_LIMIT_S = 300
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.sim.interpreted_world"])
 
 
 @pytest.mark.parametrize("name", sorted(PLANTS))
 def test_planted_bug_is_caught(name: str) -> None:
     # With the faults that bring it out: which plain seeds do changes with all that takes time.
-    command = [sys.executable, "-m", "tests.sim.planted", name, "--focused"]
-    command.append(f"--limit={SEEDS_MAX}")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    answer, sender = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=report, args=(name, SEEDS_MAX, sender))
+    process.start()
+    sender.close()
+    try:
+        assert answer.poll(TIME_LIMIT_S), f"no answer in {TIME_LIMIT_S} s"
+        assert answer.recv() is not None, f"not noticed in {SEEDS_MAX} seeds"
+    finally:
+        process.kill()
+        process.join()

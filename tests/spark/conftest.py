@@ -16,29 +16,7 @@ from convoymq.spark import clients
 from convoymq.spark.java import JavaMissing, java_home
 from tests.spark.cluster import BASE_PORT, Broker
 from tests.spark.fakes import FakeBroker, FakeClient
-
-SCRUBBED = ("PYSPARK_SUBMIT_ARGS", "JAVA_TOOL_OPTIONS", "SPARK_HOME", "SPARK_CONF_DIR")
-"""What a person's shell may have and tests must not depend on."""
-
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-SETTINGS = {
-    "spark.driver.extraJavaOptions": QUICK,
-    "spark.driver.memory": "1g",
-    "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.streaming.stopTimeout": "30s",
-}
-LOG4J = """
-rootLogger.level = error
-rootLogger.appenderRef.stdout.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %p %c{1}: %m%n%ex
-"""
-
+from tests.spark.quick_start import SCRUBBED, spark_environment
 
 HERE = Path(__file__).parent
 TEST_TIME_LIMIT_S = 180
@@ -89,8 +67,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     except JavaMissing as error:
         pytest.skip(str(error))
     home = tmp_path_factory.mktemp("spark")
-    os.environ["SPARK_CONF_DIR"] = str(quiet(home / "conf"))
-    settings = {**SETTINGS, "spark.sql.warehouse.dir": str(home / "warehouse")}
+    os.environ.update(spark_environment())
+    settings = {"spark.sql.warehouse.dir": str(home / "warehouse")}
     # A task that fails is repeated, as on a cluster; locally Spark's default is not to.
     made = session("tests", master="local[2,4]", conf=settings)
     yield made
@@ -108,10 +86,3 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         made = Broker(cluster)
         yield made
         made.client.close()
-
-
-def quiet(directory: Path) -> Path:
-    """A SPARK_CONF_DIR that lets only errors through."""
-    directory.mkdir(parents=True)
-    (directory / "log4j2.properties").write_text(LOG4J)
-    return directory

@@ -33,7 +33,7 @@ job = json.loads(sys.argv[1])
 def probe(point, table, batch_id):
     if (point, batch_id) == ("merged", 1):
         os.kill(os.getpid(), signal.SIGKILL)
-spark = session("apply", master="local[2]", conf=job["conf"])
+spark = session("apply", master="local[2]")
 apply(spark, servers=job["servers"], stream=job["stream"], checkpoint=job["checkpoint"],
       tables=[TableSpec(path=job["path"], schema=job["schema"], keys=("id",))],
       options={"maxOffsetsPerTrigger": "300"}, probe=probe)
@@ -131,7 +131,6 @@ def test_a_table_equals_its_source_after_a_kill_between_merge_and_commit(
         "checkpoint": str(checkpoint),
         "path": str(path),
         "schema": SCHEMA,
-        "conf": {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"},
     }
     killed = programs.start(sys.executable, "-c", KILLED_JOB, json.dumps(job))
     assert killed.wait(200) == -signal.SIGKILL, programs.log

@@ -18,14 +18,15 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.cluster import BASE_PORT, Broker
-from tests.spark.conftest import QUICK, SCRUBBED, SETTINGS, quiet
+from tests.ports import single_port
+from tests.spark.cluster import Broker
+from tests.spark.quick_start import SCRUBBED, spark_environment
 from tests.spark.support import SCALE, numbered
 
 TEST_TIME_LIMIT_S = 400
 WAIT_S = 150
 DRIVER = Path(__file__).parent / "driver.py"
-MASTER_PORT = BASE_PORT + 60
+MASTER_PORT, MASTER_WEB_PORT, WORKER_WEB_PORT = (single_port() for _ in range(3))
 
 
 class Programs:
@@ -35,7 +36,7 @@ class Programs:
         self.path = path
         self._stack = stack
         self.environment = {k: v for k, v in os.environ.items() if k not in SCRUBBED}
-        self.environment["SPARK_CONF_DIR"] = str(quiet(path / "conf"))
+        self.environment |= spark_environment()
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         log = self._stack.enter_context((self.path / "log").open("ab"))
@@ -57,7 +58,7 @@ class Programs:
             "checkpoint": str(self.path / "checkpoint"),
             "master": "local[2,4]",
             "trigger": {"availableNow": True},
-            "conf": {**SETTINGS, "spark.driver.memory": "512m"},
+            "conf": {"spark.driver.memory": "512m"},
         }
         return self.start(sys.executable, str(DRIVER), json.dumps({**known, **job}))
 
@@ -98,17 +99,17 @@ def values(spark: SparkSession, programs: Programs) -> list[bytes]:
     return sorted((bytes(row.value) for row in rows), key=int)
 
 
-@pytest.mark.parametrize("shuffle", [0, 3])
+@pytest.mark.parametrize(("shuffle", "parts"), [(0, (700, 450, 1000)), (3, (700, 1000))])
 def test_a_driver_is_killed_while_its_batch_is_written_to_a_stream(
-    nodes: Broker, programs: Programs, shuffle: int
+    nodes: Broker, programs: Programs, shuffle: int, parts: tuple[int, ...]
 ) -> None:
     """Goal: rows come once where a repeated batch has them in the same order, and at least once
-    where it has not. Method: two kills while a slow batch is half written; the repeat reads in
-    parts of another size, as a busy broker may answer."""
+    where it has not. Method: a slow batch is killed half written, in the first case once more;
+    each repeat reads in parts of another size, as a busy broker may answer."""
     source, sink = nodes.declare("stream"), nodes.declare("stream")
     rows = numbered(0, 4000 * SCALE)
     nodes.publish(source, rows)
-    for part in (700, 450, 1000):
+    for part in parts:
         options = {
             "servers": nodes.servers,
             "subscribe": source,
@@ -116,17 +117,22 @@ def test_a_driver_is_killed_while_its_batch_is_written_to_a_stream(
             "convoymq.fetch.local": "false",
             "convoymq.fetch.maxRows": str(part),
         }
-        if part < 1000:
+        if part != parts[-1]:
             # Some seconds a batch. Behind a shuffle rows are written when all are read.
             options["convoymq.fetch.maxBytesPerSecond"] = "50000" if not shuffle else "500000"
         enough = len(nodes.values(sink)) + 300
-        conf = {**SETTINGS, "spark.driver.memory": "512m"}
-        # Rows reach the sink while the source still reads.
-        conf["spark.sql.execution.arrow.maxRecordsPerBatch"] = "250"
         driver = programs.driver(
-            format="convoymq", options=options, sink=sink, shuffle=shuffle, conf=conf
+            format="convoymq",
+            options=options,
+            sink=sink,
+            shuffle=shuffle,
+            conf={
+                "spark.driver.memory": "512m",
+                # Rows reach the sink while the source still reads.
+                "spark.sql.execution.arrow.maxRecordsPerBatch": "250",
+            },
         )
-        if part == 1000:
+        if part == parts[-1]:
             programs.finished(driver)
         else:
             programs.until(lambda enough=enough: len(nodes.values(sink)) >= enough, driver)
@@ -178,21 +184,19 @@ def test_a_standalone_cluster_from_the_package_loses_its_executor(
     home = Path(pyspark.__file__).parent
     programs.environment |= {
         "SPARK_HOME": str(home),
-        "SPARK_DAEMON_JAVA_OPTS": QUICK,
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_LOCAL_IP": "127.0.0.1",
     }
     here = ("--host", "127.0.0.1")
     deploy = "org.apache.spark.deploy"
     program = str(home / "bin" / "spark-class")
     url = f"spark://127.0.0.1:{MASTER_PORT}"
-    web = str(MASTER_PORT + 1)
+    web = str(MASTER_WEB_PORT)
     programs.start(
         program, f"{deploy}.master.Master", *here, "--port", str(MASTER_PORT), "--webui-port", web
     )
     programs.start(
         program, f"{deploy}.worker.Worker", *here, "--cores", "2", "--memory", "1g",
-        "--work-dir", str(programs.path / "work"), "--webui-port", str(MASTER_PORT + 2), url,
+        "--work-dir", str(programs.path / "work"), "--webui-port", str(WORKER_WEB_PORT), url,
     )  # fmt: skip
     programs.environment.pop("SPARK_HOME")
     driver = programs.driver(
@@ -206,9 +210,7 @@ def test_a_standalone_cluster_from_the_package_loses_its_executor(
         },
         master=url,
         conf={
-            **SETTINGS,
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": QUICK,
             "spark.driver.host": "127.0.0.1",
         },
     )

@@ -24,6 +24,7 @@ from convoymq.model.errors import (
     StorageFault,
     Unavailable,
 )
+from convoymq.model.replica_status import REPLICA_COLUMNS
 from convoymq.queues.interface import Row
 from convoymq.replication.raft.types import ROLE_NAMES
 
@@ -31,20 +32,8 @@ STATUS_TIMEOUT_S = 2.0
 UPKEEP_TIMEOUT_S = 60.0
 """For a snapshot to be saved, or a file of the write-ahead log to be emptied."""
 POLL_S = 0.02
-COLUMNS = (
-    "Node Name",
-    "Raft State",
-    "Membership",
-    "Last Log Index",
-    "Last Written",
-    "Last Applied",
-    "Commit Index",
-    "Snapshot Index",
-    "Term",
-    "Machine Version",
-    "Reason",
-)
-"""Of `status`: names of `rabbitmq-queues quorum_status`, and why a replica has stopped."""
+COLUMNS = (*REPLICA_COLUMNS, "Reason")
+"""Of `status`: why a replica has stopped comes last."""
 NODE_DOWN = "nodedown"
 NO_REPLICA = "noproc"
 TIMED_OUT = "timeout"

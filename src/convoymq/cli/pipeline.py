@@ -150,6 +150,7 @@ def archive(
     need_spark(*(["deltalake"] if kind == "delta" else []))
     from convoymq.spark.pipelines import archive as pipeline
 
+    options = _options(option, user, password, vhost)
     report = _run(
         "archive",
         master,
@@ -162,7 +163,7 @@ def archive(
             format=kind,
             checkpoint=checkpoint,
             partition_by=tuple(name for name in partition_by.split(",") if name),
-            options=_options(option, user, password, vhost),
+            options=options,
             every=every,
             compact_files=compact_files,
         ),
@@ -218,6 +219,7 @@ def apply(
                 name=name if found else "", path=path, schema=row, keys=tuple(keys.split(","))
             )
         )
+    options = _options(option, user, password, vhost)
     report = _run(
         "apply",
         master,
@@ -229,7 +231,7 @@ def apply(
             checkpoint=checkpoint,
             events=pipeline.Events(envelope=envelope, position_field=position),
             bad_path=bad_path,
-            options=_options(option, user, password, vhost),
+            options=options,
             every=every,
         ),
     )
@@ -273,6 +275,7 @@ def triage(
         known = pipeline.Rules.load(rules)
     except pipeline.RuleError as error:
         raise fail(str(error), 2) from None
+    options = _options(option, user, password, vhost)
     report = _run(
         "triage",
         master,
@@ -283,7 +286,7 @@ def triage(
             rules=known,
             target=target,
             checkpoint=checkpoint,
-            options=_options(option, user, password, vhost),
+            options=options,
             dry_run=dry_run,
         ),
     )

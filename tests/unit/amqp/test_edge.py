@@ -22,6 +22,7 @@ from convoymq.edges.acceptor import SharedPorts
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.transport import listening
 from convoymq.transport.listening import has_ipv6
+from tests.ports import single_port
 from tests.sockets import backlog_of
 from tests.unit.amqp.fakes import FakeBroker
 
@@ -34,6 +35,7 @@ class Edge:
         broker: FakeBroker,
         host: str = "localhost",
         ssl_context: ssl.SSLContext | None = None,
+        port: int = 0,
         **options: Any,
     ) -> None:
         self.broker = broker
@@ -42,13 +44,13 @@ class Edge:
         self.amqp = AmqpEdge(broker=made, settings=AmqpSettings(), outbox=self.outbox)
         self.ports = SharedPorts([self.amqp], **options)
         self.host = host
-        self.port = 0
+        self.port = port
         self.scheduled = False
         self._ssl_context = ssl_context
 
     async def start(self) -> None:
         await self.amqp.start()
-        self.port = await self.ports.listen(self.host, 0, self._ssl_context)
+        self.port = await self.ports.listen(self.host, self.port, self._ssl_context)
 
     async def stop(self) -> None:
         self.ports.stop()
@@ -138,7 +140,7 @@ async def test_pika_over_tls(broker: FakeBroker) -> None:
 @pytest.mark.skipif(not has_ipv6(), reason="the system has no IPv6 loopback address")
 @pytest.mark.parametrize("host", ["localhost", "::"])
 async def test_clients_of_both_families_come_in(broker: FakeBroker, host: str) -> None:
-    edge = Edge(broker, host=host)
+    edge = Edge(broker, host=host, port=single_port())
     await edge.start()
     names = []
 
@@ -215,7 +217,7 @@ async def test_pika_sees_errors_as_rabbitmq_sends_them(edge: Edge) -> None:
 
 
 async def test_stop_tells_clients_why(broker: FakeBroker) -> None:
-    edge = Edge(broker)
+    edge = Edge(broker, port=single_port())
     await edge.start()
     connected = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.ports import cluster_ports
 from typer.testing import CliRunner
 
 import convoymq
@@ -27,6 +28,7 @@ from convoymq.model import config
 from convoymq.transport.listening import addresses_of
 
 ROOT = Path(__file__).parents[3]
+BASE_PORT = cluster_ports()
 RUNNER = CliRunner()
 
 
@@ -189,13 +191,12 @@ def test_doctor_knows_every_module_that_is_compiled(monkeypatch: pytest.MonkeyPa
 def test_doctor_finds_ports_that_are_taken_on_one_family(host: str, tmp_path: Path) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as taken:
-        taken.bind((host, 0))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, BASE_PORT))
         taken.listen()
-        port = taken.getsockname()[1]
-        base = port if port <= 65_000 else port - 10_000
-        (finding,) = doctor._ports(tmp_path, base, 1)
+        (finding,) = doctor._ports(tmp_path, BASE_PORT, 1)
     assert finding.level == "error"
-    assert str(port) in finding.text
+    assert str(BASE_PORT) in finding.text
 
 
 def test_a_node_does_not_import_the_command_line_libraries() -> None:

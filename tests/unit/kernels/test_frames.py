@@ -408,7 +408,7 @@ def test_byte_at_a_time_hears_the_same(data: bytes) -> None:
     assert kernel_scan(data, CHANNELS, range(len(data))) == naive_scan(data, CHANNELS)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @example(data=bytes.fromhex("01000200000009003c00280000000000ce0200020100000e"), seed=0)
 @given(data=damaged(), seed=st.integers(0, 10_000))
 def test_damaged_input_is_parsed_or_a_fault_and_nothing_else(data: bytes, seed: int) -> None:
@@ -507,7 +507,7 @@ acks = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps=acks)
 def test_acknowledgements_settle_exactly_what_they_name(steps: list[Any]) -> None:
     ear, (channel_codec,) = make_buffer((1,))
@@ -580,7 +580,7 @@ def test_deliver_refuses_what_lies_outside_the_block(command: int, first: int, c
     assert channel_codec.unacked == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(at=st.integers(48, len(BLOCK) - 1), value=st.integers(0, 255))
 def test_deliver_survives_a_damaged_block(at: int, value: int) -> None:
     ear, (channel_codec,) = make_buffer((1,))
@@ -598,7 +598,7 @@ def test_deliver_survives_a_damaged_block(at: int, value: int) -> None:
 # --- confirms --------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     plan=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=80),
     seed=st.integers(0, 10_000),

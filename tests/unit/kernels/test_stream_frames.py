@@ -53,7 +53,7 @@ def delivered(
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(messages, min_size=1, max_size=6),
     st.integers(0, (1 << 63) - 100),
@@ -98,7 +98,7 @@ def test_a_header_frame_never_outgrows_the_clients_limit() -> None:
         assert (NAME in properties.headers) == fits
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_damaged_records_spoil_nothing(data: Any) -> None:
     ear, (channel_codec,) = make_buffer([1])

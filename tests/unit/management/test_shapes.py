@@ -201,7 +201,7 @@ async def prepare(cluster: FakeCluster) -> None:
 
 
 @settings(
-    max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(requests())
 def test_no_request_of_any_shape_fails(

@@ -13,6 +13,7 @@ import pytest
 
 from convoymq.transport import listening
 from convoymq.transport.listening import Acceptor, addresses_of, has_ipv6, listen, plain_address
+from tests.ports import single_port
 from tests.sockets import backlog_of
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="the system has no IPv6 loopback address")
@@ -68,8 +69,8 @@ def test_the_unspecified_address_of_ipv6_takes_both_families(opened: list[socket
 def test_a_single_address_of_ipv6_leaves_the_other_family_alone(
     opened: list[socket.socket],
 ) -> None:
-    opened += listen("::1", 0)
-    port = opened[0].getsockname()[1]
+    port = single_port()
+    opened += listen("::1", port)
     with pytest.raises(ConnectionRefusedError):
         connect("127.0.0.1", port)
 
@@ -79,8 +80,8 @@ def test_a_single_address_of_ipv6_leaves_the_other_family_alone(
 def test_a_port_that_one_family_has_not_free_is_refused(
     opened: list[socket.socket], busy: str
 ) -> None:
-    opened += listen(busy, 0)
-    port = opened[0].getsockname()[1]
+    port = single_port()
+    opened += listen(busy, port)
     with pytest.raises(OSError) as raised:
         listen("localhost", port)
     assert raised.value.errno == errno.EADDRINUSE
@@ -143,8 +144,8 @@ async def test_accepting_pauses_while_no_descriptor_is_free(
 
 
 async def test_accepting_ends_also_during_a_pause() -> None:
-    (sock,) = listen("127.0.0.1", 0)
-    address = sock.getsockname()
+    address = ("127.0.0.1", single_port())
+    (sock,) = listen(*address)
     loop = asyncio.get_running_loop()
     paused: asyncio.Future[OSError] = loop.create_future()
     scarce: Any = Scarce(sock, 1)

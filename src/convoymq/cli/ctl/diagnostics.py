@@ -13,13 +13,14 @@ from convoymq.cli.ctl.command import (
     Request,
     Row,
     object_of,
+    plain,
     rows_of,
 )
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
 from convoymq.cli.ctl.listeners import alarms_of, listener_lines, nodes_of, own_listeners
 from convoymq.cli.ctl.outputs import Output, Text
-from convoymq.cli.ctl.queues import REPLICA_COLUMNS
 from convoymq.model.json import JsonObject
+from convoymq.model.replica_status import REPLICA_COLUMNS
 
 HERE = (DIAGNOSTICS,)
 PORT_MAX = 65_535
@@ -394,7 +395,7 @@ COMMANDS = (
         formatter="pretty_table",
         banner="Status of the metadata store on node {node} ...",
         request=Request("GET", "convoy/metadata-store/status"),
-        columns=REPLICA_COLUMNS,
+        columns=plain(*REPLICA_COLUMNS),
     ),
     Command(
         name="check_if_node_is_quorum_critical",

@@ -19,20 +19,9 @@ from convoymq.cli.ctl.command import (
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
 from convoymq.cli.ctl.outputs import Output, Rows
 from convoymq.model.json import Json, JsonObject
+from convoymq.model.replica_status import REPLICA_COLUMNS
 
 POLL_S = 0.2
-REPLICA_COLUMNS = plain(
-    "Node Name",
-    "Raft State",
-    "Membership",
-    "Last Log Index",
-    "Last Written",
-    "Last Applied",
-    "Commit Index",
-    "Snapshot Index",
-    "Term",
-    "Machine Version",
-)
 SELECTION = (
     Switch("vhost-pattern", str),
     Switch("queue-pattern", str),
@@ -302,7 +291,7 @@ COMMANDS = (
         formatter="pretty_table",
         banner="Status of quorum queue {queue} on node {node} ...",
         request=Request("GET", "queues/quorum/{vhost}/{queue}/status"),
-        columns=REPLICA_COLUMNS,
+        columns=plain(*REPLICA_COLUMNS),
         problems={404: Problem(UNAVAILABLE, "not_found")},
     ),
     Command(

@@ -78,10 +78,7 @@ class SegmentedFifo(Fifo):
     def of(cls, fifo: Fifo) -> SegmentedFifo:
         """Makes one with the runs of another FIFO of fresh runs. Cost: O(runs)."""
         made = cls()
-        words, stride = fifo.words()
-        if stride < STRIDE:
-            words = widened(words, 0, len(words), stride)
-        made.replace(words, fifo.messages, fifo.size)
+        made.replace(_marked_words(fifo), fifo.messages, fifo.size)
         return made
 
     # ---------------------------------------------------------------- as of Fifo
@@ -159,8 +156,7 @@ class SegmentedFifo(Fifo):
         """Returns a copy of the packed words, and how many of them a run has."""
         made: array[int] = array("Q")
         for segment in self._segments:
-            words, stride = segment.fifo.words()
-            made += words if stride == STRIDE else widened(words, 0, len(words), stride)
+            made += _marked_words(segment.fifo)
         return made, STRIDE
 
     def replace(self, words: array[int], messages: int, size: int) -> None:
@@ -224,8 +220,7 @@ class SegmentedFifo(Fifo):
         """Replaces the content by that of `pack`. Raises ValueError."""
         plain = Fifo(False)
         plain.unpack(data)
-        taken = SegmentedFifo.of(plain)
-        self.replace(taken.words()[0], taken.messages, taken.size)
+        self.replace(_marked_words(plain), plain.messages, plain.size)
 
     # ---------------------------------------------------------------- expiry
 
@@ -287,6 +282,12 @@ def plain(fifo: Fifo) -> Fifo:
 def earliest(dues: Iterable[int]) -> int:
     """Returns the lowest time; 0 = none."""
     return min((due_ms for due_ms in dues if due_ms), default=0)
+
+
+def _marked_words(fifo: Fifo) -> array[int]:
+    """Returns a copy of the packed words of fresh runs, each with a mark."""
+    words, stride = fifo.words()
+    return words if stride == STRIDE else widened(words, 0, len(words), stride)
 
 
 def _first_due(words: array[int]) -> int:

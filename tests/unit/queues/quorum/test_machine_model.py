@@ -350,7 +350,7 @@ def session_order(machine: Any, entry: Any) -> list[int]:
     return known + [c[2] for c in batch.commands(entry.data) if c[2] and c[2] not in known]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(commands, min_size=30, max_size=90), st.sampled_from([-1, 0, 1, 20]))
 def test_machine_equals_a_list_of_messages(steps: list[tuple[Any, ...]], limit: int) -> None:
     play(steps, limit, QuorumMachine({"delivery_limit": limit}))

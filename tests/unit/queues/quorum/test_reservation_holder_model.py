@@ -330,7 +330,7 @@ def play(steps: list[tuple[Any, ...]], limit: int, machine: Any) -> ReservedRun:
     return run
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps_of_both, st.sampled_from([-1, 0, 1, 20]))
 def test_reservations_equal_lists_of_messages(steps: list[tuple[Any, ...]], limit: int) -> None:
     play(steps, limit, QuorumMachine({"delivery_limit": limit}))

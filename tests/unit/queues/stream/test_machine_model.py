@@ -216,7 +216,7 @@ def compare(machine: StreamMachine, model: Model, run: Run) -> None:
         assert offset_at(machine, run.read, ms) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps, limits)
 def test_the_machine_does_what_the_model_does(
     made: list[tuple[Any, ...]], chosen: dict[str, int]
