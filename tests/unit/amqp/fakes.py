@@ -165,6 +165,9 @@ class FakeClient:
         else:
             self.delayed.append(call)
 
+    def places_of(self, consumer: int) -> None:
+        return None
+
     def subscribe(self, consumer: Any) -> None:
         queue = self.queue
         queue.calls.append(("subscribe", consumer))

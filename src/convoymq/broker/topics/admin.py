@@ -376,7 +376,7 @@ class TopicAdmin:
                 row["node"] = self._nodes.name_of(heir)
         return rows
 
-    def _heirs(self, node: int) -> list[int]:
+    def _heirs(self, node: int) -> Sequence[int]:
         return [
             each
             for each in self._nodes.running()
