@@ -11,9 +11,9 @@ from convoymq.kernels.batch import PendingCommand, PublishTarget
 SLOT_NEW: int
 """Nobody has looked at the partition: the first record asks the owner of the target."""
 SLOT_WAIT: int
-"""What comes waits in the slot."""
+"""Records that come wait in the slot."""
 SLOT_SEND: int
-"""What comes goes to the sender."""
+"""Records that come go to the sender."""
 
 UNTAGGED: int
 """Records without a tag get tags from here on, so that each has an outcome."""

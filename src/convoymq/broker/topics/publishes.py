@@ -85,7 +85,7 @@ class PartitionPublishes:
         """Nothing is sent before those have an outcome, and more happens."""
         self.sealed = False
         self.returned: list[PendingCommand] = []
-        """What was refused, in order."""
+        """Refused commands, in order."""
         self.attempts = 0
 
     @property
