@@ -372,9 +372,10 @@ class Referee:
             if (group, gen) == reader:
                 # Their copies lay in the lost partition, or still in one before it.
                 created = self.created[event.pid]
-                self.doubtful[reader].update(
-                    (msg, created) for msg in waiting if lo <= self.sends[msg].lp < hi
-                )
+                for msg in waiting:
+                    before = self.parked_in[reader].get(msg, 0) <= created
+                    if before and lo <= self.sends[msg].lp < hi:
+                        self.doubtful[reader].setdefault(msg, created)
 
     def on_effect(self, event: events.Effect) -> None:
         """A13."""
