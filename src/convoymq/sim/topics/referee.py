@@ -14,7 +14,7 @@ from itertools import pairwise
 from convoymq.sim.topics import events
 
 IN_FLIGHT_MS = 150
-"""How long a request may be on its way, and its repeat behind it."""
+"""Time for which a request may be on its way, and its repeat behind it."""
 Token = tuple[int, int]
 Reader = tuple[str, int]
 """A group and its group epoch."""
