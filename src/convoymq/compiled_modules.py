@@ -63,8 +63,11 @@ PLAIN_MODULES = (
     "convoymq.queues.group_machine",
     "convoymq.queues.group_queue",
     "convoymq.queues.stream.machine",
+    "convoymq.queues.partition.machine",
     "convoymq.streamlog.chunks",
     "convoymq.queues.stream.client",
     "convoymq.queues.stream.queue",
+    "convoymq.queues.partition.client",
+    "convoymq.queues.partition.queue",
 )
 """Modules without pointers: interpreted, they do the same, only slower."""

@@ -14,7 +14,9 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.config import load
+from tests.clusters import serving_cluster
 from tests.docs.blocks import ROOT, RUN, blocks_of, run_page
+from tests.faults.topic_traffic import create
 from tests.ports import cluster_ports
 from tests.spark.conftest import SETTINGS, quiet
 
@@ -66,6 +68,12 @@ def test_a_page_for_newcomers_runs(page: str, tmp_path: Path) -> None:
         replaced = {**PORTS, ".venv/bin/convoy status": f"convoy status --data {data}"}
         replaced[".venv/bin/convoy queues list"] = f"convoy queues list --data {data}"
         run_page(page, tmp_path, replaced={**replaced, ".venv/bin/": ""})
+
+
+def test_the_page_on_topics_runs(tmp_path: Path) -> None:
+    with serving_cluster(tmp_path / "convoy-data", BASE_PORT) as cluster:
+        create(cluster, "first", 1)
+        run_page("docs/topics.md", tmp_path, replaced={**PORTS, ".venv/bin/": ""})
 
 
 @pytest.mark.skipif("JAVA_HOME" in os.environ and not os.environ["JAVA_HOME"], reason="no Java")

@@ -276,9 +276,13 @@ class Publisher(_Client):
                 return
             self.tag += 1
             self.unconfirmed[self.tag] = number
-            self.channel.basic_publish(
-                "", self.queue, padded(number, self.size), pika.BasicProperties(delivery_mode=2)
-            )
+            self.publish(number)
+
+    def publish(self, number: int) -> None:
+        """Publishes one message; its confirm comes later."""
+        self.channel.basic_publish(
+            "", self.queue, padded(number, self.size), pika.BasicProperties(delivery_mode=2)
+        )
 
     def on_lost(self) -> None:
         self.channel = None

@@ -22,6 +22,7 @@ from convoymq.topics.consumer import GroupConsumer, Lane
 from convoymq.topics.controller import Controller
 from convoymq.topics.coordinator import Coordinator
 from convoymq.topics.dedup import DedupTable
+from convoymq.topics.leaseholder import Leaseholder
 from convoymq.topics.lineage import Mode, PartitionState
 from convoymq.topics.partition import PartitionMachine
 from convoymq.topics.refusals import Code
@@ -188,7 +189,7 @@ def drained_is_not_recursive() -> list[Patch]:
 def old_owner_goes_on() -> list[Patch]:
     return [
         (PartitionMachine, "holds_lease", staticmethod(lambda own, epoch: True)),
-        (GroupConsumer, "may_start", lambda self, held, now_ms: True),
+        (Leaseholder, "may_start", lambda self, held, now_ms: True),
     ]
 
 

@@ -227,7 +227,7 @@ class Channel:
             if client in used:
                 continue
             target = client.target
-            if target.pending:
+            if client.has_pending:
                 continue
             if seen.get(queue) == target.seq:
                 deliveries = self.get_deliveries.pop(client, None)
@@ -286,9 +286,16 @@ class Channel:
                 return None
             self.may_publish(exchange, routing_key)
             route = self.broker.publishing.route(
-                self.connection.vhost, exchange, (routing_key,), None
+                self.connection.vhost,
+                exchange,
+                (routing_key,),
+                None,
+                keyed=self.codec.has_order_key,
             )
-            if not route.cacheable or any(queue.refuses_publishes for queue in route.queues):
+            every_key = route.every_key and not self.permissions.depend_on_keys()
+            if not (route.cacheable or every_key) or any(
+                queue.refuses_publishes for queue in route.queues
+            ):
                 return None
             targets = tuple(self.client_of(queue).target for queue in route.queues)
             for queue, target in zip(route.queues, targets, strict=True):
@@ -298,6 +305,7 @@ class Channel:
                     target.serves |= RECORD_WAITS
                 if queue.serves_groups:
                     target.serves |= RECORD_GROUPED
+            self.codec.every_key = every_key
             return targets
         except BrokerError as error:
             self.refuse(error, spec.BASIC, spec.BasicPublish.METHOD_ID)
@@ -327,11 +335,11 @@ class Channel:
             exchange, routing_key = names_of(key)
             if exchange or not routing_key.startswith(REPLY_PREFIX):
                 self.may_publish(exchange, routing_key)
-                route = self.broker.publishing.route(
-                    self.connection.vhost, exchange, (routing_key,), None
-                )
                 # Better now than in the middle of a commit.
                 properties = decode_header(content_parts(content)[0]).properties
+                route = self.broker.publishing.route(
+                    self.connection.vhost, exchange, (routing_key,), properties.headers
+                )
                 asked = asked_property(
                     properties.expiration, properties.priority, properties.headers
                 )

@@ -173,6 +173,7 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
         queue.features.counts_failed_deliveries,
         stream,
     )
+    deliveries.places = client.places_of(channel.last_number)
     consumer = Consumer(
         tag, channel.last_number, queue, client, deliveries, method, channel.prefetch
     )

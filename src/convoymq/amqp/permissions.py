@@ -48,6 +48,11 @@ class Permissions:
                 connection.user, connection.vhost, permission, exchange, routing_key
             )
 
+    def depend_on_keys(self) -> bool:
+        """Returns whether the user may use some routing keys and not others."""
+        connection = self._connection
+        return bool(self._broker.access.has_topic_permissions(connection.user, connection.vhost))
+
     def forget(self) -> None:
         """Asks for every permission again."""
         self._granted.clear()

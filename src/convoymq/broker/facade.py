@@ -41,6 +41,7 @@ from convoymq.broker.replies import ReplyRoutes
 from convoymq.broker.scheduled import Scheduled
 from convoymq.broker.settings import BrokerSettings
 from convoymq.broker.tasks import Tasks
+from convoymq.broker.topics.local import LocalTopics
 from convoymq.groups.host import ReplicaHost
 from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.async_store import AsyncMetadataStore
@@ -48,6 +49,7 @@ from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
 from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.reads import MetadataReads
 from convoymq.model.clock import Clock, Timer
+from convoymq.model.late_imports import import_late
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import HostParts, QueueHost, home_drivers
 from convoymq.queues.group_queue import TICK_MS, FlowLimits
@@ -57,6 +59,8 @@ from convoymq.trace.recorder import Traces
 from convoymq.transport.control import ControlPlane
 
 if TYPE_CHECKING:
+    from convoymq.broker.topics.admin import TopicAdmin
+    from convoymq.broker.topics.parts import TopicParts
     from convoymq.kernels.route_cache import RouteCacheVersion
 
 log = structlog.get_logger()
@@ -115,6 +119,7 @@ class Broker:
         self._timer: Timer | None = None
         self._reconciling = False
         self._closing_revoked = False
+        self._topic_parts: TopicParts | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
         self._make_parts(incarnation, stored_groups)
@@ -133,7 +138,10 @@ class Broker:
         self.local = self._make_local(stored_groups)
         self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
         self.access = Access(tree, settings, self.connections, self.counters)
-        publishing = NodePublishing(tree, self.local, self.access, clock, self.route_cache_version)
+        self.local_topics = LocalTopics(tree, self.local)
+        publishing = NodePublishing(
+            tree, self.local, self.access, clock, self.route_cache_version, self.local_topics
+        )
         self.publishing: Publishing = publishing
         dead_letters = DeadLetterOptions(
             routes=publishing,
@@ -299,6 +307,28 @@ class Broker:
         found = [session for c in self.connections.all() for session in c.sessions()]
         return found + self.local.sessions()
 
+    # --- ordered topics --------------------------------------------------------------------
+
+    @property
+    def topic_parts(self) -> TopicParts:
+        """Returns the parts that serve ordered topics; made for the first that asks."""
+        if self._topic_parts is None:
+            import_late("convoymq.broker.topics.parts")
+            from convoymq.broker.topics.parts import TopicParts
+
+            self._topic_parts = TopicParts(
+                self, self._clock, self._loop.call_soon, self._tasks.spawn
+            )
+        return self._topic_parts
+
+    @property
+    def topics(self) -> TopicAdmin:
+        """Returns the administration of ordered topics."""
+        return self.topic_parts.admin
+
+    def _has_topics(self) -> bool:
+        return any(vhost.topics for vhost in self.metadata.tree.vhosts.values())
+
     # --- start, rounds, stop ---------------------------------------------------------------
 
     async def start(self) -> None:
@@ -307,6 +337,8 @@ class Broker:
             if node != self.node_id:
                 self._incarnations[node] = self.host.incarnation_of(node)
         self.metadata.watch(self._on_change)
+        if self._has_topics():
+            self.topic_parts.on_change(Change(ChangeKind.RESTORED))
         self._reconcile()
         while self._reconciling:
             await asyncio.sleep(0)
@@ -337,6 +369,8 @@ class Broker:
         self._absent_nodes.tick()
         self.maintenance.tick()
         self.reconciliation.tick()
+        if self._topic_parts is not None:
+            self._topic_parts.tick()
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)
@@ -376,10 +410,15 @@ class Broker:
         self.route_cache_version.bump()
         due = self.local.on_change(change)
         self.reconciliation.on_change(change)
+        if change.kind is ChangeKind.TOPIC or (
+            change.kind is ChangeKind.RESTORED and self._has_topics()
+        ):
+            self.topic_parts.on_change(change)
         if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED):
             self.maintenance.tick()
         # Whoever hears of a queue may look it up at once, and look-ups open nothing.
         self.local.open_new(change)
+        self.local_topics.on_change(change)
         if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED) and not self._closing_revoked:
             self._closing_revoked = True
             self._loop.call_soon(self._close_revoked_connections)

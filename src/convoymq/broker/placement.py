@@ -105,6 +105,38 @@ class Placement:
             replicas=self._tree.queue_index.replicas,
         )
 
+    def for_partitions(
+        self, count: int, running: Sequence[int], first: int = 0
+    ) -> list[tuple[int, ...]]:
+        """Returns nodes for new partitions of a topic, the designated leader of each first. Leaders
+        are spread over the nodes.
+
+        Args:
+            running: nodes that are up and not drained.
+            first: the node that shall lead, if it is one of them; 0 = any.
+        """
+        leaders = dict(self._count_leaders())
+        replicas = dict(self._tree.queue_index.replicas)
+        placed = []
+        for _ in range(count):
+            leader = first
+            if first not in running:
+                leader = choose_leader(
+                    BALANCED, client_node=self._node, running=running, leaders=leaders
+                )
+            members = choose_members(
+                self._group_size,
+                leader=leader,
+                nodes=set(self._tree.nodes) | {self._node},
+                running=running,
+                replicas=replicas,
+            )
+            leaders[leader] = leaders.get(leader, 0) + 1
+            for member in members:
+                replicas[member] = replicas.get(member, 0) + 1
+            placed.append(members)
+        return placed
+
     def _count_leaders(self) -> dict[int, int]:
         """Leaders and homes per node. Counted anew when so many were added that it may matter, or
         each declaration would look at all queues."""

@@ -10,20 +10,29 @@ the route cache version moves. A message without queues is returned or dropped b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from convoymq.broker.access import Access
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.metadata.machine import MetadataMachine, QueueRecord, User
 from convoymq.model.clock import Clock
-from convoymq.model.errors import Unavailable
-from convoymq.model.refusals import queue_subject, vhost_missing
+from convoymq.model.errors import PreconditionFailed, Unavailable
+from convoymq.model.refusals import (
+    exchange_subject,
+    order_key_missing,
+    partition_publish,
+    queue_subject,
+    vhost_missing,
+)
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.interface import Queue
-from convoymq.queues.message_properties import check_served
+from convoymq.queues.message_properties import check_order_key, check_served
 from convoymq.routing.choosing import NO_PROPERTIES, HashProperties
+from convoymq.routing.types import QueueType
 
 if TYPE_CHECKING:
+    from convoymq.broker.topics.handle import TopicHandle
     from convoymq.kernels.route_cache import RouteCacheVersion
 
 
@@ -33,6 +42,15 @@ class Route(NamedTuple):
     queues: tuple[Queue, ...]
     cacheable: bool
     """The same exchange and key lead there until the route cache version moves."""
+    every_key: bool = False
+    """So does every message of the exchange that has an order key; see `ordered_runs`."""
+
+
+class TopicHandles(Protocol):
+    """The topics, as this node knows them."""
+
+    def find(self, vhost: str, name: str) -> TopicHandle | None:
+        """Returns the handle of a topic; None when there is none."""
 
 
 class Publishing(Protocol):
@@ -51,16 +69,20 @@ class Publishing(Protocol):
         headers: Table | None,
         asked: str | None = None,
         properties: HashProperties = NO_PROPERTIES,
+        *,
+        keyed: bool = False,
     ) -> Route:
         """Returns where a message goes.
 
         Args:
+            keyed: its headers, which are not given, have an order key.
             asked: the property by which the message asks for what only some queues do.
             properties: of the message, for exchanges that hash one.
         Raises:
             NotFound: there is no such exchange.
             AccessRefused: it is internal.
             PreconditionFailed: a queue does not do what the message asks for; none gets it then.
+                A strict topic finds no order key.
         """
 
 
@@ -74,12 +96,14 @@ class NodePublishing:
         access: Access,
         clock: Clock,
         route_cache_version: RouteCacheVersion,
+        topics: TopicHandles | None = None,
     ) -> None:
         self._tree = tree
         self._local = local
         self._access = access
         self._clock = clock
         self._route_cache_version = route_cache_version
+        self._topics = topics
         self._varies: dict[tuple[str, str], bool] = {}
         """Answers of `varies_by_message` since `_varies_version`."""
         self._varies_version = route_cache_version.value
@@ -101,6 +125,8 @@ class NodePublishing:
         headers: Table | None,
         asked: str | None = None,
         properties: HashProperties = NO_PROPERTIES,
+        *,
+        keyed: bool = False,
     ) -> Route:
         """See `Publishing`."""
         place = self._tree.vhosts.get(vhost)
@@ -108,13 +134,45 @@ class NodePublishing:
             raise vhost_missing(vhost)
         topology = place.topology
         topology.exchange_for_publish(exchange)
-        names = topology.route(
+        names, topics = topology.targets(
             exchange, routing_keys[0], headers or EMPTY, routing_keys[1:], properties, self
         )
-        found = [self._queue(place.queues[name]) for name in names]
+        records = [place.queues[name] for name in names]
+        for record in records:
+            if record.type is QueueType.PARTITION:
+                raise partition_publish(queue_subject(vhost, record.name))
+        found = [self._queue(record) for record in records]
         queues = tuple(queue for queue in found if queue is not None)
+        cacheable = not topology.varies_by_message(exchange)
+        if not topics:
+            check_served(asked, queues)
+            return Route(queues, cacheable)
+        handles = self._handles(vhost, topics, routing_keys, headers, keyed=keyed)
+        queues += handles
         check_served(asked, queues)
-        return Route(queues, not topology.varies_by_message(exchange))
+        # Other messages without a routing key may have no order key at all.
+        cacheable &= bool(routing_keys[0]) or not any(each.is_strict for each in handles)
+        return Route(queues, cacheable, every_key=len(queues) == 1 and topics == [exchange])
+
+    def _handles(
+        self,
+        vhost: str,
+        topics: Sequence[str],
+        routing_keys: Sequence[str],
+        headers: Table | None,
+        *,
+        keyed: bool,
+    ) -> tuple[TopicHandle, ...]:
+        """Returns the topics that a message goes to, which has an order key for them. Raises
+        PreconditionFailed."""
+        assert self._topics is not None
+        found = [self._topics.find(vhost, name) for name in topics]
+        handles = tuple(handle for handle in found if handle is not None)
+        for handle in handles:
+            has_key = keyed or check_order_key(handle, routing_keys, headers)
+            if not has_key and handle.is_strict:
+                raise order_key_missing(exchange_subject(vhost, handle.name))
+        return handles
 
     def route_dead_letter(
         self,
@@ -128,11 +186,17 @@ class NodePublishing:
         place = self._tree.vhosts.get(vhost)
         if place is None:
             raise vhost_missing(vhost)
-        names = place.topology.route(
+        names, topics = place.topology.targets(
             exchange, routing_keys[0], headers, routing_keys[1:], properties, self
         )
-        found = [self._queue(place.queues[name]) for name in names]
-        return tuple(queue for queue in found if queue is not None)
+        records = [place.queues[name] for name in names]
+        found = [self._queue(each) for each in records if each.type is not QueueType.PARTITION]
+        queues = tuple(queue for queue in found if queue is not None)
+        for topic in topics:
+            # What has no order key for a topic has no route to it.
+            with suppress(PreconditionFailed):
+                queues += self._handles(vhost, (topic,), routing_keys[:1], headers, keyed=False)
+        return queues
 
     def varies_by_message(self, vhost: str, exchange: str) -> bool:
         """See `DeadLetterRoutes`."""

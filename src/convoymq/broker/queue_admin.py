@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -13,9 +14,15 @@ from convoymq.broker.settings import BrokerSettings
 from convoymq.broker.tasks import Tasks
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import DeleteQueue, OwnerGone
-from convoymq.metadata.machine import QueueRecord
+from convoymq.metadata.machine import QueueRecord, Vhost
 from convoymq.model.errors import BrokerError, NotFound, Refused, Unavailable
-from convoymq.model.refusals import queue_subject, unserved_queue_type, vhost_missing
+from convoymq.model.refusals import (
+    managed_queue,
+    queue_subject,
+    unserved_by_group,
+    unserved_queue_type,
+    vhost_missing,
+)
 from convoymq.queues.driver import driver_of
 from convoymq.queues.interface import Queue
 
@@ -42,6 +49,8 @@ class QueueAdmin:
         self._counters = counters
         self._tasks = tasks
         self._timeout_s = settings.operation_timeout_s
+        self.find_group: Callable[[Vhost, str], Queue | None] = lambda vhost, name: None
+        """Returns the handle of a topic's group by its queue name; set by who has topics."""
         #: Queues whose deletion is under way because nobody uses them any more.
         self._going: dict[tuple[str, str], asyncio.Task[None]] = {}
 
@@ -56,6 +65,10 @@ class QueueAdmin:
         place = self._metadata.tree.vhosts.get(vhost)
         if place is None:
             raise vhost_missing(vhost)
+        if name not in place.queues:
+            group = self.find_group(place, name)
+            if group is not None:
+                return group
         place.topology.queue(name, self._nodes.owner_name(owner))
         record = place.queues[name]
         queue = self._local.find(record)
@@ -85,14 +98,19 @@ class QueueAdmin:
             PreconditionFailed: in use, or not empty.
             NotServed: a condition on a quorum queue, while nodes of release 0.2 are around.
             ResourceLocked: it belongs to another connection.
+            AccessRefused: it is part of something else.
         """
         place = self._metadata.tree.vhosts.get(vhost)
         if place is None:
             raise vhost_missing(vhost)
         record = place.queues.get(name)
+        if record is None and self.find_group(place, name) is not None:
+            raise unserved_by_group("queue.delete", queue_subject(vhost, name))
         if record is None:
             return 0
         place.topology.queue(name, self._nodes.owner_name(owner))
+        if record.type.is_managed:
+            raise managed_queue(queue_subject(vhost, name))
         driver = driver_of(record.type.value)
         heeded = driver is None or driver.heeds_conditions
         messages = await self._check_delete(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 
-TOOLS = frozenset(("ctl", "queues", "diagnostics", "upgrade"))
-"""RabbitMQ's tools. `convoy queues list` and `info` are ours."""
+TOOLS = frozenset(("ctl", "queues", "diagnostics", "upgrade", "topics"))
+"""RabbitMQ's tools, and `topics`, which is used as they are."""
+OTHERS = (["queues", "list"], ["queues", "info"])
+"""Commands under the name of a tool that it does not have."""
 
 
 def main() -> None:
@@ -32,7 +34,7 @@ def main() -> None:
 
         pipeline_app(arguments[1:], prog_name="convoy pipeline")
         return
-    if arguments[:1] and arguments[0] in TOOLS and arguments[1:2] not in (["list"], ["info"]):
+    if arguments[:1] and arguments[0] in TOOLS and arguments[:2] not in OTHERS:
         from convoymq.cli.ctl.main import main as operate
 
         sys.exit(operate(arguments[0], arguments[1:]))

@@ -530,6 +530,12 @@ def diagnostics() -> None:
 
 
 @app.command()
+def topics() -> None:
+    """Ordered topics: create, split, merge, move, groups: `convoy topics help`."""
+    raise fail("`topics` must come first on the command line", 2)
+
+
+@app.command()
 def upgrade() -> None:
     """Maintenance of nodes as `rabbitmq-upgrade` has it: `convoy upgrade help`."""
     raise fail("`upgrade` must come first on the command line", 2)

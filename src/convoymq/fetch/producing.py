@@ -25,9 +25,11 @@ from convoymq.kernels.columns import EXCHANGE, ROUTING_KEY
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
+from convoymq.model.refusals import managed_queue, queue_subject
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.message_properties import check_records
 from convoymq.queues.null_events import NullEvents
+from convoymq.routing.types import QueueType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -45,6 +47,8 @@ SEGMENTS_MAX = 100_000
 """Most times that the rows of one request may change their targets; each time costs a command."""
 ROUTED_ROWS_MAX = 1 << 20
 PRODUCER_BYTES_MAX = 255
+UNSERVED_TYPES = ("topic", "partition")
+"""Types of queues that take no rows."""
 PENDING_BYTES_MAX = 16 << 20
 """Most bytes that one connection may have under way into one queue."""
 
@@ -285,12 +289,18 @@ class Producing(NullEvents):
             connection.user, connection.vhost, "write", "queue", name
         )
         queue: Queue = self._broker.queue_admin.find_queue(connection.vhost, name, connection.id)
+        if QueueType(queue.type).is_managed:
+            raise managed_queue(queue_subject(connection.vhost, name))
         if request.stream is not None and not queue.features.reads_by_offset:
             raise PreconditionFailed(f"queue '{name}' is of type {queue.type}, not a stream")
         self._check_type(request, queue)
         return queue
 
     def _check_type(self, request: Produce, queue: Queue) -> None:
+        if queue.type in UNSERVED_TYPES:
+            raise PreconditionFailed(
+                f"{queue.type} '{queue.name}' takes no columnar rows: publish to it by AMQP"
+            )
         if request.producer is not None and not queue.features.drops_repeats:
             raise PreconditionFailed(
                 f"{queue.type} queue '{queue.name}' cannot tell a producer's repeats: use a quorum"
@@ -416,7 +426,7 @@ class Producing(NullEvents):
         if len(self._clients) < self._edge.settings.targets_max:
             return
         for queue, client in list(self._clients.items()):
-            if not client.target.pending:
+            if not client.has_pending:
                 client.close()
                 del self._clients[queue]
 

@@ -36,10 +36,20 @@ cdef class PublishTarget:
     cdef public object owner
     # Of RECORD_ASKS, RECORD_WAITS and RECORD_GROUPED: what the queue serves.
     cdef public int serves
+    # Records go to the targets that `place` returns, never to this one.
+    cdef public bint spreads
     # The next record has a producer and a sequence; the open command begins with this one.
     cdef bint named
     cdef bytes producer
     cdef uint64_t sequence
+
+    # The target that takes the record of these parts: exchange and routing key, and content; `tag`
+    # becomes the one that it has there.
+    cdef PublishTarget place(self, unsigned char* names, Py_ssize_t names_length,
+                             unsigned char* content, Py_ssize_t content_length, uint64_t* tag)
+    # Reserves n bytes for a record that starts at `record` and is whole.
+    cdef unsigned char* reserve_record(self, unsigned char* record, Py_ssize_t n, uint64_t tag,
+                                       uint64_t body_size, int flags)
 
 cdef class CommandBuilder:
     cdef PyObject* store
@@ -85,6 +95,9 @@ cdef class CommandBuilder:
 # position, absolute; -1 when it does not. Record i: [table[i], table[i + 1]) relative to `command`.
 cdef Py_ssize_t record_table(const unsigned char* p, Py_ssize_t size, Py_ssize_t command,
                              uint32_t* count) noexcept nogil
+
+# The body size that a record of n bytes names; -1 when it is cut off.
+cdef Py_ssize_t record_body_size(unsigned char* p, Py_ssize_t n) noexcept
 
 # Records of an ENQUEUE command, to be read one by one.
 cdef struct Records:

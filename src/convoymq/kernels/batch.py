@@ -112,6 +112,7 @@ class PublishTarget:
         self.budget = PendingBudget()
         self.owner = owner
         self.serves = 0
+        self.spreads = False
         self.named = False
         self.producer = b""
         self.sequence = 0
@@ -139,8 +140,8 @@ class PublishTarget:
     def publish(self, record, body_size, tag, flags=0):
         joined: bytes = b"".join(record)
         n: cython.Py_ssize_t = len(joined)
-        p: cython.p_uchar = self.builder.reserve(self, tag, body_size, flags, n)
-        string.memcpy(p, bytes_pointer(joined), n)
+        p: cython.p_uchar = bytes_pointer(joined)
+        string.memcpy(self.reserve_record(p, n, tag, body_size, flags), p, n)
 
     def publish_records(self, command: bytes, count: cython.Py_ssize_t, tag: uint64_t):
         records: Records
@@ -151,12 +152,42 @@ class PublishTarget:
         i: cython.Py_ssize_t
         for i in range(count):
             p = record_at(cython.address(records), i, cython.address(n))
-            body_size: cython.Py_ssize_t = _body_size(p, n)
+            body_size: cython.Py_ssize_t = record_body_size(p, n)
             if body_size < 0:
                 raise ValueError("record is damaged")
-            string.memcpy(self.builder.reserve(self, tag, body_size, flags, n), p, n)
+            string.memcpy(self.reserve_record(p, n, tag, body_size, flags), p, n)
             if tag:
                 tag += 1
+
+    @cython.cfunc
+    def place(
+        self,
+        names: cython.p_uchar,
+        names_length: cython.Py_ssize_t,
+        content: cython.p_uchar,
+        content_length: cython.Py_ssize_t,
+        tag: cython.pointer(uint64_t),
+    ) -> PublishTarget:
+        return self
+
+    @cython.cfunc
+    def reserve_record(
+        self,
+        record: cython.p_uchar,
+        n: cython.Py_ssize_t,
+        tag: uint64_t,
+        body_size: uint64_t,
+        flags: cython.int,
+    ) -> cython.p_uchar:
+        target: PublishTarget = self
+        if self.spreads:
+            names: cython.Py_ssize_t = 1 + record[0] if n > 1 else n
+            if names < n:
+                names += 1 + cython.cast(cython.Py_ssize_t, record[names])
+            if names > n:
+                raise ValueError("record is damaged")
+            target = self.place(record, names, record + names, n - names, cython.address(tag))
+        return target.builder.reserve(target, tag, body_size, flags, n)
 
     def command(self, type, flags, count, arg, body=b"", note=None):
         builder: CommandBuilder = self.builder
@@ -198,8 +229,7 @@ class PublishTarget:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _body_size(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Returns the body size that a record of n bytes names; -1 when it is cut off."""
+def record_body_size(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssize_t:
     if n < 2:
         return -1
     at: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, p[0])

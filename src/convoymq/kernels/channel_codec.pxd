@@ -47,6 +47,8 @@ cdef class ConsumerDeliveries:
     cdef public bint no_ack
     cdef public bint counted
     cdef public bint offsets
+    # Number of a place -> Place, for messages of ordered topics; otherwise None.
+    cdef public dict places
     cdef public bytes head
     cdef public uint64_t unacked
     cdef public uint32_t index
@@ -60,6 +62,10 @@ cdef class ChannelCodec:
     cdef public int state
     cdef public int mode
     cdef public RouteCacheVersion route_cache_version
+    # Set by `resolve_route`: its answer holds for every routing key, but the empty one.
+    cdef public bint every_key
+    # For `resolve_route`: the headers of its message have an order key.
+    cdef public bint has_order_key
     cdef public uint64_t published
     cdef public uint64_t delivered
     cdef public uint64_t acknowledged

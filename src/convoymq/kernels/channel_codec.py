@@ -52,6 +52,7 @@ class ConsumerDeliveries:
         self.no_ack = no_ack
         self.counted = counted
         self.offsets = offsets
+        self.places = None
         self.unacked = 0
         self.dirty = False
 
@@ -160,7 +161,13 @@ class ChannelCodec:
     def append(self, target: PublishTarget, key: bytes, content: bytes, body_size, flags, tag):
         n: cython.Py_ssize_t = len(key)
         m: cython.Py_ssize_t = len(content)
-        p: cython.p_uchar = target.builder.reserve(target, tag, body_size, flags, n + m)
+        placed: uint64_t = tag
+        into: PublishTarget = target
+        if target.spreads:
+            into = target.place(
+                bytes_pointer(key), n, bytes_pointer(content), m, cython.address(placed)
+            )
+        p: cython.p_uchar = into.builder.reserve(into, placed, body_size, flags, n + m)
         string.memcpy(p, bytes_pointer(key), n)
         string.memcpy(p + n, bytes_pointer(content), m)
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from convoymq.kernels.batch import PublishTarget
 from convoymq.kernels.connection_buffer import ConnectionBuffer
+from convoymq.kernels.order_headers import Place
 from convoymq.kernels.route_cache import RouteCacheVersion
 
 CHANNEL_OPEN: int
@@ -49,6 +50,9 @@ class ConsumerDeliveries:
     no_ack: bool
     counted: bool
     offsets: bool
+    places: dict[int, Place] | None
+    """To be set for messages of ordered topics: where they lie, by the upper bits of the message
+    id. Deliveries say so in headers (`order_headers`)."""
     head: bytes
     unacked: int
     index: int
@@ -62,6 +66,11 @@ class ChannelCodec:
     state: int
     mode: int
     route_cache_version: RouteCacheVersion
+    has_order_key: bool
+    """For `resolve_route`: the headers of its message have an order key."""
+    every_key: bool
+    """Set by `resolve_route`: its answer holds for every routing key of the exchange that is not
+    empty."""
     published: int
     delivered: int
     acknowledged: int

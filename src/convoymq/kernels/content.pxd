@@ -40,6 +40,8 @@ cpdef enum:
     RECORD_WAITS = 1024
     # A message group; together with a time it needs a closer look.
     RECORD_GROUPED = 2048
+    # An order key that topics take; any other value of its header needs a closer look.
+    RECORD_ORDERED = 4096
 
 # Bytes of the field value at p (type code included) or, for a table without its length, notes on
 # what its keys say; -1 when it is broken, nested too deeply or cut off within n bytes.

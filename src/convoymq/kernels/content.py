@@ -96,6 +96,15 @@ def _note_of_time(
 
 @cython.cfunc
 @cython.exceptval(check=False)
+def _note_of_order_key(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
+    """Notes about the value of the header x-order-key, within n bytes."""
+    if n > 5 and (p[0] == b"S" or p[0] == b"x") and load32(p + 1) != 0:
+        return RECORD_ORDERED
+    return RECORD_EXAMINE
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
 def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.int:
     """Notes about the n bytes of fields: whether keys matter to the broker; -1 when broken."""
     if n > _TABLE_MAX:
@@ -121,6 +130,8 @@ def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cy
             notes |= RECORD_HEADERS | RECORD_GROUPED
             if notes & RECORD_WAITS:
                 notes |= RECORD_EXAMINE
+        elif key == 11 and string.memcmp(q, b"x-order-key", 11) == 0:
+            notes |= _note_of_order_key(q + key, n - at - 1 - key)
         at += 1 + key
         step: cython.Py_ssize_t = walk_value(p + at, n - at, depth)
         if step < 0:

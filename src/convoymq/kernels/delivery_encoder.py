@@ -41,6 +41,13 @@ from cython.cimports.convoymq.kernels.connection_buffer import (
 from cython.cimports.convoymq.kernels.content import check_content, walk_value
 from cython.cimports.convoymq.kernels.delivery_encoder import memmem
 from cython.cimports.convoymq.kernels.layout import ENQUEUE_RECORDS
+from cython.cimports.convoymq.kernels.order_headers import (
+    PLACE_BITS,
+    PLACE_ROOM,
+    Place,
+    is_order_field,
+    put_order_fields,
+)
 from cython.cimports.libc import string
 from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
 
@@ -83,9 +90,8 @@ def _write_content(
         return _write_changed(codec, content, length, acquired_count, failed_delivery_count, offset)
     n: cython.Py_ssize_t
     if offset >= 0:
-        n = _write_offset_header(
-            codec, content + AMQP_FRAME_HEAD, load32(content + AMQP_SIZE), offset
-        )
+        n = load32(content + AMQP_SIZE)
+        n = _write_header(codec, content + AMQP_FRAME_HEAD, n, offset, None, cython.NULL, 0)
         content += n
         length -= n
     p: cython.p_uchar = out.p + out.end
@@ -111,7 +117,9 @@ def _write_changed(
     """The same with counts in the header, or for a client of small frames."""
     n: cython.Py_ssize_t = load32(content + AMQP_SIZE)
     if offset >= 0:
-        used: cython.Py_ssize_t = _write_offset_header(codec, content + AMQP_FRAME_HEAD, n, offset)
+        used: cython.Py_ssize_t = _write_header(
+            codec, content + AMQP_FRAME_HEAD, n, offset, None, cython.NULL, 0
+        )
         if used:
             return _write_bodies(codec, content + used, length - used)
     header: bytes = copy_bytes(content + AMQP_FRAME_HEAD, n)
@@ -119,6 +127,49 @@ def _write_changed(
         header = with_counts(header, acquired_count, failed_delivery_count)
     put_frame(codec.buffer, AMQP_HEADER, codec.number, bytes_pointer(header), len(header))
     return _write_bodies(codec, content + n + AMQP_FRAME_OVERHEAD, length - n - AMQP_FRAME_OVERHEAD)
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _write_placed(
+    codec: ChannelCodec,
+    record: cython.p_uchar,
+    length: cython.Py_ssize_t,
+    key: cython.Py_ssize_t,
+    acquired_count: uint32_t,
+    failed_delivery_count: uint32_t,
+    place: Place,
+    offset: int64_t,
+) -> cython.int:
+    """Appends the content frames of a record of an ordered topic, whose content begins at `key`."""
+    out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
+    content: cython.p_uchar = record + key
+    rest: cython.Py_ssize_t = length - key
+    kind: cython.int = check_content(content, rest, codec.buffer.frame_max)
+    if kind < 0:
+        raise ValueError("content of a record is damaged")
+    n: cython.Py_ssize_t = load32(content + AMQP_SIZE)
+    header: bytes = b""
+    p: cython.p_uchar = content + AMQP_FRAME_HEAD
+    size: cython.Py_ssize_t = n
+    if acquired_count or failed_delivery_count:
+        header = with_counts(copy_bytes(p, n), acquired_count, failed_delivery_count)
+        p = bytes_pointer(header)
+        size = len(header)
+    if not _write_header(codec, p, size, offset, place, record, length):
+        put_frame(codec.buffer, AMQP_HEADER, codec.number, p, size)
+    n += AMQP_FRAME_OVERHEAD
+    if kind:
+        return _write_bodies(codec, content + n, rest - n)
+    reserve(out, rest)
+    p = out.p + out.end
+    string.memcpy(p, content + n, rest - n)
+    at: cython.Py_ssize_t = 0
+    while at < rest - n:
+        store16(p + at + AMQP_CHANNEL, codec.number)
+        at += load32(p + at + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
+    out.end += rest - n
+    return 0
 
 
 @cython.cfunc
@@ -144,15 +195,22 @@ def _write_bodies(
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _write_offset_header(
-    codec: ChannelCodec, p: cython.p_uchar, n: cython.Py_ssize_t, offset: int64_t
+def _write_header(
+    codec: ChannelCodec,
+    p: cython.p_uchar,
+    n: cython.Py_ssize_t,
+    offset: int64_t,
+    place: Place,
+    record: cython.p_uchar,
+    length: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Appends the content header frame with the header x-stream-offset in place of any other of
-    that name. `p`: the n bytes of the payload. Returns what the frame has in the record; 0 =
-    nothing was done, because it would not fit a frame any more."""
+    """Appends the content header frame with the header x-stream-offset, or with those of the place
+    of a record, instead of any other of their names. `p`: the n bytes of the payload. Returns what
+    the frame has in the record; 0 = nothing was done, because it would not fit a frame any more."""
     buffer: ConnectionBuffer = codec.buffer
     out: cython.pointer(Buffer) = cython.address(buffer.out)
-    if n + OFFSET_ROOM + AMQP_FRAME_OVERHEAD > cython.cast(cython.Py_ssize_t, buffer.frame_max):
+    room: cython.Py_ssize_t = OFFSET_ROOM if place is None else PLACE_ROOM
+    if n + room + AMQP_FRAME_OVERHEAD > cython.cast(cython.Py_ssize_t, buffer.frame_max):
         return 0
     flags: uint32_t = load16(p + HEADER_FLAGS)
     at: cython.Py_ssize_t = HEADER_PROPERTIES
@@ -171,7 +229,7 @@ def _write_offset_header(
         rest = at + 4 + fields
     if rest > n:
         raise ValueError("content header of a record is damaged")
-    reserve(out, n + OFFSET_ROOM + AMQP_FRAME_OVERHEAD)
+    reserve(out, n + room + AMQP_FRAME_OVERHEAD)
     start: cython.p_uchar = out.p + out.end
     q: cython.p_uchar = start + AMQP_FRAME_HEAD
     string.memcpy(q, p, at)
@@ -180,11 +238,12 @@ def _write_offset_header(
     table: cython.p_uchar = q
     field: cython.p_uchar = bytes_pointer(_OFFSET_FIELD)
     source: cython.p_uchar = p + at + 4
-    if fields == 0 or memmem(source, fields, field, OFFSET_NAME) == cython.NULL:
+    if fields == 0 or (place is None and memmem(source, fields, field, OFFSET_NAME) == cython.NULL):
         if fields:
             string.memcpy(q, source, fields)
         q += fields
     else:
+        dropped: cython.bint
         done: cython.Py_ssize_t = 0
         while done < fields:
             key: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, source[done])
@@ -194,13 +253,22 @@ def _write_offset_header(
             if step < 0:
                 raise ValueError("header table of a record is damaged")
             step += key
-            if key != OFFSET_NAME or string.memcmp(source + done, field, OFFSET_NAME) != 0:
+            if place is not None:
+                dropped = is_order_field(source + done)
+            else:
+                dropped = key == OFFSET_NAME and not string.memcmp(
+                    source + done, field, OFFSET_NAME
+                )
+            if not dropped:
                 string.memcpy(q, source + done, step)
                 q += step
             done += step
-    string.memcpy(q, field, OFFSET_VALUE)
-    store64(q + OFFSET_VALUE, cython.cast(uint64_t, offset))
-    q += OFFSET_VALUE + 8
+    if place is not None:
+        q = put_order_fields(q, place, cython.cast(uint64_t, offset), record, length)
+    else:
+        string.memcpy(q, field, OFFSET_VALUE)
+        store64(q + OFFSET_VALUE, cython.cast(uint64_t, offset))
+        q += OFFSET_VALUE + 8
     store32(table - 4, cython.cast(uint32_t, q - table))
     string.memcpy(q, p + rest, n - rest)
     q += n - rest
@@ -243,6 +311,7 @@ def _encode_record(
     failed_delivery_count: uint32_t,
     head_length: cython.Py_ssize_t,
     offset: int64_t,
+    place: Place,
 ) -> cython.int:
     """basic.deliver of one record. The caller has made room for the plain case."""
     out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
@@ -269,6 +338,10 @@ def _encode_record(
     string.memcpy(q + 9, record, key)
     p[AMQP_FRAME_HEAD + size] = AMQP_END
     out.end += size + AMQP_FRAME_OVERHEAD
+    if place is not None:
+        return _write_placed(
+            codec, record, length, key, acquired_count, failed_delivery_count, place, offset
+        )
     return _write_content(
         codec, record + key, length - key, acquired_count, failed_delivery_count, offset
     )
@@ -283,7 +356,7 @@ def encode_delivery(
     length: cython.Py_ssize_t = len(record)
     reserve(cython.address(codec.buffer.out), 64 + len(head) + 2 * length)
     p: cython.p_uchar = bytes_pointer(record)
-    _encode_record(codec, head, codec.next_tag, redelivered, p, length, 0, 0, len(head), -1)
+    _encode_record(codec, head, codec.next_tag, redelivered, p, length, 0, 0, len(head), -1, None)
     codec.next_tag += 1
     codec.delivered += 1
     mark_dirty(codec.buffer)
@@ -314,8 +387,15 @@ def encode_deliveries(
     head: bytes = consumer.head
     head_length: cython.Py_ssize_t = len(head)
     room: cython.Py_ssize_t = end - low + count * (DELIVER_ROOM + head_length)
+    place: Place = None
+    offset: int64_t = -1
     if consumer.offsets:
         room += count * OFFSET_ROOM
+        offset = cython.cast(int64_t, first_id)
+    elif consumer.places is not None:
+        room += count * PLACE_ROOM
+        place = consumer.places[first_id >> PLACE_BITS]
+        offset = place.base + (first_id & ((cython.cast(uint64_t, 1) << PLACE_BITS) - 1))
     buffer: ConnectionBuffer = codec.buffer
     reserve(cython.address(buffer.out), room)
     shown: cython.bint = consumer.counted
@@ -332,7 +412,7 @@ def encode_deliveries(
                 # Frames may become more or longer than they are in the record.
                 reserve(
                     cython.address(buffer.out),
-                    high - low + DELIVER_ROOM + head_length + OFFSET_ROOM,
+                    high - low + DELIVER_ROOM + head_length + OFFSET_ROOM + PLACE_ROOM,
                 )
             _encode_record(
                 codec,
@@ -344,8 +424,11 @@ def encode_deliveries(
                 acquired_count if shown else 0,
                 failed_delivery_count if shown else 0,
                 head_length,
-                cython.cast(int64_t, first_id) + i if consumer.offsets else -1,
+                offset,
+                place,
             )
+            if offset >= 0:
+                offset += 1
             tag += 1
             low = high
     except BaseException:

@@ -80,6 +80,7 @@ from cython.cimports.convoymq.kernels.content import (
     RECORD_EXPIRATION,
     RECORD_GROUPED,
     RECORD_HEADERS,
+    RECORD_ORDERED,
     RECORD_PRIORITY,
     RECORD_WAITS,
     walk_properties,
@@ -147,6 +148,7 @@ def _publish_complete(
     targets: tuple = None
     if notes & RECORD_EXAMINE == 0 and bits & PUBLISH_IMMEDIATE == 0 and codec.mode != MODE_TX:
         hash: uint64_t = hash_key(key, key_length)
+        names: cython.Py_ssize_t = 0
         cache: cython.pointer(RouteCache) = cython.address(codec.routes)
         if codec.route_cache_version.value != cache.version:
             drop_routes(cache)
@@ -155,12 +157,24 @@ def _publish_complete(
         if route != cython.NULL and route.key != cython.NULL:
             targets = cython.cast(tuple, route.targets)
         else:
+            # Of a topic the exchange alone is remembered: it has a key for almost every message.
+            names = 1 + cython.cast(cython.Py_ssize_t, key[0])
+            if key_length > names + 1 or notes & RECORD_ORDERED:
+                route = find_route(cache, hash_key(key, names), key, names)
+                if route != cython.NULL and route.key != cython.NULL:
+                    targets = cython.cast(tuple, route.targets)
+        if targets is None:
+            codec.every_key = False
+            codec.has_order_key = notes & RECORD_ORDERED != 0
             found = codec.owner.resolve_route(copy_bytes(key, key_length))
             if codec.state != CHANNEL_OPEN or buffer.state != CONNECTION_OPEN:
                 return 0
             if found is not None:
                 targets = found
-                add_route(cache, hash, key, key_length, targets)
+                if codec.every_key:
+                    add_route(cache, hash_key(key, names), key, names, targets)
+                else:
+                    add_route(cache, hash, key, key_length, targets)
         asked: cython.int = notes & (RECORD_ASKS | RECORD_WAITS | RECORD_GROUPED)
         if asked and targets is not None and not _all_serve(targets, asked):
             targets = None
@@ -184,8 +198,11 @@ def _publish_complete(
     i: cython.Py_ssize_t
     for i in range(count):
         target: PublishTarget = cython.cast(PublishTarget, targets[i])
+        placed: uint64_t = tag
+        if target.spreads:
+            target = target.place(key, key_length, content, content_length, cython.address(placed))
         p: cython.p_uchar = target.builder.reserve(
-            target, tag, body_size, flags, key_length + content_length
+            target, placed, body_size, flags, key_length + content_length
         )
         string.memcpy(p, key, key_length)
         string.memcpy(p + key_length, content, content_length)

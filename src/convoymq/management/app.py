@@ -32,6 +32,7 @@ from convoymq.management.handlers import ROUTES
 from convoymq.management.json_values import as_json, listed
 from convoymq.management.resources import Rates
 from convoymq.management.routes import find
+from convoymq.management.topics import refusal_of
 from convoymq.metadata.machine import User
 from convoymq.model.errors import (
     AccessRefused,
@@ -42,6 +43,7 @@ from convoymq.model.errors import (
     ValidationFailed,
 )
 from convoymq.model.json import JsonObject
+from convoymq.topics.refusals import TopicRefused
 
 log = structlog.get_logger()
 
@@ -211,6 +213,8 @@ def _broker_refusal(error: BrokerError, method: str) -> Response:
             return _refusal(400, "bad_request", f"405 RESOURCE_LOCKED - {error.text}")
         case ValidationFailed():
             return _refusal(400, "bad_request", error.text)
+        case TopicRefused(code=code):
+            return _refusal(*refusal_of(code), error.text, {"code": code.value})
         case Unavailable():
             return _refusal(503, "service_unavailable", error.text)
         case _:

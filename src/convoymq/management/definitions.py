@@ -24,7 +24,7 @@ from convoymq.metadata.rehearsal import Rehearsal
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import BrokerError
 from convoymq.model.json import JsonObject
-from convoymq.routing.types import RESERVED_PREFIX, QueueType
+from convoymq.routing.types import RESERVED_PREFIX, ExchangeType, QueueType
 
 NAMED_MAX = 20
 """Of what is refused, how much a reason names; the list beside it has all."""
@@ -49,8 +49,8 @@ class Examination:
 
 
 def export(broker: Broker, vhost: str | None = None) -> JsonObject:
-    """Returns all definitions, or those of one virtual host. Messages, exclusive queues and what is
-    always there are left out."""
+    """Returns all definitions, or those of one virtual host. Messages, exclusive queues, ordered
+    topics and what is always there are left out."""
     tree = broker.metadata.tree
     visible = {vhost} if vhost is not None else set(tree.vhosts)
     queues = [
@@ -63,13 +63,15 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
         }
         for place in resources.vhosts_of(broker, visible)
         for queue in place.topology.queues()
-        if queue.exclusive_owner is None
+        if queue.exclusive_owner is None and not queue.type.is_managed
     ]
     kept = {(queue["vhost"], queue["name"]) for queue in queues}
     exchanges = [
         {key: row[key] for key in (*_ENTITY, "type", "internal")}
         for row in resources.exchanges(broker, visible)
-        if row["name"] and not str(row["name"]).startswith(RESERVED_PREFIX)
+        if row["name"]
+        and not str(row["name"]).startswith(RESERVED_PREFIX)
+        and row["type"] != ExchangeType.ORDERED.value
     ]
     bindings = [
         {key: value for key, value in row.items() if key != "properties_key"}

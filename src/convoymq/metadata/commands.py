@@ -9,7 +9,7 @@ release does not know is never skipped: `decode_command` refuses it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
@@ -281,12 +281,111 @@ class PutUserLimit(_Command, frozen=True, tag="user_limit_put"):
     value: int | None = None
 
 
+class NewPartition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The queue of a partition, as who proposes it has placed it."""
+
+    members: tuple[int, ...]
+    """The designated leader first."""
+    arguments: bytes
+
+
+class CreateTopic(_Command, frozen=True, tag="topic_create"):
+    """Creates an ordered topic: its exchange, and the queues of its first partitions, in the order
+    of their ranges. Since version 3."""
+
+    vhost: str
+    name: str
+    logical: int
+    mode: str
+    hash_id: int
+    partitions: tuple[NewPartition, ...]
+    hash_seed: int = 0
+
+
+class DeleteTopic(_Command, frozen=True, tag="topic_delete"):
+    """Deletes a topic with its exchange and its partitions. Since version 3."""
+
+    vhost: str
+    name: str
+
+
+class ChangeTopic(_Command, frozen=True, tag="topic_change"):
+    """Changes the state of a topic; the reply is the code of the refusal, or empty. Since version
+    3.
+
+    `command`: a packed `topics.topic.TopicCommand` (`metadata.topic_codec`). `places`: partition ->
+    node that shall lead it, of a change that begins.
+    """
+
+    vhost: str
+    name: str
+    command: bytes
+    places: dict[int, int] = {}
+
+
+class CreatePartition(_Command, frozen=True, tag="topic_partition"):
+    """Creates the queue of a target of the running change; one that exists is fine. Since version
+    3."""
+
+    vhost: str
+    topic: str
+    pid: int
+    partition: NewPartition
+
+
+class CreateGroup(_Command, frozen=True, tag="topic_group_create"):
+    """Creates a consumer group that begins at a route version; one of that name is fine. Since
+    version 3.
+
+    `starts`: offsets in partitions of that version.
+    """
+
+    vhost: str
+    name: str
+    group: str
+    version: int
+    starts: dict[int, int] = {}
+    mode: str = "linear"
+
+
+class DeleteGroup(_Command, frozen=True, tag="topic_group_delete"):
+    """Deletes a consumer group. Since version 3."""
+
+    vhost: str
+    name: str
+    group: str
+
+
+class ChangeGroup(_Command, frozen=True, tag="topic_group_change"):
+    """Changes the state of a consumer group; the reply says whether it was in time. Since version
+    3.
+
+    `command`: a packed `topics.group.GroupCommand` (`metadata.topic_codec`).
+    """
+
+    vhost: str
+    name: str
+    group: str
+    command: bytes
+
+
 class PutSetting(_Command, frozen=True, tag="setting_put"):
     """Sets a cluster-wide setting; None removes it."""
 
     name: str
     value: str | None = None
 
+
+TopicCommand: TypeAlias = (
+    CreateTopic
+    | DeleteTopic
+    | ChangeTopic
+    | CreatePartition
+    | CreateGroup
+    | DeleteGroup
+    | ChangeGroup
+)
+TOPIC_COMMANDS: tuple[type[TopicCommand], ...] = get_args(TopicCommand)
 
 Command: TypeAlias = (
     Bootstrap
@@ -315,6 +414,7 @@ Command: TypeAlias = (
     | DeletePolicy
     | PutVhostLimit
     | PutUserLimit
+    | TopicCommand
 )
 
 FIRST_VERSIONS: Mapping[type[Command], int] = {
@@ -322,6 +422,7 @@ FIRST_VERSIONS: Mapping[type[Command], int] = {
     DeletePolicy: 2,
     PutVhostLimit: 2,
     PutUserLimit: 2,
+    **dict.fromkeys(TOPIC_COMMANDS, 3),
 }
 """The version of the metadata machine that brought a command, where it is not the first."""
 

@@ -9,8 +9,8 @@ Commands are recorded, not judged: they are refused by rules about the tree only
 equal, has an owner, is empty), which never change without a machine version. What may be asked at
 all is for who proposes (`metadata.validation`, ADR 0015).
 
-Versions (ADR 0016): version 2 brought policies, operator policies and limits: their commands
-(`commands.FIRST_VERSIONS`) and fields of the snapshot.
+Versions (ADR 0016): version 2 brought policies, operator policies and limits, version 3 ordered
+topics: their commands (`commands.FIRST_VERSIONS`) and fields of the snapshot.
 
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
@@ -19,6 +19,7 @@ in the state, so that a client whose node caught up by a snapshot hears its answ
 Invariants:
     - a queue is in its virtual host's topology exactly when it has a record, with the same
     durability - group ids are given out once, rising
+    - a topic has its exchange; queues of partitions belong to a topic
     - permissions name users and virtual hosts that exist
 
 Running an effect twice is safe: answers carry session and seq and only the first is heard;
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -85,6 +86,7 @@ from convoymq.metadata.records import (
     PermissionSet,
     QueueRecord,
     TopicPermission,
+    TopicRecord,
     User,
     Vhost,
 )
@@ -101,8 +103,12 @@ from convoymq.model.errors import (
     check,
     refusal_to_builtins,
 )
+from convoymq.model.late_imports import import_late
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, FLAG_NODE_GONE, NEVER, Effect
+
+if TYPE_CHECKING:
+    from convoymq.metadata.topic_rules import Topics
 
 STATUS_OK = 0
 STATUS_REFUSED = 1
@@ -112,7 +118,7 @@ _COMMAND_TYPES = supported.command_table(
 )
 #: Version -> the command types that it knows. What METADATA commands ask for has versions of its
 #: own (`commands.FIRST_VERSIONS`).
-COMMAND_TYPES = {1: _COMMAND_TYPES, 2: _COMMAND_TYPES}
+COMMAND_TYPES = dict.fromkeys((1, 2, 3), _COMMAND_TYPES)
 
 
 def owner_text(node: int, incarnation: int, connection: int) -> str:
@@ -125,7 +131,7 @@ class MetadataMachine(Tree):
     `queues` and `nodes`."""
 
     KIND = METADATA_KIND
-    VERSION = 2
+    VERSION = 3
     OLDEST_VERSION = 1
 
     def __init__(self) -> None:
@@ -140,6 +146,7 @@ class MetadataMachine(Tree):
         self._nodes = Nodes(self, self._queues, self._sessions)
         exchanges = Exchanges(self)
         policies = PolicyRules(self)
+        self._topics: Topics | None = None
         #: What carries a command out, by its type.
         self._rules: dict[type[Command], Callable[..., object]] = {
             Bootstrap: self._bootstrap,
@@ -295,7 +302,19 @@ class MetadataMachine(Tree):
             raise UnknownCommand(f"{type(command).__name__} in version {self.version}")
         if isinstance(command, DeclareQueue):
             return self._queues.declare(command, time_ms)
-        return self._rules[type(command)](command)
+        rule = self._rules.get(type(command))
+        return (
+            rule(command) if rule is not None else self._topic_rules().carry_out(command, time_ms)
+        )
+
+    def _topic_rules(self) -> Topics:
+        """Returns the rules of topics, which are loaded with the first one."""
+        if self._topics is None:
+            import_late("convoymq.metadata.topic_rules")
+            from convoymq.metadata.topic_rules import Topics
+
+            self._topics = Topics(self, self._queues)
+        return self._topics
 
     def _bootstrap(self, command: Bootstrap) -> bool:
         if "bootstrapped" in self.settings:
@@ -345,6 +364,7 @@ __all__ = [
     "PermissionSet",
     "QueueRecord",
     "TopicPermission",
+    "TopicRecord",
     "User",
     "Vhost",
     "owner_text",

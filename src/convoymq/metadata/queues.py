@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from convoymq.metadata.commands import DeclareQueue, DeleteQueue, OwnerGone, SetMembers
 from convoymq.metadata.records import Change, ChangeKind, QueueRecord, Vhost
+from convoymq.metadata.topics import PARTITION_TYPE, check_no_topic
 from convoymq.metadata.topology import arguments_of
 from convoymq.metadata.tree import Tree
-from convoymq.model.errors import PreconditionFailed
+from convoymq.model.errors import AccessRefused, PreconditionFailed
 from convoymq.routing.types import QueueType, Removed
 
 
@@ -24,6 +25,7 @@ class Queues:
         vhost = self._tree.vhost(command.vhost)
         if not command.members:
             raise PreconditionFailed("a queue needs a node")
+        check_no_topic(vhost, command.name)
         created = vhost.topology.declare_queue(
             command.name,
             QueueType(command.type),
@@ -58,6 +60,11 @@ class Queues:
         record = vhost.queues.get(command.name)
         if record is None or command.group not in (0, record.group):
             return False
+        if record.type.value == PARTITION_TYPE:
+            raise AccessRefused(
+                f"queue '{command.name}' in vhost '{vhost.name}' is a partition: it goes with its "
+                "topic"
+            )
         vhost.topology.queue(command.name, command.owner if command.group == 0 else record.owner)
         self._remove_record(vhost, record)
         return True

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from convoymq.routing.policies import Policies
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import QueueType
+
+if TYPE_CHECKING:
+    from convoymq.topics.group import GroupState
+    from convoymq.topics.topic import TopicState
 
 JOIN_FOUNDER = "founder"
 """A member that never ran: nothing of it can be missing."""
@@ -108,6 +112,29 @@ class Recovery(TypedDict):
     """Outcome for each group; see `groups.recovery_plan`."""
 
 
+@dataclass(slots=True, kw_only=True)
+class TopicRecord:
+    """An ordered topic. Its exchange has its name, its partitions are queues
+    (`topics.partition_queue_name`)."""
+
+    vhost: str
+    name: str
+    mode: str
+    """`strict` or `weak`."""
+    hash_id: int
+    hash_seed: int
+    created_ms: int
+    state: TopicState
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+    """Target of the latest change -> node that shall lead it, where somebody asked for one."""
+
+    @property
+    def logical(self) -> int:
+        """Returns the number of logical partitions."""
+        return self.state.route.logical
+
+
 @dataclass(slots=True)
 class Vhost:
     """One virtual host."""
@@ -120,6 +147,7 @@ class Vhost:
     queues: dict[str, QueueRecord] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     """`max-connections`, `max-queues`; negative: none."""
+    topics: dict[str, TopicRecord] = field(default_factory=dict)
 
     @property
     def policies(self) -> Policies:
@@ -134,6 +162,7 @@ class ChangeKind(Enum):
     QUEUE_DELETED = "queue_deleted"
     QUEUE_MEMBERS = "queue_members"
     POLICIES = "policies"
+    TOPIC = "topic"
     NODE = "node"
     NODE_FORGOTTEN = "node_forgotten"
     OTHER = "other"
@@ -142,9 +171,11 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something changed; `record` for queues, `node` for nodes, `vhost` where it is about one."""
+    """Something changed; `record` for queues, `node` for nodes, `topic` for a topic and its groups,
+    `vhost` where it is about one."""
 
     kind: ChangeKind
     record: QueueRecord | None = None
     node: int = 0
     vhost: str = ""
+    topic: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NotRequired, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict, TypeVar
 
 from convoymq.metadata.records import (
     Joined,
@@ -16,10 +16,14 @@ from convoymq.metadata.records import (
     Vhost,
 )
 from convoymq.metadata.tree import Tree
+from convoymq.model.late_imports import import_late
 from convoymq.routing.policies import Policy
 from convoymq.routing.policy_keys import Setting
 from convoymq.routing.topology import Topology, TopologyState
 from convoymq.routing.types import QueueType
+
+if TYPE_CHECKING:
+    from convoymq.metadata.topic_codec import TopicRow
 
 FORMAT = 1
 
@@ -29,6 +33,8 @@ Value = TypeVar("Value")
 
 POLICIES_VERSION = 2
 """The version of the machine since which there are policies and limits."""
+TOPICS_VERSION = 3
+"""The version of the machine since which there are ordered topics."""
 
 
 class TreeState(TypedDict):
@@ -55,6 +61,7 @@ class TreeState(TypedDict):
     policies: NotRequired[list[PolicyRow]]
     vhost_limits: NotRequired[list[tuple[str, dict[str, int]]]]
     user_limits: NotRequired[list[tuple[str, dict[str, int]]]]
+    topics: NotRequired[list[TopicRow]]
 
 
 QueueRow: TypeAlias = tuple[
@@ -68,9 +75,27 @@ PolicyRow: TypeAlias = tuple[str, bool, str, str, str, int, dict[str, Setting]]
 def to_builtins(tree: Tree) -> dict[str, object]:
     """Returns all but the sessions, in a fixed order."""
     state = _first_version(tree)
-    if tree.version < POLICIES_VERSION:
-        return state
-    return state | {
+    if tree.version >= POLICIES_VERSION:
+        state |= _second_version(tree)
+    if tree.version >= TOPICS_VERSION:
+        state["topics"] = _topics(tree)
+    return state
+
+
+def _topics(tree: Tree) -> list[TopicRow]:
+    if not any(vhost.topics for vhost in tree.vhosts.values()):
+        return []
+    from convoymq.metadata.topic_codec import to_row
+
+    return [
+        to_row(topic)
+        for vhost in _sorted_values(tree.vhosts)
+        for topic in _sorted_values(vhost.topics)
+    ]
+
+
+def _second_version(tree: Tree) -> dict[str, object]:
+    return {
         "policies": [
             [
                 vhost.name,
@@ -230,6 +255,18 @@ def fill(tree: Tree, raw: TreeState) -> None:
     for vhost_name, limits in raw.get("vhost_limits", ()):
         tree.vhosts[vhost_name].limits = limits
     tree.user_limits = dict(raw.get("user_limits", ()))
+    _fill_topics(tree, raw.get("topics", []))
+
+
+def _fill_topics(tree: Tree, rows: list[TopicRow]) -> None:
+    if not rows:
+        return
+    import_late("convoymq.metadata.topic_codec")
+    from convoymq.metadata.topic_codec import from_row
+
+    for row in rows:
+        record = from_row(row)
+        tree.vhosts[record.vhost].topics[record.name] = record
 
 
 def _ranges(raw: dict[str, list[int]]) -> dict[str, tuple[int, int]]:

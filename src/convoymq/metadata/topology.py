@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from convoymq.metadata.commands import Bind, DeclareExchange, DeclareQueue, DeleteExchange, Unbind
+from convoymq.metadata.records import Vhost
+from convoymq.metadata.topics import PARTITION_TYPE
 from convoymq.metadata.tree import Tree
-from convoymq.model.errors import PeerError, UnknownCommand
+from convoymq.model.errors import AccessRefused, PeerError, UnknownCommand
 from convoymq.model.tables import Table, decode_body
 from convoymq.routing.types import Destination, DestinationKind, ExchangeType
 
@@ -29,15 +31,24 @@ class Exchanges:
 
     def delete(self, command: DeleteExchange) -> bool:
         """Deletes an exchange with its bindings. Raises Refused."""
-        topology = self._tree.vhost(command.vhost).topology
-        removed = topology.delete_exchange(command.name, if_unused=command.if_unused)
+        vhost = self._tree.vhost(command.vhost)
+        _refuse_topic(vhost, command.name, "deleted with the topic")
+        removed = vhost.topology.delete_exchange(command.name, if_unused=command.if_unused)
         return self._tree.changed(bool(removed), command.vhost)
 
     def bind(self, command: Bind) -> bool:
         """Binds a queue or exchange. Raises Refused."""
-        made = self._tree.vhost(command.vhost).topology.bind(
+        vhost = self._tree.vhost(command.vhost)
+        _refuse_topic(vhost, command.source, "not bound: groups consume the topic")
+        destination = _destination(command)
+        if destination.kind is DestinationKind.QUEUE and _is_partition(vhost, destination.name):
+            raise AccessRefused(
+                f"queue '{destination.name}' in vhost '{vhost.name}' is a partition: messages come "
+                "through the exchange of its topic"
+            )
+        made = vhost.topology.bind(
             command.source,
-            _destination(command),
+            destination,
             command.routing_key,
             arguments_of(command),
             owner=command.owner,
@@ -62,6 +73,19 @@ def arguments_of(command: DeclareQueue | DeclareExchange | Bind | Unbind) -> Tab
         return decode_body(command.arguments)
     except PeerError as error:
         raise UnknownCommand(f"arguments that this release cannot decode: {error.text}") from error
+
+
+def _refuse_topic(vhost: Vhost, exchange: str, rule: str) -> None:
+    """Raises AccessRefused for the exchange of a topic."""
+    if exchange in vhost.topics:
+        raise AccessRefused(
+            f"exchange '{exchange}' in vhost '{vhost.name}' belongs to a topic: it is {rule}"
+        )
+
+
+def _is_partition(vhost: Vhost, queue: str) -> bool:
+    record = vhost.queues.get(queue)
+    return record is not None and record.type.value == PARTITION_TYPE
 
 
 def _destination(command: Bind | Unbind) -> Destination:

@@ -97,5 +97,11 @@ class Tree:
         for user, where in (*self.permissions, *self.topic_permissions):
             assert user in self.users
             assert where in self.vhosts
+        for vhost in self.vhosts.values():
+            for topic in vhost.topics.values():
+                assert vhost.topology.find_exchange(topic.name) is not None
+                assert topic.name not in vhost.queues
+                for group in topic.groups.values():
+                    group.check_invariants()
         assert set(self.user_limits) <= set(self.users)
         assert all(self.user_limits.values())

@@ -15,6 +15,7 @@ import msgspec
 from convoymq.metadata.access import is_known_hash, pattern_error
 from convoymq.metadata.commands import (
     FIRST_VERSIONS,
+    TOPIC_COMMANDS,
     Bind,
     Bootstrap,
     Command,
@@ -39,6 +40,7 @@ from convoymq.metadata.limits import (
 )
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Refused
+from convoymq.model.late_imports import import_late
 from convoymq.model.refusals import queue_subject, unserved_argument
 from convoymq.model.tables import decode_body
 from convoymq.routing.declarations import check_binding, check_exchange, check_queue
@@ -64,6 +66,12 @@ def validated(command: Command, tree: MetadataMachine) -> Command:
             "nodes have an older release"
         )
     try:
+        if isinstance(command, TOPIC_COMMANDS):
+            import_late("convoymq.metadata.topic_validation")
+            from convoymq.metadata.topic_validation import check_topic_command
+
+            check_topic_command(command)
+            return command
         return _checked(command, tree)
     except Refused:
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from convoymq.metadata.commands import DeleteVhost, PutVhost
 from convoymq.metadata.queues import Queues
-from convoymq.metadata.records import Vhost
+from convoymq.metadata.records import Change, ChangeKind, Vhost
 from convoymq.metadata.tree import Tree
 from convoymq.routing.topology import Topology
 
@@ -34,6 +34,8 @@ class Vhosts:
         if name not in self._tree.vhosts:
             return False
         self._queues.delete_where(lambda record: record.vhost == name)
+        for topic in sorted(self._tree.vhosts[name].topics):
+            self._tree.note(Change(ChangeKind.TOPIC, vhost=name, topic=topic))
         del self._tree.vhosts[name]
         for table in (self._tree.permissions, self._tree.topic_permissions):
             for key in [key for key in table if key[1] == name]:

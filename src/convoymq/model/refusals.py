@@ -64,6 +64,15 @@ def reserved_name(subject: Subject) -> AccessRefused:
     )
 
 
+def managed_queue(subject: Subject) -> AccessRefused:
+    """A client declares, deletes, purges, binds or publishes to a queue that is part of something
+    else."""
+    return AccessRefused(
+        f"{subject} is a partition of a topic: publish to the topic, and use its commands",
+        subject=subject,
+    )
+
+
 def default_exchange_untouchable() -> AccessRefused:
     """Bind, unbind, declare or delete of the default exchange."""
     return AccessRefused("operation not permitted on the default exchange")
@@ -72,6 +81,15 @@ def default_exchange_untouchable() -> AccessRefused:
 def system_exchange_deletion(subject: Subject) -> AccessRefused:
     """Delete of a predeclared exchange."""
     return AccessRefused(f"deletion of system {subject} not allowed", subject=subject)
+
+
+def ordered_exchange(subject: Subject) -> PreconditionFailed:
+    """Declare of an exchange of an ordered topic without the topic."""
+    return PreconditionFailed(
+        f"{subject} cannot be declared: an exchange of type 'x-ordered' comes with its topic; "
+        "topics are created by 'convoy topics create' or over HTTP",
+        subject=subject,
+    )
 
 
 def internal_exchange_publish(subject: Subject) -> AccessRefused:
@@ -174,6 +192,28 @@ def unserved_argument(
     return PreconditionFailed(
         f"invalid arg '{key}' for {subject}: not served yet by {queue_type} queues{reason}"
         + (hint if served_by is not None else ""),
+        subject=subject,
+    )
+
+
+def invalid_order_key(reason: str) -> PreconditionFailed:
+    """A message to a topic has no order key that it could have. Closes a channel."""
+    return PreconditionFailed(f"invalid message: {reason}")
+
+
+def order_key_missing(subject: Subject) -> PreconditionFailed:
+    """A message to a strict topic has no order key. Closes a channel."""
+    return PreconditionFailed(
+        "message has no order key, a routing key or header 'x-order-key', and the topic is "
+        f"strict: {subject}",
+        subject=subject,
+    )
+
+
+def partition_publish(subject: Subject) -> AccessRefused:
+    """A client publishes to a partition instead of its topic."""
+    return AccessRefused(
+        f"cannot publish to a partition: {subject}; publish to the exchange of its topic",
         subject=subject,
     )
 
@@ -542,6 +582,13 @@ def no_ack_from_stream(subject: Subject) -> NotServed:
     """basic.consume from a stream with no_ack."""
     return NotServed(
         f"automatic acknowledgement not supported by stream {subject}", subject=subject
+    )
+
+
+def unserved_by_group(what: str, subject: Subject) -> PreconditionFailed:
+    """A request for what groups of ordered topics do not do."""
+    return PreconditionFailed(
+        f"{what} not supported by groups of topics {subject}", subject=subject
     )
 
 

@@ -259,7 +259,7 @@ class DeadLetterPublisher(NullEvents):
         self._idle_timer = None
         now = self._source.clock.monotonic_ms()
         for group, target in list(self._targets.items()):
-            pending = target.open or target.blocked or target.client.target.pending
+            pending = target.open or target.blocked or target.client.has_pending
             if not pending and now - target.used_ms >= IDLE_MS:
                 del self._targets[group]
                 target.client.close()

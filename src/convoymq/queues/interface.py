@@ -19,6 +19,7 @@ from convoymq.model.tables import Field
 from convoymq.queues.reservation_reads import Fields, ReservedRun, Room, RunsRequest, no_wait
 
 if TYPE_CHECKING:
+    from convoymq.kernels.order_headers import Place
     from convoymq.queues.quorum.browsing import Page, Question
     from convoymq.trace.recorder import QueueTrace
 
@@ -201,6 +202,11 @@ class QueueClient(ABC):
         """Returns the target to which the frame scanner appends this channel's publishes to this
         queue."""
 
+    @property
+    def has_pending(self) -> bool:
+        """Returns whether anything that was sent has no answer yet."""
+        return bool(self.target.pending)
+
     @abstractmethod
     def subscribe(self, spec: ConsumerSpec) -> None:
         """Registers a consumer; answered by `on_subscribed`."""
@@ -239,6 +245,11 @@ class QueueClient(ABC):
     @abstractmethod
     def purge(self) -> None:
         """Drops ready messages; answered by `on_purged`."""
+
+    def places_of(self, consumer: int) -> dict[int, Place] | None:
+        """Returns where the messages of a consumer lie that is about to be registered, by the upper
+        bits of their ids, for deliveries to say so; None where they say nothing of it."""
+        return None
 
     def end_consumer(self, consumer: int) -> None:
         """Ends a consumer without an answer: its owner has been told. Nothing more comes for it;

@@ -9,11 +9,13 @@ time (ADR 0049), and knows message groups: elsewhere their header means nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from convoymq.model.refusals import (
+    exchange_subject,
     invalid_delay,
     invalid_expiration,
+    invalid_order_key,
     queue_subject,
     unserved_property,
 )
@@ -33,6 +35,7 @@ RECORD_HEADERS = 8
 DELAY = "x-delay"
 DELIVER_AT = "x-deliver-at"
 GROUP_ID = "x-group-id"
+ORDER_KEY = "x-order-key"
 QUEUE_HEADERS = (DELAY, DELIVER_AT, GROUP_ID)
 """Headers that queues act on."""
 _DELAYS = (DELAY, DELIVER_AT)
@@ -131,6 +134,23 @@ def check_waits_nowhere(asked: str | None) -> None:
     PreconditionFailed."""
     if asked in _DELAYS:
         raise invalid_delay(asked, "is not served by direct replies")
+
+
+def check_order_key(topic: Queue, routing_keys: Sequence[str], headers: Table | None) -> bool:
+    """Checks the order key of a message to a topic: header `x-order-key`, or else the routing key.
+
+    Returns:
+        Whether it has one.
+    Raises:
+        PreconditionFailed: its header is no string or empty, or it has more than one routing key.
+    """
+    field = None if headers is None else headers.get(ORDER_KEY)
+    if field is not None and (field.code not in _NAME_CODES or not field.value):
+        raise invalid_order_key(f"header '{ORDER_KEY}' must be a string that is not empty")
+    if len(routing_keys) > 1:
+        subject = exchange_subject(topic.vhost, topic.name)
+        raise invalid_order_key(f"a topic stores it once, without CC and BCC: {subject}")
+    return field is not None or bool(routing_keys[0])
 
 
 def check_records(flags: int, records: Iterable[bytes], queues: Iterable[Queue]) -> None:

@@ -10,11 +10,12 @@ from convoymq.model.errors import UnsupportedVersion
 
 MACHINES = [
     "convoymq.metadata.machine",
+    "convoymq.queues.partition.rules",
     "convoymq.queues.quorum.machine",
     "convoymq.queues.stream.machine",
 ]
-"""Modules of machines, which register their classes when they are imported: a new one is one line
-here. A node tells other nodes of all of them."""
+"""Modules of machines, or of their versions, which register classes when they are imported: a new
+one is one line here. A node tells other nodes of all of them."""
 
 Supports = Mapping[str, Sequence[int]]
 """Kind -> (oldest, newest) version."""

@@ -13,6 +13,8 @@ from convoymq.model.refusals import (
     exchange_subject,
     exclusive_queue,
     invalid_argument_type,
+    managed_queue,
+    ordered_exchange,
     queue_subject,
     reserved_name,
     unknown_delayed_type,
@@ -80,6 +82,8 @@ def check_exchange(
         return known
     if name.startswith(RESERVED_PREFIX):
         raise reserved_name(subject)
+    if known is ExchangeType.ORDERED:
+        raise ordered_exchange(subject)
     alternate = arguments.get(ALTERNATE_EXCHANGE)
     if alternate is not None and alternate.code != "S":
         raise invalid_argument_type(ALTERNATE_EXCHANGE, subject, alternate.type_name)
@@ -94,7 +98,7 @@ def _delayed_type(arguments: Table) -> ExchangeType:
     PreconditionFailed: there is no such type."""
     field = arguments.get(DELAYED_TYPE)
     found = _EXCHANGE_TYPES.get(field.term()) if field is not None and field.code == "S" else None
-    if found is None or found is ExchangeType.DELAYED:
+    if found is None or found in (ExchangeType.DELAYED, ExchangeType.ORDERED):
         raise unknown_delayed_type()
     return found
 
@@ -167,9 +171,14 @@ def check_binding(
 
     Raises:
         PreconditionFailed: pattern, `x-match`, weight or kind of destination are not acceptable.
+        AccessRefused: the destination is part of something else.
         AccessRefused, NotFound, ResourceLocked: they are not, and an end is not either.
     """
     check_name(routing_key)
+    is_queue = destination.kind is DestinationKind.QUEUE
+    queue = topology.find_queue(destination.name) if is_queue else None
+    if queue is not None and queue.type.is_managed:
+        raise managed_queue(queue_subject(topology.vhost, queue.name))
     exchange = topology.find_exchange(source)
     if exchange is None:
         return
@@ -182,8 +191,6 @@ def check_binding(
             case ExchangeType.CONSISTENT_HASH:
                 check_weight(routing_key)
             case ExchangeType.LOCAL_RANDOM:
-                is_queue = destination.kind is DestinationKind.QUEUE
-                queue = topology.find_queue(destination.name) if is_queue else None
                 check_local_binding(routing_key, queue)
     except PreconditionFailed:
         # Clients know the ends to be looked at first.

@@ -45,6 +45,9 @@ class TypeRules:
     policy_scope: str = ""
     """Name in `apply-to` of a policy for queues of the type; empty: they have no name of their
     own."""
+    is_managed: bool = False
+    """Queues of the type are parts of something else, which alone declares, binds, fills and
+    deletes them."""
     prevailing_arguments: frozenset[str] = frozenset()
     """Arguments that come before a policy, where it is the other way round in other types."""
 
@@ -73,8 +76,8 @@ def rules_of(name: str) -> TypeRules | None:
 
 
 def type_names() -> Iterator[str]:
-    """Yields the types that are served."""
-    return iter(_TYPES)
+    """Yields the types that clients may declare."""
+    return (name for name, rules in _TYPES.items() if not rules.is_managed)
 
 
 def all_types() -> Iterator[TypeRules]:

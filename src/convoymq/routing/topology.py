@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from convoymq.model.errors import BrokerError, StorageFault, Subject
 from convoymq.model.refusals import (
@@ -82,6 +82,13 @@ class TopologyState(TypedDict):
     """(name, type, durable, exclusive owner, auto-delete, arguments, declared version)"""
     bindings: list[tuple[str, str, str, str, bytes]]
     """(source, kind of destination, destination, routing key, arguments)"""
+
+
+class Targets(NamedTuple):
+    """Names of what gets a message, sorted, each once."""
+
+    queues: list[str]
+    topics: list[str]
 
 
 class Topology:
@@ -339,7 +346,20 @@ class Topology:
         properties: HashProperties = NO_PROPERTIES,
         node: PublisherNode = NO_NODE,
     ) -> list[str]:
-        """Returns the names of the queues that get a message, sorted, each once.
+        """Returns the names of the queues that get a message, sorted, each once. Raises as
+        `targets`."""
+        return self.targets(exchange, routing_key, headers, extra_keys, properties, node).queues
+
+    def targets(
+        self,
+        exchange: str,
+        routing_key: str,
+        headers: Table = EMPTY,
+        extra_keys: Iterable[str] = (),
+        properties: HashProperties = NO_PROPERTIES,
+        node: PublisherNode = NO_NODE,
+    ) -> Targets:
+        """Returns the queues and ordered topics that get a message.
 
         Exchanges behind exchanges are visited once, so cycles are harmless; an exchange that
         yields nothing hands over to its alternate exchange, if that exists.
@@ -355,10 +375,14 @@ class Topology:
         keys = tuple(dict.fromkeys((routing_key, *extra_keys)))
         message = Message(keys, headers, properties, node)
         queues: set[str] = set()
+        topics: set[str] = set()
         seen = {exchange}
         waiting = [exchange]
         while waiting:
             name = waiting.pop()
+            if self._exchanges[name].type is ExchangeType.ORDERED:
+                topics.add(name)
+                continue
             found = self._destinations(name, message)
             if not found:
                 found = self._alternate_of(name)
@@ -368,7 +392,7 @@ class Topology:
                 elif target not in seen:
                     seen.add(target)
                     waiting.append(target)
-        return sorted(queues)
+        return Targets(sorted(queues), sorted(topics))
 
     def varies_by_message(self, exchange: str) -> bool:
         """Returns whether routes from here may differ for equal routing keys, because an exchange

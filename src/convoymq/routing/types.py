@@ -48,6 +48,8 @@ class ExchangeType(_StoredType):
     RANDOM = "x-random"
     LOCAL_RANDOM = "x-local-random"
     DELAYED = "x-delayed-message"
+    ORDERED = "x-ordered"
+    """Of an ordered topic; declared with it."""
 
     @property
     def description(self) -> str:
@@ -61,21 +63,29 @@ _DESCRIPTIONS = {
     ExchangeType.RANDOM: "Randomly picks a binding (queue) to route via (to).",
     ExchangeType.LOCAL_RANDOM: "Picks one random local binding (queue) to route via (to).",
     ExchangeType.DELAYED: "Delayed Message Exchange.",
+    ExchangeType.ORDERED: "Ordered topic: order per key, over partitions that split and merge.",
 }
 
 
 class QueueType(_StoredType):
     """Type of a queue: where its messages are kept. `queue_types` has those that are served; those
-    of RabbitMQ have a name here."""
+    of RabbitMQ, and the partitions of topics, have a name here."""
 
     CLASSIC = "classic"
     QUORUM = "quorum"
     STREAM = "stream"
+    PARTITION = "partition"
 
     @property
     def is_served(self) -> bool:
         """Returns whether this release knows the type."""
         return rules_of(self.value) is not None
+
+    @property
+    def is_managed(self) -> bool:
+        """Returns whether such a queue is part of something else (`TypeRules.is_managed`)."""
+        rules = rules_of(self.value)
+        return rules is not None and rules.is_managed
 
     @property
     def is_replicated(self) -> bool:

@@ -46,7 +46,6 @@ class DeadLetterTarget:
     group = TARGET_GROUP
     ended = None
     deleted = False
-    pending = False
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -83,7 +82,7 @@ class DeadLetterTarget:
 class _Client:
     """One stream of publishes; see `QueueClient`."""
 
-    pending = False
+    has_pending = False
 
     def __init__(self, queue: DeadLetterTarget, events: PublisherEvents) -> None:
         self.queue = queue

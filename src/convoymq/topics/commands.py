@@ -97,6 +97,16 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
+class AckRanges:
+    """Offsets that the owner has processed: first and last of each range, one after the other."""
+
+    group: str
+    group_epoch: int
+    epoch: int
+    ranges: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Park:
     """A failed message, or one behind a parked key (`follow`): copied and acknowledged in one."""
 
@@ -188,6 +198,7 @@ Command = (
     | OpenCursor
     | Lease
     | Ack
+    | AckRanges
     | Park
     | DoneParked
     | ResumeParked

@@ -37,26 +37,18 @@ from convoymq.topics.answers import (
     Record,
 )
 from convoymq.topics.commands import Ack, DoneParked, Park
-from convoymq.topics.coordinator import MARGIN_MS, TTL_MS, Heartbeat, Leases
+from convoymq.topics.coordinator import MARGIN_MS, TTL_MS, Leases
 from convoymq.topics.cursor import Cursor
+from convoymq.topics.leaseholder import LOST, RENEW_MS, HeldLease, Leaseholder, SendHeartbeat
 from convoymq.topics.refusals import Code
 
 LANES = 8
 WINDOW = 256
 RETRIES = 2
 RETRY_MS = 100
-RENEW_MS = 3_000
 TIMEOUT_MS = 1_000
 FETCH_TIMEOUTS = 4
 """Timeouts that a fetch may wait for messages."""
-LOST = frozenset((Code.LEASE_FENCED, Code.NOT_VISIBLE))
-
-
-@dataclass(frozen=True, slots=True)
-class SendHeartbeat:
-    """Send to the coordinator."""
-
-    heartbeat: Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +128,9 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Held:
+class Held(HeldLease):
     """A lease that this member holds."""
 
-    pid: int
-    epoch: int
-    group_epoch: int
-    until_ms: int
     lanes: list[Lane]
     acked: Cursor = field(default_factory=Cursor)
     parked: dict[bytes, ParkedEntry | None] = field(default_factory=dict)
@@ -151,7 +139,6 @@ class Held:
     next_offset: int = -1
     fetch_due_ms: int = 0
     fetching: bool = False
-    revoked: bool = False
 
     @property
     def busy(self) -> bool:
@@ -164,7 +151,7 @@ class Held:
         return sum(len(lane.queue) + (lane.work is not None) for lane in self.lanes)
 
 
-class GroupConsumer:
+class GroupConsumer(Leaseholder[Held]):
     """One member.
 
     Args:
@@ -186,30 +173,14 @@ class GroupConsumer:
         renew_ms: int = RENEW_MS,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
+        super().__init__(member, ttl_ms=ttl_ms, margin_ms=margin_ms, renew_ms=renew_ms)
         self.group = group
-        self.member = member
         self._lane_hash = lane_hash
         self.lanes = lanes
         self.window = window
         self.retries = retries
         self.retry_ms = retry_ms
-        self.ttl_ms = ttl_ms
-        self.margin_ms = margin_ms
-        self.renew_ms = renew_ms
         self.timeout_ms = timeout_ms
-        self.held: dict[int, Held] = {}
-        self.leaves = False
-        self._over: dict[int, int] = {}
-        """The latest epoch of each partition that this member held and holds no more."""
-        self._releasing: dict[int, int] = {}
-        """Ended leases that the coordinator may not know to be over."""
-        self._told_ms: dict[int, int] = {}
-        """First times at which a heartbeat told of those."""
-        self._running: dict[tuple[int, int], int] = {}
-        """Handlers that run for leases that ended, by (partition, epoch)."""
-        self._answered_ms = -1
-        self._group_epoch = 0
-        self._heartbeat_due_ms = 0
         self._next_number = 1
         self._actions: list[Action] = []
 
@@ -217,35 +188,15 @@ class GroupConsumer:
 
     def on_leases(self, answer: Leases, now_ms: int) -> None:
         """The answer to a heartbeat; one that an earlier answer has overtaken says nothing."""
-        if answer.sent_ms <= self._answered_ms:
-            return
-        self._answered_ms = answer.sent_ms
-        self._group_epoch = answer.group_epoch
-        until_ms = answer.sent_ms + self.ttl_ms - self.margin_ms
-        for pid, told_ms in list(self._told_ms.items()):
-            # What the coordinator has heard of, and lists no more, is over on both sides.
-            if told_ms <= answer.sent_ms and answer.leases.get(pid) != self._releasing[pid]:
-                del self._releasing[pid], self._told_ms[pid]
-        for pid in list(self.held):
-            if answer.leases.get(pid) != self.held[pid].epoch:
-                self._end(self.held[pid])
-        for pid, epoch in answer.leases.items():
-            held = self.held.get(pid)
-            if held is None:
-                if epoch <= self._over.get(pid, 0):
-                    self._releasing[pid] = epoch
-                    continue
-                if self._still_runs(pid):
-                    continue
-                lanes = [Lane() for _ in range(self.lanes)]
-                held = self.held[pid] = Held(pid, epoch, answer.group_epoch, 0, lanes)
-            held.until_ms = until_ms
-            # Once revoked it is given back: what waited in its lanes is gone.
-            held.revoked = held.revoked or pid in answer.revoked
-        self.step(now_ms)
+        if self.take_leases(answer):
+            self.step(now_ms)
 
-    def _still_runs(self, pid: int) -> bool:
-        return any(running for (of, _), running in self._running.items() if of == pid)
+    def _new_held(self, pid: int, epoch: int, group_epoch: int) -> Held:
+        return Held(pid, epoch, group_epoch, 0, [Lane() for _ in range(self.lanes)])
+
+    def running_of(self, held: Held) -> int:
+        """Returns how many handlers run for a lease that ends."""
+        return sum(lane.running for lane in held.lanes)
 
     def on_fetched(self, fetch: Fetch, answer: FetchAnswer, now_ms: int) -> None:
         """Messages arrived, or a refusal."""
@@ -296,7 +247,7 @@ class GroupConsumer:
         """The application has finished with a message."""
         held = self.held.get(handle.pid)
         if held is None or held.epoch != handle.epoch:
-            self._handled_late(handle)
+            self.handled_late(handle.pid, handle.epoch)
             self.step(now_ms)
             return
         lane = held.lanes[handle.lane]
@@ -319,12 +270,6 @@ class GroupConsumer:
             self._park(held, lane, work.record, now_ms, follow=False)
         self.step(now_ms)
 
-    def _handled_late(self, handle: Handle) -> None:
-        at = (handle.pid, handle.epoch)
-        self._running[at] -= 1
-        if not self._running[at]:
-            del self._running[at]
-
     def on_answer(self, request: Request, answer: AckAnswer | ParkAnswer, now_ms: int) -> None:
         """A partition answered a request."""
         held = self.held.get(request.pid)
@@ -334,7 +279,7 @@ class GroupConsumer:
         if lane is None or lane.request is None or lane.request.number != request.number:
             return
         if answer.code in LOST:
-            self._end(held)
+            self.end(held)
             return
         work = lane.work
         assert work is not None
@@ -367,10 +312,7 @@ class GroupConsumer:
 
     def leave(self, now_ms: int) -> None:
         """Gives everything back and leaves the group."""
-        self.leaves = True
-        for held in self.held.values():
-            held.revoked = True
-        self._heartbeat_due_ms = now_ms
+        self.revoke_all(now_ms)
         self.step(now_ms)
 
     # What it does
@@ -384,19 +326,13 @@ class GroupConsumer:
                 self._step_lane(held, number, lane, now_ms)
             self._change_lanes(held)
             self._fetch(held, now_ms)
-        if now_ms >= self._heartbeat_due_ms:
-            self._heartbeat_due_ms = now_ms + self.renew_ms
-            epochs = {pid: held.epoch for pid, held in self.held.items()}
-            epochs.update(self._running.keys())
-            released = {p: e for p, e in self._releasing.items() if (p, e) not in self._running}
-            for pid in released:
-                self._told_ms.setdefault(pid, now_ms)
-            beat = Heartbeat(self.member, now_ms, self._group_epoch, epochs, released, self.leaves)
-            self._actions.append(SendHeartbeat(beat))
+        heartbeat = self.take_heartbeat(now_ms)
+        if heartbeat is not None:
+            self._actions.append(heartbeat)
 
     def due_ms(self, now_ms: int) -> int:
         """Returns the time at which `step` is due."""
-        times = [self._heartbeat_due_ms]
+        times = [self.heartbeat_due_ms]
         for held in self.held.values():
             if self._may_fetch(held):
                 times.append(held.fetch_due_ms)
@@ -413,10 +349,6 @@ class GroupConsumer:
         """Returns the actions that are due, in order."""
         actions, self._actions = self._actions, []
         return actions
-
-    def may_start(self, held: Held, now_ms: int) -> bool:
-        """True while the lease holds for certain."""
-        return now_ms < held.until_ms
 
     def _step_lane(self, held: Held, number: int, lane: Lane, now_ms: int) -> None:
         if lane.request is not None:
@@ -499,16 +431,8 @@ class GroupConsumer:
         for lane in held.lanes:
             lane.queue.clear()
         if not held.busy:
-            self._end(held)
-            self._heartbeat_due_ms = now_ms
-
-    def _end(self, held: Held) -> None:
-        running = sum(lane.running for lane in held.lanes)
-        if running:
-            self._running[held.pid, held.epoch] = running
-        self._over[held.pid] = self._releasing[held.pid] = held.epoch
-        self._told_ms.pop(held.pid, None)
-        del self.held[held.pid]
+            self.end(held)
+            self.heartbeat_due_ms = now_ms
 
     def set_lanes(self, lanes: int) -> None:
         """Another number of lanes; a partition takes it when its lanes are empty."""

@@ -173,10 +173,11 @@ class Coordinator:
             if former or heartbeat.released.get(pid) == owner.epoch:
                 self._propose(Release(pid, owner.epoch), now_ms)
         self.step(now_ms)
-        self._answer(heartbeat)
+        self._actions.append(self.answer_to(heartbeat))
 
-    def _answer(self, heartbeat: Heartbeat) -> None:
-        """A lease is told when the partition knows it: fetches that come before are refused."""
+    def answer_to(self, heartbeat: Heartbeat) -> Leases:
+        """Returns what a heartbeat is answered now. A lease is told when the partition knows it:
+        fetches that come before are refused."""
         state, known = self.state, self.known
         leases = {
             pid: owner.epoch
@@ -188,9 +189,7 @@ class Coordinator:
         }
         wanted = self.wanted_owners()
         revoked = frozenset(pid for pid in leases if wanted.get(pid) != heartbeat.member)
-        self._actions.append(
-            Leases(heartbeat.member, heartbeat.sent_ms, state.group_epoch, leases, revoked)
-        )
+        return Leases(heartbeat.member, heartbeat.sent_ms, state.group_epoch, leases, revoked)
 
     def may_renew(self, pid: int, epoch: int) -> bool:
         """False for a lease that is about to be given to somebody else."""

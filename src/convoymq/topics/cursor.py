@@ -8,8 +8,8 @@ Source: docs/adr/0061-a-simulated-topic.md.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 
 
 class Cursor:
@@ -49,6 +49,32 @@ class Cursor:
             self.starts.insert(at, offset)
             self.ends.insert(at, offset + 1)
         return True
+
+    def ack_range(self, first: int, end: int) -> None:
+        """Adds the offsets `first` to `end` (exclusive). Cost: O(runs) at worst."""
+        if first <= self.watermark:
+            self.advance(end)
+            return
+        if first >= end:
+            return
+        low = bisect_left(self.ends, first)
+        high = bisect_right(self.starts, end)
+        if low < high:
+            first = min(first, self.starts[low])
+            end = max(end, self.ends[high - 1])
+        self.starts[low:high] = [first]
+        self.ends[low:high] = [end]
+
+    def missing(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yields the runs of offsets from `first` to `end` (exclusive) that are not in it."""
+        at = max(first, self.watermark)
+        run = bisect_right(self.ends, at)
+        while at < end:
+            start = self.starts[run] if run < len(self.starts) else end
+            if at < start:
+                yield at, min(start, end)
+            at = self.ends[run] if run < len(self.ends) else end
+            run += 1
 
     def advance(self, watermark: int) -> None:
         """Everything below `watermark` counts as acknowledged; it never falls."""

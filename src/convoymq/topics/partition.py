@@ -50,6 +50,7 @@ from convoymq.topics.commands import (
     LATEST,
     AcceptLoss,
     Ack,
+    AckRanges,
     Command,
     DoneParked,
     DropGroup,
@@ -170,6 +171,13 @@ class PartitionMachine:
         self.end_offset = offset + 1
         self.last_time_ms = max(self.last_time_ms, command.time_ms)
         return offset
+
+    def append_until(self, end_offset: int, time_ms: int) -> None:
+        """Messages of producers without sequences were appended up to `end_offset` (exclusive)."""
+        assert self.state is PartitionState.OPEN
+        assert end_offset >= self.end_offset
+        self.end_offset = end_offset
+        self.last_time_ms = max(self.last_time_ms, time_ms)
 
     def refusal(self, command: Produce) -> Code:
         """Returns the refusal that needs no log; OK when the sequence decides."""
@@ -317,6 +325,18 @@ class PartitionMachine:
         for offset in command.offsets:
             if self.is_message(offset):
                 cursor.ack(offset)
+        return AckAnswer(Code.OK, self.drained(command.group))
+
+    def ack_ranges(self, command: AckRanges) -> AckAnswer:
+        """Acknowledges ranges of offsets for the owner."""
+        code = self.check_owner(command.group, command.group_epoch, command.epoch)
+        if code is not Code.OK:
+            return AckAnswer(code)
+        cursor = self.groups[command.group].cursor
+        ranges = command.ranges
+        end = self.end_offset if self.close_offset < 0 else self.close_offset
+        for first, last in zip(ranges[::2], ranges[1::2], strict=False):
+            cursor.ack_range(max(first, OPEN_OFFSET + 1), min(last + 1, end))
         return AckAnswer(Code.OK, self.drained(command.group))
 
     def is_message(self, offset: int) -> bool:
@@ -545,6 +565,7 @@ _METHODS: dict[type, str] = {
     OpenCursor: "open_cursor",
     Lease: "lease",
     Ack: "ack",
+    AckRanges: "ack_ranges",
     Park: "park",
     DoneParked: "done_parked",
     ResumeParked: "resume_parked",

@@ -236,6 +236,18 @@ class VersionConflict(TopicRefused):
         self.current = current
 
 
+class NotParked(TopicRefused):
+    """The group has no messages of the key parked."""
+
+    code = Code.NOT_PARKED
+
+    def __init__(self, group: str, key: bytes) -> None:
+        shown = key.decode("utf-8", "backslashreplace")
+        super().__init__(f"group '{group}' has no parked messages with the key '{shown}'")
+        self.group = group
+        self.key = key
+
+
 # --- changes -------------------------------------------------------------------------------
 
 

@@ -58,6 +58,8 @@ KIND_GROUP_ADMIN = 20
 """Operations on a group: its leadership and its members (`broker.group_requests`)."""
 #: Changes the prefetch of consumers that run: [vhost, queue, consumer tag, prefetch].
 KIND_PREFETCH = 22
+KIND_TOPIC_GROUP = 23
+"""Between members of topics' groups and their coordinators (`broker.topics.group_messages`)."""
 KIND_OPERATOR = 21
 """Requests of an operator to another node than the one on the own machine (`operator_access`)."""
 KIND_FREE = 32

@@ -39,6 +39,7 @@ class Route(NamedTuple):
 
     queues: tuple[Any, ...]
     cacheable: bool
+    every_key: bool = False
 
 
 @dataclass
@@ -153,6 +154,10 @@ class FakeClient:
         self.gets: dict[int, tuple[bytes, int, int, int]] = {}
         self.get_id = 0
         self.delayed: list[Callable[[], None]] | None = None
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self.target.pending)
 
     def _answer(self, call: Callable[[], None]) -> None:
         if self.delayed is None:
@@ -382,6 +387,8 @@ class FakeBroker:
         headers: Table | None,
         asked: str | None = None,
         properties: object = None,
+        *,
+        keyed: bool = False,
     ) -> Route:
         self.routed.append((exchange, tuple(keys), headers))
         if exchange and exchange not in self.exchanges:

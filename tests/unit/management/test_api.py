@@ -90,7 +90,7 @@ async def test_overview_and_nodes(cluster: FakeCluster, api: httpx.AsyncClient) 
     assert [row["name"] for row in found["exchange_types"]] == [
         "direct", "fanout", "topic", "headers",
         "x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random",
-        "x-delayed-message",
+        "x-delayed-message", "x-ordered",
     ]  # fmt: skip
     assert [row["running"] for row in await ok(api.get("/nodes"))] == [True] * 3
     cluster.down.add(3)

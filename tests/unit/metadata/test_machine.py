@@ -16,6 +16,7 @@ from convoymq.kernels.batch import (
 )
 from convoymq.metadata import access
 from convoymq.metadata.commands import (
+    TOPIC_COMMANDS,
     Bind,
     Bootstrap,
     Command,
@@ -481,5 +482,7 @@ def test_a_snapshot_of_another_format_is_refused() -> None:
 
 def test_every_command_has_one_rule() -> None:
     rules = MetadataMachine()._rules
-    assert {*rules, DeclareQueue} == set(get_args(Command))
-    assert DeclareQueue not in rules
+    assert {*rules, DeclareQueue, *TOPIC_COMMANDS} == set(get_args(Command))
+    assert set(rules).isdisjoint({DeclareQueue, *TOPIC_COMMANDS})
+    topics = MetadataMachine()._topic_rules()
+    assert {*topics._rules, *topics._timed_rules} == set(TOPIC_COMMANDS)

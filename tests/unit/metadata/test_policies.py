@@ -44,7 +44,9 @@ def second(tree: Tree) -> Tree:
 
 
 def test_the_first_version_refuses_them_by_name_and_its_snapshot_has_none(tree: Tree) -> None:
-    assert {type(command) for command in COMMANDS} == set(FIRST_VERSIONS)
+    assert {type(command) for command in COMMANDS} == {
+        kind for kind, version in FIRST_VERSIONS.items() if version == 2
+    }
     for command in COMMANDS:
         with pytest.raises(NotServed, match="version 2 of the metadata machine is needed, 1 is in"):
             tree.do(command)

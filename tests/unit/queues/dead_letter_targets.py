@@ -33,6 +33,10 @@ class FakeClient:
             size = len(content_parts(content)[1])
             self.publish([names, content], size, tag + i if tag else 0, 0)
 
+    @property
+    def has_pending(self) -> bool:
+        return bool(self.pending)
+
     def answer(self, ok: bool = True) -> None:
         """Confirms or refuses all that waits."""
         tags, self.pending = self.pending, []

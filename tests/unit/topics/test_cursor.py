@@ -31,3 +31,33 @@ def test_advancing_takes_in_what_it_reaches(offsets: list[int], watermark: int) 
     naive = {*offsets, *range(watermark)}
     cursor.check_invariants()
     assert cursor.watermark == next(n for n in range(100) if n not in naive)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=20))
+def test_a_range_counts_as_its_offsets(ranges: list[tuple[int, int]]) -> None:
+    cursor, naive = Cursor(2), Cursor(2)
+    for first, length in ranges:
+        cursor.ack_range(first, first + length)
+        if first <= naive.watermark:
+            naive.advance(first + length)
+        for offset in range(first, first + length):
+            naive.ack(offset)
+        cursor.check_invariants()
+        assert cursor.pack() == naive.pack()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=20),
+    st.integers(0, 40),
+    st.integers(0, 40),
+)
+def test_what_is_missing_are_the_runs_between(
+    ranges: list[tuple[int, int]], first: int, end: int
+) -> None:
+    cursor = Cursor(2)
+    for start, length in ranges:
+        cursor.ack_range(start, start + length)
+    missing = [n for low, high in cursor.missing(first, end) for n in range(low, high)]
+    assert missing == [n for n in range(first, end) if n not in cursor]

@@ -114,6 +114,15 @@ def test_only_the_lease_in_force_acknowledges() -> None:
     assert code_of(made.apply(c.Lease("g", 1, 1, "m"))) is Code.LEASE_FENCED
 
 
+def test_runs_acknowledge_messages_and_never_a_control_entry() -> None:
+    made = with_reader(4)
+    assert code_of(made.apply(c.AckRanges("g", 1, 0, (1, 1)))) is Code.LEASE_FENCED
+    assert made.apply(c.AckRanges("g", 1, 1, (0, 1, 3, 90))) == AckAnswer(Code.OK)
+    assert made.groups["g"].cursor.pack() == [2, 3, 5]
+    made.apply(SEAL)
+    assert made.apply(c.AckRanges("g", 1, 1, (2, 2, 5, 5))) == AckAnswer(Code.OK, drained=True)
+
+
 def test_a_group_has_drained_when_all_up_to_close_is_acknowledged_or_parked() -> None:
     made = with_reader(2)
     made.apply(SEAL)

@@ -19,7 +19,6 @@ ANSWERS_ONLY = {
     Code.NOT_LEADER,
     Code.STALE_TERM,
     Code.PARK_FULL,
-    Code.NOT_PARKED,
 }
 """Not raised here: successes, and what a leader answers by itself."""
 EXAMPLES: tuple[tuple[TopicRefused, Code, str], ...] = (
@@ -36,6 +35,7 @@ EXAMPLES: tuple[tuple[TopicRefused, Code, str], ...] = (
     (refusals.NotVisible("g", 3, 1), Code.NOT_VISIBLE, "group 'g' is at version 1"),
     (refusals.NotDrained("g", 1, (3, 4)), Code.NOT_DRAINED, "has not consumed partition 3, 4"),
     (refusals.VersionConflict(1, 2), Code.VERSION_CONFLICT, "version 2 is current"),
+    (refusals.NotParked("g", b"k\xff"), Code.NOT_PARKED, "the key 'k\\xff'"),
     (refusals.ChangeRunning("c"), Code.CHANGE_RUNNING, "change 'c' is still running"),
     (refusals.ChangePhase("c", "sealed", "no"), Code.CHANGE_PHASE, "is in phase sealed: no"),
     (refusals.SealedBy(3, "c"), Code.SEALED_BY, "was sealed by change 'c'"),

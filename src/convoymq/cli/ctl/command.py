@@ -21,6 +21,7 @@ from convoymq.cli.ctl.outputs import Note, Output, Rows
 from convoymq.model.json import Json, JsonObject
 
 CTL, QUEUES, DIAGNOSTICS, UPGRADE = "ctl", "queues", "diagnostics", "upgrade"
+TOPICS = "topics"
 
 Row: TypeAlias = JsonObject
 _Value = TypeVar("_Value", str, int, float)

@@ -101,12 +101,17 @@ def to_json(value: object) -> str:
 
 
 def rows_as(
-    formatter: str, columns: Sequence[str], rows: Sequence[JsonObject], *, headers: bool
+    formatter: str,
+    columns: Sequence[str],
+    rows: Sequence[JsonObject],
+    *,
+    headers: bool,
+    nulls: bool = False,
 ) -> Iterator[str]:
     """Yields the lines of a list."""
     match formatter:
         case "json":
-            yield from _json_lines(columns, rows)
+            yield from _json_lines(columns, rows, None if nulls else "")
         case "csv":
             if headers:
                 yield ",".join(map(_quoted, columns))
@@ -122,10 +127,12 @@ def rows_as(
                 yield "\t".join(cell(row.get(name)) for name in columns)
 
 
-def _json_lines(columns: Sequence[str], rows: Sequence[JsonObject]) -> Iterator[str]:
+def _json_lines(
+    columns: Sequence[str], rows: Sequence[JsonObject], absent: object
+) -> Iterator[str]:
     yield "["
     for number, row in enumerate(rows):
-        chosen = {name: "" if row.get(name) is None else row[name] for name in columns}
+        chosen = {name: absent if row.get(name) is None else row[name] for name in columns}
         yield ("," if number else "") + to_json(chosen)
     yield "]"
 

@@ -42,7 +42,8 @@ def main(tool: str, arguments: Sequence[str]) -> int:
     every = [*COMMON, VHOST, *(switch for each in known.values() for switch in each.switches)]
     first = words.parse(arguments, every)
     program = str(first.values.get("script_name") or f"convoy {tool}")
-    if first.values.get("version"):
+    # `--version` of `convoy topics route` has a value.
+    if first.values.get("version") is True or list(arguments) == ["--version"]:
         import convoymq
 
         print(convoymq.__version__)
@@ -150,7 +151,13 @@ class _Printing:
         """Prints a result."""
         match output:
             case Rows():
-                lines = rows_as(self._formatter, output.columns, output.rows, headers=self._headers)
+                lines = rows_as(
+                    self._formatter,
+                    output.columns,
+                    output.rows,
+                    headers=self._headers,
+                    nulls=output.nulls,
+                )
                 for line in lines:
                     print(line)
             case Text(text, document):

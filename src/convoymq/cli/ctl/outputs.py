@@ -15,6 +15,8 @@ class Rows:
 
     columns: Sequence[str]
     rows: Sequence[JsonObject]
+    nulls: bool = False
+    """In JSON, what is not there is null; RabbitMQ's tools print ""."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from convoymq.cli.ctl import (
     policies,
     queues,
     selections,
+    topics,
     upgrade,
     users,
     vhosts,
@@ -26,6 +27,7 @@ COMMANDS: tuple[Command, ...] = (
     *diagnostics.COMMANDS,
     *queues.COMMANDS,
     *selections.COMMANDS,
+    *topics.COMMANDS,
     *upgrade.COMMANDS,
 )
 

@@ -17,6 +17,7 @@ from convoymq.management.handlers import (
     replicas,
     scheduled,
     selections,
+    topics,
     users,
     vhosts,
 )
@@ -34,6 +35,7 @@ ROUTES: tuple[Route, ...] = (
     *queues.routes,
     *replicas.routes,
     *selections.routes,
+    *topics.routes,
     *bindings.routes,
     *vhosts.routes,
     *users.routes,

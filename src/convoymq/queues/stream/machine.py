@@ -288,20 +288,24 @@ class StreamMachine(GroupMachine):
         max_bytes: int = self.settings["max_bytes"]
         max_age_ms: int = self.settings["max_age_ms"]
         while self.segments:
-            end, size, newest_ms = self.segments[0]
+            _, _, newest_ms = self.segments[0]
             too_many = 0 <= max_bytes < self.bytes
             too_old = max_age_ms >= 0 and newest_ms + max_age_ms < self.time_ms
             if not (too_many or too_old):
                 return
-            self.segments.popleft()
-            self.bytes -= size
-            if self.trace is not None:
-                self.trace.add(
-                    words.DROPPED, 0, words.RETENTION, 0, 0, 0, self.first, end - self.first,
-                    0, 0, 0, 0, 0,
-                )  # fmt: skip
-            self.truncated += end - self.first
-            self.chunks.drop_before(end)
+            self._drop_segment()
+
+    def _drop_segment(self) -> None:
+        """Drops the oldest closed segment with all its messages."""
+        end, size, _ = self.segments.popleft()
+        self.bytes -= size
+        if self.trace is not None:
+            self.trace.add(
+                words.DROPPED, 0, words.RETENTION, 0, 0, 0, self.first, end - self.first,
+                0, 0, 0, 0, 0,
+            )  # fmt: skip
+        self.truncated += end - self.first
+        self.chunks.drop_before(end)
 
     def _arm(self) -> None:
         due = self.next_due_ms()

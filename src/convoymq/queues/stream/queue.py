@@ -27,7 +27,7 @@ Requests and their answers are callbacks, so that the simulator runs this code t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
@@ -78,6 +78,8 @@ BEHIND_WAIT_MS = 5_000
 ASK_TIMEOUT_MS = 5_000
 #: Consumers' places that keep what was read along with them (SPAN_BYTES, or one large entry).
 KEPT_MAX = 32
+ANSWER_KINDS = frozenset(("runs", "extent", "time", "stored"))
+"""Answers that say what was asked for."""
 #: Places in the log that are remembered for who reads on where the last read ended.
 PLACES_MAX = 16
 
@@ -133,6 +135,7 @@ class StreamQueue(GroupQueue):
     """
 
     type = "stream"
+    answer_kinds = ANSWER_KINDS
     features = QueueFeatures(
         drops_repeats=True,
         reads_by_offset=True,
@@ -436,7 +439,7 @@ class StreamQueue(GroupQueue):
 
     # --- asking --------------------------------------------------------------------------
 
-    def ask(
+    def _ask_member(
         self,
         request: list[object],
         answer: Answer[Fields],
@@ -457,7 +460,7 @@ class StreamQueue(GroupQueue):
         def answered(reply: object, error: BrokerError | None) -> None:
             if error is None:
                 try:
-                    answer(_decoded(reply), None)
+                    answer(_decoded(reply, self.answer_kinds), None)
                     return
                 except BrokerError as refusal:
                     error = refusal
@@ -522,7 +525,7 @@ class StreamQueue(GroupQueue):
             done(Chunks(first, high, runs), None)
 
         request: list[object] = ["read", self.group, offset, end, max_rows, max_bytes, wait_ms]
-        self.ask(request, answered, wait_ms=max(wait_ms, BEHIND_WAIT_MS))
+        self._ask_member(request, answered, wait_ms=max(wait_ms, BEHIND_WAIT_MS))
 
     def extent(self, done: Answer[Extent]) -> None:
         """`done` gets the `Extent` as the leader knows it, or else a member near by."""
@@ -545,11 +548,11 @@ class StreamQueue(GroupQueue):
 
         def answered(fields: Fields | None, error: BrokerError | None) -> None:
             if error is not None and self._leader() != self.node:
-                self.ask(request, done)
+                self._ask_member(request, done)
             else:
                 done(fields, error)
 
-        self.ask(request, answered, leader=True)
+        self._ask_member(request, answered, leader=True)
 
     # --- for protocol edges ---------------------------------------------------------------
 
@@ -560,7 +563,7 @@ class StreamQueue(GroupQueue):
 
     async def where(self) -> Extent:
         """Returns the kept range, on any node. Raises Unavailable."""
-        found: Extent = await _future(self.extent)
+        found: Extent = await awaited(self.extent)
         return found
 
     def read_descriptor(self, offset: int, end: int | None) -> ReadDescriptor | None:
@@ -598,13 +601,13 @@ class StreamQueue(GroupQueue):
         if machine is not None and wanted >= machine.next:
             tail = end is None and offset == machine.next
             wait = wait_ms if tail else max(wait_ms, BEHIND_WAIT_MS)
-            await _future(lambda done: self.when_there(wanted, wait, lambda: done(None, None)))
+            await awaited(lambda done: self.when_there(wanted, wait, lambda: done(None, None)))
             # The replica may be behind by now: the leader is asked, who does not wait again.
             machine = self.machine_for(wanted)
             pull_wait_ms = 0
         if machine is None:
             size = min(max_bytes, REMOTE_BYTES_MAX)
-            pulled: Chunks = await _future(
+            pulled: Chunks = await awaited(
                 lambda done: self.pull(offset, end, max_rows, size, pull_wait_ms, done)
             )
             return pulled
@@ -631,15 +634,17 @@ class StreamQueue(GroupQueue):
         """
         if what == "latest":
             request: list[object] = ["extent", self.group]
-            fields: Fields = await _future(lambda done: self.ask(request, done, leader=True))
+            fields: Fields = await awaited(
+                lambda done: self._ask_member(request, done, leader=True)
+            )
             return (Extent(*fields).next, None)
         if what == "earliest":
-            near: Extent = await _future(self.extent)
+            near: Extent = await awaited(self.extent)
             if near.first == near.next:
                 return (near.first, None)
             time_ms = 0
         sought = time_ms or 0
-        place: Fields = await _future(lambda done: self.offset_at(sought, done))
+        place: Fields = await awaited(lambda done: self.offset_at(sought, done))
         offset, ms = place
         return (offset, ms)
 
@@ -651,13 +656,13 @@ class StreamQueue(GroupQueue):
         store = client.store
         try:
             async with asyncio.timeout(self.limits.question_timeout_ms / 1000):
-                await _future(lambda done: store(name, offset, done))
+                await awaited(lambda done: store(name, offset, done))
         except TimeoutError:
             raise Unavailable(f"stream '{self.name}' did not answer in time") from None
 
     async def query_offset(self, name: str) -> int | None:
         """Returns the offset that a consumer stored; None = nothing. Raises Unavailable."""
-        found: Fields = await _future(lambda done: self.stored(name, done))
+        found: Fields = await awaited(lambda done: self.stored(name, done))
         offset: int | None = found[0]
         return offset
 
@@ -710,10 +715,10 @@ def _extent(machine: StreamMachine) -> Extent:
     return Extent(machine.first, machine.next, machine.bytes, machine.last_chunk)
 
 
-def _decoded(reply: object) -> Fields:
+def _decoded(reply: object, kinds: Collection[str] = ANSWER_KINDS) -> Fields:
     """Returns the fields of an answer. Raises what it says."""
     match reply:
-        case ["runs" | "extent" | "time" | "stored", *fields]:
+        case [str(kind), *fields] if kind in kinds:
             return fields
         case ["range", int(first), int(high), int(offset)]:
             raise OffsetOutOfRange(first, high, offset)
@@ -725,7 +730,7 @@ def _decoded(reply: object) -> Fields:
             raise PeerError("malformed answer about a stream")
 
 
-async def _future(ask: Callable[[Answer[Found]], None]) -> Found:
+async def awaited(ask: Callable[[Answer[Found]], None]) -> Found:
     """Awaits what a callback gets. Raises its error."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 

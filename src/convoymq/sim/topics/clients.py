@@ -20,6 +20,7 @@ from convoymq.topics.answers import (
 from convoymq.topics.commands import OpenProducer, Produce
 from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
 from convoymq.topics.coordinator import Leases
+from convoymq.topics.leaseholder import SendHeartbeat
 from convoymq.topics.partition import Outcome
 from convoymq.topics.producer import TopicProducer
 from convoymq.topics.refusals import Code
@@ -276,7 +277,7 @@ class SimConsumer:
         now = world.engine.now
         for action in self.core.take_actions():
             match action:
-                case consuming.SendHeartbeat(heartbeat):
+                case SendHeartbeat(heartbeat):
                     seat = world.metadata.groups[self.group]
                     world.network.send((self.member, self.group), seat.on_heartbeat, heartbeat)
                 case Fetch():

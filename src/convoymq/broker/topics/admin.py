@@ -1,0 +1,551 @@
+"""Administration of ordered topics, on any node: every change goes through the replicated tree, and
+whatever is to be done about it is done by the controller on the metadata leader.
+
+Refusals are those of topics (`topics.refusals`, each with its code) and of the tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.placement import Placement
+from convoymq.broker.topics import views
+from convoymq.broker.topics.cuts import Position, cut_of
+from convoymq.broker.topics.parked import ParkedKeys
+from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S, TopicPartitions
+from convoymq.broker.topics.rows import (
+    ChangeRow,
+    DrainRow,
+    DrainRows,
+    GroupRow,
+    GroupRows,
+    LagRows,
+    PartitionDetails,
+    PartitionRow,
+    PartitionRows,
+    TopicDetail,
+    TopicRow,
+    TopicRows,
+)
+from convoymq.metadata.commands import (
+    ChangeGroup,
+    ChangeTopic,
+    Command,
+    CreateGroup,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    NewPartition,
+)
+from convoymq.metadata.machine import MetadataMachine, TopicRecord
+from convoymq.metadata.topic_codec import pack_command
+from convoymq.metadata.topics import partition_arguments, topic_missing
+from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
+from convoymq.topics.changes import Change, Phase, Seal, plan_merge, plan_move, plan_split
+from convoymq.topics.commands import DropGroup, ExpireProducers
+from convoymq.topics.group import GroupState, Seek
+from convoymq.topics.hashing import MURMUR3_X86_32
+from convoymq.topics.refusals import (
+    ChangePhase,
+    ChangeRunning,
+    Code,
+    UnknownPartition,
+    VersionConflict,
+)
+from convoymq.topics.routes import LOGICAL_DEFAULT, first_route
+from convoymq.topics.topic import (
+    Abort,
+    Begin,
+    DeclareLost,
+    RecordSeal,
+    TopicCommand,
+    TopicState,
+)
+
+CHANGE_TIMEOUT_S = 30.0
+POLL_S = 0.01
+ATTEMPTS = 5
+"""Plans of one change, while others publish versions."""
+TOPICS_AT_ONCE = 4
+"""Topics whose partitions a drained node gives away at a time."""
+Plan = Callable[[TopicState], Change]
+
+
+class Store(Protocol):
+    """Access to the replicated tree: `AsyncMetadataStore`."""
+
+    tree: MetadataMachine
+
+    async def execute(self, command: Command, timeout: float = ..., /) -> object:
+        """Applies a command and returns its reply. Raises BrokerError."""
+
+
+class TopicAdmin:
+    """See the module text. One per node.
+
+    Args:
+        timeout_s: for one command of the tree.
+    """
+
+    def __init__(
+        self,
+        *,
+        metadata: Store,
+        nodes: ClusterNodes,
+        partitions: TopicPartitions,
+        placement: Placement,
+        timeout_s: float,
+    ) -> None:
+        self._metadata = metadata
+        self._nodes = nodes
+        self._partitions = partitions
+        self._placement = placement
+        self._timeout_s = timeout_s
+        self.parked = ParkedKeys(metadata.tree, partitions)
+        """Parked keys of groups."""
+
+    # --- topics ----------------------------------------------------------------------------
+
+    async def create(
+        self,
+        vhost: str,
+        name: str,
+        *,
+        partitions: int,
+        logical: int = LOGICAL_DEFAULT,
+        mode: str = "strict",
+    ) -> TopicRow:
+        """Creates a topic and its exchange, and waits until its partitions serve.
+
+        Raises:
+            PreconditionFailed: the name is taken or not possible.
+            BadTopic: the numbers make no topic.
+            NotServed: a node of the cluster has a release without topics; a mode that is not
+                served.
+            Unavailable: no majority in time; nothing is left behind.
+        """
+        route = first_route(logical, partitions)
+        placed = self._placement.for_partitions(partitions, self._nodes.for_placement())
+        command = CreateTopic(
+            vhost=vhost,
+            name=name,
+            logical=logical,
+            mode=mode,
+            hash_id=MURMUR3_X86_32,
+            partitions=tuple(
+                NewPartition(
+                    members=members,
+                    arguments=partition_arguments(name, span, 0).encoded,
+                )
+                for span, members in zip(route.spans, placed, strict=True)
+            ),
+        )
+        await self._metadata.execute(command, self._timeout_s)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.gather(
+                    *(self._wait_until_open(vhost, name, pid) for pid in route.pids)
+                )
+        except (BrokerError, TimeoutError) as error:
+            # Its name would be taken for nothing.
+            await self._metadata.execute(DeleteTopic(vhost=vhost, name=name), self._timeout_s)
+            if isinstance(error, BrokerError):
+                raise
+            raise Unavailable(f"the partitions of topic '{name}' did not open in time") from None
+        return views.topic_row(self._record(vhost, name))
+
+    async def _wait_until_open(self, vhost: str, name: str, pid: int) -> None:
+        while (queue := self._partitions.find(vhost, name, pid)) is None:
+            await asyncio.sleep(POLL_S)
+        await queue.wait_until_open(self._timeout_s)
+
+    async def delete(self, vhost: str, name: str) -> None:
+        """Deletes a topic with its messages and groups. Raises NotFound."""
+        self._record(vhost, name)
+        await self._metadata.execute(DeleteTopic(vhost=vhost, name=name), self._timeout_s)
+
+    async def list(self, vhost: str | None = None) -> TopicRows:
+        """Returns the topics of a virtual host, or of all, by name. Raises NotFound."""
+        tree = self._metadata.tree
+        places = sorted(tree.vhosts) if vhost is None else [tree.vhost(vhost).name]
+        return [
+            views.topic_row(record)
+            for place in places
+            for _, record in sorted(tree.vhosts[place].topics.items())
+        ]
+
+    async def describe(self, vhost: str, name: str) -> TopicDetail:
+        """Returns all about a topic. Raises NotFound."""
+        record = self._record(vhost, name)
+        partitions = views.kept_partitions(record)
+        found = await self._partitions.describe_all(record, [each.pid for each in partitions])
+        change = record.state.change
+        rows: PartitionDetails = [
+            views.partition_detail(
+                self._partition_row(record, each.pid),
+                [self._nodes.name_of(node) for node in self._partitions.members(record, each.pid)],
+                found[each.pid],
+            )
+            for each in partitions
+        ]
+        return {
+            **views.topic_row(record),
+            "partition_rows": rows,
+            "latest_change": None if change is None else views.change_row(change),
+        }
+
+    async def route(
+        self, vhost: str, name: str, version: int | None = None, *, lineage: bool = False
+    ) -> PartitionRows:
+        """Returns the partitions of a route version, by range; with `lineage` all that ever were,
+        by version and range.
+
+        Raises:
+            NotFound: no such topic.
+            StaleRoute: a version that is not kept, or not there yet.
+        """
+        record = self._record(vhost, name)
+        state = record.state
+        if lineage:
+            every = state.lineage.partitions.values()
+            pids = [each.pid for each in sorted(every, key=lambda p: (p.created_version, p.lo))]
+        else:
+            route = state.route if version is None else state.lineage.route(version)
+            pids = list(route.pids)
+        return [self._partition_row(record, pid) for pid in pids]
+
+    # --- changes ---------------------------------------------------------------------------
+
+    async def split(self, vhost: str, name: str, pid: int, at: Sequence[int] = ()) -> ChangeRow:
+        """Begins to split a partition: at these logical partitions, or in the middle.
+
+        Raises:
+            NotFound, UnknownPartition, BadCut, ChangeRunning: it cannot be.
+        """
+
+        def plan(state: TopicState) -> Change:
+            span = state.route.span_of(pid)
+            middle = (span.lo + span.width // 2,) if span.width > 1 else ()
+            return plan_split(state.route, pid, tuple(at) or middle, state.next_pid, change_id)
+
+        change_id = _new_id("split")
+        return await self._begin(vhost, name, plan)
+
+    async def merge(self, vhost: str, name: str, pids: Sequence[int]) -> ChangeRow:
+        """Begins to merge neighbours. Raises NotFound, UnknownPartition, NotAdjacent,
+        ChangeRunning."""
+        change_id = _new_id("merge")
+        return await self._begin(
+            vhost, name, lambda state: plan_merge(state.route, pids, state.next_pid, change_id)
+        )
+
+    async def move(self, vhost: str, name: str, pid: int, to_node: int) -> ChangeRow:
+        """Begins to move a partition to a node, which leads it then.
+
+        Raises:
+            NotFound, UnknownPartition, ChangeRunning: it cannot be.
+            PreconditionFailed: the node leads it already, is not in the cluster, away or drained.
+        """
+        tree, node_name = self._metadata.tree, self._nodes.name_of(to_node)
+        record = self._record(vhost, name)
+        record.state.route.span_of(pid)
+        if to_node not in tree.nodes or not self._nodes.is_up(to_node):
+            raise PreconditionFailed(f"node_not_running: node {node_name}")
+        if self._nodes.is_drained(to_node):
+            raise PreconditionFailed(f"node {node_name} is drained")
+        if self._partitions.leader(record, pid) == to_node:
+            raise PreconditionFailed(f"partition {pid} is led by node {node_name} already")
+        change_id = _new_id("move")
+        return await self._begin(
+            vhost,
+            name,
+            lambda state: plan_move(state.route, pid, state.next_pid, change_id),
+            to_node,
+        )
+
+    async def _begin(self, vhost: str, name: str, plan: Plan, to_node: int = 0) -> ChangeRow:
+        """Has a planned change recorded. Raises TopicRefused, NotFound."""
+        for _ in range(ATTEMPTS):
+            state = self._record(vhost, name).state
+            planned = plan(state)
+            if state.running is not None:
+                raise ChangeRunning(state.running.change_id)
+            places = {span.pid: to_node for span in planned.targets} if to_node else {}
+            code = await self._change(vhost, name, Begin(planned), places)
+            if not code:
+                recorded = self._record(vhost, name).state.change
+                found = recorded is not None and recorded.change_id == planned.change_id
+                return views.change_row(recorded if found and recorded else planned)
+            state = self._record(vhost, name).state
+            if code == Code.CHANGE_RUNNING.value and state.running is not None:
+                raise ChangeRunning(state.running.change_id)
+            # Somebody else's change was first, and may be over already.
+        raise VersionConflict(planned.base_version, state.route.version)
+
+    async def change(self, vhost: str, name: str, change_id: str | None = None) -> ChangeRow | None:
+        """Returns a change; without an id the running one, or the latest. None: it is not known.
+        Raises NotFound."""
+        state = self._record(vhost, name).state
+        latest = state.change
+        if latest is not None and change_id in (None, latest.change_id):
+            return views.change_row(latest)
+        return None if change_id is None else views.past_change_row(state.lineage, change_id)
+
+    async def wait_change(
+        self, vhost: str, name: str, change_id: str, timeout_s: float = CHANGE_TIMEOUT_S
+    ) -> ChangeRow:
+        """Waits until a change is done, and returns it.
+
+        Raises:
+            NotFound: no such topic, or the change is not known (any more).
+            PreconditionFailed: it was aborted.
+            Unavailable: it is not done in time; it goes on.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    row = await self.change(vhost, name, change_id)
+                    if row is None:
+                        raise NotFound(f"no change '{change_id}' of topic '{name}'")
+                    if row["is_finished"]:
+                        break
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise Unavailable(f"change '{change_id}' is not done yet, and goes on") from None
+        if row["phase"] == Phase.ABORTED.value:
+            raise PreconditionFailed(f"change '{change_id}' was aborted")
+        return row
+
+    async def abort(self, vhost: str, name: str, change_id: str) -> None:
+        """Gives a change up that has sealed nothing. Raises NotFound, ChangePhase."""
+        code = await self._change(vhost, name, Abort(change_id))
+        if code:
+            row = await self.change(vhost, name, change_id)
+            phase = "unknown" if row is None else row["phase"]
+            raise ChangePhase(change_id, phase, "it cannot be aborted")
+
+    async def drain(self, node: int) -> DrainRows:
+        """Moves every open partition that a node leads to others, in each topic one by one. What
+        cannot be moved has an error in its row.
+
+        Raises:
+            NotFound: no such node.
+            PreconditionFailed: no other node could take them.
+        """
+        if node not in self._metadata.tree.nodes:
+            raise NotFound(f"node {node} is not in the cluster")
+        if not self._heirs(node):
+            raise PreconditionFailed("no other node could take the partitions")
+        turn = asyncio.Semaphore(TOPICS_AT_ONCE)
+
+        async def one(vhost: str, name: str) -> DrainRows:
+            async with turn:
+                return await self._drain_topic(vhost, name, node)
+
+        topics = [
+            (vhost.name, name)
+            for vhost in self._metadata.tree.vhosts.values()
+            for name in sorted(vhost.topics)
+        ]
+        found = await asyncio.gather(*(one(*topic) for topic in topics))
+        return [row for rows in found for row in rows]
+
+    async def _drain_topic(self, vhost: str, name: str, node: int) -> DrainRows:
+        rows: DrainRows = []
+        record = self._record(vhost, name)
+        for pid in record.state.route.pids:
+            if self._partitions.leader(record, pid) != node:
+                continue
+            row: DrainRow = {
+                "vhost": vhost, "topic": name, "pid": pid, "to_pid": None,
+                "node": self._nodes.name_of(node), "error": "",
+            }  # fmt: skip
+            rows.append(row)
+            try:
+                heir = self._placement.for_partitions(1, self._heirs(node))[0][0]
+                change = await self.move(vhost, name, pid, heir)
+                done = await self.wait_change(vhost, name, change["change_id"])
+            except BrokerError as error:
+                row["error"] = error.text
+            else:
+                row["to_pid"] = done["targets"][0]["pid"]
+                row["node"] = self._nodes.name_of(heir)
+        return rows
+
+    def _heirs(self, node: int) -> list[int]:
+        return [
+            each
+            for each in self._nodes.running()
+            if each != node and not self._nodes.is_drained(each)
+        ]
+
+    async def declare_lost(self, vhost: str, name: str, pid: int) -> None:
+        """Gives up a partition whose majority is gone: its range goes on in a new partition, and
+        groups go on without what it held.
+
+        Raises:
+            NotFound, UnknownPartition, ChangeRunning: it cannot be.
+            PreconditionFailed: the partition answers.
+            Unavailable: it is not done in time; it goes on.
+        """
+        record = self._record(vhost, name)
+        state = record.state
+        if pid in state.lost:
+            return
+        if pid not in state.route.pids and pid not in state.unknown_ends():
+            raise UnknownPartition(pid, state.route.version)
+        try:
+            # Nothing is that old: it only tells whether a majority answers.
+            await self._partitions.get(record, pid).ask(ExpireProducers(0), QUESTION_TIMEOUT_S)
+        except Unavailable:
+            pass
+        else:
+            raise PreconditionFailed(f"partition {pid} answers: nothing of it is lost")
+        if pid in state.route.pids:
+            await self._go_round(vhost, name, pid)
+        await self._change(vhost, name, DeclareLost(pid))
+
+    async def _go_round(self, vhost: str, name: str, pid: int) -> None:
+        """Has a partition replaced that cannot be sealed."""
+        running = self._record(vhost, name).state.running
+        if running is not None and pid in running.sources:
+            change_id = running.change_id
+        else:
+            change_id = _new_id("lost")
+            await self._begin(
+                vhost, name, lambda state: plan_move(state.route, pid, state.next_pid, change_id)
+            )
+        try:
+            async with asyncio.timeout(CHANGE_TIMEOUT_S):
+                while True:
+                    row = await self.change(vhost, name, change_id)
+                    if row is None or row["is_finished"]:
+                        return
+                    if row["phase"] == Phase.SEALING.value and pid not in row["sealed"]:
+                        await self._change(vhost, name, RecordSeal(change_id, pid, Seal(None)))
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise Unavailable(f"change '{change_id}' is not done yet, and goes on") from None
+
+    # --- groups ----------------------------------------------------------------------------
+
+    async def groups(self, vhost: str, name: str) -> GroupRows:
+        """Returns the consumer groups, by name. Raises NotFound."""
+        record = self._record(vhost, name)
+        lineage = record.state.lineage
+        waited_for = {pid for group in record.groups.values() for pid in lineage.sources(group.cv)}
+        found = await self._partitions.describe_all(record, waited_for)
+        return [views.group_row(record, group, found) for _, group in sorted(record.groups.items())]
+
+    async def lag(self, vhost: str, name: str, group: str) -> LagRows:
+        """Returns the positions of a group in the partitions that it has before it. Raises
+        NotFound."""
+        record = self._record(vhost, name)
+        state = self._group(record, group)
+        partitions = views.partitions_ahead(record, state)
+        found = await self._partitions.describe_all(record, [each.pid for each in partitions])
+        return [views.lag_row(record, state, each, found) for each in partitions]
+
+    async def create_group(
+        self, vhost: str, name: str, group: str, position: Position = "earliest"
+    ) -> bool:
+        """Creates a consumer group; False when it exists.
+
+        Raises:
+            NotFound: no such topic.
+            PreconditionFailed: a name that is not possible.
+            BadPosition, UnknownPartition, DataExpired: a position that is not possible.
+        """
+        record = self._record(vhost, name)
+        if group in record.groups:
+            return False
+        version, starts = await cut_of(record, position, self._partitions)
+        command = CreateGroup(vhost=vhost, name=name, group=group, version=version, starts=starts)
+        return bool(await self._metadata.execute(command, self._timeout_s))
+
+    async def delete_group(self, vhost: str, name: str, group: str) -> None:
+        """Deletes a consumer group, with what it has parked.
+
+        Raises:
+            NotFound: no such group.
+            PreconditionFailed: it has members.
+            Unavailable: a partition did not answer in time.
+        """
+        record = self._record(vhost, name)
+        self._check_idle(record, self._group(record, group))
+        # A group of that name that is made later must not find anything of this one.
+        queues = [self._partitions.get(record, each.pid) for each in views.kept_partitions(record)]
+        await asyncio.gather(*(queue.ask(DropGroup(group), self._timeout_s) for queue in queues))
+        command = DeleteGroup(vhost=vhost, name=name, group=group)
+        await self._metadata.execute(command, self._timeout_s)
+
+    async def seek(self, vhost: str, name: str, group: str, position: Position) -> GroupRow:
+        """Has a group read again, or skip, from a position.
+
+        Raises:
+            NotFound: no such group.
+            PreconditionFailed: it has members.
+            BadPosition, UnknownPartition, DataExpired: a position that is not possible.
+        """
+        record = self._record(vhost, name)
+        state = self._group(record, group)
+        self._check_idle(record, state)
+        epoch = state.group_epoch
+        version, starts = await cut_of(record, position, self._partitions)
+        command = ChangeGroup(
+            vhost=vhost,
+            name=name,
+            group=group,
+            command=pack_command(Seek(epoch, version, starts)),
+        )
+        if not await self._metadata.execute(command, self._timeout_s):
+            raise PreconditionFailed(
+                f"group '{group}' of topic '{name}' or its topic has changed meanwhile: try again"
+            )
+        record = self._record(vhost, name)
+        return views.group_row(record, self._group(record, group), {})
+
+    @staticmethod
+    def _check_idle(record: TopicRecord, group: GroupState) -> None:
+        if group.members:
+            raise PreconditionFailed(
+                f"group '{group.name}' of topic '{record.name}' in vhost '{record.vhost}' has "
+                f"{len(group.members)} members: stop them first"
+            )
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _record(self, vhost: str, name: str) -> TopicRecord:
+        record = self._metadata.tree.vhost(vhost).topics.get(name)
+        if record is None:
+            raise topic_missing(vhost, name)
+        return record
+
+    @staticmethod
+    def _group(record: TopicRecord, group: str) -> GroupState:
+        state = record.groups.get(group)
+        if state is None:
+            raise NotFound(f"no group '{group}' of topic '{record.name}' in vhost '{record.vhost}'")
+        return state
+
+    async def _change(
+        self, vhost: str, name: str, command: TopicCommand, places: dict[int, int] | None = None
+    ) -> str:
+        """Has a command of a topic applied; returns the code of the refusal, or empty."""
+        change = ChangeTopic(
+            vhost=vhost, name=name, command=pack_command(command), places=places or {}
+        )
+        return str(await self._metadata.execute(change, self._timeout_s))
+
+    def _partition_row(self, record: TopicRecord, pid: int) -> PartitionRow:
+        leader = self._partitions.leader(record, pid)
+        node = self._nodes.name_of(leader) if leader else ""
+        return views.partition_row(record, record.state.lineage.partition(pid), node)
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}-{os.urandom(8).hex()}"

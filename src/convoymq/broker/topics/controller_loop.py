@@ -1,0 +1,336 @@
+"""Drives the changes of topics on the node that leads the metadata group.
+
+One `topics.controller.Controller` for each topic with something to do: its actions become commands
+of the tree and of partitions, and what partitions answer goes back to it. A loop holds nothing that
+its successor on another node could not learn again, from the tree and from the partitions.
+
+Nothing waits between the seal of the last source and the next version: the record of that seal, the
+phase and the version are proposed in one go, in this order. Should one be refused, so are the ones
+behind it, and the controller goes on from what the tree says then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Coroutine
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from convoymq.metadata.commands import ChangeTopic, CreatePartition, NewPartition
+from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
+from convoymq.metadata.store import MetadataStore
+from convoymq.metadata.topic_codec import pack_command
+from convoymq.metadata.topics import partition_arguments
+from convoymq.model.clock import Clock
+from convoymq.model.errors import BrokerError
+from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.topics.answers import Answer, SealAnswer
+from convoymq.topics.changes import Phase
+from convoymq.topics.commands import Command, Seal
+from convoymq.topics.controller import AskSeal, Controller, Create, Propose, Tell
+from convoymq.topics.lineage import PartitionState
+from convoymq.topics.partition import Outcome
+from convoymq.topics.routes import Span
+from convoymq.topics.topic import Publish, RecordSeal, ToPhase, TopicCommand, TopicState
+
+log = structlog.get_logger()
+
+OPEN_TIMEOUT_S = 5.0
+"""Longest wait for a new partition to serve; the controller replaces one that does not."""
+PROPOSAL_TIMEOUT_MS = 5_000
+QUESTION = "question"
+"""Change of a seal that changes nothing: asked of partitions that are sealed."""
+
+
+class Partition(Protocol):
+    """The part of a partition's handle that the loop uses: `queues.partition.queue`."""
+
+    def tell(
+        self, command: Command, done: Callable[[Outcome | None, BrokerError | None], None], /
+    ) -> None:
+        """Has a command applied by whatever node leads; `done` gets the outcome."""
+
+    def describe(
+        self, done: Callable[[PartitionDescription | None, BrokerError | None], None], /
+    ) -> None:
+        """`done` gets the state as the leader knows it."""
+
+    async def wait_until_open(self, timeout: float, /) -> None:
+        """Waits until a new partition can serve. Raises Unavailable."""
+
+
+class Partitions(Protocol):
+    """Partitions of topics by their numbers: `topics.partitions`."""
+
+    def find(self, vhost: str, topic: str, pid: int, /) -> Partition | None:
+        """Returns the handle of a partition."""
+
+    def exists(self, vhost: str, topic: str, pid: int, /) -> bool:
+        """Returns whether a partition has a queue."""
+
+
+class TopicKey(NamedTuple):
+    """A topic."""
+
+    vhost: str
+    name: str
+
+
+class ControllerLoop:
+    """See the module text. One per node; acts where the metadata group is led.
+
+    Args:
+        place: members of a new partition, the leader first; its argument is the node that shall
+            lead, 0 = any.
+        call_soon: runs a callback when the present one is done.
+        spawn: runs a coroutine.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        store: MetadataStore,
+        partitions: Partitions,
+        place: Callable[[int], tuple[int, ...]],
+        clock: Clock,
+        call_soon: Callable[[Callable[[], None]], object],
+        spawn: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._partitions = partitions
+        self._place = place
+        self._clock = clock
+        self._call_soon = call_soon
+        self._spawn = spawn
+        self._term = -1
+        self._epoch_ms = 0
+        """Wall clock when the monotonic one was 0: times of a term do not jump."""
+        self._controllers: dict[TopicKey, Controller] = {}
+        self._due: set[TopicKey] = set()
+        self._under_way: set[object] = set()
+        """Proposals, commands and questions without an answer: they are not sent twice."""
+        self._is_called = False
+
+    # --- when ------------------------------------------------------------------------------
+
+    def on_change(self, change: Change) -> None:
+        """The tree has changed."""
+        if change.kind is ChangeKind.RESTORED:
+            # All states are other objects now.
+            self._term = -1
+            self._call()
+        elif change.kind is ChangeKind.TOPIC:
+            self._due.add(TopicKey(change.vhost, change.topic))
+            self._call()
+
+    def tick(self) -> None:
+        """Does what is due again; to be called a few times a second."""
+        self._run()
+
+    def _call(self) -> None:
+        if not self._is_called:
+            self._is_called = True
+            self._call_soon(self._run)
+
+    def _run(self) -> None:
+        self._is_called = False
+        if self._store.leader != self._node:
+            self._term = -1
+            self._controllers.clear()
+            self._due.clear()
+            return
+        if self._term != self._store.term:
+            self._begin_term()
+        due, self._due = self._due, set()
+        for key in {*due, *self._controllers}:
+            self._work_on(key)
+
+    def _begin_term(self) -> None:
+        self._term = self._store.term
+        self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
+        self._controllers.clear()
+        self._under_way.clear()
+        for vhost in self._store.tree.vhosts.values():
+            self._due.update(TopicKey(vhost.name, name) for name in vhost.topics)
+
+    def _now_ms(self) -> int:
+        return self._epoch_ms + self._clock.monotonic_ms()
+
+    # --- one topic -------------------------------------------------------------------------
+
+    def _record(self, key: TopicKey) -> TopicRecord | None:
+        vhost = self._store.tree.vhosts.get(key.vhost)
+        return None if vhost is None else vhost.topics.get(key.name)
+
+    def _work_on(self, key: TopicKey) -> None:
+        record = self._record(key)
+        if record is None or not has_work(record.state):
+            self._controllers.pop(key, None)
+            return
+        controller = self._controllers.get(key)
+        if controller is None or controller.state is not record.state:
+            controller = self._controllers[key] = Controller(record.state, self._term)
+        controller.step(self._now_ms())
+        self._perform(key, controller)
+
+    def _is_current(self, key: TopicKey, controller: Controller) -> bool:
+        """Returns whether an answer is for who acts now. Answers to a former term, or about a topic
+        that was made anew, are not heard: the same is asked again."""
+        return self._controllers.get(key) is controller
+
+    def _perform(self, key: TopicKey, controller: Controller) -> None:
+        for action in controller.take_actions():
+            match action:
+                case Propose(command):
+                    self._propose(key, controller, command)
+                case Create():
+                    self._create(key, controller, action)
+                case AskSeal(pid):
+                    self._ask_seal(key, controller, pid)
+                case Tell(pid, command):
+                    self._tell(key, controller, pid, command)
+
+    # --- commands of the tree --------------------------------------------------------------
+
+    def _propose(self, key: TopicKey, controller: Controller, command: TopicCommand) -> None:
+        self._submit(key, command)
+        if isinstance(command, RecordSeal) and self._is_last_seal(controller, command):
+            change = controller.state.running
+            assert change is not None
+            self._submit(key, ToPhase(change.change_id, change.attempt, Phase.SEALED))
+            self._submit(key, Publish(change.change_id, self._now_ms()))
+
+    @staticmethod
+    def _is_last_seal(controller: Controller, command: RecordSeal) -> bool:
+        """Returns whether the change can be published when this seal is recorded."""
+        change = controller.state.running
+        if change is None or change.change_id != command.change_id:
+            return False
+        missing = set(change.sources) - change.seals.keys()
+        return change.phase is Phase.SEALING and change.is_ready and missing == {command.pid}
+
+    def _submit(self, key: TopicKey, command: TopicCommand) -> None:
+        # A repeat has another time.
+        same = dataclasses.replace(command, time_ms=0) if isinstance(command, Publish) else command
+        proposal = (key, pack_command(same))
+        if proposal in self._under_way:
+            return
+        self._under_way.add(proposal)
+
+        def done(reply: object, error: BrokerError | None) -> None:
+            self._under_way.discard(proposal)
+            if error is not None or reply:
+                log.debug(
+                    "topics.step_refused",
+                    vhost=key.vhost, topic=key.name, step=type(command).__name__,
+                    reason=reply if error is None else error.text,
+                )  # fmt: skip
+
+        self._store.submit(
+            ChangeTopic(vhost=key.vhost, name=key.name, command=pack_command(command)),
+            done,
+            PROPOSAL_TIMEOUT_MS,
+        )
+
+    # --- targets ---------------------------------------------------------------------------
+
+    def _create(self, key: TopicKey, controller: Controller, create: Create) -> None:
+        if self._partitions.exists(*key, create.pid):
+            self._await_open(key, controller, create)
+            return
+        record = self._record(key)
+        proposal = (key, Create, create.pid)
+        if record is None or proposal in self._under_way:
+            return
+        self._under_way.add(proposal)
+        span = Span(create.lo, create.hi, create.pid)
+        arguments = partition_arguments(key.name, span, create.version)
+        members = self._place(record.places.get(create.pid, 0))
+
+        def done(reply: object, error: BrokerError | None) -> None:
+            self._under_way.discard(proposal)
+            if error is None:
+                self._await_open(key, controller, create)
+
+        self._store.submit(
+            CreatePartition(
+                vhost=key.vhost,
+                topic=key.name,
+                pid=create.pid,
+                partition=NewPartition(members=members, arguments=arguments.encoded),
+            ),
+            done,
+            PROPOSAL_TIMEOUT_MS,
+        )
+
+    def _await_open(self, key: TopicKey, controller: Controller, create: Create) -> None:
+        queue = self._partitions.find(*key, create.pid)
+        question = (key, "open", create.pid, controller)
+        if queue is None or question in self._under_way:
+            return
+        self._under_way.add(question)
+
+        async def wait() -> None:
+            try:
+                await queue.wait_until_open(OPEN_TIMEOUT_S)
+            except BrokerError:
+                # The controller asks again, and replaces it in the end.
+                return
+            finally:
+                self._under_way.discard(question)
+            if self._is_current(key, controller):
+                controller.on_created(create)
+                self._perform(key, controller)
+
+        self._spawn(wait())
+
+    # --- commands of partitions ------------------------------------------------------------
+
+    def _tell(self, key: TopicKey, controller: Controller, pid: int, command: Command) -> None:
+        queue = self._partitions.find(*key, pid)
+        request = (key, pid, command)
+        if queue is None or request in self._under_way:
+            return
+        self._under_way.add(request)
+
+        def done(outcome: Outcome | None, error: BrokerError | None) -> None:
+            self._under_way.discard(request)
+            if not self._is_current(key, controller):
+                return
+            if isinstance(outcome, SealAnswer):
+                controller.on_sealed(pid, outcome)
+            elif isinstance(outcome, Answer):
+                controller.on_opened(pid, outcome)
+            self._perform(key, controller)
+
+        queue.tell(command, done)
+
+    def _ask_seal(self, key: TopicKey, controller: Controller, pid: int) -> None:
+        """Asks a partition that may be sealed. One that is says more to a seal by nobody, which
+        changes nothing then."""
+        queue = self._partitions.find(*key, pid)
+        question = (key, "seal", pid)
+        if queue is None or question in self._under_way:
+            return
+        self._under_way.add(question)
+
+        def done(found: PartitionDescription | None, error: BrokerError | None) -> None:
+            self._under_way.discard(question)
+            sealed = found is not None and found.state == PartitionState.SEALED.name
+            if sealed and self._is_current(key, controller):
+                self._tell(key, controller, pid, Seal(QUESTION, 0, 0, (), self._term))
+
+        queue.describe(done)
+
+
+def has_work(state: TopicState) -> bool:
+    """Returns whether a controller has something to do."""
+    return bool(
+        state.running is not None
+        or state.left_out - state.sealed_early.keys()
+        or state.sealed_early
+        or state.unknown_ends()
+    )

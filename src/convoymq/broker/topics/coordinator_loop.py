@@ -1,0 +1,316 @@
+"""Coordinators of the topics' groups, on the node that leads the metadata group.
+
+Each group with members has a `topics.coordinator.Coordinator`; what it proposes goes through the
+tree, what it tells partitions through their handles on this node. It is told of heartbeats and
+answers as they come, of the tree when that has changed, and of the time at every tick.
+
+A node that leads no more, or that stood still, forgets its coordinators: the next one waits a whole
+lease before it takes anything from a member, as it did not hear their heartbeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from convoymq.broker.topics.group_messages import (
+    DRAINED,
+    HEARTBEAT,
+    WAKE,
+    GroupName,
+    node_of_member,
+    pack_leases,
+    unpack_heartbeat,
+)
+from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.metadata.commands import ChangeGroup
+from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
+from convoymq.metadata.store import MetadataStore
+from convoymq.metadata.topic_codec import pack_command
+from convoymq.model.clock import Clock
+from convoymq.model.errors import BrokerError, NotFound, Unavailable
+from convoymq.topics.answers import Answer, HandOverAnswer
+from convoymq.topics.coordinator import (
+    AskDrained,
+    Coordinator,
+    Heartbeat,
+    Leases,
+    Propose,
+    Tell,
+)
+from convoymq.topics.group import GroupCommand
+from convoymq.topics.partition import Outcome
+from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
+
+PAUSE_MS = 2_000
+"""A gap between ticks above this: the node stood still."""
+PROPOSAL_TIMEOUT_MS = 5_000
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """The coordinator of one group, and what it waits for."""
+
+    name: GroupName
+    core: Coordinator
+    beats: dict[str, tuple[Heartbeat, Leases]] = field(default_factory=dict)
+    """The latest heartbeat of each member, and its answer."""
+    woken: set[str] = field(default_factory=set)
+    """Members that were asked for a heartbeat, until it comes."""
+    proposed: set[GroupCommand] = field(default_factory=set)
+    told: set[Tell] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
+
+    def forget_strangers(self) -> None:
+        """Forgets who was heard of, and is no member any more."""
+        core = self.core
+        known = core.state.members | self.beats.keys()
+        for member in core.heard_ms.keys() - known:
+            del core.heard_ms[member]
+        core.leaving &= known
+
+
+class GroupCoordinators:
+    """See the module text. One per node."""
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        store: MetadataStore,
+        control: ControlPlane,
+        partitions: TopicPartitions,
+        clock: Clock,
+        call_soon: Callable[[Callable[[], None]], object],
+        wake: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            call_soon: runs a callback when the present one is done.
+            wake: tells a member of this node to send its heartbeat now.
+        """
+        self._node = node
+        self._store = store
+        self._control = control
+        self._partitions = partitions
+        self._clock = clock
+        self._call_soon = call_soon
+        self._wake = wake
+        self._seats: dict[GroupName, _Seat] = {}
+        self._due: set[tuple[str, str]] = set()
+        """Topics that the tree has changed."""
+        self._is_called = False
+        self._ticked_ms = 0
+        self._term = -1
+        control.handle(KIND_TOPIC_GROUP, self._on_message)
+
+    # --- what it hears ---------------------------------------------------------------------
+
+    async def _on_message(self, node: int, message: object) -> object:
+        match message:
+            case [str(kind), *_] if kind == HEARTBEAT:
+                return self._on_heartbeat(*unpack_heartbeat(message))
+            case [str(kind), str(vhost), str(topic), str(group), int(pid), int(epoch)] if (
+                kind == DRAINED
+            ):
+                seat = self._seat(GroupName(vhost, topic, group))
+                seat.core.on_drained(pid, epoch, self._clock.monotonic_ms())
+                self._perform(seat)
+            case [str(kind), str(member)] if kind == WAKE:
+                self._wake(member)
+        return None
+
+    def _on_heartbeat(self, name: GroupName, beat: Heartbeat) -> list[object]:
+        """Returns the answer. Raises Unavailable, NotFound."""
+        seat = self._seat(name)
+        core = seat.core
+        seat.woken.discard(beat.member)
+        core.on_heartbeat(beat, self._clock.monotonic_ms())
+        self._perform(seat)
+        # What was done about it may have changed the answer.
+        leases = core.answer_to(beat)
+        is_member = beat.member in core.state.members
+        if beat.leaves and not is_member:
+            seat.beats.pop(beat.member, None)
+        else:
+            seat.beats[beat.member] = (beat, leases)
+        return pack_leases(leases, is_member=is_member)
+
+    def on_change(self, change: Change) -> None:
+        """The tree has changed."""
+        if change.kind is ChangeKind.RESTORED:
+            self._due.update(name[:2] for name in self._seats)
+        elif change.kind is ChangeKind.TOPIC:
+            self._due.add((change.vhost, change.topic))
+        if self._due and not self._is_called:
+            self._is_called = True
+            self._call_soon(self._follow)
+
+    def _follow(self) -> None:
+        self._is_called = False
+        due, self._due = self._due, set()
+        for seat in [seat for seat in self._seats.values() if seat.name[:2] in due]:
+            self._step(seat)
+
+    def tick(self) -> None:
+        """Looks at the time; to be called a few times a second."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._ticked_ms > PAUSE_MS:
+            # Others may have acted meanwhile, and heartbeats were not heard.
+            self._term = -1
+        self._ticked_ms = now_ms
+        if not self._is_leader():
+            return
+        for seat in list(self._seats.values()):
+            seat.woken.clear()
+            seat.forget_strangers()
+            self._step(seat)
+            if not seat.core.state.members and not seat.beats:
+                self._seats.pop(seat.name, None)
+
+    # --- seats -----------------------------------------------------------------------------
+
+    def _is_leader(self) -> bool:
+        """Returns whether this node leads the metadata group; if not, its coordinators are over."""
+        if self._store.leader != self._node:
+            self._term = -1
+            self._seats.clear()
+        elif self._term != self._store.term:
+            self._term = self._store.term
+            self._seats.clear()
+            self._seat_all()
+        return self._term >= 0
+
+    def _seat_all(self) -> None:
+        """A new leader looks after all groups that have members."""
+        for vhost in self._store.tree.vhosts.values():
+            for topic in vhost.topics.values():
+                for group, state in topic.groups.items():
+                    if state.members:
+                        self._open(GroupName(vhost.name, topic.name, group), topic)
+
+    def _seat(self, name: GroupName) -> _Seat:
+        """Returns the coordinator of a group. Raises Unavailable, NotFound."""
+        if not self._is_leader():
+            raise Unavailable("this node does not lead the metadata group")
+        seat = self._seats.get(name)
+        record = self._record(name)
+        if record is None:
+            self._seats.pop(name, None)
+            raise NotFound(f"no group '{name.group}' of topic '{name.topic}'")
+        if seat is None or not self._is_current(seat, record):
+            seat = self._open(name, record)
+        return seat
+
+    def _record(self, name: GroupName) -> TopicRecord | None:
+        vhost = self._store.tree.vhosts.get(name.vhost)
+        record = None if vhost is None else vhost.topics.get(name.topic)
+        return record if record is not None and name.group in record.groups else None
+
+    def _open(self, name: GroupName, record: TopicRecord) -> _Seat:
+        state = record.state
+        core = Coordinator(
+            record.groups[name.group],
+            state.lineage,
+            self._clock.monotonic_ms(),
+            lost=state.lost,
+        )
+        seat = self._seats[name] = _Seat(name, core)
+        return seat
+
+    @staticmethod
+    def _is_current(seat: _Seat, record: TopicRecord) -> bool:
+        """Returns whether the coordinator looks at the state that the tree has."""
+        core = seat.core
+        return (
+            core.state is record.groups.get(seat.name.group)
+            and core.lineage is record.state.lineage
+        )
+
+    def _step(self, seat: _Seat) -> None:
+        if not self._is_leader() or self._seats.get(seat.name) is not seat:
+            return
+        record = self._record(seat.name)
+        if record is None:
+            del self._seats[seat.name]
+            return
+        if not self._is_current(seat, record):
+            seat = self._open(seat.name, record)
+        seat.core.step(self._clock.monotonic_ms())
+        self._perform(seat)
+
+    # --- what it does ----------------------------------------------------------------------
+
+    def _perform(self, seat: _Seat) -> None:
+        while actions := seat.core.take_actions():
+            for action in actions:
+                match action:
+                    case Propose(command):
+                        self._propose(seat, command)
+                    case Tell():
+                        self._tell(seat, action)
+                    case AskDrained(pid, group_epoch):
+                        self._ask_drained(seat, pid, group_epoch)
+                    case Leases():
+                        # The heartbeat is answered by who hears it.
+                        pass
+        self._wake_members(seat)
+
+    def _wake_members(self, seat: _Seat) -> None:
+        """Asks members for a heartbeat that would be answered otherwise than their last one."""
+        core = seat.core
+        for member, (beat, answered) in list(seat.beats.items()):
+            if member not in core.state.members and member in core.leaving:
+                del seat.beats[member]
+            elif member not in seat.woken and core.answer_to(beat) != answered:
+                seat.woken.add(member)
+                node = node_of_member(member)
+                if node == self._node:
+                    self._wake(member)
+                elif node:
+                    self._control.tell(node, KIND_TOPIC_GROUP, [WAKE, member])
+
+    def _propose(self, seat: _Seat, command: GroupCommand) -> None:
+        if command in seat.proposed:
+            return
+        seat.proposed.add(command)
+        name = seat.name
+        change = ChangeGroup(
+            vhost=name.vhost, name=name.topic, group=name.group, command=pack_command(command)
+        )
+
+        def done(reply: object, error: BrokerError | None) -> None:
+            # Refused or too late: it is proposed again when it is still to be done.
+            seat.proposed.discard(command)
+
+        self._store.submit(change, done, PROPOSAL_TIMEOUT_MS)
+
+    def _tell(self, seat: _Seat, tell: Tell) -> None:
+        queue = self._partitions.find(seat.name.vhost, seat.name.topic, tell.pid)
+        if queue is None or tell in seat.told:
+            return
+        seat.told.add(tell)
+        queue.tell(tell.command, partial(self._told, seat, tell))
+
+    def _told(
+        self, seat: _Seat, tell: Tell, outcome: Outcome | None, error: BrokerError | None
+    ) -> None:
+        seat.told.discard(tell)
+        if self._seats.get(seat.name) is seat and isinstance(outcome, Answer | HandOverAnswer):
+            seat.core.on_answer(tell.pid, tell.command, outcome, self._clock.monotonic_ms())
+            self._perform(seat)
+
+    def _ask_drained(self, seat: _Seat, pid: int, group_epoch: int) -> None:
+        queue = self._partitions.find(seat.name.vhost, seat.name.topic, pid)
+        if queue is None or pid in seat.asked:
+            return
+        seat.asked.add(pid)
+
+        def answered(drained: bool | None, error: BrokerError | None) -> None:
+            seat.asked.discard(pid)
+            if drained and self._seats.get(seat.name) is seat:
+                seat.core.on_drained(pid, group_epoch, self._clock.monotonic_ms())
+                self._perform(seat)
+
+        queue.drained(seat.name.group, group_epoch, answered)

@@ -1,0 +1,126 @@
+"""Positions of a group as its state keeps them: a route version, and starts in its partitions.
+
+Partitions of later versions begin at their first message. So a vector is possible whose partitions
+before that version are finished, and those behind it untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
+
+from convoymq.metadata.machine import TopicRecord
+from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.topics import positions
+from convoymq.topics.commands import EARLIEST, LATEST
+from convoymq.topics.lineage import FIRST_USER_OFFSET, PartitionState
+from convoymq.topics.positions import Bounds
+from convoymq.topics.refusals import BadPosition
+
+Position = Literal["earliest", "latest"] | int | Mapping[int, int]
+"""Begin of a group: one end, a time (ms since the epoch), or an offset in each partition of a
+vector."""
+SKEW_MS = 1_000
+"""Clocks of nodes may differ by less."""
+
+
+class Questions(Protocol):
+    """What partitions are asked."""
+
+    async def describe(self, record: TopicRecord, pid: int) -> PartitionDescription:
+        """Returns the state of a partition. Raises Unavailable."""
+
+    async def offset_at(self, record: TopicRecord, pid: int, time_ms: int) -> int | None:
+        """Returns the first offset at or after a time; None where there is none. Raises
+        Unavailable."""
+
+
+class Cut(NamedTuple):
+    """The start of a group."""
+
+    version: int
+    starts: dict[int, int]
+
+
+async def cut_of(record: TopicRecord, position: Position, ask: Questions) -> Cut:
+    """Returns a position as the state of a group keeps it.
+
+    Raises:
+        BadPosition: it does not give every logical partition one place, or one that cannot be kept.
+        UnknownPartition: a vector names a partition that never was.
+        DataExpired: it is deleted.
+        Unavailable: a partition did not answer.
+    """
+    if isinstance(position, Mapping):
+        return await _cut_of_vector(record, position, ask)
+    if isinstance(position, int):
+        return await _cut_of_time(record, position, ask)
+    if position == "latest":
+        version = record.state.route.version
+        return Cut(version, dict.fromkeys(record.state.route.pids, LATEST))
+    if position == "earliest":
+        version = _first_version(record)
+        return Cut(version, dict.fromkeys(record.state.lineage.route(version).pids, EARLIEST))
+    raise BadPosition(f"a position is earliest, latest, a time or a vector, not '{position}'")
+
+
+def _first_version(record: TopicRecord) -> int:
+    state = record.state
+    return max(state.lineage.first_version(), state.oldest_version)
+
+
+async def _cut_of_time(record: TopicRecord, time_ms: int, ask: Questions) -> Cut:
+    lineage = record.state.lineage
+    before = [
+        version
+        for version, published in lineage.published.items()
+        if published.published_at <= time_ms - SKEW_MS
+    ]
+    version = max((*before, _first_version(record)))
+    pids = lineage.route(version).pids
+    offsets = await asyncio.gather(*(ask.offset_at(record, pid, time_ms) for pid in pids))
+    starts = {
+        pid: LATEST if offset is None else offset for pid, offset in zip(pids, offsets, strict=True)
+    }
+    return Cut(version, starts)
+
+
+async def _cut_of_vector(record: TopicRecord, vector: Mapping[int, int], ask: Questions) -> Cut:
+    lineage = record.state.lineage
+    asked = [
+        pid
+        for pid in vector
+        if lineage.partition(pid).state is not PartitionState.DELETED
+        and pid not in record.state.lost
+    ]
+    found = await asyncio.gather(*(ask.describe(record, pid) for pid in asked))
+    bounds = {
+        pid: Bounds(each.log_start, each.end_offset) for pid, each in zip(asked, found, strict=True)
+    }
+    position = positions.from_vector(lineage, vector, bounds)
+    pids = lineage.route(position.version).pids
+    begun = [
+        pid
+        for pid, offset in vector.items()
+        if pid not in pids and offset > FIRST_USER_OFFSET and not _is_behind(record, pid, position)
+    ]
+    if begun:
+        raise BadPosition(
+            f"the vector has begun partition {begun[0]}, while partitions of version "
+            f"{position.version} are not finished: a group keeps offsets of one version"
+        )
+    starts = {}
+    for pid in pids:
+        partition = lineage.partition(pid)
+        if position.is_finished(partition):
+            # Its end is known, or it would not be finished.
+            starts[pid] = LATEST if partition.close_offset is None else partition.close_offset
+        else:
+            starts[pid] = position.cursor(pid)
+    return Cut(position.version, starts)
+
+
+def _is_behind(record: TopicRecord, pid: int, position: positions.Position) -> bool:
+    sealed = record.state.lineage.partition(pid).sealed_version
+    return sealed is not None and sealed <= position.version

@@ -1,0 +1,119 @@
+"""What members of topics' groups and their coordinators tell each other: CONTROL frames of kind
+KIND_TOPIC_GROUP, each a list.
+
+| message                                                          | to, answer                  |
+|------------------------------------------------------------------|-----------------------------|
+| heartbeat · vhost, topic, group, member, sent ms, group epoch,   | metadata leader; leases ·   |
+|   held, released, leaves                                         | sent ms, group epoch,       |
+|                                                                  | leases, revoked, is member  |
+| drained · vhost, topic, group, partition, group epoch            | metadata leader; none       |
+| wake · member                                                    | the member's node; none     |
+
+Leases and what is held are [partition, epoch, partition, epoch, …]. `wake`: the next heartbeat
+would be answered otherwise than the last one, so it is to be sent now. A node that does not lead
+the metadata group answers a heartbeat with a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from convoymq.model.errors import PeerError
+from convoymq.topics.coordinator import Heartbeat, Leases
+
+HEARTBEAT = "heartbeat"
+DRAINED = "drained"
+WAKE = "wake"
+
+
+class GroupName(NamedTuple):
+    """A group of a topic."""
+
+    vhost: str
+    topic: str
+    group: str
+
+    @property
+    def queue(self) -> str:
+        """Returns the name under which clients consume."""
+        return f"{self.topic}/{self.group}"
+
+
+def member_name(node: int, incarnation: int, session: int, consumer: int) -> str:
+    """Returns the name of a member: that of its node comes first."""
+    return f"{node}-{incarnation}-{session}-{consumer}"
+
+
+def node_of_member(member: str) -> int:
+    """Returns the node of a member; 0 for a name that is none of `member_name`."""
+    node, _, _ = member.partition("-")
+    return int(node) if node.isdecimal() else 0
+
+
+def pack_heartbeat(name: GroupName, beat: Heartbeat) -> list[object]:
+    """Returns the message of a heartbeat."""
+    return [
+        HEARTBEAT,
+        *name,
+        beat.member,
+        beat.sent_ms,
+        beat.group_epoch,
+        _flat(beat.held),
+        _flat(beat.released),
+        beat.leaves,
+    ]
+
+
+def unpack_heartbeat(message: Sequence[object]) -> tuple[GroupName, Heartbeat]:
+    """Returns what `pack_heartbeat` packed. Raises PeerError."""
+    match message:
+        case [
+            _,
+            str(vhost),
+            str(topic),
+            str(group),
+            str(member),
+            int(sent_ms),
+            int(group_epoch),
+            list(held),
+            list(released),
+            bool(leaves),
+        ]:
+            beat = Heartbeat(member, sent_ms, group_epoch, _map(held), _map(released), leaves)
+            return GroupName(vhost, topic, group), beat
+        case _:
+            raise PeerError("malformed heartbeat of a group's member")
+
+
+def pack_leases(leases: Leases, *, is_member: bool) -> list[object]:
+    """Returns the answer to a heartbeat."""
+    return [
+        leases.sent_ms,
+        leases.group_epoch,
+        _flat(leases.leases),
+        sorted(leases.revoked),
+        is_member,
+    ]
+
+
+def unpack_leases(member: str, answer: object) -> tuple[Leases, bool]:
+    """Returns the answer, and whether the group has the member. Raises PeerError."""
+    match answer:
+        case [int(sent_ms), int(group_epoch), list(leases), list(revoked), bool(is_member)]:
+            held = _map(leases)
+            found = Leases(member, sent_ms, group_epoch, held, frozenset(map(int, revoked)))
+            return found, is_member
+        case _:
+            raise PeerError("malformed answer to a heartbeat of a group's member")
+
+
+def _flat(leases: Mapping[int, int]) -> list[int]:
+    return [number for lease in sorted(leases.items()) for number in lease]
+
+
+def _map(flat: list[object]) -> dict[int, int]:
+    numbers = [number for number in flat if isinstance(number, int)]
+    if len(numbers) != len(flat) or len(flat) % 2:
+        raise PeerError("malformed leases of a group's member")
+    return dict(zip(numbers[::2], numbers[1::2], strict=True))

@@ -1,0 +1,82 @@
+"""Parts of a node that serve ordered topics; made when the first topic is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING
+
+from convoymq.broker.topics.admin import TopicAdmin
+from convoymq.broker.topics.controller_loop import ControllerLoop
+from convoymq.broker.topics.coordinator_loop import GroupCoordinators
+from convoymq.broker.topics.group_handle import TopicGroups
+from convoymq.broker.topics.member import MemberParts
+from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.metadata.machine import Change
+
+if TYPE_CHECKING:
+    from convoymq.broker.facade import Broker
+    from convoymq.model.clock import Clock
+
+
+class TopicParts:
+    """One per node."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        call_soon: Callable[[Callable[[], None]], object],
+        spawn: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        metadata = broker.metadata
+        self.partitions = TopicPartitions(metadata.tree, broker.local, broker.host.leader_of)
+        self.admin = TopicAdmin(
+            metadata=metadata,
+            nodes=broker.nodes,
+            partitions=self.partitions,
+            placement=broker.placement,
+            timeout_s=broker.settings.operation_timeout_s,
+        )
+        self.controller = ControllerLoop(
+            node=broker.node_id,
+            store=metadata,
+            partitions=self.partitions,
+            place=lambda first: broker.placement.for_partitions(1, broker.placement_nodes(), first)[
+                0
+            ],
+            clock=clock,
+            call_soon=call_soon,
+            spawn=spawn,
+        )
+
+        members = MemberParts(
+            node=broker.node_id,
+            incarnation=broker.nodes.incarnation,
+            store=metadata,
+            control=broker.control,
+            partitions=self.partitions,
+            clock=clock,
+            spawn=spawn,
+        )
+        self.coordinators = GroupCoordinators(
+            node=broker.node_id,
+            store=metadata,
+            control=broker.control,
+            partitions=self.partitions,
+            clock=clock,
+            call_soon=call_soon,
+            wake=members.wake,
+        )
+        self.groups = TopicGroups(members, self.admin.create_group)
+        broker.queue_admin.find_group = self.groups.find
+
+    def on_change(self, change: Change) -> None:
+        """The tree has changed."""
+        self.controller.on_change(change)
+        self.coordinators.on_change(change)
+        self.groups.on_change(change)
+
+    def tick(self) -> None:
+        """To be called a few times a second."""
+        self.controller.tick()
+        self.coordinators.tick()

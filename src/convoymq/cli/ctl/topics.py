@@ -1,0 +1,459 @@
+"""`convoy topics`: ordered topics, their partitions and groups (docs/topics.md)."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from convoymq.cli.ctl.arguments import VHOST, Switch
+from convoymq.cli.ctl.command import TOPICS, Command, Invocation, object_of, rows_of
+from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
+from convoymq.cli.ctl.outputs import Output, Rows, Text
+from convoymq.model.json import Json, JsonObject
+
+POLL_S = 0.05
+WAIT_S = 60
+HERE = (TOPICS,)
+TOPIC = "topics/{vhost}/{name}"
+GROUP = TOPIC + "/groups/{group}"
+LISTED = ("name", "mode", "logical", "partitions", "version", "groups", "change")
+TOPIC_DETAILS = ("partition_rows", "latest_change")
+"""Of a topic; `route` and `changes` show them."""
+ROUTE = ("pid", "lo", "hi", "node", "state")
+LINEAGE = (
+    *ROUTE, "created_version", "sealed_version", "open_offset", "close_offset", "parents",
+    "children",
+)  # fmt: skip
+CHANGE = (
+    "change_id", "kind", "phase", "base_version", "next_version", "attempt", "sources", "targets"
+)  # fmt: skip
+GROUPS = ("group", "cv", "latest", "mode", "members", "waits_for")
+LAG = ("pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys")
+PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
+PARK_ACTIONS = ("list", "resume", "skip")
+DRAINED = ("vhost", "topic", "pid", "to_pid", "node", "error")
+REFUSED = frozenset((400, 404, 410))
+"""Status of answers to what cannot be done as it was asked for."""
+
+
+def _ask(invocation: Invocation, method: str, template: str, body: Json = None) -> Json:
+    """Carries out a request. Raises Failure with the reason that the node gives."""
+    answer = invocation.api.request(method, invocation.path(template), body)
+    if answer.status < 300:
+        return answer.content
+    found = object_of(answer.content)
+    document: JsonObject = {"result": "error", "message": answer.reason}
+    if "code" in found:
+        document["code"] = found["code"]
+    code = DATA if answer.status in REFUSED else UNAVAILABLE
+    raise Failure(code, answer.reason, document=document)
+
+
+def _number(what: str, text: str) -> int:
+    """Returns an argument that is a number. Raises Misused."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise Misused(f"Bad argument: {what} is a number, not '{text}'", DATA)
+    return int(text)
+
+
+def _pids(invocation: Invocation) -> list[Json]:
+    return [_number("a partition", word) for word in invocation.rest]
+
+
+def _check_numbers(invocation: Invocation) -> None:
+    if "pid" in invocation.words:
+        _number("a partition", invocation.word("pid"))
+    _pids(invocation)
+
+
+# --- topics ------------------------------------------------------------------------------------
+
+
+def _check_create(invocation: Invocation) -> None:
+    if "partitions" not in invocation.values:
+        raise Misused("Say how many partitions it begins with: --partitions N", DATA)
+
+
+def create(invocation: Invocation) -> Output:
+    """Creates a topic and its exchange."""
+    keys = ("partitions", "logical", "mode")
+    body: JsonObject = {key: invocation.values[key] for key in keys if key in invocation.values}
+    _ask(invocation, "PUT", TOPIC, body)  # type: ignore[arg-type]
+    return None
+
+
+def delete(invocation: Invocation) -> Output:
+    """Deletes a topic with its messages, groups and exchange."""
+    _ask(invocation, "DELETE", TOPIC)
+    return None
+
+
+def list_topics(invocation: Invocation) -> Output:
+    """The topics of a virtual host."""
+    return Rows(LISTED, rows_of(_ask(invocation, "GET", "topics/{vhost}")), nulls=True)
+
+
+def describe(invocation: Invocation) -> Output:
+    """A topic; as JSON with all of its partitions."""
+    found = object_of(_ask(invocation, "GET", TOPIC))
+    shown = {name: value for name, value in found.items() if name not in TOPIC_DETAILS}
+    width = max(map(len, shown), default=0) + 2
+    lines = [f"{name:{width}}{_shown(value)}" for name, value in sorted(shown.items())]
+    return Text("\n".join(lines), found)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"
+    return json.dumps(value) if isinstance(value, dict | list | bool) else str(value)
+
+
+def route(invocation: Invocation) -> Output:
+    """The partitions of a route version; with `--lineage` all that there ever were."""
+    version = invocation.value("version", -1)
+    query = [f"version={version}"] if version >= 0 else []
+    lineage = invocation.flag("lineage")
+    query += ["lineage=true"] if lineage else []
+    rows = rows_of(_ask(invocation, "GET", f"{TOPIC}/route?{'&'.join(query)}"))
+    return Rows(LINEAGE if lineage else ROUTE, rows, nulls=True)
+
+
+def _check_route(invocation: Invocation) -> None:
+    if invocation.flag("lineage") and "version" in invocation.values:
+        raise Misused("--lineage shows all versions: leave --version out", DATA)
+    if invocation.value("version", 0) < 0:
+        raise Misused("Bad argument: a version is a number from 0 on", DATA)
+
+
+# --- changes -----------------------------------------------------------------------------------
+
+
+def _change(invocation: Invocation, verb: str, body: JsonObject) -> Output:
+    """Begins a change and waits for its end."""
+    found = object_of(_ask(invocation, "POST", f"{TOPIC}/{verb}", body))  # type: ignore[arg-type]
+    invocation.words["change"] = str(found["change_id"])
+    until = time.monotonic() + invocation.value("wait", WAIT_S)
+    while found["phase"] not in ("done", "aborted") and time.monotonic() < until:
+        time.sleep(POLL_S)
+        found = object_of(_ask(invocation, "GET", TOPIC + "/changes/{change}"))
+    shown = Rows(CHANGE, [found], nulls=True)
+    if found["phase"] != "done":
+        raise Failure(UNAVAILABLE, f"Change {found['change_id']} is not done", rows=shown)
+    return shown
+
+
+def split(invocation: Invocation) -> Output:
+    """Replaces a partition by two or more of parts of its range."""
+    body: JsonObject = {"pid": int(invocation.word("pid")), "at": _cuts(invocation)}
+    return _change(invocation, "split", body)
+
+
+def _cuts(invocation: Invocation) -> list[int]:
+    words = invocation.value("at", "")
+    return [_number("a cut point", word.strip()) for word in words.split(",")] if words else []
+
+
+def _check_split(invocation: Invocation) -> None:
+    _check_numbers(invocation)
+    _cuts(invocation)
+
+
+def merge(invocation: Invocation) -> Output:
+    """Replaces neighbouring partitions by one."""
+    return _change(invocation, "merge", {"pids": _pids(invocation)})
+
+
+def _check_merge(invocation: Invocation) -> None:
+    if len(_pids(invocation)) < 2:
+        raise Misused("A merge takes two or more partitions", DATA)
+
+
+def move(invocation: Invocation) -> Output:
+    """Replaces a partition by one on another node."""
+    body: JsonObject = {
+        "pid": int(invocation.word("pid")),
+        "node": invocation.value("to", ""),
+    }
+    return _change(invocation, "move", body)
+
+
+def _check_move(invocation: Invocation) -> None:
+    _check_numbers(invocation)
+    if not invocation.value("to", ""):
+        raise Misused("Say where it goes: --to NODE", DATA)
+
+
+def changes(invocation: Invocation) -> Output:
+    """The change that runs, or the last one."""
+    rows = rows_of(_ask(invocation, "GET", TOPIC + "/changes"))
+    return Rows(CHANGE, rows, nulls=True)
+
+
+def abort(invocation: Invocation) -> Output:
+    """Gives a change up that has closed no partition."""
+    _ask(invocation, "DELETE", TOPIC + "/changes/{change}")
+    return None
+
+
+def drain(invocation: Invocation) -> Output:
+    """Moves the open partitions that a node leads to other nodes."""
+    body: JsonObject = {"node": invocation.word("target")}
+    rows = rows_of(_ask(invocation, "POST", "topics/drain", body))  # type: ignore[arg-type]
+    shown = Rows(DRAINED, rows, nulls=True)
+    if any(row.get("error") for row in rows):
+        raise Failure(UNAVAILABLE, "", rows=shown)
+    return shown
+
+
+def declare_lost(invocation: Invocation) -> Output:
+    """Gives a partition up whose end nobody knows."""
+    body: JsonObject = {"pid": int(invocation.word("pid"))}
+    _ask(invocation, "POST", TOPIC + "/declare-lost", body)  # type: ignore[arg-type]
+    return None
+
+
+# --- groups ------------------------------------------------------------------------------------
+
+
+def groups(invocation: Invocation) -> Output:
+    """The consumer groups of a topic."""
+    return Rows(GROUPS, rows_of(_ask(invocation, "GET", TOPIC + "/groups")), nulls=True)
+
+
+def delete_group(invocation: Invocation) -> Output:
+    """Deletes a consumer group."""
+    _ask(invocation, "DELETE", GROUP)
+    return None
+
+
+def lag(invocation: Invocation) -> Output:
+    """Positions of a group in the partitions that it has not left behind."""
+    return Rows(LAG, rows_of(_ask(invocation, "GET", GROUP + "/lag")), nulls=True)
+
+
+def _position(invocation: Invocation) -> JsonObject:
+    """Returns the position that the switches name. Raises Misused."""
+    named = [name for name in ("earliest", "latest", "time", "vector") if name in invocation.values]
+    if len(named) != 1:
+        raise Misused("Say one of --earliest, --latest, --time MS and --vector PID=OFFSET,…", DATA)
+    match named[0]:
+        case "time":
+            return {"time": invocation.value("time", 0)}
+        case "vector":
+            return {"vector": _vector(invocation.value("vector", ""))}
+        case name:
+            return {"position": name}
+
+
+def _vector(text: str) -> JsonObject:
+    made: JsonObject = {}
+    for word in text.split(","):
+        pid, _, offset = word.partition("=")
+        place = str(_number("a partition", pid.strip()))
+        if place in made:
+            raise Misused(f"Bad argument: the vector names partition {place} twice", DATA)
+        made[place] = _number("an offset", offset.strip())
+    return made
+
+
+def seek(invocation: Invocation) -> Output:
+    """Has a group read again from a position."""
+    _ask(invocation, "POST", GROUP + "/seek", _position(invocation))  # type: ignore[arg-type]
+    return None
+
+
+def _check_seek(invocation: Invocation) -> None:
+    _position(invocation)
+
+
+def park(invocation: Invocation) -> Output:
+    """Parked keys of a group: lists them, resumes them, or skips their first messages."""
+    if invocation.word("action") == "list":
+        return Rows(PARKED, rows_of(_ask(invocation, "GET", GROUP + "/park")), nulls=True)
+    encoding = "base64" if invocation.flag("base64") else "string"
+    body: JsonObject = {"keys": list(invocation.rest), "encoding": encoding}
+    _ask(invocation, "POST", GROUP + "/park/{action}", body)  # type: ignore[arg-type]
+    return None
+
+
+def _check_park(invocation: Invocation) -> None:
+    action = invocation.word("action")
+    if action not in PARK_ACTIONS:
+        raise Misused(f"Bad argument: action is one of {', '.join(PARK_ACTIONS)}", DATA)
+    if (action == "list") == bool(invocation.rest):
+        raise Misused("`list` takes no keys, `resume` and `skip` take some", DATA)
+
+
+WAIT = Switch("wait", int)
+
+COMMANDS = (
+    Command(
+        name="create",
+        summary="Creates an ordered topic, and an exchange of its name to publish to",
+        tools=HERE,
+        arguments=("name",),
+        switches=(
+            VHOST,
+            Switch("partitions", int),
+            Switch("logical", int),
+            Switch("mode", str, choices=("strict", "weak")),
+        ),
+        check=_check_create,
+        banner="Creating topic {name}...",
+        run=create,
+    ),
+    Command(
+        name="delete",
+        summary="Deletes a topic with its messages, groups and exchange",
+        tools=HERE,
+        arguments=("name",),
+        switches=(VHOST,),
+        banner="Deleting topic {name}...",
+        run=delete,
+    ),
+    Command(
+        name="list",
+        summary="Lists the topics of a virtual host",
+        tools=HERE,
+        switches=(VHOST,),
+        banner="Listing topics of vhost {vhost}...",
+        run=list_topics,
+    ),
+    Command(
+        name="describe",
+        summary="Shows a topic; as JSON with all of its partitions",
+        tools=HERE,
+        arguments=("name",),
+        switches=(VHOST,),
+        run=describe,
+    ),
+    Command(
+        name="route",
+        summary="Lists the partitions of the newest route version, of another one, or of all",
+        tools=HERE,
+        arguments=("name",),
+        # `--version` of other commands is a flag: the program's version.
+        switches=(VHOST, Switch("version", int, "V"), Switch("lineage")),
+        check=_check_route,
+        banner="Listing partitions of topic {name}...",
+        run=route,
+    ),
+    Command(
+        name="split",
+        summary="Splits a partition in two, or at given logical partitions, and waits for the end",
+        tools=HERE,
+        arguments=("name", "pid"),
+        switches=(VHOST, Switch("at", str), WAIT),
+        check=_check_split,
+        banner="Splitting partition {pid} of topic {name}...",
+        run=split,
+    ),
+    Command(
+        name="merge",
+        summary="Merges neighbouring partitions into one, and waits for the end",
+        tools=HERE,
+        arguments=("name", "pid*"),
+        switches=(VHOST, WAIT),
+        check=_check_merge,
+        banner="Merging partitions of topic {name}...",
+        run=merge,
+    ),
+    Command(
+        name="move",
+        summary="Moves a partition to another node, and waits for the end",
+        tools=HERE,
+        arguments=("name", "pid"),
+        switches=(VHOST, Switch("to", str), WAIT),
+        check=_check_move,
+        banner="Moving partition {pid} of topic {name}...",
+        run=move,
+    ),
+    Command(
+        name="changes",
+        summary="Shows the change of a topic that runs, or ended last",
+        tools=HERE,
+        arguments=("name",),
+        switches=(VHOST,),
+        banner="Listing changes of topic {name}...",
+        run=changes,
+    ),
+    Command(
+        name="abort",
+        summary="Gives a change up that has not closed a partition yet",
+        tools=HERE,
+        arguments=("name", "change"),
+        switches=(VHOST,),
+        banner="Giving up change {change} of topic {name}...",
+        run=abort,
+    ),
+    Command(
+        name="drain",
+        summary="Moves the open partitions that a node leads to other nodes",
+        tools=HERE,
+        arguments=("target",),
+        banner="Moving partitions off node {target}...",
+        run=drain,
+    ),
+    Command(
+        name="declare-lost",
+        summary="Gives up a partition that was sealed without its node: groups go on without it",
+        tools=HERE,
+        arguments=("name", "pid"),
+        switches=(VHOST,),
+        check=_check_numbers,
+        banner="Declaring partition {pid} of topic {name} lost...",
+        run=declare_lost,
+    ),
+    Command(
+        name="groups",
+        summary="Lists the consumer groups of a topic",
+        tools=HERE,
+        arguments=("name",),
+        switches=(VHOST,),
+        banner="Listing groups of topic {name}...",
+        run=groups,
+    ),
+    Command(
+        name="delete-group",
+        summary="Deletes a consumer group without members; partitions are not kept for it any more",
+        tools=HERE,
+        arguments=("name", "group"),
+        switches=(VHOST,),
+        banner="Deleting group {group} of topic {name}...",
+        run=delete_group,
+    ),
+    Command(
+        name="lag",
+        summary="Lists what a group has before it, by partition",
+        tools=HERE,
+        arguments=("name", "group"),
+        switches=(VHOST,),
+        banner="Listing the lag of group {group} of topic {name}...",
+        run=lag,
+    ),
+    Command(
+        name="seek",
+        summary="Has a group without members read again from a position",
+        tools=HERE,
+        arguments=("name", "group"),
+        switches=(
+            VHOST,
+            Switch("earliest"),
+            Switch("latest"),
+            Switch("time", int),
+            Switch("vector", str),
+        ),
+        check=_check_seek,
+        banner="Seeking group {group} of topic {name}...",
+        run=seek,
+    ),
+    Command(
+        name="park",
+        summary="Lists the parked keys of a group, resumes them, or skips their first messages",
+        tools=HERE,
+        arguments=("action", "name", "group", "key*"),
+        switches=(VHOST, Switch("base64")),
+        check=_check_park,
+        run=park,
+    ),
+)

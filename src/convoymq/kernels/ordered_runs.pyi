@@ -1,0 +1,73 @@
+"""Records of an ordered topic: their order keys, the hash of these, and the partitions they go to.
+
+`PublishTarget` is the base of `OrderedTarget`: channels publish to it as to that of any queue.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from convoymq.kernels.batch import PendingCommand, PublishTarget
+
+SLOT_NEW: int
+"""Nobody has looked at the partition: the first record asks the owner of the target."""
+SLOT_WAIT: int
+"""What comes waits in the slot."""
+SLOT_SEND: int
+"""What comes goes to the sender."""
+
+UNTAGGED: int
+"""Records without a tag get tags from here on, so that each has an outcome."""
+
+class Slot:
+    """Place of one partition in an `OrderedTarget`."""
+
+    state: int
+    sender: PublishTarget | None
+    """The target of the partition's client; there is one in the state SEND."""
+    waiter: PublishTarget | None
+    sent: int
+    """Records that the sender got so far."""
+    waiting_bytes: int
+    owner: object
+    def __init__(self, owner: object = None) -> None: ...
+
+class OrderedOwner(Protocol):
+    """Owner of an `OrderedTarget`, called while a record is placed."""
+
+    def open_slot(self, slot: Slot) -> None:
+        """The first record for a slot in state NEW has come: gives it another state."""
+
+    def check_flow(self) -> None:
+        """More bytes wait than may; called once until `OrderedTarget.over` is reset."""
+
+class OrderedTarget(PublishTarget):
+    """Takes a channel's publishes to a topic, and places each in the target of its partition.
+
+    Attributes of its base: `pending_bytes` are those that wait here, `pending_bytes_max` the bound
+    of them; `seq` rises with every record; nothing is ever in `pending`.
+    """
+
+    over: bool
+    def __init__(self, logical: int, seed: int, owner: OrderedOwner) -> None: ...
+    def set_ranges(self, starts: Sequence[int], slots: Sequence[Slot]) -> None:
+        """Range i begins at logical partition starts[i] and belongs to slots[i]. Raises
+        ValueError."""
+    def slot_of(self, key: bytes) -> Slot:
+        """Returns the slot of the range that an order key belongs to."""
+    def hold(self, size: int) -> int:
+        """So many bytes wait here, too; below 0: so many less."""
+    def take_waiting(self, slot: Slot) -> list[PendingCommand]:
+        """Returns the sealed commands of what waits for the slot's partition, in order, and keeps
+        them no more."""
+    def append(self, command: PendingCommand) -> None:
+        """Places the records of a sealed ENQUEUE command, in order, with the tags that they have.
+        Raises ValueError: it is damaged, or not every record has a tag."""
+
+def order_hash(key: bytes, seed: int = 0) -> int:
+    """MurmurHash3 x86 32, as `topics.hashing.murmur3`."""
+
+def order_key(record: bytes) -> bytes:
+    """Returns the order key of a record; b"" when it has none, or is damaged."""
+
+def count_tags(tags: Sequence[int]) -> int:
+    """Returns how many tags the ranges (first, last, first, last, …) have."""

@@ -1,0 +1,255 @@
+"""Ordered topics: partitions, changes, groups (docs/topics.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from convoymq.management.bodies import ApiError, bad_request
+from convoymq.management.call import CREATED, DONE, Call, Status
+from convoymq.management.fields import number, text_in
+from convoymq.management.routes import Routes
+from convoymq.management.topics import (
+    keys_in,
+    numbers_in,
+    parked_json,
+    position_in,
+    whole_number,
+)
+from convoymq.model.json import JsonObject
+from convoymq.topics.routes import LOGICAL_DEFAULT
+
+if TYPE_CHECKING:
+    from convoymq.broker.topics.admin import TopicAdmin
+    from convoymq.broker.topics.rows import ChangeRow
+
+ACCEPTED = 202
+
+routes = Routes()
+
+
+def _not_found(text: str) -> ApiError:
+    return ApiError(404, "not_found", text)
+
+
+def _vhost(call: Call) -> str:
+    """Returns the path's virtual host. Raises 404 or 401."""
+    vhost = call.path["vhost"]
+    if vhost not in call.broker.metadata.tree.vhosts:
+        raise _not_found(f"no vhost '{vhost}'")
+    return call.vhost()
+
+
+def _topic(call: Call) -> tuple[str, str]:
+    """Returns virtual host and name of the path's topic. Raises 404 or 401."""
+    vhost, name = _vhost(call), call.path["name"]
+    if name not in call.broker.metadata.tree.vhosts[vhost].topics:
+        raise _not_found(f"no topic '{name}' in vhost '{vhost}'")
+    return vhost, name
+
+
+def _configurable(call: Call) -> tuple[str, str]:
+    """As `_topic`, for who may configure its exchange."""
+    vhost, name = _topic(call)
+    call.may("configure", "exchange", name)
+    return vhost, name
+
+
+def _group(call: Call) -> tuple[str, str, str]:
+    """Returns virtual host, topic and group of the path. Raises 404 or 401."""
+    vhost, name = _topic(call)
+    group = call.path["group"]
+    if group not in call.broker.metadata.tree.vhosts[vhost].topics[name].groups:
+        raise _not_found(f"no group '{group}' of topic '{name}' in vhost '{vhost}'")
+    return vhost, name, group
+
+
+def _readable(call: Call) -> tuple[str, str, str]:
+    """As `_group`, for who may read from it."""
+    vhost, name, group = _group(call)
+    call.may("read", "queue", f"{name}/{group}")
+    return vhost, name, group
+
+
+def _admin(call: Call) -> TopicAdmin:
+    return call.broker.topics
+
+
+# --- topics ------------------------------------------------------------------------------------
+
+
+@routes.listing("topics")
+async def topics(call: Call) -> list[JsonObject]:
+    return [dict(row) for row in await _admin(call).list() if row["vhost"] in call.visible]
+
+
+@routes.listing("topics/{vhost}")
+async def topics_in(call: Call) -> list[JsonObject]:
+    return [dict(row) for row in await _admin(call).list(_vhost(call))]
+
+
+@routes.add("GET", "topics/{vhost}/{name}")
+async def topic(call: Call) -> object:
+    return await _admin(call).describe(*_topic(call))
+
+
+@routes.add("PUT", "topics/{vhost}/{name}")
+async def put_topic(call: Call) -> Status:
+    vhost, name = _vhost(call), call.path["name"]
+    call.may("configure", "exchange", name)
+    body = await call.json()
+    await _admin(call).create(
+        vhost,
+        name,
+        partitions=whole_number(body, "partitions"),
+        logical=whole_number(body, "logical", LOGICAL_DEFAULT),
+        mode=text_in(body, "mode", "strict"),
+    )
+    return Status(CREATED)
+
+
+@routes.add("DELETE", "topics/{vhost}/{name}")
+async def delete_topic(call: Call) -> Status:
+    await _admin(call).delete(*_configurable(call))
+    return Status(DONE)
+
+
+@routes.listing("topics/{vhost}/{name}/route")
+async def route(call: Call) -> list[JsonObject]:
+    vhost, name = _topic(call)
+    text = call.request.query_params.get("version")
+    version = None if text is None else number(text)
+    if text is not None and version is None:
+        raise bad_request(f"version: {text!r} is not a number")
+    lineage = call.flag("lineage")
+    if lineage and version is not None:
+        raise bad_request("lineage shows all versions: leave version out")
+    return [dict(row) for row in await _admin(call).route(vhost, name, version, lineage=lineage)]
+
+
+# --- changes -----------------------------------------------------------------------------------
+
+
+@routes.add("POST", "topics/{vhost}/{name}/split")
+async def split(call: Call) -> object:
+    """Begins a split; `changes` says when it has ended."""
+    vhost, name = _configurable(call)
+    body = await call.json()
+    pid, cuts = whole_number(body, "pid"), numbers_in(body, "at")
+    return ACCEPTED, await _admin(call).split(vhost, name, pid, cuts)
+
+
+@routes.add("POST", "topics/{vhost}/{name}/merge")
+async def merge(call: Call) -> object:
+    """Begins a merge."""
+    vhost, name = _configurable(call)
+    pids = numbers_in(await call.json(), "pids")
+    return ACCEPTED, await _admin(call).merge(vhost, name, pids)
+
+
+@routes.add("POST", "topics/{vhost}/{name}/move")
+async def move(call: Call) -> object:
+    """Begins a move."""
+    vhost, name = _configurable(call)
+    body = await call.json()
+    pid, node = whole_number(body, "pid"), _node(call, text_in(body, "node"))
+    return ACCEPTED, await _admin(call).move(vhost, name, pid, node)
+
+
+def _node(call: Call, text: str) -> int:
+    for node in call.broker.metadata.tree.nodes.values():
+        if text in (node.name, str(node.id)):
+            return node.id
+    raise _not_found(f"no node '{text}'")
+
+
+@routes.listing("topics/{vhost}/{name}/changes")
+async def changes(call: Call) -> list[JsonObject]:
+    """Returns the change that runs, or the last one."""
+    found = await _admin(call).change(*_topic(call))
+    return [] if found is None else [dict(found)]
+
+
+@routes.add("GET", "topics/{vhost}/{name}/changes/{change}")
+async def change(call: Call) -> object:
+    return await _change(call)
+
+
+@routes.add("DELETE", "topics/{vhost}/{name}/changes/{change}")
+async def abort(call: Call) -> Status:
+    """Gives a change up that has sealed nothing."""
+    vhost, name = _configurable(call)
+    found = await _change(call)
+    await _admin(call).abort(vhost, name, found["change_id"])
+    return Status(DONE)
+
+
+async def _change(call: Call) -> ChangeRow:
+    vhost, name = _topic(call)
+    found = await _admin(call).change(vhost, name, call.path["change"])
+    if found is None:
+        raise _not_found(f"change '{call.path['change']}' of topic '{name}' is not known any more")
+    return found
+
+
+@routes.add("POST", "topics/{vhost}/{name}/declare-lost")
+async def declare_lost(call: Call) -> Status:
+    call.need(call.is_administrator)
+    vhost, name = _topic(call)
+    await _admin(call).declare_lost(vhost, name, whole_number(await call.json(), "pid"))
+    return Status(DONE)
+
+
+@routes.add("POST", "topics/drain")
+async def drain(call: Call) -> object:
+    """Moves the open partitions that a node leads."""
+    call.need(call.is_administrator)
+    node = _node(call, text_in(await call.json(), "node"))
+    return await _admin(call).drain(node)
+
+
+# --- groups ------------------------------------------------------------------------------------
+
+
+@routes.listing("topics/{vhost}/{name}/groups")
+async def groups(call: Call) -> list[JsonObject]:
+    return [dict(row) for row in await _admin(call).groups(*_topic(call))]
+
+
+@routes.add("DELETE", "topics/{vhost}/{name}/groups/{group}")
+async def delete_group(call: Call) -> Status:
+    await _admin(call).delete_group(*_readable(call))
+    return Status(DONE)
+
+
+@routes.listing("topics/{vhost}/{name}/groups/{group}/lag")
+async def lag(call: Call) -> list[JsonObject]:
+    return [dict(row) for row in await _admin(call).lag(*_group(call))]
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/seek")
+async def seek(call: Call) -> object:
+    place = _readable(call)
+    return await _admin(call).seek(*place, position_in(await call.json()))
+
+
+@routes.listing("topics/{vhost}/{name}/groups/{group}/park")
+async def parked(call: Call) -> list[JsonObject]:
+    return [parked_json(row) for row in await _admin(call).parked.list(*_readable(call))]
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/resume")
+async def resume(call: Call) -> Status:
+    """Has the messages of parked keys delivered again, in order."""
+    place = _readable(call)
+    for key in keys_in(await call.json()):
+        await _admin(call).parked.resume(*place, key)
+    return Status(DONE)
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/skip")
+async def skip(call: Call) -> Status:
+    """Gives the first messages of parked keys up."""
+    place = _readable(call)
+    for key in keys_in(await call.json()):
+        await _admin(call).parked.skip(*place, key)
+    return Status(DONE)

@@ -1,0 +1,129 @@
+"""Bodies of requests about ordered topics, and the status of refusals."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from convoymq.management.bodies import bad_request
+from convoymq.management.fields import number, text_in
+from convoymq.model.json import JsonObject
+from convoymq.topics.refusals import Code
+
+if TYPE_CHECKING:
+    from convoymq.broker.topics.cuts import Position
+    from convoymq.broker.topics.parked import ParkedKeyRow
+
+NUMBERS_MAX = 65_536
+KEYS_MAX = 1_000
+ENCODINGS = ("string", "base64")
+
+STATUS: Mapping[Code, int] = {
+    Code.BAD_TOPIC: 400,
+    Code.BAD_CUT: 400,
+    Code.NOT_ADJACENT: 400,
+    Code.BAD_POSITION: 400,
+    Code.UNKNOWN_PARTITION: 404,
+    Code.STALE_ROUTE: 404,
+    Code.NOT_PARKED: 404,
+    Code.DATA_EXPIRED: 410,
+}
+CONFLICT: Final = 409
+"""Of all other refusals: it may succeed later, or when something else is done first."""
+NAMES = {400: "bad_request", 404: "not_found", CONFLICT: "conflict", 410: "gone"}
+
+
+def refusal_of(code: Code) -> tuple[int, str]:
+    """Returns status and short name of a refusal."""
+    status = STATUS.get(code, CONFLICT)
+    return status, NAMES[status]
+
+
+def whole_number(body: JsonObject, key: str, default: int | None = None) -> int:
+    """Returns a number; not negative. Raises ApiError."""
+    value = body.get(key, default)
+    if value is None:
+        raise bad_request(f"key {key} is missing")
+    return _number(key, value)
+
+
+def numbers_in(body: JsonObject, key: str) -> tuple[int, ...]:
+    """Returns a list of numbers, empty without one. Raises ApiError."""
+    value = body.get(key, [])
+    if not isinstance(value, list) or len(value) > NUMBERS_MAX:
+        raise bad_request(f"key {key} is not a list of at most {NUMBERS_MAX} numbers")
+    return tuple(_number(key, each) for each in value)
+
+
+def position_in(body: JsonObject) -> Position:
+    """Returns where a group shall be. Raises ApiError."""
+    named = [key for key in ("position", "time", "vector") if key in body]
+    match named:
+        case ["position"]:
+            return _end(text_in(body, "position"))
+        case ["time"]:
+            return whole_number(body, "time")
+        case ["vector"]:
+            return _vector(body["vector"])
+        case _:
+            raise bad_request("give one of position, time and vector")
+
+
+def _end(text: str) -> Position:
+    match text:
+        case "earliest":
+            return "earliest"
+        case "latest":
+            return "latest"
+        case _:
+            raise bad_request(f"position is one of earliest, latest, not {text!r}")
+
+
+def _vector(value: object) -> dict[int, int]:
+    if not isinstance(value, dict) or not 1 <= len(value) <= NUMBERS_MAX:
+        raise bad_request("key vector is not an object of offsets by partition")
+    made = {_number("vector", pid): _number("vector", offset) for pid, offset in value.items()}
+    if len(made) != len(value):
+        raise bad_request("key vector names a partition twice")
+    return made
+
+
+def keys_in(body: JsonObject) -> list[bytes]:
+    """Returns order keys. Raises ApiError."""
+    encoding = text_in(body, "encoding", "string")
+    if encoding not in ENCODINGS:
+        raise bad_request(f"encoding is one of {', '.join(ENCODINGS)}")
+    keys = body.get("keys")
+    if not isinstance(keys, list) or not 1 <= len(keys) <= KEYS_MAX:
+        raise bad_request(f"keys must be a list of 1 to {KEYS_MAX} order keys")
+    return [_key(each, encoding) for each in keys]
+
+
+def _key(value: object, encoding: str) -> bytes:
+    if not isinstance(value, str):
+        raise bad_request(f"the order key {value!r} is not a string")
+    if encoding == "string":
+        return value.encode()
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise bad_request(f"the order key {value!r} is not base64") from None
+
+
+def parked_json(row: ParkedKeyRow) -> JsonObject:
+    """Returns a parked key as JSON; one that is no text is base64."""
+    key = row["key"]
+    try:
+        shown = {"key": key.decode(), "encoding": "string"}
+    except UnicodeDecodeError:
+        shown = {"key": base64.b64encode(key).decode("ascii"), "encoding": "base64"}
+    return {**row, **shown}
+
+
+def _number(key: str, value: object) -> int:
+    found = number(value) if isinstance(value, str) else value
+    if type(found) is int and found >= 0:
+        return found
+    raise bad_request(f"key {key}: {value!r} is not a number")

@@ -1,0 +1,236 @@
+"""Rules about ordered topics: the topic itself, its partitions' queues, and its groups.
+
+A topic's queues are those of its partitions that are not deleted, and of the targets of its running
+change that exist. What a change gives up goes in the entry that gives it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from convoymq.metadata.commands import (
+    ChangeGroup,
+    ChangeTopic,
+    Command,
+    CreateGroup,
+    CreatePartition,
+    CreateTopic,
+    DeclareQueue,
+    DeleteGroup,
+    DeleteTopic,
+    NewPartition,
+)
+from convoymq.metadata.queues import Queues
+from convoymq.metadata.records import Change, ChangeKind, TopicRecord, Vhost
+from convoymq.metadata.topic_codec import unpack_group_command, unpack_topic_command
+from convoymq.metadata.topics import (
+    GROUP_SEPARATOR,
+    PARTITION_TYPE,
+    partition_queue_name,
+    topic_missing,
+    topic_subject,
+)
+from convoymq.metadata.tree import Tree
+from convoymq.model.errors import NotFound, PreconditionFailed
+from convoymq.routing.types import ExchangeType
+from convoymq.topics.group import GroupState
+from convoymq.topics.lineage import Mode, PartitionState, Published
+from convoymq.topics.refusals import Code
+from convoymq.topics.routes import first_route
+from convoymq.topics.topic import Begin, TopicState
+
+
+class Topics:
+    """Changes topics, and the queues and exchanges with them."""
+
+    def __init__(self, tree: Tree, queues: Queues) -> None:
+        self._tree = tree
+        self._queues = queues
+        self._timed_rules: dict[type[Command], Callable[..., object]] = {
+            CreateTopic: self._create,
+            CreatePartition: self._create_partition,
+        }
+        self._rules: dict[type[Command], Callable[..., object]] = {
+            DeleteTopic: self._delete,
+            ChangeTopic: self._change,
+            CreateGroup: self._create_group,
+            DeleteGroup: self._delete_group,
+            ChangeGroup: self._change_group,
+        }
+
+    def carry_out(self, command: Command, time_ms: int) -> object:
+        """Changes the tree and returns the reply. Raises Refused."""
+        timed = self._timed_rules.get(type(command))
+        if timed is not None:
+            return timed(command, time_ms)
+        return self._rules[type(command)](command)
+
+    # --- topics ----------------------------------------------------------------------------
+
+    def _create(self, command: CreateTopic, time_ms: int) -> bool:
+        """Creates a topic with its exchange and first partitions. Raises Refused."""
+        vhost = self._tree.vhost(command.vhost)
+        _check_name_free(vhost, command.name)
+        route = first_route(command.logical, len(command.partitions))
+        state = TopicState.first(route)
+        state.lineage.published[0] = Published(0, "", None, time_ms)
+        vhost.topology.declare_exchange(command.name, ExchangeType.ORDERED, durable=True)
+        vhost.topics[command.name] = TopicRecord(
+            vhost=command.vhost,
+            name=command.name,
+            mode=command.mode,
+            hash_id=command.hash_id,
+            hash_seed=command.hash_seed,
+            created_ms=time_ms,
+            state=state,
+        )
+        for span, partition in zip(route.spans, command.partitions, strict=True):
+            self._declare(vhost, command.name, span.pid, partition, time_ms)
+        self._note(vhost, command.name)
+        return True
+
+    def _delete(self, command: DeleteTopic) -> bool:
+        """Deletes a topic with its exchange and partitions. Raises NotFound."""
+        vhost = self._tree.vhost(command.vhost)
+        record = vhost.topics.pop(command.name, None)
+        if record is None:
+            return False
+        self._remove_queues(vhost, command.name, _placed(record.state))
+        vhost.topology.delete_exchange(command.name)
+        self._note(vhost, command.name)
+        return True
+
+    def _change(self, command: ChangeTopic) -> str:
+        """Applies a command of a topic; returns the code of the refusal, or empty. Raises
+        NotFound."""
+        vhost, record = self._find(command.vhost, command.name)
+        state = record.state
+        topic_command = unpack_topic_command(command.command)
+        before, had = state.change, _placed(state)
+        if isinstance(topic_command, Begin) and _reuses_pid(state, topic_command):
+            return Code.VERSION_CONFLICT.value
+        refused = state.apply(topic_command, [group.cv for group in record.groups.values()])
+        if refused is not None:
+            return refused.value
+        if isinstance(topic_command, Begin) and state.change is not before:
+            record.places = dict(command.places)
+        self._remove_queues(vhost, command.name, had - _placed(state))
+        self._note(vhost, command.name)
+        return ""
+
+    def _create_partition(self, command: CreatePartition, time_ms: int) -> dict[str, object]:
+        """Creates the queue of a target. Raises Refused."""
+        vhost, record = self._find(command.vhost, command.topic)
+        change = record.state.running
+        if change is None or all(span.pid != command.pid for span in change.targets):
+            raise PreconditionFailed(
+                f"partition {command.pid} of {topic_subject(vhost, command.topic)} is no target of "
+                "the running change"
+            )
+        return self._declare(vhost, command.topic, command.pid, command.partition, time_ms)
+
+    def _declare(
+        self, vhost: Vhost, topic: str, pid: int, partition: NewPartition, time_ms: int
+    ) -> dict[str, object]:
+        name = partition_queue_name(topic, pid)
+        known = vhost.queues.get(name)
+        if known is not None:
+            return {"created": False, "group": known.group}
+        return self._queues.declare(
+            DeclareQueue(
+                vhost=vhost.name,
+                name=name,
+                members=partition.members,
+                type=PARTITION_TYPE,
+                durable=True,
+                arguments=partition.arguments,
+            ),
+            time_ms,
+        )
+
+    def _remove_queues(self, vhost: Vhost, topic: str, pids: Iterable[int]) -> None:
+        names = (partition_queue_name(topic, pid) for pid in pids)
+        self._queues.delete_all([vhost.queues[name] for name in names if name in vhost.queues])
+
+    # --- groups ----------------------------------------------------------------------------
+
+    def _create_group(self, command: CreateGroup) -> bool:
+        """Creates a consumer group; False when there is one of that name. Raises Refused."""
+        vhost, record = self._find(command.vhost, command.name)
+        if command.group in record.groups:
+            return False
+        state = record.state
+        if not state.oldest_version <= command.version <= state.route.version:
+            raise PreconditionFailed(
+                f"a group of {topic_subject(vhost, command.name)} begins at version "
+                f"{state.oldest_version} to {state.route.version}, not {command.version}"
+            )
+        record.groups[command.group] = GroupState.first(
+            command.group, command.version, command.starts, Mode(command.mode)
+        )
+        self._note(vhost, command.name)
+        return True
+
+    def _delete_group(self, command: DeleteGroup) -> bool:
+        """Deletes a consumer group. Raises NotFound."""
+        vhost, record = self._find(command.vhost, command.name)
+        if record.groups.pop(command.group, None) is None:
+            return False
+        self._note(vhost, command.name)
+        return True
+
+    def _change_group(self, command: ChangeGroup) -> bool:
+        """Applies a command of a group; False when it came too late. Raises NotFound."""
+        vhost, record = self._find(command.vhost, command.name)
+        group = record.groups.get(command.group)
+        if group is None:
+            raise NotFound(f"no group '{command.group}' of {topic_subject(vhost, command.name)}")
+        state = record.state
+        changed = group.apply(
+            unpack_group_command(command.command), state.route.version, state.oldest_version
+        )
+        if changed:
+            self._note(vhost, command.name)
+        return changed
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _find(self, vhost: str, name: str) -> tuple[Vhost, TopicRecord]:
+        place = self._tree.vhost(vhost)
+        record = place.topics.get(name)
+        if record is None:
+            raise topic_missing(vhost, name)
+        return place, record
+
+    def _note(self, vhost: Vhost, topic: str) -> None:
+        self._tree.note(Change(ChangeKind.TOPIC, vhost=vhost.name, topic=topic))
+
+
+def _check_name_free(vhost: Vhost, name: str) -> None:
+    if name in vhost.topics:
+        raise PreconditionFailed(f"{topic_subject(vhost, name)} exists")
+    subject = f"a topic '{name}' in vhost '{vhost.name}' is not possible: "
+    if vhost.topology.find_exchange(name) is not None:
+        raise PreconditionFailed(f"{subject}there is an exchange of that name")
+    if name in vhost.queues:
+        raise PreconditionFailed(f"{subject}there is a queue of that name")
+    for queue in vhost.queues:
+        if queue.rpartition(GROUP_SEPARATOR)[:2] == (name, GROUP_SEPARATOR):
+            raise PreconditionFailed(f"{subject}queue '{queue}' is named like a group of it")
+
+
+def _placed(state: TopicState) -> set[int]:
+    """Returns the partitions that may have a queue."""
+    deleted = PartitionState.DELETED
+    pids = {pid for pid, each in state.lineage.partitions.items() if each.state is not deleted}
+    if state.running is not None:
+        pids.update(span.pid for span in state.running.targets)
+    return pids - state.lost
+
+
+def _reuses_pid(state: TopicState, begin: Begin) -> bool:
+    """Returns whether a planned change has a number that another change was given meanwhile."""
+    known = state.change
+    if known is not None and known.change_id == begin.change.change_id:
+        return False
+    return any(span.pid < state.next_pid for span in begin.change.targets)

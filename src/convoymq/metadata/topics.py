@@ -1,0 +1,69 @@
+"""Names of ordered topics, their partitions and their groups, and the arguments of partitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from convoymq.metadata.records import TopicRecord, Vhost
+from convoymq.model.errors import NotFound, PreconditionFailed
+from convoymq.model.tables import Table
+
+if TYPE_CHECKING:
+    from convoymq.topics.routes import Span
+
+PARTITION_PREFIX = "amq.partition."
+PARTITION_TYPE = "partition"
+"""Type of a partition's queue."""
+GROUP_SEPARATOR = "/"
+"""Between the names of a topic and of a group, in the name by which clients consume."""
+
+
+def partition_queue_name(topic: str, pid: int) -> str:
+    """Returns the name of the queue that a partition is."""
+    return f"{PARTITION_PREFIX}{topic}.{pid}"
+
+
+def partition_arguments(topic: str, span: Span, version: int) -> Table:
+    """Returns the arguments of the queue of a partition that a route version brings."""
+    return Table.of(
+        {
+            "x-queue-type": PARTITION_TYPE,
+            "x-partition-topic": topic,
+            "x-partition-pid": span.pid,
+            "x-partition-lo": span.lo,
+            "x-partition-hi": span.hi,
+            "x-partition-version": version,
+        }
+    )
+
+
+def topic_missing(vhost: str, name: str) -> NotFound:
+    """Returns the refusal for a topic that does not exist."""
+    return NotFound(f"no topic '{name}' in vhost '{vhost}'")
+
+
+def topic_of_group(vhost: Vhost, name: str) -> tuple[TopicRecord, str] | None:
+    """Returns the topic and the group that a queue name stands for; None for other names."""
+    topic, separator, group = name.rpartition(GROUP_SEPARATOR)
+    record = vhost.topics.get(topic) if separator else None
+    return None if record is None or not group else (record, group)
+
+
+def check_no_topic(vhost: Vhost, name: str) -> None:
+    """Refuses a queue that would be named like a topic or a group of one. Raises
+    PreconditionFailed."""
+    if name in vhost.topics:
+        raise PreconditionFailed(
+            f"{topic_subject(vhost, name)} exists: a queue cannot have its name"
+        )
+    found = topic_of_group(vhost, name)
+    if found is not None:
+        raise PreconditionFailed(
+            f"'{name}' names a group of {topic_subject(vhost, found[0].name)}: a queue cannot have "
+            "that name"
+        )
+
+
+def topic_subject(vhost: Vhost, topic: str) -> str:
+    """Names a topic in texts."""
+    return f"topic '{topic}' in vhost '{vhost.name}'"

@@ -1,0 +1,1 @@
+"""Physical partitions of ordered topics, as a queue type."""

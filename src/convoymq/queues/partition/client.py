@@ -1,0 +1,203 @@
+# cython: annotation_typing=False
+"""One publisher's stream of messages into a physical partition, one reader's, or this node's
+commands.
+
+Publishes are those of every session (`session_client`), but for refusals: a partition that is not
+open refuses a session for ever (`partition.machine`), and its publisher hears which tags were
+refused and where their keys live now. It goes on in a new client.
+
+Commands are repeated until they are answered: within a session each counts once; one whose session
+ended with the answer under way is sent again in the next one, so commands must bear that. A client
+that sends commands publishes nothing: its answers are not those of publishes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from convoymq.kernels import batch
+from convoymq.kernels.batch import PendingCommand
+from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.model.refusals import managed_queue, missing
+from convoymq.queues.interface import ClientEvents, PublisherEvents, QueueClient
+from convoymq.queues.partition.codec import (
+    CMD_PARTITION,
+    decode_outcome,
+    encode_command,
+)
+from convoymq.queues.sessions import APPLIED_REJECTED, REPLIES_KEPT_MAX
+from convoymq.queues.stream.client import StreamClient
+from convoymq.topics.commands import Command
+from convoymq.topics.partition import Outcome
+from convoymq.topics.refusals import Code
+
+if TYPE_CHECKING:
+    from convoymq.queues.partition.queue import PartitionQueue
+
+Told = Callable[["Outcome | None", "BrokerError | None"], None]
+"""Gets the outcome of a command, or why there is none; called once."""
+
+UNDER_WAY_MAX = REPLIES_KEPT_MAX * 3 // 4
+"""Commands that one session may have under way: the partition keeps answers for repeats of no more
+than the latest ones."""
+
+
+@runtime_checkable
+class PartitionPublisherEvents(PublisherEvents, Protocol):
+    """Events that a publisher to partitions gets from its clients."""
+
+    def on_closed(
+        self, client: QueueClient, command: PendingCommand, code: Code, to_version: int
+    ) -> None:
+        """The partition has refused an ENQUEUE as a whole: nothing of it is stored, and no later
+        publish of this client will be. `code` CLOSED: the keys live in the partitions of route
+        `to_version`; NOT_OPEN: the partition takes messages a little later. Comes once for each
+        command, in their order, behind the confirms of what was stored before them."""
+
+
+class _Command:
+    """A command that was told, until it is answered."""
+
+    __slots__ = ("body", "done", "lost")
+
+    def __init__(self, body: bytes, done: Told) -> None:
+        self.body = body
+        self.done = done
+        self.lost: PendingCommand | None = None
+        """The same command, when it is applied and its answer was lost."""
+
+
+class PartitionClient(StreamClient):
+    """See the module text and `QueueClient`."""
+
+    queue: PartitionQueue
+
+    def __init__(self, queue: PartitionQueue, session: int, events: ClientEvents) -> None:
+        super().__init__(queue, session, events)
+        #: Code of the session's refusal; None: nothing was refused.
+        self.refusal: Code | None = None
+        #: Seq -> command under way, in order; then those that wait for their turn.
+        self._told: dict[int, _Command] = {}
+        self._untold: deque[_Command] = deque()
+
+    # --- commands ------------------------------------------------------------------------
+
+    def tell(self, command: Command, done: Told) -> None:
+        """Has a command applied, after those that were told before."""
+        self._untold.append(_Command(encode_command(command), done))
+        self._send()
+
+    def _send(self) -> None:
+        while self._untold and not self.closed:
+            if self._told and self._target.seq - next(iter(self._told)) >= UNDER_WAY_MAX:
+                return
+            told = self._untold.popleft()
+            body = told.body
+            seq = self.target.command(CMD_PARTITION, 0, 0, len(body), body)
+            self._told[seq] = told
+
+    def _answered(self, command: PendingCommand, seq: int, status: int, reply: object) -> None:
+        if command.type != CMD_PARTITION:
+            super()._answered(command, seq, status, reply)
+        elif command.seq == seq and isinstance(reply, bytes):
+            self._tell_outcome(seq, reply)
+        else:
+            told = self._told.get(command.seq)
+            if told is not None:
+                told.lost = command
+                self._ask_again(told)
+
+    def _heard_again(self, seq: int, status: int, reply: object) -> None:
+        if seq in self._told and isinstance(reply, bytes):
+            self._tell_outcome(seq, reply)
+        else:
+            super()._heard_again(seq, status, reply)
+
+    def _tell_outcome(self, seq: int, reply: bytes) -> None:
+        told = self._told.pop(seq, None)
+        if told is not None:
+            told.done(decode_outcome(reply), None)
+            self._send()
+
+    def _ask_again(self, told: _Command) -> None:
+        """A repeated command gets its answer from the session's record."""
+        command = told.lost
+        if command is not None and command.chunk.data is not None:
+            end = command.offset + command.length
+            self._target.builder.adopt(command.chunk.data, command.offset, end)
+
+    def is_waiting(self) -> bool:
+        """Returns whether something is expected from the queue."""
+        return bool(self._told) or super().is_waiting()
+
+    def on_silence(self) -> None:
+        """Called about once a second while something is expected: asks again."""
+        super().on_silence()
+        for told in list(self._told.values()):
+            self._ask_again(told)
+
+    # --- publishes -----------------------------------------------------------------------
+
+    def on_applied(self, seq: int, status: int, reply: object) -> None:
+        """Commands up to `seq` are applied. A refusal is about all publishes from some seq on."""
+        if status != APPLIED_REJECTED or not isinstance(reply, list) or seq <= self.applied:
+            super().on_applied(seq, status, reply)
+            return
+        code, first, to_version = Code(reply[0]), reply[1], reply[2]
+        self.refusal = code
+        refused = self._take_refused(first, seq)
+        super().on_applied(seq, status, reply)
+        events = self._events
+        for command, tags, note in refused:
+            command.tags, command.note = tags, note
+            if self.closed:
+                continue
+            if isinstance(events, PartitionPublisherEvents):
+                events.on_closed(self, command, code, to_version)
+            elif tags:
+                events.on_published(self, tags, False)
+            elif note is not None:
+                note(0, Unavailable(f"{self._subject()} takes no messages: {code.value}"))
+
+    def _take_refused(
+        self, first: int, last: int
+    ) -> list[tuple[PendingCommand, list[int] | None, Callable[..., None] | None]]:
+        """Keeps refused publishes from being confirmed; returns (command, tags, note) of each."""
+        refused = []
+        for command in self._target.pending:
+            if command.seq > last:
+                break
+            if command.seq >= first and command.type == batch.CMD_ENQUEUE:
+                refused.append((command, command.tags, command.note))
+                command.tags = command.note = None
+        return refused
+
+    # --- what is the topic's business ----------------------------------------------------
+
+    def purge(self) -> None:
+        """Refused."""
+        error = managed_queue(self._subject())
+        self._soon(lambda: self._events.on_purged(self, 0, error))
+
+    # --- the end -------------------------------------------------------------------------
+
+    def on_deleted(self) -> None:
+        """The partition is gone. What was under way may have been refused before."""
+        self._events_end(missing(self._subject()), published_ok=False)
+
+    def _events_end(self, error: BrokerError, *, published_ok: bool, renew: bool = False) -> None:
+        unanswered = [*self._told.values(), *self._untold]
+        self._told.clear()
+        self._untold.clear()
+        super()._events_end(error, published_ok=published_ok, renew=renew)
+        if renew:
+            self.refusal = None
+            for told in unanswered:
+                told.lost = None
+            self._untold.extend(unanswered)
+            self._send()
+        else:
+            for told in unanswered:
+                told.done(None, error)

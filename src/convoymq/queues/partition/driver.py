@@ -1,0 +1,88 @@
+"""Driver of physical partitions of ordered topics.
+
+Their queues are declared by the topic, with what is fixed about the partition as arguments, and
+deleted by it. Machine and handle are imported for the first partition: a node without any does not
+carry them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from convoymq.model.late_imports import import_late
+from convoymq.model.tables import Field, Table
+from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
+from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.partition.rules import PARTITION
+from convoymq.queues.stream.driver import stream_settings
+from convoymq.routing.queue_types import Argument, TypeRules
+
+if TYPE_CHECKING:
+    from convoymq.queues.partition.machine import PartitionGroupMachine
+    from convoymq.queues.partition.queue import PartitionQueue
+
+TOPIC_ARGUMENT = "x-partition-topic"
+_NUMBERS = (
+    ("x-partition-pid", "pid"),
+    ("x-partition-lo", "lo"),
+    ("x-partition-hi", "hi"),
+    ("x-partition-version", "created_version"),
+)
+"""Argument -> setting of the machine."""
+
+
+def _check_number(field: Field, _arguments: Table) -> str | None:
+    return None if isinstance(field.value, int) and field.value >= 0 else "invalid_number"
+
+
+def _check_name(field: Field, _arguments: Table) -> str | None:
+    return None if isinstance(field.value, bytes) else "invalid_name"
+
+
+class PartitionDriver(GroupDriver):
+    """See the module text."""
+
+    rules = TypeRules(
+        name=PARTITION,
+        is_replicated=True,
+        is_managed=True,
+        serves=frozenset(
+            (
+                "x-max-length-bytes",
+                "x-queue-leader-locator",
+                "x-trace",
+                "x-max-age",
+                "x-stream-max-segment-size-bytes",
+                "x-initial-cluster-size",
+            )
+        ),
+        own=(
+            Argument(TOPIC_ARGUMENT, _check_name),
+            *(Argument(name, _check_number) for name, _ in _NUMBERS),
+        ),
+    )
+    group_size_argument = "x-initial-cluster-size"
+    heeds_conditions = False
+
+    def make_machine(self, arguments: Table) -> PartitionGroupMachine:
+        """See `GroupDriver`."""
+        import_late("convoymq.queues.partition.machine")
+        from convoymq.queues.partition.machine import PartitionGroupMachine
+
+        settings = stream_settings(arguments)
+        for name, setting in _NUMBERS:
+            field = arguments.get(name)
+            assert field is not None, name
+            assert isinstance(field.value, int), name
+            settings[setting] = field.value
+        return PartitionGroupMachine(settings)
+
+    def make_handle(
+        self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
+    ) -> PartitionQueue:
+        """See `GroupDriver`."""
+        import_late("convoymq.queues.partition.queue")
+        from convoymq.queues.partition.queue import PartitionQueue
+
+        assert ask.node is not None
+        return PartitionQueue(ask_node=ask.node, answers=answers, **options)

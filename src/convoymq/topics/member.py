@@ -1,0 +1,723 @@
+"""A member of a group with a window of many messages, as AMQP consumers are: sans-IO.
+
+Messages of a partition are handed out in the order of their offsets, as many as the window has room
+for. A message leaves the window when its acknowledgement is in force, or when it was returned.
+
+What a client returns makes its key slow. Of a slow key one message at a time is handed out, the
+lowest first, and none before what the client still has of it; other keys go on:
+
+    returned -> handed out again, `retries` times -> parked, later ones behind it
+    rejected -> parked
+
+    slow key -> nothing of it waits, is handed out or parked -> handed out as any other
+
+So nothing that was not handed out before overtakes a returned message of its key. What a client has
+in its hands when it returns a message was handed out before: with a window of one that is nothing,
+and order per key is that of the partition; with a larger one the client returns what it has behind
+a message that failed, or does not mind.
+
+A revoked lease is released when the client has settled what it holds, at the latest after the time
+of a lease: then what it still holds is handed out by the next owner, and its acknowledgements are
+ignored.
+
+Source: ordered topics, sections 6.3 and 9.3.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from convoymq.topics.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
+from convoymq.topics.commands import AckRanges, DoneParked, Park
+from convoymq.topics.consumer import Fetch
+from convoymq.topics.coordinator import MARGIN_MS, TTL_MS, Leases
+from convoymq.topics.cursor import Cursor
+from convoymq.topics.leaseholder import LOST, RENEW_MS, HeldLease, Leaseholder, SendHeartbeat
+from convoymq.topics.order_token import OrderToken
+from convoymq.topics.refusals import Code
+
+WINDOW = 1_000
+"""Of a client that asks for no limit."""
+RETRIES = 5
+RETRY_MS = 100
+FETCH_MESSAGES = 1_000
+FETCH_TIMEOUT_MS = 20_000
+EMPTY_MS = 5
+"""Pause after an answer without messages."""
+EXPIRED_MS = 1_000
+"""Pause after DATA_EXPIRED: an operator decides."""
+HELD_BACK_MAX = 10_000
+"""Messages of slow keys that wait here; beyond it the whole partition waits."""
+
+
+class Batch(Protocol):
+    """Neighbouring messages of a partition, in whatever form the shell has them."""
+
+    @property
+    def offset(self) -> int:
+        """Returns the offset of the first."""
+
+    @property
+    def messages(self) -> int:
+        """Returns how many there are."""
+
+    def key(self, offset: int) -> bytes:
+        """Returns the order key of a message."""
+
+    def copy(self, offset: int) -> bytes:
+        """Returns a message as it is parked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """To a fetch, see `answers.FetchAnswer`; messages that are acknowledged may be among them."""
+
+    code: Code
+    batches: Sequence[Batch] = ()
+    next_offset: int = 0
+    view: GroupView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandOut:
+    """Hand messages of a batch to the client, from `first` to below `end`."""
+
+    pid: int
+    epoch: int
+    batch: Batch
+    first: int
+    end: int
+    failures: int
+    """Above 0 for one that was returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOutParked:
+    """Hand the head of a parked key that resumes to the client."""
+
+    pid: int
+    epoch: int
+    key: bytes
+    entry: ParkedEntry
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a command to the leader of a partition; the answer comes to `on_answer`."""
+
+    pid: int
+    epoch: int
+    number: int
+    command: AckRanges | Park | DoneParked
+
+
+@dataclass(frozen=True, slots=True)
+class TellDrained:
+    """Tell the coordinator that the group has drained a partition; it finds out by itself too."""
+
+    pid: int
+    group_epoch: int
+
+
+Action = SendHeartbeat | Fetch | HandOut | HandOutParked | Send | TellDrained
+
+
+class Hand:
+    """Messages that a client has, as runs of their batches."""
+
+    __slots__ = ("batches", "count", "ends", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.batches: list[Batch] = []
+        self.count = 0
+
+    def add(self, first: int, end: int, batch: Batch) -> None:
+        """Messages that were not in it."""
+        at = bisect_right(self.starts, first)
+        self.starts.insert(at, first)
+        self.ends.insert(at, end)
+        self.batches.insert(at, batch)
+        self.count += end - first
+
+    def take(self, first: int, end: int) -> list[tuple[int, int, Batch]]:
+        """Removes what is in it from `first` to `end` (exclusive); returns it as runs."""
+        starts, ends, batches = self.starts, self.ends, self.batches
+        taken: list[tuple[int, int, Batch]] = []
+        at = bisect_right(ends, first)
+        while at < len(starts) and starts[at] < end:
+            low, high = max(first, starts[at]), min(end, ends[at])
+            taken.append((low, high, batches[at]))
+            self.count -= high - low
+            before, behind = starts[at] < low, high < ends[at]
+            if before and behind:
+                starts.insert(at + 1, high)
+                ends.insert(at + 1, ends[at])
+                batches.insert(at + 1, batches[at])
+                ends[at] = low
+            elif before:
+                ends[at] = low
+            elif behind:
+                starts[at] = high
+            else:
+                del starts[at], ends[at], batches[at]
+                continue
+            at += 1
+        return taken
+
+    def of_key(self, key: bytes) -> list[int]:
+        """Returns the offsets of its messages with a key."""
+        return [
+            offset
+            for first, end, batch in zip(self.starts, self.ends, self.batches, strict=True)
+            for offset in range(first, end)
+            if batch.key(offset) == key
+        ]
+
+
+@dataclass(slots=True, order=True)
+class Single:
+    """One message of a slow key."""
+
+    offset: int
+    batch: Batch = field(compare=False)
+    failures: int = field(default=0, compare=False)
+
+
+@dataclass(slots=True)
+class SlowKey:
+    """A key of which one message at a time is handed out."""
+
+    key: bytes
+    parked: bool = False
+    head: ParkedEntry | None = None
+    """Of a parked key that resumes: what comes next."""
+    head_failures: int = 0
+    head_out: bool = False
+    waiting: list[Single] = field(default_factory=list)
+    out: dict[int, Single] = field(default_factory=dict)
+    """In the client's hands."""
+    acking: set[int] = field(default_factory=set)
+    """Acknowledged, and not in force yet."""
+    request: Send | None = None
+    due_ms: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """True when the key may be handed out as any other."""
+        busy = self.waiting or self.out or self.acking or self.request is not None
+        return not (busy or self.parked or self.head_out)
+
+    @property
+    def lowest_out(self) -> int | None:
+        """Returns the lowest offset that is not settled for good and is not waiting."""
+        return min((*self.out, *self.acking), default=None)
+
+
+@dataclass(slots=True)
+class Share(HeldLease):
+    """A lease, and the messages of its partition."""
+
+    acked: Cursor = field(default_factory=Cursor)
+    """As it was when the lease began."""
+    park_version: int = -1
+    next_offset: int = -1
+    fetch_due_ms: int = 0
+    asked: Fetch | None = None
+    buffer: deque[tuple[Batch, int, int]] = field(default_factory=deque)
+    hand: Hand = field(default_factory=Hand)
+    keys: dict[bytes, SlowKey] = field(default_factory=dict)
+    out: dict[int, SlowKey] = field(default_factory=dict)
+    """Messages of slow keys in the client's hands."""
+    acks: list[tuple[int, int]] = field(default_factory=list)
+    """Acknowledged, and not sent yet: (first, last)."""
+    ack_request: Send | None = None
+    ack_due_ms: int = 0
+    unconfirmed: int = 0
+    """Acknowledged, and not in force yet."""
+    revoked_ms: int = -1
+
+    @property
+    def in_window(self) -> int:
+        """Returns the messages that take room in the window."""
+        heads = sum(key.head_out for key in self.keys.values())
+        return self.hand.count + len(self.out) + heads + self.unconfirmed
+
+    @property
+    def in_hand(self) -> int:
+        """Returns the messages that the client has."""
+        return self.in_window - self.unconfirmed
+
+    @property
+    def buffered(self) -> int:
+        """Returns the messages that were fetched and wait for room."""
+        return sum(end - first for _, first, end in self.buffer)
+
+    @property
+    def held_back(self) -> int:
+        """Returns the messages of slow keys that wait."""
+        return sum(len(key.waiting) for key in self.keys.values())
+
+    @property
+    def requesting(self) -> bool:
+        """True while something that was sent, or is to be, has no answer."""
+        asking = any(key.request is not None for key in self.keys.values())
+        return bool(self.acks) or self.ack_request is not None or asking
+
+
+class GroupMember(Leaseholder[Share]):
+    """One member.
+
+    Args:
+        lp_of: the logical partition of a key.
+        retries: how often a message that was returned is handed out again, before it is parked; -1
+            = for ever.
+        drain_ms: how long a client may settle what it has of a revoked lease.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        member: str,
+        lp_of: Callable[[bytes], int],
+        *,
+        window: int = WINDOW,
+        retries: int = RETRIES,
+        retry_ms: int = RETRY_MS,
+        ttl_ms: int = TTL_MS,
+        margin_ms: int = MARGIN_MS,
+        renew_ms: int = RENEW_MS,
+        drain_ms: int = TTL_MS,
+    ) -> None:
+        super().__init__(member, ttl_ms=ttl_ms, margin_ms=margin_ms, renew_ms=renew_ms)
+        self.group = group
+        self.window = window
+        self.retries = retries
+        self.retry_ms = retry_ms
+        self.drain_ms = drain_ms
+        self.paused = False
+        self._lp_of = lp_of
+        self._next_number = 1
+        self._turn = 0
+        self._actions: list[Action] = []
+
+    def _new_held(self, pid: int, epoch: int, group_epoch: int) -> Share:
+        return Share(pid, epoch, group_epoch, 0, revoked=self.leaves)
+
+    def _share(self, pid: int, epoch: int) -> Share | None:
+        share = self.held.get(pid)
+        return share if share is not None and share.epoch == epoch else None
+
+    # What the coordinator and the partitions say
+
+    def on_leases(self, answer: Leases, now_ms: int) -> None:
+        """The answer to a heartbeat; one that an earlier answer has overtaken says nothing."""
+        if self.take_leases(answer):
+            self.step(now_ms)
+
+    def on_fetched(self, fetch: Fetch, answer: Fetched, now_ms: int) -> None:
+        """Messages arrived, or a refusal."""
+        share = self._share(fetch.pid, fetch.epoch)
+        if share is None or share.asked is not fetch:
+            return
+        share.asked = None
+        if answer.code is not Code.OK:
+            expired = answer.code is Code.DATA_EXPIRED
+            share.fetch_due_ms = now_ms + (EXPIRED_MS if expired else self.retry_ms)
+            return
+        if answer.view is not None:
+            self._take_view(share, answer.view)
+        for batch in answer.batches:
+            low, high = max(batch.offset, share.next_offset), batch.offset + batch.messages
+            for first, end in share.acked.missing(low, high):
+                share.buffer.append((batch, first, end))
+        share.next_offset = max(share.next_offset, answer.next_offset)
+        share.fetch_due_ms = now_ms + (0 if answer.batches else EMPTY_MS)
+        self.step(now_ms)
+
+    def _take_view(self, share: Share, view: GroupView) -> None:
+        if share.next_offset < 0:
+            share.acked = Cursor.load(view.acked)
+        if view.park_version < share.park_version:
+            return
+        share.park_version = view.park_version
+        for key in {*share.keys, *view.parked}:
+            parked = key in view.parked
+            if parked or key in share.keys:
+                self._set_parked(self._slow(share, key), parked, view.parked.get(key))
+
+    @staticmethod
+    def _set_parked(slow: SlowKey, parked: bool, head: ParkedEntry | None) -> None:
+        slow.parked = parked
+        if head is None or slow.head is None or head.token != slow.head.token:
+            slow.head_failures = 0
+        slow.head = head
+
+    def on_answer(self, request: Send, answer: AckAnswer | ParkAnswer | None, now_ms: int) -> None:
+        """A partition answered a command; None: it could not be sent."""
+        share = self._share(request.pid, request.epoch)
+        if share is None:
+            return
+        if answer is not None and answer.code in LOST:
+            self.end(share)
+        elif share.ack_request is request:
+            assert not isinstance(answer, ParkAnswer)
+            self._acked(share, request, answer, now_ms)
+        else:
+            assert not isinstance(answer, AckAnswer)
+            for slow in share.keys.values():
+                if slow.request is request:
+                    self._parked(share, slow, request, answer, now_ms)
+                    break
+        self.step(now_ms)
+
+    def _acked(self, share: Share, request: Send, answer: AckAnswer | None, now_ms: int) -> None:
+        assert isinstance(request.command, AckRanges)
+        share.ack_request = None
+        flat = request.command.ranges
+        ranges = list(zip(flat[::2], flat[1::2], strict=True))
+        if answer is None:
+            share.acks[:0] = ranges
+            share.ack_due_ms = now_ms + self.retry_ms
+            return
+        share.unconfirmed -= sum(last - first + 1 for first, last in ranges)
+        for slow in share.keys.values():
+            slow.acking = {
+                offset
+                for offset in slow.acking
+                if not any(first <= offset <= last for first, last in ranges)
+            }
+        if answer.drained:
+            self._actions.append(TellDrained(share.pid, share.group_epoch))
+
+    def _parked(
+        self, share: Share, slow: SlowKey, request: Send, answer: ParkAnswer | None, now_ms: int
+    ) -> None:
+        slow.request = None
+        slow.due_ms = now_ms
+        command = request.command
+        if answer is None or answer.code is Code.PARK_FULL:
+            # The key waits until an operator makes room.
+            slow.due_ms = now_ms + self.retry_ms
+            if isinstance(command, DoneParked):
+                share_retry = self._done_parked(share, slow, command.token, command.failed)
+                self._request(share, slow, share_retry)
+            return
+        if answer.version >= share.park_version:
+            # An older answer says less than a view that has overtaken it. Only a request that
+            # changed something has made the step to its version.
+            if answer.code is Code.OK and answer.version == share.park_version + 1:
+                share.park_version = answer.version
+            self._set_parked(slow, not answer.live, answer.head)
+        if isinstance(command, Park) and answer.code is not Code.NOT_PARKED:
+            # Parked, now or before; where its key is parked no more it is handed out.
+            slow.waiting = [each for each in slow.waiting if each.offset != command.offset]
+
+    # What the client says
+
+    def on_acknowledged(self, pid: int, epoch: int, first: int, last: int, now_ms: int) -> None:
+        """The client has processed messages. Those that it does not have any more are ignored."""
+        share = self._share(pid, epoch)
+        if share is None:
+            return
+        for low, high, _ in share.hand.take(first, last + 1):
+            share.acks.append((low, high - 1))
+            share.unconfirmed += high - low
+        for offset in self._slow_ones(share, first, last):
+            slow = share.out.pop(offset)
+            del slow.out[offset]
+            slow.acking.add(offset)
+            share.acks.append((offset, offset))
+            share.unconfirmed += 1
+
+    def on_returned(
+        self, pid: int, epoch: int, first: int, last: int, now_ms: int, *, final: bool
+    ) -> None:
+        """The client returns messages; `final`: it does not want them again."""
+        share = self._share(pid, epoch)
+        if share is None:
+            return
+        failed = [
+            Single(offset, batch)
+            for low, high, batch in share.hand.take(first, last + 1)
+            for offset in range(low, high)
+        ]
+        for offset in self._slow_ones(share, first, last):
+            failed.append(share.out.pop(offset).out.pop(offset))
+        if share.revoked:
+            # The next owner hands them out.
+            return
+        for single in failed:
+            slow = self._slow(share, single.batch.key(single.offset))
+            single.failures += 1
+            if final or 0 <= self.retries < single.failures:
+                single.failures = -1
+            insort(slow.waiting, single)
+            slow.due_ms = now_ms + (0 if single.failures < 0 else self.retry_ms)
+
+    @staticmethod
+    def _slow_ones(share: Share, first: int, last: int) -> list[int]:
+        return sorted(offset for offset in share.out if first <= offset <= last)
+
+    def on_parked_done(
+        self, pid: int, epoch: int, key: bytes, now_ms: int, *, ok: bool, final: bool = False
+    ) -> None:
+        """The client has processed the head of a parked key, or returns it."""
+        share = self._share(pid, epoch)
+        slow = share.keys.get(key) if share is not None else None
+        if share is None or slow is None or not slow.head_out:
+            return
+        slow.head_out = False
+        head = slow.head
+        if head is None:
+            # An operator has taken it away meanwhile.
+            return
+        slow.head_failures += not ok
+        if not ok and not final and (self.retries < 0 or slow.head_failures <= self.retries):
+            slow.due_ms = now_ms + self.retry_ms
+        elif slow.request is None:
+            self._request(share, slow, self._done_parked(share, slow, head.token, not ok))
+        else:
+            # Something is parked behind it just now: it is handed out again after that.
+            slow.due_ms = now_ms
+
+    def set_window(self, window: int, now_ms: int) -> None:
+        """Another window; 0 = the client asks for no limit."""
+        self.window = window or WINDOW
+        self.step(now_ms)
+
+    def leave(self, now_ms: int) -> None:
+        """Takes nothing new, gives everything back, and leaves the group."""
+        self.revoke_all(now_ms)
+        self.step(now_ms)
+
+    def abandon(self, now_ms: int) -> None:
+        """The client is gone: what it had goes to the next owner at once."""
+        for share in self.held.values():
+            share.hand = Hand()
+            share.out.clear()
+            share.keys = {key: slow for key, slow in share.keys.items() if slow.request is not None}
+            for slow in share.keys.values():
+                slow.head_out = False
+        self.leave(now_ms)
+
+    # Slow keys
+
+    def _slow(self, share: Share, key: bytes) -> SlowKey:
+        """A key becomes slow, with all that the client has of it."""
+        slow = share.keys.get(key)
+        if slow is None:
+            slow = share.keys[key] = SlowKey(key)
+            for offset in share.hand.of_key(key):
+                ((_, _, batch),) = share.hand.take(offset, offset + 1)
+                slow.out[offset] = Single(offset, batch)
+                share.out[offset] = slow
+        return slow
+
+    def _step_key(self, share: Share, slow: SlowKey, room: int, now_ms: int) -> int:
+        """Does what is possible for a slow key now; returns the room that is left."""
+        if slow.request is not None or now_ms < slow.due_ms:
+            return room
+        lowest = slow.lowest_out
+        first = slow.waiting[0] if slow.waiting else None
+        if first is not None and (lowest is None or first.offset < lowest):
+            if slow.parked or first.failures < 0:
+                self._park(share, slow, first)
+            elif room and (lowest is None or first.failures):
+                # A first time comes alone; one that comes again overtakes nothing.
+                del slow.waiting[0]
+                slow.out[first.offset] = first
+                share.out[first.offset] = slow
+                room -= 1
+                self._actions.append(
+                    HandOut(
+                        share.pid,
+                        share.epoch,
+                        first.batch,
+                        first.offset,
+                        first.offset + 1,
+                        first.failures,
+                    )
+                )
+        elif slow.head is not None and not slow.head_out and lowest is None and room:
+            slow.head_out = True
+            room -= 1
+            self._actions.append(
+                HandOutParked(share.pid, share.epoch, slow.key, slow.head, slow.head_failures)
+            )
+        return room
+
+    def _park(self, share: Share, slow: SlowKey, single: Single) -> None:
+        command = Park(
+            self.group,
+            share.group_epoch,
+            share.epoch,
+            single.offset,
+            slow.key,
+            self._lp_of(slow.key),
+            single.batch.copy(single.offset),
+            slow.parked,
+        )
+        self._request(share, slow, command)
+
+    def _done_parked(
+        self, share: Share, slow: SlowKey, token: OrderToken, failed: bool
+    ) -> DoneParked:
+        return DoneParked(self.group, share.group_epoch, share.epoch, slow.key, token, failed)
+
+    def _request(self, share: Share, slow: SlowKey, command: Park | DoneParked) -> None:
+        slow.request = self._send(share, command)
+
+    def _send(self, share: Share, command: AckRanges | Park | DoneParked) -> Send:
+        request = Send(share.pid, share.epoch, self._next_number, command)
+        self._next_number += 1
+        self._actions.append(request)
+        return request
+
+    # What it does
+
+    def step(self, now_ms: int) -> None:
+        """Does whatever is possible now. Safe at any time, as often as wanted."""
+        for share in list(self.held.values()):
+            self._acknowledge(share, now_ms)
+            if share.revoked:
+                self._give_back(share, now_ms)
+        if not self.paused:
+            self._hand_out(now_ms)
+        for share in self.held.values():
+            self._fetch(share, now_ms)
+        heartbeat = self.take_heartbeat(now_ms)
+        if heartbeat is not None:
+            self._actions.append(heartbeat)
+
+    def take_actions(self) -> list[Action]:
+        """Returns the actions that are due, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def due_ms(self, now_ms: int) -> int:
+        """Returns the time at which `step` is due."""
+        times = [self.heartbeat_due_ms]
+        for share in self.held.values():
+            if share.revoked:
+                times.append(share.revoked_ms + self.drain_ms)
+            elif self._may_fetch(share):
+                times.append(share.fetch_due_ms)
+            if share.acks and share.ack_request is None:
+                times.append(share.ack_due_ms)
+            times += [
+                slow.due_ms
+                for slow in share.keys.values()
+                if slow.due_ms > now_ms and slow.request is None
+            ]
+        return min(times)
+
+    def _acknowledge(self, share: Share, now_ms: int) -> None:
+        if not share.acks or share.ack_request is not None or now_ms < share.ack_due_ms:
+            return
+        ranges = tuple(_flat(_merged(share.acks)))
+        share.acks = []
+        command = AckRanges(self.group, share.group_epoch, share.epoch, ranges)
+        share.ack_request = self._send(share, command)
+
+    def _give_back(self, share: Share, now_ms: int) -> None:
+        """A revoked lease: nothing is handed out; it is released when the client has settled what
+        it has."""
+        if share.revoked_ms < 0:
+            share.revoked_ms = now_ms
+        share.buffer.clear()
+        for slow in share.keys.values():
+            slow.waiting.clear()
+        done = not share.in_hand and not share.requesting
+        if done or now_ms >= share.revoked_ms + self.drain_ms:
+            self.end(share)
+            self.heartbeat_due_ms = now_ms
+
+    def _hand_out(self, now_ms: int) -> None:
+        """Fills the window; the partitions take turns in being first."""
+        room = self.window - sum(share.in_window for share in self.held.values())
+        shares = [s for s in self.held.values() if not s.revoked and self.may_start(s, now_ms)]
+        if not shares:
+            return
+        self._turn += 1
+        at = self._turn % len(shares)
+        for share in shares[at:] + shares[:at]:
+            for key, slow in list(share.keys.items()):
+                room = self._step_key(share, slow, max(0, room), now_ms)
+                if slow.is_over:
+                    del share.keys[key]
+            while share.buffer and room > 0:
+                taken = self._hand_out_next(share, room)
+                if taken is None:
+                    break
+                room -= taken
+
+    def _hand_out_next(self, share: Share, room: int) -> int | None:
+        """Hands out the next messages of a buffer; returns how many, None when they have to
+        wait."""
+        batch, first, end = share.buffer[0]
+        stop = min(end, first + room)
+        if share.keys:
+            slow = share.keys.get(batch.key(first))
+            if slow is not None:
+                if share.held_back >= HELD_BACK_MAX:
+                    return None
+                insort(slow.waiting, Single(first, batch))
+                self._pass(share, first + 1)
+                return 0
+            live = (n for n in range(first + 1, stop) if batch.key(n) in share.keys)
+            stop = next(live, stop)
+        share.hand.add(first, stop, batch)
+        self._pass(share, stop)
+        self._actions.append(HandOut(share.pid, share.epoch, batch, first, stop, 0))
+        return stop - first
+
+    @staticmethod
+    def _pass(share: Share, first: int) -> None:
+        """The buffer goes on from `first`."""
+        batch, _, end = share.buffer[0]
+        if first < end:
+            share.buffer[0] = (batch, first, end)
+        else:
+            share.buffer.popleft()
+
+    def _may_fetch(self, share: Share) -> bool:
+        return not share.revoked and share.buffered < FETCH_MESSAGES
+
+    def _fetch(self, share: Share, now_ms: int) -> None:
+        if not self._may_fetch(share) or now_ms < share.fetch_due_ms:
+            return
+        share.fetch_due_ms = now_ms + FETCH_TIMEOUT_MS
+        share.asked = Fetch(
+            share.pid,
+            share.group_epoch,
+            share.epoch,
+            share.next_offset,
+            FETCH_MESSAGES,
+            share.park_version,
+        )
+        self._actions.append(share.asked)
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yields runs in their order, neighbours as one."""
+    ordered = sorted(ranges)
+    first, last = ordered[0]
+    for start, end in ordered[1:]:
+        if start > last + 1:
+            yield first, last
+            first = start
+        last = end
+    yield first, last
+
+
+def _flat(ranges: Iterable[tuple[int, int]]) -> Iterator[int]:
+    for first, last in ranges:
+        yield first
+        yield last

@@ -1,0 +1,242 @@
+"""Changes of topics go on whatever happens to who drives them (section 5 of ordered topics)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convoymq.broker.topics.controller_loop import ControllerLoop
+from convoymq.metadata.records import TopicRecord
+from convoymq.model.errors import Unavailable
+from convoymq.queues.partition.queue import PartitionQueue
+from convoymq.topics.changes import Phase
+from convoymq.topics.commands import Open, Seal
+from convoymq.topics.controller import Controller
+from convoymq.topics.lineage import PartitionState, check_invariants
+from tests.unit.queues.fake_cluster import FakeCluster, until
+
+STEPS = 12
+"""More than a split takes: creating two targets, telling that they exist, two phases, a seal with
+what is proposed behind it, opening two targets, telling that they are open, the end."""
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(tmp_path, nodes=3) as made:
+        made.raise_versions()
+        await made.nodes[3].broker.topics.create("/", "orders", partitions=2, logical=8)
+        yield made
+
+
+def record(cluster: FakeCluster, node: int = 3) -> TopicRecord:
+    return cluster.nodes[node].machine.vhosts["/"].topics["orders"]
+
+
+def loop_of(cluster: FakeCluster, node: int) -> ControllerLoop:
+    return cluster.nodes[node].broker.topic_parts.controller
+
+
+def elect(cluster: FakeCluster, node: int, term: int) -> None:
+    """All but node 1, which may be dead or behind, hear of another leader of the tree."""
+    for other in (2, 3):
+        cluster.nodes[other].store.on_leader(0, node, term)
+
+
+class Death:
+    """A loop that dies after so many of its actions: what it has sent is on its way."""
+
+    def __init__(self, loop: ControllerLoop, actions: int) -> None:
+        self.left = actions
+        self.is_dead = False
+        for name in ("_submit", "_create", "_tell"):
+            setattr(loop, name, self._counted(getattr(loop, name)))
+        run = loop._run
+        loop._run = lambda: None if self.is_dead else run()  # type: ignore[method-assign]
+        is_current = loop._is_current
+        loop._is_current = (  # type: ignore[method-assign]
+            lambda *of: not self.is_dead and is_current(*of)
+        )
+
+    def _counted(self, act: Callable[..., None]) -> Callable[..., None]:
+        def counted(*arguments: Any) -> None:
+            if self.left <= 0:
+                self.is_dead = True
+                return
+            self.left -= 1
+            act(*arguments)
+
+        return counted
+
+
+async def finished(cluster: FakeCluster, change_id: str) -> None:
+    """Waits for the end of a change, and checks what it has left."""
+    row = await cluster.nodes[3].broker.topics.wait_change("/", "orders", change_id, 10)
+    assert row["phase"] == "done"
+    state = record(cluster).state
+    check_invariants(state.lineage)
+    assert state.route.version == row["next_version"] == 1
+    queues = cluster.nodes[3].machine.vhosts["/"].queues
+    assert len(queues) == len(state.lineage.partitions)
+    for pid, partition in state.lineage.partitions.items():
+        queue = cluster.nodes[3].broker.topic_parts.partitions.find("/", "orders", pid)
+        assert queue is not None
+        found = await queue.description()
+        assert found.state == partition.state.name
+        if partition.state is PartitionState.SEALED:
+            assert found.close_offset == partition.close_offset == found.end_offset - 1
+
+
+@pytest.mark.parametrize("actions", range(STEPS + 1))
+async def test_a_successor_goes_on_after_any_action(cluster: FakeCluster, actions: int) -> None:
+    death = Death(loop_of(cluster, 1), actions)
+    split = await cluster.nodes[3].broker.topics.split("/", "orders", 0)
+
+    def has_ended() -> bool:
+        change = record(cluster).state.change
+        return death.is_dead or (change is not None and change.is_finished)
+
+    await until(has_ended)
+    elect(cluster, 2, 7)
+    await finished(cluster, split["change_id"])
+    assert record(cluster).state.route.pids == (2, 3, 1)
+
+
+@pytest.mark.parametrize("phase", [each for each in Phase if each is not Phase.ABORTED])
+async def test_two_loops_at_a_time_do_no_harm(cluster: FakeCluster, phase: Phase) -> None:
+    """The former leader does not know yet that it is replaced, and goes on."""
+    merge = await cluster.nodes[3].broker.topics.merge("/", "orders", [0, 1])
+
+    def has_reached() -> bool:
+        change = record(cluster).state.change
+        return change is not None and (change.phase is phase or change.is_finished)
+
+    await until(has_reached)
+    elect(cluster, 2, 7)
+    await finished(cluster, merge["change_id"])
+    assert record(cluster).state.route.pids == (2,)
+
+
+async def test_a_target_that_does_not_open_is_replaced(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = PartitionQueue.wait_until_open
+    monkeypatch.setattr(
+        "convoymq.broker.topics.controller_loop.Controller",
+        lambda state, term: Controller(state, term, create_deadline_ms=50, retry_ms=10),
+    )
+
+    async def refuse(queue: PartitionQueue, timeout: float) -> None:
+        if queue.name == "amq.partition.orders.2":
+            raise Unavailable("its server is dead")
+        await opens(queue, timeout)
+
+    monkeypatch.setattr(PartitionQueue, "wait_until_open", refuse)
+    move = await cluster.nodes[3].broker.topics.split("/", "orders", 0)
+    await finished(cluster, move["change_id"])
+    assert record(cluster).state.route.pids == (4, 3, 1)
+
+
+async def test_a_merge_goes_on_with_the_sources_that_answer(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "convoymq.broker.topics.controller_loop.Controller",
+        lambda state, term: Controller(state, term, merge_deadline_ms=50, retry_ms=10),
+    )
+    tell = PartitionQueue.tell
+    held: list[Callable[[], None]] = []
+
+    def slow(queue: PartitionQueue, command: object, done: Any) -> None:
+        if (
+            isinstance(command, Seal)
+            and queue.name.endswith(".1")
+            and record(cluster).state.running
+        ):
+            held.append(lambda: tell(queue, command, done))
+        else:
+            tell(queue, command, done)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PartitionQueue, "tell", slow)
+    merge = await cluster.nodes[3].broker.topics.merge("/", "orders", [0, 1])
+    await finished(cluster, merge["change_id"])
+    assert record(cluster).state.route.pids == (3, 1)
+    assert record(cluster).state.left_out == {1}
+    # The seal of the first attempt is heard late: what it closed is moved at once.
+    late, held[:] = list(held), []
+    for send in late:
+        send()
+    await until(lambda: record(cluster).state.route.version == 2)
+    await until(lambda: record(cluster).state.running is None)
+    assert record(cluster).state.route.pids == (3, 4)
+    assert record(cluster).state.left_out == set()
+
+
+async def test_targets_open_with_the_seed_of_their_sources(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell, told = PartitionQueue.tell, []
+
+    def note(queue: PartitionQueue, command: Any, done: Any) -> None:
+        told.append((queue.name, command))
+        tell(queue, command, done)
+
+    monkeypatch.setattr(PartitionQueue, "tell", note)
+    split = await cluster.nodes[3].broker.topics.split("/", "orders", 1, [5, 6])
+    await finished(cluster, split["change_id"])
+    seals = {name: command for name, command in told if isinstance(command, Seal)}
+    assert seals.keys() == {"amq.partition.orders.1"}
+    opened = {name for name, command in told if isinstance(command, Open)}
+    assert opened == {f"amq.partition.orders.{pid}" for pid in (2, 3, 4)}
+
+
+async def test_a_topic_that_is_deleted_in_a_change_ends_it(cluster: FakeCluster) -> None:
+    await cluster.nodes[3].broker.topics.split("/", "orders", 0)
+    await cluster.nodes[3].broker.topics.delete("/", "orders")
+    await until(lambda: not loop_of(cluster, 1)._controllers)
+    assert cluster.nodes[3].machine.vhosts["/"].queues == {}
+    await cluster.nodes[3].broker.topics.create("/", "orders", partitions=1, logical=8)
+    split = await cluster.nodes[3].broker.topics.split("/", "orders", 0)
+    await finished(cluster, split["change_id"])
+
+
+async def test_a_restored_tree_is_followed(cluster: FakeCluster) -> None:
+    """A snapshot replaces the objects that the loop has looked at."""
+    death = Death(loop_of(cluster, 1), 3)
+    split = await cluster.nodes[3].broker.topics.split("/", "orders", 0)
+    await until(lambda: death.is_dead)
+    node = cluster.nodes[2]
+    elect(cluster, 2, 7)
+    node.machine.restore(node.machine.snapshot())
+    node.store.on_restored()
+    await asyncio.sleep(0)
+    await finished(cluster, split["change_id"])
+    assert record(cluster, 2).state.route.version == 1
+
+
+async def test_a_lost_partition_is_gone_round(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = cluster.nodes[3].broker.topics
+    with pytest.raises(Exception, match="partition 0 answers: nothing of it is lost"):
+        await topics.declare_lost("/", "orders", 0)
+    tell = PartitionQueue.tell
+
+    def dead(queue: PartitionQueue, command: Any, done: Any) -> None:
+        if not queue.name.endswith(".0"):
+            tell(queue, command, done)
+
+    monkeypatch.setattr(PartitionQueue, "tell", dead)
+    monkeypatch.setattr("convoymq.broker.topics.admin.QUESTION_TIMEOUT_S", 0.05)
+    await topics.declare_lost("/", "orders", 0)
+    state = record(cluster).state
+    assert (state.route.pids, state.lost, state.running) == ((2, 1), {0}, None)
+    assert "amq.partition.orders.0" not in cluster.nodes[3].machine.vhosts["/"].queues
+    rows = await topics.route("/", "orders", lineage=True)
+    assert [(row["pid"], row["state"], row["node"]) for row in rows if row["pid"] == 0] == [
+        (0, "lost", "")
+    ]
+    await topics.declare_lost("/", "orders", 0)

@@ -1,0 +1,253 @@
+"""`convoy topics`: command lines, what they ask for, what they print, exit codes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.unit.cli.test_ctl import FakeApi, printed
+
+from convoymq.cli.ctl import tools, topics, transport
+from convoymq.cli.ctl.command import TOPICS
+from convoymq.cli.ctl.main import main
+
+ORDERS = "topics/%2F/orders"
+SPLIT = {"change_id": "c1", "kind": "split", "phase": "done", "base_version": 0, "next_version": 1,
+         "attempt": 1, "sources": [0], "targets": [2, 3]}  # fmt: skip
+ROWS = [{"pid": 0, "lo": 0, "hi": 512, "node": "n1", "state": "open", "sealed_version": None},
+        {"pid": 1, "lo": 512, "hi": 1024, "node": None, "state": "open"}]  # fmt: skip
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
+    made = FakeApi()
+    monkeypatch.setattr(transport, "connect", lambda **_switches: made)
+    monkeypatch.setattr(topics, "POLL_S", 0)
+    return made
+
+
+def run(*arguments: str) -> int:
+    return main(TOPICS, arguments)
+
+
+def test_the_commands_are_those_of_the_documentation() -> None:
+    assert set(tools.commands_of(TOPICS)) == {
+        "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
+        "abort", "drain", "declare-lost", "groups", "delete-group", "lag", "seek",
+        "park",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (("create", "orders", "--partitions", "4"), ("PUT", ORDERS, {"partitions": 4})),
+        (
+            ("create", "orders", "--partitions", "4", "--logical", "64", "--mode", "weak"),
+            ("PUT", ORDERS, {"partitions": 4, "logical": 64, "mode": "weak"}),
+        ),
+        (("delete", "orders", "--vhost", "a/b"), ("DELETE", "topics/a%2Fb/orders", None)),
+        (
+            ("declare-lost", "orders", "3"),
+            ("POST", ORDERS + "/declare-lost", {"pid": 3}),
+        ),
+        (
+            ("seek", "orders", "g", "--earliest"),
+            ("POST", ORDERS + "/groups/g/seek", {"position": "earliest"}),
+        ),
+        (
+            ("seek", "orders", "g", "--time", "1700"),
+            ("POST", ORDERS + "/groups/g/seek", {"time": 1700}),
+        ),
+        (
+            ("seek", "orders", "g", "--vector", "0=5, 1=7"),
+            ("POST", ORDERS + "/groups/g/seek", {"vector": {"0": 5, "1": 7}}),
+        ),
+        (
+            ("park", "resume", "orders", "g", "k1", "k2"),
+            (
+                "POST",
+                ORDERS + "/groups/g/park/resume",
+                {"keys": ["k1", "k2"], "encoding": "string"},
+            ),
+        ),
+        (
+            ("park", "skip", "orders", "g", "a2V5", "--base64"),
+            ("POST", ORDERS + "/groups/g/park/skip", {"keys": ["a2V5"], "encoding": "base64"}),
+        ),
+        (("abort", "orders", "c1"), ("DELETE", ORDERS + "/changes/c1", None)),
+        (("delete-group", "orders", "g"), ("DELETE", ORDERS + "/groups/g", None)),
+    ],
+)
+def test_what_a_command_asks_for(
+    api: FakeApi, arguments: tuple[str, ...], asked: tuple[str, str, Any]
+) -> None:
+    method, path, body = asked
+    api.takes(method, path)
+    assert run(*arguments) == 0
+    assert api.asked == [(method, path, body)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("create", "orders"), "--partitions N"),
+        (("split", "orders", "one"), "a partition is a number, not 'one'"),
+        (("split", "orders", "1", "--at", "5,x"), "a cut point is a number, not 'x'"),
+        (("merge", "orders", "1"), "two or more"),
+        (("merge", "orders", "1", "-2"), "a partition is a number, not '-2'"),
+        (("move", "orders", "1"), "--to NODE"),
+        (("route", "orders", "--version", "-1"), "a version is a number"),
+        (("route", "orders", "--version", "1", "--lineage"), "leave --version out"),
+        (("seek", "orders", "g"), "one of --earliest"),
+        (("seek", "orders", "g", "--earliest", "--latest"), "one of --earliest"),
+        (("seek", "orders", "g", "--vector", "0=1,0=2"), "partition 0 twice"),
+        (("seek", "orders", "g", "--vector", "0"), "an offset is a number, not ''"),
+        (("declare-lost", "orders", "x"), "a partition is a number"),
+        (("park", "drop", "orders", "g"), "action is one of"),
+        (("park", "list", "orders", "g", "k"), "takes no keys"),
+        (("park", "resume", "orders", "g"), "take some"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_asked(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str
+) -> None:
+    assert run(*arguments) == 65
+    assert text in printed(capsys)[1]
+    assert not api.asked
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("create", "orders", "--partitions", "many"),
+        ("create", "orders", "--partitions", "2", "--mode", "lax"),
+        ("create",),
+        ("autoscale", "orders"),
+        ("describe", "orders", "more"),
+    ],
+)
+def test_wrong_command_lines(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    assert run(*arguments) == 64
+    assert printed(capsys)[1]
+    assert not api.asked
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code", "code"),
+    [
+        (400, 65, "BAD_CUT"),
+        (404, 65, None),
+        (409, 69, "CHANGE_RUNNING"),
+        (410, 65, "DATA_EXPIRED"),
+        (503, 69, None),
+    ],
+)
+def test_refusals_have_an_exit_code_and_the_reason_of_the_node(
+    api: FakeApi,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    exit_code: int,
+    code: str | None,
+) -> None:
+    content = {"error": "x", "reason": "because"} | ({"code": code} if code else {})
+    api.has(ORDERS + "/split", content, status, "POST")
+    assert run("split", "orders", "0") == exit_code
+    assert "because" in printed(capsys)[1]
+    assert run("split", "orders", "0", "--format", "json") == exit_code
+    wanted = {"result": "error", "message": "because"} | ({"code": code} if code else {})
+    assert json.loads(printed(capsys)[1]) == wanted
+
+
+def test_routes_and_their_columns(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.has(ORDERS + "/route?", ROWS)
+    assert run("route", "orders", "--format", "json") == 0
+    found = json.loads(printed(capsys)[0])
+    assert found[0] == {"pid": 0, "lo": 0, "hi": 512, "node": "n1", "state": "open"}
+    assert found[1]["node"] is None
+    api.has(ORDERS + "/route?version=2", ROWS[:1])
+    assert run("route", "orders", "--version", "2", "-q") == 0
+    assert printed(capsys)[0] == "pid\tlo\thi\tnode\tstate\n0\t0\t512\tn1\topen\n"
+    api.has(ORDERS + "/route?lineage=true", ROWS)
+    assert run("route", "orders", "--lineage", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0])[0]["sealed_version"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verb", "body"),
+    [
+        (("split", "orders", "0"), "split", {"pid": 0, "at": []}),
+        (("split", "orders", "0", "--at", "100,200"), "split", {"pid": 0, "at": [100, 200]}),
+        (("merge", "orders", "0", "1"), "merge", {"pids": [0, 1]}),
+        (("move", "orders", "0", "--to", "2"), "move", {"pid": 0, "node": "2"}),
+    ],
+)
+def test_changes_are_waited_for(
+    api: FakeApi,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    verb: str,
+    body: Any,
+) -> None:
+    api.has(f"{ORDERS}/{verb}", {**SPLIT, "phase": "prepared"}, method="POST")
+    api.has(ORDERS + "/changes/c1", SPLIT)
+    assert run(*arguments, "--format", "json") == 0
+    assert json.loads(printed(capsys)[0]) == [SPLIT]
+    assert api.asked == [("POST", f"{ORDERS}/{verb}", body)]
+
+
+def test_a_change_that_does_not_end_in_time(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.has(ORDERS + "/split", {**SPLIT, "phase": "sealing"}, method="POST")
+    assert run("split", "orders", "0", "--wait", "0") == 69
+    assert "sealing" in printed(capsys)[0]
+
+
+def test_lists(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"name": "orders", "vhost": "/", "mode": "strict", "logical": 1024, "partitions": 2,
+           "version": 0, "groups": ["g"], "change": "c1", "partition_rows": ROWS}  # fmt: skip
+    api.has("topics/%2F", [row])
+    assert run("list", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0])[0]["groups"] == ["g"]
+    api.has(ORDERS, row)
+    assert run("describe", "orders") == 0
+    shown = printed(capsys)[0]
+    assert "logical     1024" in shown
+    assert "partition_rows" not in shown
+    assert run("describe", "orders", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0]) == row
+    api.has(ORDERS + "/groups", [{"group": "g", "cv": 0}])
+    assert run("groups", "orders", "-q") == 0
+    assert "g\t0" in printed(capsys)[0]
+    api.has(ORDERS + "/groups/g/lag", [{"pid": 0, "lag": 7}])
+    assert run("lag", "orders", "g", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0])[0]["lag"] == 7
+    api.has(ORDERS + "/groups/g/park", [{"key": "k", "lp": 3}])
+    assert run("park", "list", "orders", "g", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0])[0]["lp"] == 3
+
+
+def test_a_drain_fails_when_a_partition_stays(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"vhost": "/", "topic": "orders", "pid": 1, "to_pid": 4, "node": "n2", "error": ""}
+    api.has("topics/drain", [row], method="POST")
+    assert run("drain", "n1", "--format", "json") == 0
+    assert api.asked[-1] == ("POST", "topics/drain", {"node": "n1"})
+    assert json.loads(printed(capsys)[0]) == [row]
+    api.has("topics/drain", [row | {"error": "no"}], method="POST")
+    assert run("drain", "n1") == 69
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("help") == 0
+    assert "declare-lost" in printed(capsys)[0]
+    assert run("--version") == 0
+    assert printed(capsys)[0].count(".") >= 2
+    for name, command in tools.commands_of(TOPICS).items():
+        assert run("help", name) == 0
+        assert command.summary in printed(capsys)[0]

@@ -1,0 +1,297 @@
+"""Ordered topics over HTTP: requests, permissions, refusals and their status."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from convoymq.management.topics import refusal_of
+from convoymq.model.errors import NotServed, PreconditionFailed, Unavailable
+from convoymq.topics.refusals import (
+    BadCut,
+    BadPosition,
+    BadTopic,
+    ChangeRunning,
+    Code,
+    DataExpired,
+    NotAdjacent,
+    StaleRoute,
+    UnknownPartition,
+)
+from tests.unit.management.test_api import api, client, cluster, ok
+from tests.unit.queues.fake_cluster import FakeCluster
+
+__all__ = ["api", "cluster"]
+
+CHANGE = {"change_id": "c1", "kind": "split", "phase": "prepared"}
+PARKED = {"key": b"\xff", "lp": 3}
+ORDERS = "/topics/%2F/orders"
+
+
+class FakeAdmin:
+    """Notes what it is asked for; raises what a test tells it to."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+        self.asked: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.refusal: Exception | None = None
+        self.answers: dict[str, Any] = {
+            "list": [{"vhost": "/", "name": "orders"}, {"vhost": "other", "name": "o"}],
+            "describe": {"vhost": "/", "name": "orders"},
+            "route": [{"pid": 0}],
+            "split": CHANGE, "merge": CHANGE, "move": CHANGE, "change": CHANGE,
+            "drain": [{"pid": 0}],
+            "groups": [{"group": "g"}],
+            "lag": [{"pid": 0}],
+            "seek": {"group": "g"},
+        }  # fmt: skip
+
+    @property
+    def parked(self) -> FakeAdmin:
+        made = FakeAdmin("parked.")
+        made.asked, made.answers = self.asked, {"list": [PARKED]}
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        async def method(*args: Any, **more: Any) -> Any:
+            self.asked.append((self.prefix + name, args, more))
+            if self.refusal is not None:
+                raise self.refusal
+            return None if args[2:] == ("c2",) else self.answers.get(name)
+
+        return method
+
+
+@pytest.fixture
+def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
+    """A topic `orders` with a group `g`."""
+    made = FakeAdmin()
+    broker = cluster.nodes[1].broker
+    monkeypatch.setattr(broker, "topics", made, raising=False)
+    place = broker.metadata.tree.vhosts["/"]
+    place.topics["orders"] = SimpleNamespace(groups={"g": None})  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "asked"),
+    [
+        ("GET", "/topics", None, 200, ("list", (), {})),
+        ("GET", "/topics/%2F", None, 200, ("list", ("/",), {})),
+        ("GET", ORDERS, None, 200, ("describe", ("/", "orders"), {})),
+        (
+            "PUT", "/topics/%2F/new", {"partitions": 4}, 201,
+            ("create", ("/", "new"), {"partitions": 4, "logical": 1024, "mode": "strict"}),
+        ),
+        (
+            "PUT", "/topics/%2F/new", {"partitions": 4, "logical": 8, "mode": "weak"}, 201,
+            ("create", ("/", "new"), {"partitions": 4, "logical": 8, "mode": "weak"}),
+        ),
+        ("DELETE", ORDERS, None, 204, ("delete", ("/", "orders"), {})),
+        (
+            "GET", ORDERS + "/route", None, 200,
+            ("route", ("/", "orders", None), {"lineage": False}),
+        ),
+        (
+            "GET", ORDERS + "/route?version=3", None, 200,
+            ("route", ("/", "orders", 3), {"lineage": False}),
+        ),
+        (
+            "GET", ORDERS + "/route?lineage=true", None, 200,
+            ("route", ("/", "orders", None), {"lineage": True}),
+        ),
+        (
+            "POST", ORDERS + "/split", {"pid": 0, "at": [5, 9]}, 202,
+            ("split", ("/", "orders", 0, (5, 9)), {}),
+        ),
+        ("POST", ORDERS + "/split", {"pid": 0}, 202, ("split", ("/", "orders", 0, ()), {})),
+        (
+            "POST", ORDERS + "/merge", {"pids": [0, 1]}, 202,
+            ("merge", ("/", "orders", (0, 1)), {}),
+        ),
+        (
+            "POST", ORDERS + "/move", {"pid": 0, "node": "n2"}, 202,
+            ("move", ("/", "orders", 0, 2), {}),
+        ),
+        (
+            "POST", ORDERS + "/move", {"pid": 0, "node": "3"}, 202,
+            ("move", ("/", "orders", 0, 3), {}),
+        ),
+        ("GET", ORDERS + "/changes", None, 200, ("change", ("/", "orders"), {})),
+        ("GET", ORDERS + "/changes/c1", None, 200, ("change", ("/", "orders", "c1"), {})),
+        ("DELETE", ORDERS + "/changes/c1", None, 204, ("abort", ("/", "orders", "c1"), {})),
+        (
+            "POST", ORDERS + "/declare-lost", {"pid": 3}, 204,
+            ("declare_lost", ("/", "orders", 3), {}),
+        ),
+        ("POST", "/topics/drain", {"node": "n3"}, 200, ("drain", (3,), {})),
+        ("GET", ORDERS + "/groups", None, 200, ("groups", ("/", "orders"), {})),
+        ("GET", ORDERS + "/groups/g/lag", None, 200, ("lag", ("/", "orders", "g"), {})),
+        ("DELETE", ORDERS + "/groups/g", None, 204, ("delete_group", ("/", "orders", "g"), {})),
+        (
+            "POST", ORDERS + "/groups/g/seek", {"position": "earliest"}, 200,
+            ("seek", ("/", "orders", "g", "earliest"), {}),
+        ),
+        (
+            "POST", ORDERS + "/groups/g/seek", {"time": 1700}, 200,
+            ("seek", ("/", "orders", "g", 1700), {}),
+        ),
+        (
+            "POST", ORDERS + "/groups/g/seek", {"vector": {"0": 5, "1": 7}}, 200,
+            ("seek", ("/", "orders", "g", {0: 5, 1: 7}), {}),
+        ),
+        ("GET", ORDERS + "/groups/g/park", None, 200, ("parked.list", ("/", "orders", "g"), {})),
+        (
+            "POST", ORDERS + "/groups/g/park/resume", {"keys": ["k"]}, 204,
+            ("parked.resume", ("/", "orders", "g", b"k"), {}),
+        ),
+        (
+            "POST", ORDERS + "/groups/g/park/skip", {"keys": ["/w=="], "encoding": "base64"}, 204,
+            ("parked.skip", ("/", "orders", "g", b"\xff"), {}),
+        ),
+    ],
+)  # fmt: skip
+async def test_what_requests_ask_for(
+    api: httpx.AsyncClient,
+    admin: FakeAdmin,
+    method: str,
+    path: str,
+    body: Any,
+    status: int,
+    asked: tuple[str, tuple[Any, ...], dict[str, Any]],
+) -> None:
+    await ok(api.request(method, path, json=body), status)
+    assert admin.asked[-1] == asked
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "text"),
+    [
+        ("PUT", "/topics/%2F/new", {}, 400, "key partitions is missing"),
+        ("PUT", "/topics/%2F/new", {"partitions": -1}, 400, "-1 is not a number"),
+        ("PUT", "/topics/%2F/new", {"partitions": True}, 400, "True is not a number"),
+        ("PUT", "/topics/%2F/new", {"partitions": 1, "mode": 3}, 400, "key mode"),
+        ("PUT", "/topics/none/new", {"partitions": 1}, 404, "no vhost 'none'"),
+        ("GET", "/topics/none", None, 404, "no vhost 'none'"),
+        ("GET", "/topics/%2F/none", None, 404, "no topic 'none' in vhost '/'"),
+        ("DELETE", "/topics/%2F/none", None, 404, "no topic 'none'"),
+        ("GET", ORDERS + "/route?version=x", None, 400, "'x' is not a number"),
+        ("GET", ORDERS + "/route?version=1&lineage=true", None, 400, "leave version out"),
+        ("POST", ORDERS + "/split", {}, 400, "key pid is missing"),
+        ("POST", ORDERS + "/split", {"pid": 0, "at": 5}, 400, "key at is not a list"),
+        ("POST", ORDERS + "/split", {"pid": 0, "at": ["a"]}, 400, "'a' is not a number"),
+        ("POST", ORDERS + "/move", {"pid": 0}, 400, "key node is missing"),
+        ("POST", ORDERS + "/move", {"pid": 0, "node": "n9"}, 404, "no node 'n9'"),
+        ("POST", "/topics/drain", {"node": "9"}, 404, "no node '9'"),
+        ("GET", ORDERS + "/changes/c2", None, 404, "change 'c2' of topic 'orders'"),
+        ("GET", ORDERS + "/groups/h/lag", None, 404, "no group 'h' of topic 'orders'"),
+        ("POST", ORDERS + "/groups/g/seek", {}, 400, "one of position, time and vector"),
+        (
+            "POST", ORDERS + "/groups/g/seek", {"position": "latest", "time": 1}, 400,
+            "one of position, time and vector",
+        ),
+        ("POST", ORDERS + "/groups/g/seek", {"position": "next"}, 400, "earliest, latest"),
+        ("POST", ORDERS + "/groups/g/seek", {"vector": {}}, 400, "key vector is not"),
+        ("POST", ORDERS + "/groups/g/seek", {"vector": {"a": 1}}, 400, "'a' is not a number"),
+        ("POST", ORDERS + "/groups/g/seek", {"vector": {"0": -1}}, 400, "-1 is not a number"),
+        ("POST", ORDERS + "/groups/g/park/skip", {}, 400, "keys must be a list"),
+        ("POST", ORDERS + "/groups/g/park/skip", {"keys": [7]}, 400, "7 is not a string"),
+        (
+            "POST", ORDERS + "/groups/g/park/skip", {"keys": ["?"], "encoding": "base64"}, 400,
+            "'?' is not base64",
+        ),
+        (
+            "POST", ORDERS + "/groups/g/park/skip", {"keys": ["k"], "encoding": "hex"}, 400,
+            "encoding is one of",
+        ),
+        (
+            "POST", ORDERS + "/groups/g/seek", {"vector": {"0": 1, "00": 1}}, 400,
+            "names a partition twice",
+        ),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_meant_is_refused(
+    api: httpx.AsyncClient,
+    admin: FakeAdmin,
+    method: str,
+    path: str,
+    body: Any,
+    status: int,
+    text: str,
+) -> None:
+    answer = await ok(api.request(method, path, json=body), status)
+    assert text in answer["reason"]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "error"),
+    [
+        (BadCut(0, 0, 512, (600,)), 400, "bad_request"),
+        (BadTopic("more partitions than logical ones"), 400, "bad_request"),
+        (NotAdjacent((0, 2)), 400, "bad_request"),
+        (BadPosition("twice"), 400, "bad_request"),
+        (UnknownPartition(7), 404, "not_found"),
+        (StaleRoute(9, 0, 2), 404, "not_found"),
+        (ChangeRunning("c0"), 409, "conflict"),
+        (DataExpired(0, 5, 9), 410, "gone"),
+    ],
+)
+async def test_refusals_of_topics_have_a_status_a_code_and_a_text(
+    api: httpx.AsyncClient, admin: FakeAdmin, refusal: Any, status: int, error: str
+) -> None:
+    admin.refusal = refusal
+    answer = await ok(api.post(ORDERS + "/split", json={"pid": 0}), status)
+    assert answer == {"error": error, "reason": refusal.text, "code": refusal.code.value}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [
+        (PreconditionFailed("there is a queue of that name"), 400),
+        (NotServed("until all nodes have this release"), 400),
+        (Unavailable("no majority"), 503),
+    ],
+)
+async def test_refusals_of_the_cluster(
+    api: httpx.AsyncClient, admin: FakeAdmin, refusal: Any, status: int
+) -> None:
+    admin.refusal = refusal
+    answer = await ok(api.put("/topics/%2F/new", json={"partitions": 1}), status)
+    assert refusal.text in answer["reason"]
+
+
+async def test_a_parked_key_that_is_no_text_is_shown(
+    api: httpx.AsyncClient, admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ORDERS + "/groups/g/park"
+    assert await ok(api.get(path)) == [{"key": "/w==", "encoding": "base64", "lp": 3}]
+    monkeypatch.setitem(PARKED, "key", b"k")
+    assert await ok(api.get(path)) == [{"key": "k", "encoding": "string", "lp": 3}]
+
+
+def test_every_code_has_a_status() -> None:
+    assert {refusal_of(code)[0] for code in Code} == {400, 404, 409, 410}
+
+
+async def test_permissions(cluster: FakeCluster, api: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    await ok(api.put("/users/reader", json={"password": "p", "tags": "management"}), 201)
+    permissions = {"configure": "^mine$", "write": "", "read": "^orders/g$"}
+    await ok(api.put("/permissions/%2F/reader", json=permissions), 201)
+    async with client(cluster, "reader", "p") as reader:
+        assert await ok(reader.get("/topics")) == [{"vhost": "/", "name": "orders"}]
+        await ok(reader.get(ORDERS + "/route"))
+        await ok(reader.put("/topics/%2F/mine", json={"partitions": 1}), 201)
+        for path in ("split", "merge", "move"):
+            await ok(reader.post(f"{ORDERS}/{path}", json={}), 401)
+        await ok(reader.put("/topics/%2F/other", json={"partitions": 1}), 401)
+        await ok(reader.delete(ORDERS), 401)
+        await ok(reader.post("/topics/drain", json={"node": "1"}), 401)
+        await ok(reader.post(ORDERS + "/declare-lost", json={"pid": 0}), 401)
+        await ok(reader.post(ORDERS + "/groups/g/seek", json={"time": 1}))
+    await ok(api.put("/permissions/%2F/reader", json=permissions | {"read": ""}), 204)
+    async with client(cluster, "reader", "p") as reader:
+        await ok(reader.post(ORDERS + "/groups/g/seek", json={"time": 1}), 401)
+        await ok(reader.delete(ORDERS + "/groups/g"), 401)

@@ -1,0 +1,280 @@
+"""The replicated machine of a partition: its part of the rules, and that the rest is as in
+`topics.partition`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convoymq.kernels import batch
+from convoymq.kernels.entries import HEADER_SIZE
+from convoymq.model.errors import UnknownCommand
+from convoymq.queues.partition.codec import decode_outcome
+from convoymq.queues.partition.machine import PartitionGroupMachine
+from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
+from convoymq.replication.machine import EFFECT_APPLIED
+from convoymq.topics import commands as c
+from convoymq.topics.answers import AckAnswer, LossAnswer, SealAnswer
+from convoymq.topics.lineage import PartitionState
+from convoymq.topics.partition import PartitionMachine
+from convoymq.topics.refusals import Code
+from tests.unit.queues.partition.support import (
+    OPEN,
+    SEAL,
+    SETTINGS,
+    TELLER,
+    A,
+    B,
+    Bench,
+    tell,
+)
+from tests.unit.queues.quorum.support import Log, apply
+
+TARGETS = [[0, 4, 7], [4, 8, 8]]
+
+
+def test_messages_lie_between_open_and_close() -> None:
+    bench = Bench()
+    bench.publish(1, 2, 3)
+    assert (bench.machine.next, bench.machine.state.end_offset) == (3, 4)
+    sealed = bench.ask(SEAL)
+    assert isinstance(sealed, SealAnswer)
+    assert (sealed.code, sealed.close_offset) == (Code.OK, 4)
+
+
+def test_the_first_partitions_of_a_topic_are_open_from_the_start() -> None:
+    bench = Bench(opened=False, created_version=0)
+    assert bench.machine.state.state is PartitionState.OPEN
+    assert bench.publish(1)[-1][3:] == (APPLIED_OK, None)
+
+
+def test_a_message_that_is_refused_gets_no_offset_and_its_session_hears_where_to_go() -> None:
+    bench = Bench()
+    bench.publish(1)
+    tell(bench.log, SEAL)
+    bench.log.publish(A, [2, 3])
+    bench.log.publish(B, [4])
+    answers = {e[1]: e for e in bench.seal()}
+    # The session's second command was stored, its third was not.
+    assert answers[A] == (
+        EFFECT_APPLIED, A, 3, APPLIED_REJECTED, ["CLOSED", 3, 4, TARGETS],
+    )  # fmt: skip
+    assert answers[B][3:] == (APPLIED_REJECTED, ["CLOSED", 2, 4, TARGETS])
+    assert bench.machine.next == 1
+
+
+def test_every_later_answer_says_what_was_refused_so_a_lost_one_does_no_harm() -> None:
+    bench = Bench()
+    bench.publish(1)
+    bench.ask(SEAL)
+    bench.publish(2)
+    assert bench.publish(3)[-1][2:] == (4, APPLIED_REJECTED, ["CLOSED", 3, 4, TARGETS])
+    bench.machine.resend(A >> 56)
+    answer = next(e for e in bench.machine.effects if e[1] == A)
+    assert answer[2:] == (4, APPLIED_REJECTED, ["CLOSED", 3, 4, TARGETS])
+    # An older command comes again.
+    bench.machine.effects.clear()
+    data = bench.log.entries[-1].data
+    bench.log.builder.adopt(data, HEADER_SIZE, len(data))
+    assert bench.seal()[-1][2:] == (4, APPLIED_REJECTED, ["CLOSED", 3, 4, TARGETS])
+
+
+def test_a_session_that_was_refused_once_stays_so_when_the_partition_opens() -> None:
+    bench = Bench(opened=False)
+    assert bench.publish(1)[-1][3:] == (APPLIED_REJECTED, ["NOT_OPEN", 2, 0, []])
+    bench.ask(OPEN)
+    assert bench.publish(2)[-1][3:] == (APPLIED_REJECTED, ["NOT_OPEN", 2, 0, []])
+    assert bench.publish(3, session=B)[-1][3:] == (APPLIED_OK, None)
+    assert bench.machine.next == 1
+    bench.log.command(A, batch.CMD_SESSION_CLOSE, count=bench.log.openings[A])
+    bench.seal()
+    assert not bench.machine.refused
+
+
+def test_readers_of_the_log_find_what_was_stored_and_nothing_else() -> None:
+    from convoymq.streamlog.reader import ChunkReader
+
+    bench = Bench(opened=False)
+    bench.publish(1)
+    bench.ask(OPEN)
+    bench.log.publish(A, [2])
+    bench.log.publish(B, [3, 4])
+    bench.log.publish(A, [5])
+    bench.seal()
+    reader = ChunkReader(bench.machine, lambda i, _: [bench.log.entries[i - 1]], 0)
+    found = []
+    while (run := reader.next(1, 1 << 30)) is not None:
+        found.append(len(batch.record(run.block, run.command, run.first)) - 4)
+    assert found == [3, 4]
+
+
+def test_acknowledged_ranges_never_reach_beyond_what_is_there() -> None:
+    bench = Bench()
+    bench.publish(*[1] * 9)
+    bench.ask(c.OpenCursor("g", 1))
+    bench.ask(c.Lease("g", 1, 1, "m"))
+    assert bench.ask(c.AckRanges("g", 1, 2, (1, 4))) == AckAnswer(Code.LEASE_FENCED)
+    assert bench.ask(c.AckRanges("g", 1, 1, (0, 2, 6, 7, 9, 99))) == AckAnswer(Code.OK)
+    assert bench.machine.state.groups["g"].cursor.pack() == [3, 6, 8, 9, 10]
+    bench.ask(SEAL)
+    assert bench.ask(c.AckRanges("g", 1, 1, (3, 5, 8, 99))) == AckAnswer(Code.OK, drained=True)
+
+
+def test_retention_moves_the_start_and_stops_who_has_not_read() -> None:
+    bench = Bench(segment_bytes=10, max_bytes=20)
+    bench.ask(c.OpenCursor("g", 1))
+    for _ in range(5):
+        bench.publish(10)
+    state = bench.machine.state
+    assert bench.machine.first > 0
+    assert state.log_start == bench.machine.first + 1
+    assert state.groups["g"].expired
+    lost = bench.ask(c.AcceptLoss("g"))
+    assert lost == LossAnswer(Code.OK, (("g", 1, state.log_start),))
+
+
+def test_a_trim_drops_the_segments_below_it() -> None:
+    bench = Bench(segment_bytes=10)
+    for _ in range(5):
+        bench.publish(10)
+    # A segment closes with the chunk behind it.
+    assert bench.ask(c.Trim(4, weak=False)) == LossAnswer(Code.OK)
+    assert (bench.machine.first, bench.machine.state.log_start) == (3, 4)
+    bench.ask(SEAL)
+    bench.ask(c.Trim(99, weak=False))
+    assert (bench.machine.first, bench.machine.messages) == (4, 1)
+
+
+def test_settings_change_by_the_log() -> None:
+    bench = Bench(segment_bytes=10)
+    for _ in range(5):
+        bench.publish(10)
+    bench.log.configure(max_bytes=20)
+    bench.seal()
+    assert bench.machine.state.log_start == bench.machine.first + 1 > 1
+    bench.log.configure(pid=4)
+    with pytest.raises(ValueError, match="cannot change"):
+        bench.seal()
+
+
+def test_a_command_that_is_not_known_stops_the_replica() -> None:
+    bench = Bench()
+    bench.log.command(A, 99)
+    with pytest.raises(UnknownCommand):
+        bench.seal()
+
+
+def test_a_snapshot_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="damaged"):
+        PartitionGroupMachine(SETTINGS).restore(b"\x81\xa6format\x01")
+
+
+GROUPS = st.sampled_from(["g", "h"])
+SMALL = st.integers(0, 12)
+KEYS = st.sampled_from([b"k", b"l"])
+COMMANDS = st.one_of(
+    st.just(OPEN),
+    st.just(SEAL),
+    st.builds(c.OpenCursor, GROUPS, st.integers(1, 2), st.integers(-2, 6)),
+    st.builds(c.Lease, GROUPS, st.integers(1, 2), st.integers(0, 3), st.just("m")),
+    st.builds(c.Ack, GROUPS, st.just(1), st.integers(0, 3), st.lists(SMALL, max_size=4).map(tuple)),
+    st.builds(
+        c.AckRanges,
+        GROUPS,
+        st.just(1),
+        st.integers(0, 3),
+        st.tuples(SMALL, SMALL),
+    ),
+    st.builds(
+        c.Park,
+        GROUPS,
+        st.just(1),
+        st.integers(0, 3),
+        SMALL,
+        KEYS,
+        st.integers(0, 7),
+        st.just(b"m"),
+        st.booleans(),
+    ),
+    st.builds(c.ResumeParked, GROUPS, KEYS),
+    st.builds(c.HandOver, GROUPS, st.integers(1, 2)),
+    st.builds(c.DropGroup, GROUPS),
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.sampled_from([A, B]), st.integers(1, 3)),
+        st.tuples(st.just("tell"), COMMANDS),
+        st.tuples(st.just("tell"), st.sampled_from([OPEN, OPEN, SEAL])),
+        st.just(("seal",)),
+        st.just(("repeat",)),
+    ),
+    max_size=40,
+)
+
+
+class Model:
+    """The pure machine, driven with the same commands, and which sessions were refused."""
+
+    def __init__(self) -> None:
+        self.pure = PartitionMachine(3, 0, 8, 2)
+        self.refused: set[int] = set()
+        self.outcomes: list[Any] = []
+        self.waiting: list[tuple[Any, ...]] = []
+
+    def end_entry(self, time_ms: int) -> None:
+        for step in self.waiting:
+            if step[0] == "tell":
+                self.outcomes.append(self.pure.apply(step[1]))
+                continue
+            for _ in range(step[2]):
+                if step[1] in self.refused:
+                    continue
+                produce = c.Produce(0, 0, 0, 0, b"k", time_ms=time_ms)
+                answer = self.pure.apply(produce)
+                if answer.code is not Code.OK:
+                    self.refused.add(step[1])
+        self.waiting.clear()
+
+
+def play(log: Log, step: tuple[Any, ...]) -> None:
+    if step[0] == "publish":
+        log.publish(step[1], [1] * step[2])
+    elif step[0] == "tell":
+        tell(log, step[1])
+    elif step[0] == "repeat" and log.entries:
+        data = log.entries[-1].data
+        if len(data) > HEADER_SIZE:
+            log.builder.adopt(data, HEADER_SIZE, len(data))
+
+
+@settings(max_examples=100, deadline=None)
+@given(STEPS)
+def test_the_machine_equals_the_pure_one_and_snapshots_go_on(steps: list[tuple[Any, ...]]) -> None:
+    log, model = Log(), Model()
+    machine, other = PartitionGroupMachine(SETTINGS), PartitionGroupMachine(SETTINGS)
+    outcomes: dict[int, Any] = {}
+    for step in [*steps, ("seal",)]:
+        if step[0] != "seal":
+            play(log, step)
+            if step[0] != "repeat":
+                model.waiting.append(step)
+            continue
+        entry = log.seal()
+        effects = apply(machine, entry)
+        machine.check_invariants()
+        assert apply(other, entry) == effects
+        state = other.snapshot()
+        other = PartitionGroupMachine(SETTINGS)
+        other.restore(state)
+        assert other.state_hash() == machine.state_hash()
+        model.end_entry(entry.time_ms)
+        assert machine.state.snapshot() == model.pure.snapshot()
+        assert machine.refused.keys() == model.refused
+        for effect in effects:
+            if effect[0] == EFFECT_APPLIED and effect[1] == TELLER and effect[4] is not None:
+                outcome = decode_outcome(effect[4])
+                assert outcomes.setdefault(effect[2], outcome) == outcome
+    assert list(outcomes.values()) == model.outcomes

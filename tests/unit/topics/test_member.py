@@ -1,0 +1,367 @@
+"""A member with a window, against the real state machine of a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convoymq.topics import commands as c
+from convoymq.topics.answers import AckAnswer, ParkAnswer
+from convoymq.topics.consumer import Fetch
+from convoymq.topics.coordinator import Leases
+from convoymq.topics.leaseholder import SendHeartbeat
+from convoymq.topics.member import (
+    Fetched,
+    GroupMember,
+    HandOut,
+    HandOutParked,
+    Send,
+    TellDrained,
+)
+from convoymq.topics.partition import PartitionMachine
+from convoymq.topics.refusals import Code
+
+RETRIES = 1
+RETRY_MS = 5
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Messages of which only the keys matter."""
+
+    offset: int
+    keys: Sequence[bytes]
+
+    @property
+    def messages(self) -> int:
+        return len(self.keys)
+
+    def key(self, offset: int) -> bytes:
+        return self.keys[offset - self.offset]
+
+    def copy(self, offset: int) -> bytes:
+        return b"%d" % offset
+
+
+class World:
+    """A partition, one member of a group, and its client."""
+
+    def __init__(self, keys: Sequence[bytes], window: int = 100) -> None:
+        self.now = 0
+        self.keys = keys
+        self.machine = PartitionMachine(3, 0, 8, 0)
+        self.machine.apply(c.Open("creation", 0, 1))
+        self.machine.apply(c.OpenCursor("g", 1))
+        for key in keys:
+            self.machine.apply(c.Produce(1, 1, 0, 0, key))
+        self.epoch = 0
+        self.member = GroupMember(
+            "g", "m", lambda key: 0, window=window, retries=RETRIES, retry_ms=RETRY_MS
+        )
+        self.hand: list[int] = []
+        self.parked_hand: list[HandOutParked] = []
+        self.first: list[int] = []
+        self.returned: set[int] = set()
+        self.acked: set[int] = set()
+        self.sent: list[Send] = []
+        self.drained = 0
+        self.heartbeats: list[SendHeartbeat] = []
+        self.lease()
+
+    def lease(self) -> None:
+        self.epoch += 1
+        self.machine.apply(c.Lease("g", 1, self.epoch, "m"))
+        self.tell({3: self.epoch})
+
+    def tell(self, leases: dict[int, int], *revoked: int) -> None:
+        self.now += 1
+        self.member.on_leases(Leases("m", self.now, 1, leases, frozenset(revoked)), self.now)
+        self.run()
+
+    def run(self) -> None:
+        """Performs what is due; commands wait for `answer`."""
+        self.member.step(self.now)
+        while actions := self.member.take_actions():
+            for action in actions:
+                match action:
+                    case Fetch():
+                        self._fetch(action)
+                    case HandOut():
+                        self._hand_out(action)
+                    case HandOutParked():
+                        self.parked_hand.append(action)
+                    case Send():
+                        self.sent.append(action)
+                    case TellDrained():
+                        self.drained += 1
+                    case SendHeartbeat():
+                        self.heartbeats.append(action)
+            assert sum(s.in_window for s in self.member.held.values()) <= self.member.window
+
+    def _fetch(self, fetch: Fetch) -> None:
+        machine = self.machine
+        code = machine.check_fetch("g", fetch.group_epoch, fetch.epoch)
+        own = machine.groups["g"]
+        view = None
+        if fetch.offset < 0 or fetch.park_version < own.park_version:
+            view = machine.view("g")
+        first = max(fetch.offset, own.cursor.watermark, 1)
+        end = min(first + 3, len(self.keys) + 1)
+        if view is None and first >= end:
+            return
+        batches = [Keys(first, self.keys[first - 1 : end - 1])] if first < end else []
+        answer = Fetched(code, batches, max(first, end), view)
+        self.member.on_fetched(fetch, answer, self.now)
+
+    def _hand_out(self, action: HandOut) -> None:
+        for offset in range(action.first, action.end):
+            assert offset not in self.acked, "handed out after it was acknowledged"
+            assert offset not in self.hand
+            if not action.failures and offset not in self.first:
+                key = action.batch.key(offset)
+                waits = [n for n in self.returned if self.keys[n - 1] == key and n < offset]
+                assert not waits, f"{offset} of {key!r} overtakes {waits}"
+                assert key not in self.machine.groups["g"].parked.keys
+                before = [n for n in self.first if self.keys[n - 1] == key]
+                assert not before or before[-1] < offset
+                self.first.append(offset)
+            self.returned.discard(offset)
+            self.hand.append(offset)
+
+    def answer(self, number: int = 0) -> None:
+        """One command is applied and answered."""
+        request = self.sent.pop(number)
+        outcome = self.machine.apply(request.command)
+        self.machine.check_invariants()
+        if isinstance(request.command, c.Park) and outcome.code is Code.OK:
+            self.returned.discard(request.command.offset)
+        assert isinstance(outcome, AckAnswer | ParkAnswer)
+        self.member.on_answer(request, outcome, self.now)
+        self.run()
+
+    def acknowledge(self, at: int) -> None:
+        offset = self.hand.pop(at)
+        self.acked.add(offset)
+        self.member.on_acknowledged(3, self.epoch, offset, offset, self.now)
+        self.run()
+
+    def give_back(self, at: int, *, final: bool = False) -> None:
+        offset = self.hand.pop(at)
+        self.returned.add(offset)
+        self.member.on_returned(3, self.epoch, offset, offset, self.now, final=final)
+        self.run()
+
+    def finish_parked(self, *, ok: bool) -> None:
+        head = self.parked_hand.pop(0)
+        self.member.on_parked_done(3, head.epoch, head.key, self.now, ok=ok)
+        self.run()
+
+    def wait(self, ms: int) -> None:
+        self.now += ms
+        self.run()
+
+
+def answer_all(world: World) -> None:
+    while world.sent:
+        world.answer()
+
+
+def test_the_window_is_filled_in_order_and_opens_when_acknowledgements_are_in_force() -> None:
+    world = World([b"a", b"b", b"a", b"c", b"d"], window=3)
+    assert world.hand == [1, 2, 3]
+    world.acknowledge(0)
+    assert world.hand == [2, 3]
+    world.answer()
+    assert world.hand == [2, 3, 4]
+    assert world.machine.groups["g"].cursor.watermark == 2
+
+
+def test_acknowledgements_gather_while_one_is_under_way() -> None:
+    world = World([b"a"] * 6)
+    for _ in range(4):
+        world.acknowledge(0)
+    assert [r.command.ranges for r in world.sent if isinstance(r.command, c.AckRanges)] == [(1, 1)]
+    world.answer()
+    assert [r.command.ranges for r in world.sent if isinstance(r.command, c.AckRanges)] == [(2, 4)]
+
+
+def test_a_returned_message_comes_again_and_nothing_new_of_its_key_before() -> None:
+    world = World([b"a", b"b", b"a", b"b"], window=2)
+    world.give_back(0)
+    assert world.hand == [2, 4]
+    world.wait(RETRY_MS)
+    world.acknowledge(0)
+    answer_all(world)
+    assert world.hand == [4, 1]
+    world.acknowledge(1)
+    assert world.hand == [4]
+    answer_all(world)
+    assert world.hand == [4, 3]
+
+
+def test_what_fails_again_is_parked_with_what_comes_behind_it() -> None:
+    world = World([b"a", b"a", b"b"], window=1)
+    for _ in range(RETRIES + 1):
+        assert world.hand == [1]
+        world.give_back(0)
+        if world.hand == [3]:
+            world.acknowledge(0)
+        world.wait(RETRY_MS)
+        answer_all(world)
+    parked = world.machine.groups["g"].parked.keys[b"a"]
+    assert [entry.offset for entry in parked.entries] == [1, 2]
+    assert world.acked == {3}
+    assert not world.hand
+
+
+def test_a_rejected_message_is_parked_at_once_and_comes_again_when_its_key_resumes() -> None:
+    world = World([b"a", b"a"], window=1)
+    world.give_back(0, final=True)
+    answer_all(world)
+    assert not world.hand
+    world.machine.apply(c.ResumeParked("g", b"a"))
+    world.now += 30_000
+    world.lease()
+    assert [head.entry.offset for head in world.parked_hand] == [1]
+    world.finish_parked(ok=True)
+    answer_all(world)
+    assert [head.entry.offset for head in world.parked_hand] == [2]
+    world.finish_parked(ok=True)
+    answer_all(world)
+    assert not world.machine.groups["g"].parked.keys
+    assert not world.member.held[3].keys
+
+
+def test_a_head_that_fails_again_waits_for_the_next_resume() -> None:
+    world = World([b"a"])
+    world.give_back(0, final=True)
+    answer_all(world)
+    world.machine.apply(c.ResumeParked("g", b"a"))
+    world.lease()
+    for _ in range(RETRIES + 1):
+        world.finish_parked(ok=False)
+        world.wait(RETRY_MS)
+    answer_all(world)
+    assert not world.machine.groups["g"].parked.keys[b"a"].resuming
+    assert not world.parked_hand
+
+
+def test_a_revoked_lease_ends_when_the_client_has_settled_what_it_has() -> None:
+    world = World([b"a"] * 4, window=2)
+    world.tell({3: 1}, 3)
+    world.acknowledge(0)
+    world.acknowledge(0)
+    assert not world.hand
+    assert 3 in world.member.held
+    world.wait(3_000)
+    answer_all(world)
+    assert not world.member.held
+    world.wait(1)
+    assert world.heartbeats[-1].heartbeat.released == {3: 1}
+
+
+def test_a_client_that_settles_nothing_keeps_a_revoked_lease_no_longer_than_a_lease() -> None:
+    world = World([b"a"] * 4, window=2)
+    world.tell({3: 1}, 3)
+    world.wait(10_000)
+    assert not world.member.held
+    world.acknowledge(0)
+    assert not world.sent
+
+
+def test_a_client_that_is_gone_gives_everything_back_at_once() -> None:
+    world = World([b"a"] * 4, window=3)
+    world.acknowledge(0)
+    world.member.abandon(world.now)
+    world.run()
+    assert 3 in world.member.held, "its acknowledgement is under way"
+    answer_all(world)
+    assert not world.member.held
+    beat = world.heartbeats[-1].heartbeat
+    assert (beat.leaves, dict(beat.released)) == (True, {3: 1})
+    world.tell({})
+    assert world.member.is_gone
+
+
+def test_nothing_is_handed_out_when_the_lease_may_be_over() -> None:
+    world = World([b"a"] * 4, window=1)
+    world.now += 9_000
+    world.acknowledge(0)
+    answer_all(world)
+    assert not world.hand
+    world.tell({3: 1})
+    assert world.hand == [2]
+
+
+def test_a_fenced_member_forgets_what_it_had() -> None:
+    world = World([b"a"] * 4, window=2)
+    world.machine.apply(c.Lease("g", 1, 2, "other"))
+    world.acknowledge(0)
+    world.answer()
+    assert not world.member.held
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("aaaarjwswlvp"), st.integers(0, 50)), min_size=5, max_size=80
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from([b"x", b"y", b"z"]), min_size=1, max_size=25),
+    STEPS,
+    st.integers(1, 8),
+)
+def test_every_message_is_acknowledged_or_parked_in_order(
+    keys: list[bytes], steps: list[tuple[str, int]], window: int
+) -> None:
+    world = World(keys, window)
+    for step, number in steps:
+        _take_step(world, step, number)
+    for _ in range(500):
+        world.wait(RETRY_MS)
+        if world.hand:
+            world.acknowledge(0)
+        if world.parked_hand:
+            world.finish_parked(ok=True)
+        answer_all(world)
+        if world.now % 3_000 < RETRY_MS:
+            world.tell({3: world.epoch})
+    own = world.machine.groups["g"]
+    assert own.cursor.watermark == len(keys) + 1
+    share = world.member.held[3]
+    assert not share.in_window
+    assert all(slow.parked and slow.head is None for slow in share.keys.values())
+
+
+def _take_step(world: World, step: str, number: int) -> None:
+    if step == "a" and world.hand:
+        world.acknowledge(number % len(world.hand))
+    elif step == "r" and world.hand:
+        world.give_back(number % len(world.hand))
+    elif step == "j" and world.hand:
+        world.give_back(number % len(world.hand), final=True)
+    elif step == "s" and world.sent:
+        world.answer()
+    elif step == "w":
+        world.wait(number)
+    elif step == "p" and world.parked_hand:
+        world.finish_parked(ok=number % 2 == 0)
+    elif step == "v":
+        parked = sorted(world.machine.groups["g"].parked.keys)
+        if parked:
+            world.machine.apply(c.ResumeParked("g", parked[number % len(parked)]))
+    elif step == "l":
+        # The lease is lost and comes again: what was not acknowledged is handed out again.
+        world.sent.clear()
+        world.hand.clear()
+        world.parked_hand.clear()
+        world.returned.clear()
+        own = world.machine.groups["g"]
+        world.acked = {n for n in range(1, len(world.keys) + 1) if n in own.cursor}
+        world.first = [n for n in world.first if n in own.cursor]
+        world.tell({})
+        world.lease()
