@@ -5,7 +5,8 @@
 
 Three nodes of ConvoyMQ on loopback. A round runs the plain queue and each case in turn; a ratio is
 that of a case and of the plain queue of its round. The moves of dead letters, at least once, are
-measured on RabbitMQ as well, where it is installed.
+measured on RabbitMQ as well, where it is installed. Of scheduled messages it is measured how late
+they fire (`firing`) and how much memory a waiting one takes (`pending`).
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from benchmarks.convoy import ConvoyCluster
 from benchmarks.disk import Disk
 from benchmarks.load import Load, LoadFailed, broken_promises
 from benchmarks.rabbitmq import RabbitCluster
+from benchmarks.scheduled import PENDING_MS, Firing, bytes_each, firing
 from benchmarks.systems import LocalCluster, NotUsable, SystemMissing, connect
 
 QUEUE = "perf"
 TARGET = "dead"
 POLL_S = 0.01
 MOVES_TIMEOUT_S = 300.0
+PENDING = 1_000_000
 FIRST_SHARE = 0.1
 """Moves are timed from this share of the messages on: the source's time limit is over by then."""
 
@@ -156,6 +159,8 @@ FEATURES = (
     Feature(name="consumers", title="1,000 consumers", options={"consumers": 1_000}),
     Feature(name="bindings", title="10,000 bindings in the virtual host", prepare=bindings(10_000)),
 )
+OTHERS = ("moves", "firing", "pending")
+"""Cases that are no throughput beside the plain queue's."""
 
 
 class Rounds:
@@ -280,11 +285,28 @@ def compare_moves(runs: int, base_port: int, console: Console) -> dict[str, list
     return found
 
 
+def measure_scheduled(
+    chosen: list[str], seconds: float, base_port: int
+) -> tuple[Firing | None, dict[str, float]]:
+    """Messages that wait, on a fresh cluster for each question."""
+    fired: Firing | None = None
+    pending: dict[str, float] = {}
+    if "firing" in chosen:
+        with ConvoyCluster(base_port=base_port) as cluster:
+            cluster.start()
+            fired = firing(cluster, seconds)
+    for name, delay_ms in PENDING_MS.items() if "pending" in chosen else ():
+        with ConvoyCluster(base_port=base_port) as cluster:
+            cluster.start()
+            pending[name] = bytes_each(cluster, PENDING, delay_ms)
+    return fired, pending
+
+
 def main() -> int:
     """Exit code: 0 done, 1 a run failed or a promise broke."""
     parser = argparse.ArgumentParser(description="What features of quorum queues cost")
     names = [feature.name for feature in FEATURES]
-    parser.add_argument("--case", action="append", choices=[*names, "moves"])
+    parser.add_argument("--case", action="append", choices=[*names, *OTHERS])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--base-port", type=int, default=28600)
@@ -297,6 +319,9 @@ def main() -> int:
     moved: dict[str, list[float]] = {}
     if not options.case or "moves" in options.case:
         moved = compare_moves(options.runs, options.base_port, rounds.console)
+    fired, pending = measure_scheduled(
+        options.case or list(OTHERS), options.seconds, options.base_port
+    )
     table = Table("case", "msg/s", "of the plain queue", "to reach")
     for feature in chosen:
         ratios = rounds.ratios.get(feature.name)
@@ -309,6 +334,12 @@ def main() -> int:
             )
     for system, rates in moved.items():
         table.add_row(f"dead letters moved, {system}", f"{statistics.median(rates):,.0f}", "", "")
+    if fired is not None:
+        late = f"p50 {fired.p50_ms:.1f} ms, p99 {fired.p99_ms:.1f} ms late"
+        table.add_row("delayed by 1 s, 10,000/s", f"{fired.rate:,.0f}", late, "≤ 10 ms")
+    for name, size in pending.items():
+        row = f"{size:.1f} B of memory each"
+        table.add_row(f"a million {name} messages", "", row, "≤ 64 B" if name == "waiting" else "")
     Console().print(table)
     if options.json is not None:
         samples = {"rates": rounds.rates, "ratios": rounds.ratios, "moves": moved}

@@ -33,6 +33,14 @@ def test_seeds(block: int) -> None:
             break
 
 
+@pytest.mark.parametrize("seed", [510031, 510340])
+def test_parking_behind_a_lost_partition_is_judged(seed: int) -> None:
+    """What was parked behind a lost partition is not lost with it, and a second lost partition does
+    not bring back what the first one took: these seeds have both."""
+    result = run_topic_seed(seed)
+    assert result.failure is None, result.detail
+
+
 def test_one_seed_gives_one_trace() -> None:
     lines: list[str] = []
     again: list[str] = []

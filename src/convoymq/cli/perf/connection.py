@@ -180,12 +180,17 @@ class Connection:
 
 
 def publish_template(
-    queue: str, size: int, properties: _spec.Properties, *, frame_bytes_max: int
+    exchange: str,
+    routing_key: str,
+    size: int,
+    properties: _spec.Properties,
+    *,
+    frame_bytes_max: int,
 ) -> bytes:
-    """Returns the frames of one publish to `queue` through the default exchange, body all zero."""
+    """Returns the frames of one publish, body all zero."""
     return codec.content_frames(
         1,
-        _spec.BasicPublish(exchange="", routing_key=queue),
+        _spec.BasicPublish(exchange=exchange, routing_key=routing_key),
         properties,
         bytes(size),
         frame_bytes_max=frame_bytes_max,
@@ -193,7 +198,7 @@ def publish_template(
 
 
 NUMBER = b"#" * 8
-"""In a message id or header: stands for the number of the message."""
+"""In a routing key, message id or header: stands for the number of the message."""
 
 
 def number_position(template: bytes) -> int:

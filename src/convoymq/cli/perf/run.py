@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from convoymq.amqp import _spec, codec
 from convoymq.cli.perf.connection import (
+    NUMBER,
     Address,
     BrokerSaid,
     Connection,
@@ -32,6 +33,8 @@ from convoymq.kernels.perfclient import Consumer, Histogram, Ledger, Publisher, 
 RECONNECT_PAUSE_S = 0.05
 IDLE_WAIT_S = 0.05
 ACK_PAUSE_S = 0.25
+TOPIC_GROUP = "perf"
+"""Group of the consumers of a topic."""
 POLLED_MIN = 64
 """From so many clients on the kernel keeps the list of their sockets: `epoll`."""
 
@@ -51,6 +54,8 @@ class Plan:
     publishers: int = 1
     consumers: int = 1
     queue_prefix: str = "perf"
+    topic: str = ""
+    """An ordered topic that exists: published to and consumed from instead of queues."""
     size: int = 1024
     in_flight: int = 1000
     prefetch: int = 1000
@@ -80,12 +85,21 @@ class Plan:
                 raise ValueError(f"--{name.replace('_', '-')} lies between 1 and 65535")
         if self.verify and self.size < 16:
             raise ValueError("--verify needs --size of at least 16")
+        if self.verify and self.topic:
+            raise ValueError("--verify checks the order of a queue; a topic has one per key")
         if self.prefetch and self.ack_every > (self.prefetch + 1) // 2:
             raise ValueError("--ack-every is at most half of --prefetch")
 
     def queue_name(self, number: int) -> str:
         """Returns the name of the queue that client `number` works on."""
+        if self.topic:
+            return f"{self.topic}/{TOPIC_GROUP}"
         return f"{self.queue_prefix}-{number % self.queues}"
+
+    @property
+    def routing_key(self) -> str:
+        """Returns the routing key of messages to a topic: a key of each message's number."""
+        return f"key-{NUMBER.decode()}"
 
 
 @dataclass(slots=True)
@@ -175,7 +189,7 @@ class Run:
     def declare(self) -> None:
         """Declares the queues, deleting them first unless told otherwise."""
         plan = self.plan
-        for number in range(plan.queues):
+        for number in () if plan.topic else range(plan.queues):
             connection = Connection(plan.declare_uris[number % len(plan.declare_uris)])
             try:
                 name = plan.queue_name(number)
@@ -203,8 +217,10 @@ class Run:
     def _connect_publisher(self, client: _Client, publisher: Publisher) -> None:
         connection = Connection(client.next_address())
         connection.confirm()
+        plan = self.plan
         template = publish_template(
-            self.plan.queue_name(client.number),
+            plan.topic,
+            plan.routing_key if plan.topic else plan.queue_name(client.number),
             self.plan.size,
             self.plan.properties,
             frame_bytes_max=connection.frame_bytes_max,
@@ -307,7 +323,7 @@ class Run:
                 if client.connection is not None:
                     client.connection.socket.setblocking(True)
                     client.connection.close()
-            if not self.plan.keep:
+            if not self.plan.keep and not self.plan.topic:
                 self.delete()
 
     def _measure(self) -> dict[str, object]:

@@ -13,6 +13,8 @@ from itertools import pairwise
 
 from convoymq.sim.topics import events
 
+IN_FLIGHT_MS = 150
+"""Time for which a request may be on its way, and its repeat behind it."""
 Token = tuple[int, int]
 Reader = tuple[str, int]
 """A group and its group epoch."""
@@ -25,7 +27,8 @@ class Referee:
         self.violations: list[str] = []
         self.sends: dict[int, events.Send] = {}
         self.copies: dict[int, list[events.Stored]] = defaultdict(list)
-        self.confirmed: set[int] = set()
+        self.confirmed: dict[int, int] = {}
+        """Times."""
         self.by_partition: dict[int, list[events.Stored]] = defaultdict(list)
         self.stored_at: dict[tuple[int, int], events.Stored] = {}
         self.spans: dict[int, tuple[int, int]] = {}
@@ -41,17 +44,21 @@ class Referee:
         self.cv: dict[str, int] = {}
         self.settled: dict[Reader, set[tuple[int, int]]] = defaultdict(set)
         """Places that are acknowledged, parked or given up."""
-        self.acked_msgs: dict[Reader, set[int]] = defaultdict(set)
+        self.acked_msgs: dict[Reader, dict[int, int]] = defaultdict(dict)
+        """With the version that created the partition of the copy."""
         self.delivered: dict[Reader, set[tuple[int, int]]] = defaultdict(set)
         self.losses: dict[Reader, list[events.Loss]] = defaultdict(list)
         self.parked: dict[tuple[str, int, bytes], list[int]] = defaultdict(list)
-        self.doubtful: dict[Reader, set[int]] = defaultdict(set)
-        """Parked messages that may be lost with a partition."""
+        self.parked_in: dict[Reader, dict[int, int]] = defaultdict(dict)
+        self.doubtful: dict[Reader, dict[int, int]] = defaultdict(dict)
+        """Parked messages that may be lost with a partition, and the version that created it: they
+        are out of reach behind it, and only there."""
         self.skipped: dict[Reader, set[int]] = defaultdict(set)
         self.first: dict[tuple[str, int, bytes], events.Deliver] = {}
         self.seen: dict[Reader, set[int]] = defaultdict(set)
         self.leases: dict[tuple[str, int], tuple[int, str, bool]] = {}
-        self.effects: dict[Reader, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self.effects: dict[Reader, dict[int, int]] = defaultdict(dict)
+        """With the version that created the partition of the latest copy."""
         self.last_effect: dict[tuple[str, int, bytes], Token] = {}
         self.applied: dict[tuple[str, int, bytes], list[int]] = defaultdict(list)
         self._last_of_lp: dict[int, Token] = {}
@@ -80,7 +87,7 @@ class Referee:
         """A3: what is confirmed is stored."""
         if event.msg not in self.copies:
             self.say("A3", f"message {event.msg} is confirmed and not stored")
-        self.confirmed.add(event.msg)
+        self.confirmed.setdefault(event.msg, event.t)
 
     def on_abandoned(self, event: events.Abandoned) -> None:
         """No producer has a reason to give up here."""
@@ -127,9 +134,12 @@ class Referee:
         self._last_in_partition[in_pid] = event.msg
 
     def _check_copies(self, event: events.Stored) -> None:
-        """A2: one entry, but for what a dead partition may have stored as well."""
+        """A2: one entry, but for what a dead partition may have stored as well, and never for what
+        its producer knew to be stored when it sent the request."""
+        known_ms = self.confirmed.get(event.msg, event.t) + IN_FLIGHT_MS
         for copy in self.copies.get(event.msg, ()):
-            if copy.pid == event.pid or not self._is_unknown_between(copy, event):
+            unknown = self._is_unknown_between(copy, event) and event.t <= known_ms
+            if copy.pid == event.pid or not unknown:
                 self.say("A2", f"{event} is stored at {copy.pid}, {copy.offset} already")
 
     def _is_unknown_between(self, copy: events.Stored, event: events.Stored) -> bool:
@@ -232,7 +242,8 @@ class Referee:
         if (epoch, member) != (event.epoch, event.member) or over:
             self.say("A10", f"{event}: the lease is {epoch} of {member!r}, over: {over}")
         self._check_parked(event)
-        if event.msg in self.acked_msgs[reader] and not self._has_lost_copy(event.msg):
+        acked_in = self.acked_msgs[reader].get(event.msg)
+        if acked_in is not None and not self._is_lost_between(event.msg, acked_in, event):
             self.say("A9", f"{event} was acknowledged before")
         self._check_gate(event)
         self.delivered[reader].add((event.pid, event.offset))
@@ -247,24 +258,25 @@ class Referee:
                 self.say("A8", f"{event} comes before {last} is acknowledged")
         self.first[event.group, event.gen, event.key] = event
 
-    def _has_lost_copy(self, msg: int) -> bool:
-        """Returns whether a lost partition stored it, or knew that it was stored before."""
-        copies, lp = self.copies[msg], self.sends[msg].lp
-        first, last = copies[0].created_v, copies[-1].created_v
+    def _is_lost_between(
+        self, msg: int, version: int, event: events.Deliver | events.Effect
+    ) -> bool:
+        """Returns whether a copy comes behind a lost partition, and the one that was read before it
+        does not: what would have passed the second one over is lost."""
+        lp = self.sends[msg].lp
         return any(
-            self.spans[pid][0] <= lp < self.spans[pid][1] and first <= self.created[pid] <= last
+            self.spans[pid][0] <= lp < self.spans[pid][1]
+            and version <= self.created[pid] < event.created_v
             for pid in self.lost
         )
 
     def _check_parked(self, event: events.Deliver) -> None:
         """A12: only the head of a parked key is delivered."""
         doubtful = self.doubtful[event.group, event.gen]
-        waiting = self.parked.get((event.group, event.gen, event.key))
-        if waiting and doubtful and not (event.parked and event.msg in doubtful):
-            waiting = [msg for msg in waiting if msg not in doubtful]
-        if waiting and event.parked and event.msg in doubtful:
-            return
-        if waiting and not (event.parked and event.msg == waiting[0]):
+        reached = self.created.get(event.lease_pid, 0)
+        parked = self.parked.get((event.group, event.gen, event.key), ())
+        waiting = [msg for msg in parked if msg not in doubtful or doubtful[msg] >= reached]
+        if (waiting or event.parked) and not (event.parked and [event.msg] == waiting[:1]):
             self.say("A12", f"{event}: {waiting} wait in the park log")
 
     def _check_gate(self, event: events.Deliver) -> None:
@@ -322,20 +334,21 @@ class Referee:
         self.settled[reader].add((event.pid, event.offset))
         if (event.pid, event.offset) in self.delivered[reader]:
             # A second copy that is passed over is acknowledged as well.
-            self.acked_msgs[reader].add(stored.msg)
+            self.acked_msgs[reader][stored.msg] = stored.created_v
 
     def on_park(self, event: events.Park) -> None:
         """A12: the park log of a key is in order."""
         reader = (event.group, event.gen)
         self.settled[reader].add((event.pid, event.offset))
         self.parked[event.group, event.gen, event.key].append(event.msg)
+        self.parked_in[reader][event.msg] = self.created.get(event.pid, 0)
 
     def on_unpark(self, event: events.Unpark) -> None:
         """A12: the head leaves."""
         waiting = self.parked[event.group, event.gen, event.key]
         doubtful = self.doubtful[event.group, event.gen]
-        heads = [msg for msg in waiting if msg not in doubtful][:1]
-        if event.msg not in heads and event.msg not in doubtful:
+        heads = waiting[:1] + [msg for msg in waiting if msg not in doubtful][:1]
+        if event.msg not in heads:
             self.say("A12", f"{event}: {waiting} wait in the park log")
         if event.msg in waiting:
             waiting.remove(event.msg)
@@ -343,7 +356,7 @@ class Referee:
         if event.skipped:
             self.skipped[reader].add(event.msg)
         else:
-            self.acked_msgs[reader].add(event.msg)
+            self.acked_msgs[reader][event.msg] = self.parked_in[reader].get(event.msg, 0)
 
     def on_loss(self, event: events.Loss) -> None:
         """Something is given up, by name."""
@@ -358,9 +371,11 @@ class Referee:
         for (group, gen, _), waiting in self.parked.items():
             if (group, gen) == reader:
                 # Their copies lay in the lost partition, or still in one before it.
-                self.doubtful[reader].update(
-                    msg for msg in waiting if lo <= self.sends[msg].lp < hi
-                )
+                created = self.created[event.pid]
+                for msg in waiting:
+                    before = self.parked_in[reader].get(msg, 0) <= created
+                    if before and lo <= self.sends[msg].lp < hi:
+                        self.doubtful[reader].setdefault(msg, created)
 
     def on_effect(self, event: events.Effect) -> None:
         """A13."""
@@ -371,10 +386,12 @@ class Referee:
         if token <= self.last_effect.get(key, (-1, -1)):
             self.say("A13", f"{event} is applied after {self.last_effect[key]}")
         self.last_effect[key] = token
-        self.effects[reader][event.msg] += 1
-        if self.effects[reader][event.msg] > 1 and not self._has_lost_copy(event.msg):
+        version = self.effects[reader].get(event.msg)
+        if version is None:
+            self.applied[key].append(event.msg)
+        elif not self._is_lost_between(event.msg, version, event):
             self.say("A13", f"{event} is applied twice")
-        self.applied[key].append(event.msg)
+        self.effects[reader][event.msg] = event.created_v
 
     # The end
 
@@ -388,21 +405,20 @@ class Referee:
                 self.say("A3", f"message {msg} is stored and was never confirmed")
         for group, gen in self.gens.items():
             reader = (group, gen)
-            begin, _ = self.begins[reader]
             for msg, copies in self.copies.items():
-                required = all(self._is_required(reader, copy, begin) for copy in copies)
-                gone = msg in self.skipped[reader] or msg in self.doubtful[reader]
-                if required and not gone:
-                    self._finish_message(reader, msg, copies)
+                self._finish_message(reader, msg, [c for c in copies if c.pid not in self.lost])
             self._finish_keys(reader)
 
     def _finish_message(self, reader: Reader, msg: int, copies: list[events.Stored]) -> None:
-        for copy in copies:
+        """A11, A13: each copy is settled, and one is applied unless a group goes on without it."""
+        begin, _ = self.begins[reader]
+        required = [copy for copy in copies if self._is_required(reader, copy, begin)]
+        for copy in required:
             if (copy.pid, copy.offset) not in self.settled[reader]:
                 self.say("A11", f"{copy} was never acknowledged by {reader}")
-        times = self.effects[reader][msg]
-        if times != 1 and not (times > 1 and self._has_lost_copy(msg)):
-            self.say("A13", f"message {msg} was applied {times} times by {reader}: {copies}")
+        gone = msg in self.skipped[reader] or msg in self.doubtful[reader]
+        if copies and required == copies and not gone and msg not in self.effects[reader]:
+            self.say("A13", f"message {msg} was never applied by {reader}: {copies}")
 
     def _finish_keys(self, reader: Reader) -> None:
         """A15: the effects of a key are those of its source, in order, for every producer."""
@@ -412,7 +428,7 @@ class Referee:
             by_producer: dict[int, int] = {}
             for msg in applied:
                 producer = self.sends[msg].producer
-                if msg <= by_producer.get(producer, 0) and not self._has_lost_copy(msg):
+                if msg <= by_producer.get(producer, 0):
                     self.say("A15", f"{key!r}: message {msg} of {producer} came late, by {reader}")
                 by_producer[producer] = msg
 

@@ -1,0 +1,295 @@
+"""Ordered topics beside plain streams, and what a change of partitions costs its publishers.
+
+    python benchmarks/topics.py                     everything, three rounds
+    python benchmarks/topics.py --case throughput   one question
+
+Three nodes of ConvoyMQ on loopback. `throughput`: one and eight publishers to a topic of eight
+partitions, and to as many streams, in turn; ratios of rates and of the nodes' processor time for a
+message. `changes`: longest waits of a publisher that waits for each confirm, in the range that is
+split, moved and merged, and of one outside of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pika
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.convoy import ConvoyCluster
+from benchmarks.load import Load, LoadFailed
+from benchmarks.systems import NotUsable, connect
+from convoymq.topics.hashing import logical_partition
+
+TOPIC = "bench"
+PARTITIONS = 8
+LOGICAL = 1024
+KEYS = 10_000
+LOADS = (
+    ("8 publishers", 8, "pub"),
+    ("8 publishers and consumers", 8, "both"),
+    ("1 publisher", 1, "pub"),
+)
+"""(name, publishers, mode of `convoy perf`)."""
+SETTLE_S = 0.5
+POLL_S = 0.002
+CHANGE_TIMEOUT_S = 30.0
+AUTH = ("guest", "guest")
+
+
+@dataclass(slots=True)
+class Samples:
+    """Measured values by name."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        """Adds a value."""
+        self.values.setdefault(name, []).append(value)
+
+
+@dataclass(slots=True)
+class Publishing:
+    """A publisher of one key that waits for each confirm; times in seconds."""
+
+    uri: str
+    key: str
+    confirms: list[tuple[float, float]] = field(default_factory=list)
+    """(publish, confirm)."""
+    error: str = ""
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Publishes until it is stopped."""
+        try:
+            connection = connect(self.uri, timeout_s=30)
+            channel = connection.channel()
+            channel.confirm_delivery()
+            properties = pika.BasicProperties(delivery_mode=2)
+            while not self._stopped.is_set():
+                begin = time.monotonic()
+                channel.basic_publish(TOPIC, self.key, b"x" * 100, properties)
+                self.confirms.append((begin, time.monotonic()))
+            connection.close()
+        except (pika.exceptions.AMQPError, OSError) as error:
+            self.error = f"{type(error).__name__}: {error}"
+
+    def stop(self) -> None:
+        """Ends `run` after the publish that is under way."""
+        self._stopped.set()
+
+    def longest_ms(self, since: float, until: float) -> float:
+        """Longest wait for a confirm of what was published, or under way, in a time."""
+        waits = [end - begin for begin, end in self.confirms if end >= since and begin <= until]
+        return max(waits, default=0.0) * 1000
+
+    def typical_ms(self) -> float:
+        """Median wait for a confirm."""
+        return statistics.median(end - begin for begin, end in self.confirms) * 1000
+
+
+def key_in(seed: int, lo: int, hi: int) -> str:
+    """Returns a key whose logical partition lies in a range."""
+    return next(
+        key
+        for key in (f"key-{number}" for number in range(1_000_000))
+        if lo <= logical_partition(key.encode(), LOGICAL, seed) < hi
+    )
+
+
+class Topics:
+    """The HTTP API of topics."""
+
+    def __init__(self, api: str) -> None:
+        self._url = f"{api}/api/topics/%2F/{TOPIC}"
+
+    def create(self, partitions: int) -> None:
+        """Creates the topic."""
+        body = {"partitions": partitions, "logical": LOGICAL}
+        httpx.put(self._url, json=body, auth=AUTH, timeout=60).raise_for_status()
+
+    def delete(self) -> None:
+        """Deletes the topic."""
+        httpx.delete(self._url, auth=AUTH, timeout=60).raise_for_status()
+
+    def seed(self) -> int:
+        """Seed of the topic's hash."""
+        found = httpx.get(self._url, auth=AUTH, timeout=30).raise_for_status().json()
+        return int(found["hash_seed"])
+
+    def route(self) -> list[dict[str, object]]:
+        """Returns the partitions of the newest version."""
+        found = httpx.get(f"{self._url}/route", auth=AUTH, timeout=30).raise_for_status().json()
+        rows: list[dict[str, object]] = found
+        return rows
+
+    def run_change(self, kind: str, body: object) -> tuple[float, float]:
+        """Carries a change out, and waits for its end; returns when it began and ended."""
+        begin = time.monotonic()
+        url = f"{self._url}/{kind}"
+        found = httpx.post(url, json=body, auth=AUTH, timeout=30).raise_for_status().json()
+        url = f"{self._url}/changes/{found['change_id']}"
+        while not found["is_finished"]:
+            if time.monotonic() > begin + CHANGE_TIMEOUT_S:
+                raise NotUsable(f"{kind} is in phase {found['phase']} for {CHANGE_TIMEOUT_S} s")
+            time.sleep(POLL_S)
+            found = httpx.get(url, auth=AUTH, timeout=30).raise_for_status().json()
+        return begin, time.monotonic()
+
+
+def to_topic(
+    cluster: ConvoyCluster, publishers: int, seconds: float, mode: str
+) -> dict[str, float]:
+    """Publishes to a fresh topic of eight partitions."""
+    topics = Topics(cluster.api)
+    topics.create(PARTITIONS)
+    try:
+        return _load(cluster, publishers, seconds, mode, {"topic": TOPIC, "distinct": KEYS})
+    finally:
+        topics.delete()
+
+
+def to_streams(
+    cluster: ConvoyCluster, publishers: int, seconds: float, mode: str
+) -> dict[str, float]:
+    """Publishes to streams, as many as publishers."""
+    options = {"queue-type": "stream", "queues": publishers, "queue-prefix": "plain"}
+    return _load(cluster, publishers, seconds, mode, options)
+
+
+def _load(
+    cluster: ConvoyCluster,
+    publishers: int,
+    seconds: float,
+    mode: str,
+    options: dict[str, str | int],
+) -> dict[str, float]:
+    result = Load(
+        declare=cluster.uris[0],
+        publish=cluster.uris,
+        consume=cluster.uris,
+        pids=cluster.pids,
+        size=1024,
+        seconds=seconds,
+        options={"publishers": publishers, "consumers": publishers, "mode": mode, **options},
+        flags=("persistent",),
+    ).run()
+    rate = result["confirmed_per_s"]
+    if mode == "both":
+        rate = min(rate, result["consumed_per_s"])
+    return {"rate": rate, "cpu": result["broker_cpu_s_per_1M"]}
+
+
+def throughput(cluster: ConvoyCluster, seconds: float, found: Samples) -> None:
+    """Rates and processor time of a topic and of streams, in turn."""
+    for name, publishers, mode in LOADS:
+        streams = to_streams(cluster, publishers, seconds, mode)
+        topic = to_topic(cluster, publishers, seconds, mode)
+        for measure in ("rate", "cpu"):
+            found.add(f"{name}: {measure}", topic[measure] / streams[measure])
+        print(f"{name}: streams {streams}, topic {topic}", file=sys.stderr, flush=True)
+
+
+def changes(cluster: ConvoyCluster, count: int, found: Samples) -> None:
+    """Waits of publishers while a partition is split, moved and merged."""
+    topics = Topics(cluster.api)
+    topics.create(2)
+    try:
+        seed = topics.seed()
+        inside = Publishing(cluster.uris[0], key_in(seed, 0, LOGICAL // 4))
+        outside = Publishing(cluster.uris[0], key_in(seed, LOGICAL // 2, LOGICAL))
+        threads = [threading.Thread(target=each.run) for each in (inside, outside)]
+        for thread in threads:
+            thread.start()
+        try:
+            time.sleep(SETTLE_S)
+            for _ in range(count):
+                for kind in ("split", "move", "merge"):
+                    begin, end = topics.run_change(kind, _body(topics, cluster, kind))
+                    time.sleep(SETTLE_S)
+                    found.add(f"{kind}: ms", (end - begin) * 1000)
+                    for name, each in (("inside", inside), ("outside", outside)):
+                        found.add(f"{kind}: {name}, ms", each.longest_ms(begin, end))
+        finally:
+            for each in (inside, outside):
+                each.stop()
+            for thread in threads:
+                thread.join()
+        for name, each in (("inside", inside), ("outside", outside)):
+            found.add(f"typical confirm, {name}, ms", each.typical_ms())
+            if each.error:
+                raise NotUsable(each.error)
+    finally:
+        topics.delete()
+
+
+def _body(topics: Topics, cluster: ConvoyCluster, kind: str) -> dict[str, object]:
+    """Body of the next change: what lies in the lower half is split, moved and merged again."""
+    rows = sorted(
+        (row for row in topics.route() if int(str(row["lo"])) < LOGICAL // 2),
+        key=lambda row: int(str(row["lo"])),
+    )
+    pid = rows[0]["pid"]
+    if kind == "split":
+        return {"pid": pid}
+    if kind == "merge":
+        return {"pids": [row["pid"] for row in rows[:2]]}
+    others = [n for n in range(1, 4) if cluster.node_name(n) != rows[0]["node"]]
+    return {"pid": pid, "node": cluster.node_name(others[0])}
+
+
+def main() -> int:
+    """Exit code: 0 done, 1 a run failed."""
+    parser = argparse.ArgumentParser(description="Ordered topics beside plain streams")
+    parser.add_argument("--case", action="append", choices=["throughput", "changes"])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--changes", type=int, default=10, help="of each kind, a round")
+    parser.add_argument("--base-port", type=int, default=28600)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    cases = options.case or ["throughput", "changes"]
+    found = Samples()
+    try:
+        for _ in range(options.runs):
+            with ConvoyCluster(base_port=options.base_port) as cluster:
+                cluster.start()
+                if "throughput" in cases:
+                    throughput(cluster, options.seconds, found)
+                if "changes" in cases:
+                    changes(cluster, options.changes, found)
+    except (LoadFailed, NotUsable, OSError, httpx.HTTPError) as error:
+        Console(stderr=True).print(f"[bold red]{error}[/]", highlight=False)
+        return 1
+    table = Table("measure", "median", "p99", "largest", "samples")
+    for name, samples in found.values.items():
+        ordered = sorted(samples)
+        p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+        table.add_row(
+            name,
+            f"{statistics.median(ordered):,.2f}",
+            f"{p99:,.2f}",
+            f"{ordered[-1]:,.2f}",
+            str(len(ordered)),
+        )
+    Console().print(table)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found.values, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
