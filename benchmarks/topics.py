@@ -157,7 +157,13 @@ def to_topic(
     topics = Topics(cluster.api)
     topics.create(PARTITIONS)
     try:
-        return _load(cluster, publishers, seconds, mode, {"topic": TOPIC, "distinct": KEYS})
+        return _load(
+            cluster,
+            publishers,
+            seconds,
+            mode,
+            {"queue-type": "topic", "queue-prefix": TOPIC, "distinct": KEYS},
+        )
     finally:
         topics.delete()
 

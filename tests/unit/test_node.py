@@ -99,7 +99,7 @@ async def test_a_node_asks_again_until_it_is_known(tmp_path: Path) -> None:
 
 
 def test_all_machines_are_announced() -> None:
-    assert announced().keys() == {"metadata", "quorum", "stream"}
+    assert announced().keys() == {"metadata", "partition", "quorum", "stream"}
 
 
 async def test_listeners_are_as_configured(tmp_path: Path) -> None:

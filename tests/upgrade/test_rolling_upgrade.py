@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from convoymq.metadata.machine import MetadataMachine
 from tests.faults.conftest import TEST_TIME_LIMIT_S as TEST_TIME_LIMIT_S
 from tests.faults.traffic import Traffic, declare, in_step, log_has, until
 from tests.ports import cluster_ports
@@ -41,7 +42,10 @@ def test_node_by_node_under_load_and_not_back(cluster: MixedCluster) -> None:
             cluster.upgrade(number)
             traffic.goes_on(300)
         until(lambda: cluster.versions("quorum") == {NEXT}, "the version was not raised")
-        until(lambda: cluster.versions("metadata") == {2}, "the version was not raised")
+        until(
+            lambda: cluster.versions("metadata") == {MetadataMachine.VERSION},
+            "the version was not raised",
+        )
         traffic.goes_on(300)
         traffic.finish()
     in_step(cluster)

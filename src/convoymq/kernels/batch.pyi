@@ -129,7 +129,8 @@ class PublishTarget:
     """Of `content.RECORD_ASKS`, `RECORD_WAITS` and `RECORD_GROUPED`: which messages that ask for
     what not every queue does go the short way."""
     spreads: bool
-    """True if it takes no records itself: each goes to another target (`ordered_runs.OrderedTarget`)."""
+    """True if it takes no records itself: each goes to another target
+    (`ordered_runs.OrderedTarget`)."""
     def __init__(self, builder: CommandBuilder, session: int, owner: object) -> None: ...
     def publish(self, record: Sequence[bytes], body_size: int, tag: int, flags: int = 0) -> None:
         """Appends one message: the parts of `record` are joined (the frame scanner has a C twin of

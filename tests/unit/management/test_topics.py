@@ -70,7 +70,7 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
     """A topic `orders` with a group `g`."""
     made = FakeAdmin()
     broker = cluster.nodes[1].broker
-    monkeypatch.setattr(broker, "topics", made, raising=False)
+    monkeypatch.setattr(type(broker), "topics", made)
     place = broker.metadata.tree.vhosts["/"]
     place.topics["orders"] = SimpleNamespace(groups={"g": None})  # type: ignore[assignment]
     return made

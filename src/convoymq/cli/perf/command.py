@@ -25,7 +25,12 @@ DeclaringOption = Annotated[
     list[str] | None, typer.Option(help="Nodes that declare: the leader starts there.")
 ]
 TypeOption = Annotated[
-    str, typer.Option(help="quorum, classic, stream, none (the broker's default).")
+    str,
+    typer.Option(
+        help="quorum, classic, stream, none (the broker's default); topic: publish to the ordered "
+        "topic QUEUE_PREFIX, which exists, each message with a key of its own (--distinct), and "
+        "consume as its group perf."
+    ),
 ]
 ArgumentsOption = Annotated[
     list[str] | None, typer.Option(help="Further queue arguments, key=value.")
@@ -39,13 +44,6 @@ PropertyOption = Annotated[
 ]
 HeaderOption = Annotated[list[str] | None, typer.Option(help="Message headers, key=value.")]
 DistinctOption = Annotated[int, typer.Option(help="Numbers begin again after so many; 0 = never.")]
-TopicOption = Annotated[
-    str,
-    typer.Option(
-        help="Publish to this ordered topic, each message with a key of its own (see --distinct), "
-        "and consume from its group `perf`."
-    ),
-]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Check order, loss and duplicates.")]
 
 
@@ -97,7 +95,6 @@ def perf(
     publishers: int = 1,
     consumers: int = 1,
     queue_prefix: Annotated[str, typer.Option(help="Queues are called PREFIX-k.")] = "perf",
-    topic: TopicOption = "",
     size: Annotated[int, typer.Option(help="Body size in bytes.")] = 1024,
     persistent: bool = False,
     property: PropertyOption = None,
@@ -135,7 +132,6 @@ def perf(
             publishers=publishers,
             consumers=consumers,
             queue_prefix=queue_prefix,
-            topic=topic,
             size=size,
             properties=_properties(property, header, persistent=persistent),
             distinct=distinct,

@@ -54,8 +54,6 @@ class Plan:
     publishers: int = 1
     consumers: int = 1
     queue_prefix: str = "perf"
-    topic: str = ""
-    """An ordered topic that exists: published to and consumed from instead of queues."""
     size: int = 1024
     in_flight: int = 1000
     prefetch: int = 1000
@@ -78,8 +76,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.mode not in ("both", "pub", "cons"):
             raise ValueError("--mode is one of both, pub, cons")
-        if self.queue_type not in ("quorum", "classic", "stream", "none"):
-            raise ValueError("--queue-type is one of quorum, classic, stream, none")
+        if self.queue_type not in ("quorum", "classic", "stream", "topic", "none"):
+            raise ValueError("--queue-type is one of quorum, classic, stream, topic, none")
         for name in ("queues", "publishers", "consumers", "in_flight"):
             if not 1 <= getattr(self, name) <= 65_535:
                 raise ValueError(f"--{name.replace('_', '-')} lies between 1 and 65535")
@@ -89,6 +87,12 @@ class Plan:
             raise ValueError("--verify checks the order of a queue; a topic has one per key")
         if self.prefetch and self.ack_every > (self.prefetch + 1) // 2:
             raise ValueError("--ack-every is at most half of --prefetch")
+
+    @property
+    def topic(self) -> str:
+        """Returns the ordered topic that is published to and consumed from; empty: queues are. It
+        exists, and is neither declared nor deleted."""
+        return self.queue_prefix if self.queue_type == "topic" else ""
 
     def queue_name(self, number: int) -> str:
         """Returns the name of the queue that client `number` works on."""
