@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 SEEDS ?= 2000
 
-.PHONY: help setup build demo test test-spark-full lint types unit sim bench bench-features bench-spark wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build demo test test-spark-full lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -59,6 +59,10 @@ test-spark-full: setup ## The kills of the Spark tests once at full size: 342,00
 bench-features: setup ## What features of quorum queues cost, beside the plain queue
 	@CONVOY_PLAIN_LEVEL=-O2 $(BIN)/python tools/build.py
 	$(BIN)/python benchmarks/features.py
+
+bench-topics: setup ## Ordered topics beside plain streams, and what changes of partitions cost
+	@CONVOY_PLAIN_LEVEL=-O2 $(BIN)/python tools/build.py
+	$(BIN)/python benchmarks/topics.py
 
 wheel: setup ## Build both wheels and try them in environments of their own, without sources or compiler
 	tools/check_wheel.sh
