@@ -289,13 +289,13 @@ class SimNode:
     def _new_queue(self, group: int, members: list[int]) -> GroupQueue:
         target = ChosenRoutes(self.world, self.process)
         options = DeadLetterOptions(routes=target, confirm_timeout_ms=2_000)
-        kind: Callable[..., StreamQueue | WatchedQueue]
-        if self.world.plan.streams:
-            stream = PartitionQueue if self.world.plan.partitions else StreamQueue
-            kind = partial(stream, ask_node=self._ask_node, answers=self.answers)
-        else:
-            kind = partial(WatchedQueue, dead_letters=options)
-        queue = kind(
+        plan = self.world.plan
+        stream = PartitionQueue if plan.partitions else StreamQueue
+        kinds: dict[bool, Callable[..., StreamQueue | WatchedQueue]] = {
+            True: partial(stream, ask_node=self._ask_node, answers=self.answers),
+            False: partial(WatchedQueue, dead_letters=options),
+        }
+        queue = kinds[plan.streams](
             vhost="/",
             name=f"q{group}",
             group=group,

@@ -84,7 +84,7 @@ class PartitionReferee(StreamReferee):
 
 
 def _facts(state: PartitionMachine) -> list[object]:
-    """What both machines must agree about; the start of the log is retention's."""
+    """Facts that both machines must agree about; the start of the log is retention's."""
     groups = [
         (name, own.group_epoch, own.lease_epoch, own.member, own.cursor.pack())
         for name, own in sorted(state.groups.items())
