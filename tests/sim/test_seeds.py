@@ -38,7 +38,7 @@ def test_seeds(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(BLOCKS // 2))
-@pytest.mark.parametrize("load", ["streams", "reservations", "cluster", "mixed"])
+@pytest.mark.parametrize("load", ["streams", "partitions", "reservations", "cluster", "mixed"])
 def test_seeds_of_other_loads(load: str, block: int) -> None:
     started = time.monotonic()
     for seed in range(block * 1000 + 1, block * 1000 + 1 + SEEDS_PER_BLOCK):

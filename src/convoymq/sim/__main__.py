@@ -28,6 +28,9 @@ def main(
         bool, typer.Option(help="With --seed: print every line, not the tail.")
     ] = False,
     streams: Annotated[bool, typer.Option(help="Streams instead of quorum queues.")] = False,
+    partitions: Annotated[
+        bool, typer.Option(help="Partitions of topics, each on its own.")
+    ] = False,
     reservations: Annotated[bool, typer.Option(help="Some channels use reservations.")] = False,
     cluster: Annotated[
         bool, typer.Option(help="Queues and members come and go by the metadata group.")
@@ -48,6 +51,7 @@ def main(
     options = (" --interpreted" if interpreted else "") + (f" --faults {faults}" if faults else "")
     loads = {
         "streams": streams,
+        "partitions": partitions,
         "reservations": reservations,
         "cluster": cluster,
         "mixed": mixed,

@@ -82,6 +82,8 @@ class Plan:
     hash_every: int
     streams: bool = False
     """The groups are streams, not quorum queues."""
+    partitions: bool = False
+    """The streams are partitions of topics."""
     reservations: bool = False
     """Some channels read quorum queues through reservations."""
     lag_entries_max: int = 10_000
@@ -169,11 +171,13 @@ def draw_plan(
     only: Collection[str] | None = None,
     *,
     streams: bool = False,
+    partitions: bool = False,
     reservations: bool = False,
     cluster: bool = False,
 ) -> Plan:
     """Returns the plan of a seed. `only` replaces the drawn kinds of faults; with `streams` the
-    groups are streams."""
+    groups are streams, with `partitions` those of topics."""
+    streams = streams or partitions
     rng = Random(seed ^ 0x5EED)
     share = rng.choice((0.15, 0.3, 0.5, 0.7))
     faults = _kinds(rng, seed, share)
@@ -206,12 +210,15 @@ def draw_plan(
             "max_bytes": rng.choice((-1, -1, 1000, 20_000)),
             "segment_bytes": rng.choice((300, 3000, 1 << 20)),
         }
+    if partitions:
+        settings |= {"pid": 1, "lo": 0, "hi": 8, "created_version": 0}
     if churn:
         clients = replace(clients, turn_max_us=20_000, close_chance=0.5)
     return Plan(
         cluster=cluster,
         churn=churn,
         streams=streams,
+        partitions=partitions,
         reservations=reservations,
         seed=seed,
         nodes=nodes,

@@ -18,6 +18,8 @@ from convoymq.model.errors import Unavailable
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.partition.machine import PartitionGroupMachine
+from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.session_audit import SessionWatch
 from convoymq.queues.stream.machine import StreamMachine
@@ -70,6 +72,26 @@ class WatchedStream(StreamMachine):
 
     def __init__(self, settings: Mapping[str, int], node: SimNode, group: int) -> None:
         super().__init__(settings)
+        self.node = node
+        self.group = group
+
+    def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        """Applies, and reports."""
+        before = len(self.effects)
+        super().apply(index, time_ms, data)
+        self.node.world.on_applied(self.node, self.group, self, data, self.effects[before:])
+
+    def restore(self, state: bytes) -> None:
+        """Restores, and reports."""
+        super().restore(state)
+        self.node.world.on_restored(self.node, self.group, self)
+
+
+class WatchedPartition(PartitionGroupMachine):
+    """A partition's machine that reports what it applies."""
+
+    def __init__(self, settings: Mapping[str, int], node: SimNode, group: int) -> None:
+        super().__init__({**settings})
         self.node = node
         self.group = group
 
@@ -267,11 +289,13 @@ class SimNode:
     def _new_queue(self, group: int, members: list[int]) -> GroupQueue:
         target = ChosenRoutes(self.world, self.process)
         options = DeadLetterOptions(routes=target, confirm_timeout_ms=2_000)
+        plan = self.world.plan
+        stream = PartitionQueue if plan.partitions else StreamQueue
         kinds: dict[bool, Callable[..., StreamQueue | WatchedQueue]] = {
-            True: partial(StreamQueue, ask_node=self._ask_node, answers=self.answers),
+            True: partial(stream, ask_node=self._ask_node, answers=self.answers),
             False: partial(WatchedQueue, dead_letters=options),
         }
-        queue = kinds[self.world.plan.streams](
+        queue = kinds[plan.streams](
             vhost="/",
             name=f"q{group}",
             group=group,
@@ -289,8 +313,10 @@ class SimNode:
 
     def make_machine(
         self, settings: Mapping[str, int], group: int
-    ) -> WatchedMachine | WatchedStream:
+    ) -> WatchedMachine | WatchedStream | WatchedPartition:
         """Returns the machine of a replica on this node."""
+        if self.world.plan.partitions:
+            return WatchedPartition(settings, self, group)
         return (WatchedStream if self.world.plan.streams else WatchedMachine)(settings, self, group)
 
     def supports_of(self, _peer: int) -> dict[str, tuple[int, int]]:

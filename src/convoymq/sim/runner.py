@@ -26,6 +26,7 @@ class Load(TypedDict):
     """Load of channels, as `run_seed` takes it."""
 
     streams: bool
+    partitions: bool
     reservations: bool
     cluster: bool
     mixed: bool
@@ -100,12 +101,13 @@ def _run(work: tuple[int, Collection[str] | None, str]) -> Result:
 
 
 def load_of(load: str) -> Load:
-    """Returns the arguments of `run_seed` for a load: "" = quorum queues, "streams", "reservations"
-    = queues with reservations, or "cluster" = whatever the metadata group says, "mixed" = nodes of
-    two releases.
+    """Returns the arguments of `run_seed` for a load: "" = quorum queues, "streams",
+    "partitions" = those of topics, "reservations" = queues with reservations, "cluster" = whatever
+    the metadata group says, or "mixed" = nodes of two releases.
     """
     return Load(
         streams=load == "streams",
+        partitions=load == "partitions",
         reservations=load == "reservations",
         cluster=load == "cluster",
         mixed=load == "mixed",

@@ -104,6 +104,11 @@ class StreamReferee:
                 self.ended.update(
                     s for s in self.seqs if s >> 56 == arg and s >> 24 & 0xFFFFFFFF < incarnation
                 )
+            else:
+                self._other(kind, arg, data, offset)
+
+    def _other(self, kind: int, arg: int, data: bytes, offset: int) -> None:
+        """A command that means nothing here."""
 
     def _enqueue(self, session: int, count: int, data: bytes, offset: int) -> None:
         producer = self.named.pop(session, None)
@@ -246,7 +251,8 @@ class StreamChannel(Channel):
         self._asked.add(number)
         self._consumers[number] = False
         self._next[number] = -1
-        if start is starts[1]:
+        if start is starts[1] and not arguments:
+            # One with a name begins behind what it stored, maybe at the end.
             self._from_first.add(number)
         self._trace.add(self.name, f"subscribe {number} prefetch {spec.prefetch} at {start}")
         self.client.subscribe(spec)

@@ -30,8 +30,15 @@ from convoymq.sim.disk import PowerLost
 from convoymq.sim.faults import Injector, Plan, draw_plan
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.network import Network
-from convoymq.sim.nodes import FIRST_INCARNATION, SimNode, WatchedMachine, WatchedStream
+from convoymq.sim.nodes import (
+    FIRST_INCARNATION,
+    SimNode,
+    WatchedMachine,
+    WatchedPartition,
+    WatchedStream,
+)
 from convoymq.sim.operations import Arrivals, Choosing, ChosenModel
+from convoymq.sim.partitions import PartitionChannel, PartitionReferee
 from convoymq.sim.referee import GroupReferee, IndexedMachine, Referee
 from convoymq.sim.relays import RelayBook
 from convoymq.sim.reservations import ReservationChannel, ReservedReferee
@@ -158,7 +165,9 @@ class World:
             # Some groups begin with an election, as the tree's does.
             founder = (hint, FIRST_INCARNATION) if group % 4 else (0, 0)
             self.places[group] = GroupPlace(members, began, hint, settings, founder)
-            if plan.streams:
+            if plan.partitions:
+                self.referees[group] = PartitionReferee(group, settings)
+            elif plan.streams:
                 self.referees[group] = StreamReferee(group)
             else:
                 kind = ReservedReferee if plan.reservations else Referee
@@ -366,6 +375,8 @@ class World:
         self.channels.append(channel)
 
     def _channel_kind(self, group: int) -> type[Channel]:
+        if self.plan.partitions:
+            return PartitionChannel
         return StreamChannel if self.plan.streams else Channel
 
     def replicas_of(self, group: int) -> list[tuple[SimNode, Replica]]:
@@ -631,7 +642,7 @@ class World:
     def _left_behind(self, group: int, replica: Replica) -> list[str]:
         """Sessions that the queue has and no client."""
         machine = replica.machine
-        assert isinstance(machine, WatchedMachine | WatchedStream)
+        assert isinstance(machine, WatchedMachine | WatchedStream | WatchedPartition)
         return [
             f"session {session:x} in group {group} to end"
             for session in machine.sessions
@@ -670,13 +681,21 @@ def run_seed(
     prepare: Callable[[World], None] | None = None,
     *,
     streams: bool = False,
+    partitions: bool = False,
     reservations: bool = False,
     cluster: bool = False,
     mixed: bool = False,
 ) -> Result:
     """Runs one seed; a failure is in the result, with the tail of the trace."""
     result = Result(seed)
-    plan = draw_plan(seed, faults, streams=streams, reservations=reservations, cluster=cluster)
+    plan = draw_plan(
+        seed,
+        faults,
+        streams=streams,
+        partitions=partitions,
+        reservations=reservations,
+        cluster=cluster,
+    )
     if cluster:
         # It builds on this module.
         from convoymq.sim.cluster_world import ClusterWorld
