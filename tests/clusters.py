@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -161,7 +162,10 @@ def serves_policies(cluster: cli.LocalCluster) -> bool:
 def call(
     cluster: cli.LocalCluster, method: str, path: str, body: object = None, node: int = 0
 ) -> tuple[int, Any]:
-    """Status and JSON of a request to the HTTP API of a node; 0 = the first one that runs."""
+    """Status and JSON of a request to the HTTP API of a node; 0 = the first one that runs.
+
+    A node opens its HTTP port after its AMQP port: a refused connection is tried again.
+    """
     asked = next(n for n in cluster.nodes if n.number == node or (not node and n.pid is not None))
     request = urllib.request.Request(
         f"http://127.0.0.1:{asked.http_port}/api/{path}",
@@ -169,9 +173,15 @@ def call(
         method=method,
         headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
     )
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            content = answer.read()
-            return answer.status, json.loads(content) if content else None
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                content = answer.read()
+                return answer.status, json.loads(content) if content else None
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionRefusedError) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
