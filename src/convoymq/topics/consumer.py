@@ -37,8 +37,8 @@ from convoymq.topics.answers import (
     Record,
 )
 from convoymq.topics.commands import Ack, DoneParked, Park
-from convoymq.topics.coordinator import MARGIN_MS, TTL_MS, Leases
 from convoymq.topics.cursor import Cursor
+from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Leases
 from convoymq.topics.leaseholder import LOST, RENEW_MS, HeldLease, Leaseholder, SendHeartbeat
 from convoymq.topics.refusals import Code
 

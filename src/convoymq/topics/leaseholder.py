@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from convoymq.topics.coordinator import Heartbeat, Leases
+from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.refusals import Code
 
 RENEW_MS = 3_000

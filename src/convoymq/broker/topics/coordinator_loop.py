@@ -34,12 +34,11 @@ from convoymq.topics.answers import Answer, HandOverAnswer
 from convoymq.topics.coordinator import (
     AskDrained,
     Coordinator,
-    Heartbeat,
-    Leases,
     Propose,
     Tell,
 )
 from convoymq.topics.group import GroupCommand
+from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.partition import Outcome
 from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
 

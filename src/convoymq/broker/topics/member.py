@@ -31,8 +31,8 @@ from convoymq.queues.partition import reads
 from convoymq.streamlog.reader import Run
 from convoymq.topics.answers import AckAnswer, ParkAnswer
 from convoymq.topics.consumer import Fetch
-from convoymq.topics.coordinator import Heartbeat
 from convoymq.topics.hashing import logical_partition
+from convoymq.topics.heartbeats import Heartbeat
 from convoymq.topics.leaseholder import SendHeartbeat
 from convoymq.topics.member import (
     RETRIES,

@@ -24,8 +24,8 @@ from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.topic_codec import unpack_group_command
 from convoymq.model.errors import NotFound, PeerError, Unavailable
 from convoymq.topics import commands as c
-from convoymq.topics.coordinator import MARGIN_MS, TTL_MS, Heartbeat, Leases
 from convoymq.topics.group import GroupState
+from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases
 from convoymq.topics.partition import PartitionMachine
 from convoymq.topics.routes import first_route
 from convoymq.topics.topic import TopicState
