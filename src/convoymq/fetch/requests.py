@@ -29,6 +29,7 @@ from convoymq.fetch.fields import (
 )
 from convoymq.fetch.producing import Producing
 from convoymq.fetch.streams import Run, Stream
+from convoymq.fetch.topic_members import TopicMembers
 from convoymq.fetch.turns import Slice
 from convoymq.model.columnar import ANSWER_MAP_MAX, ColumnarError, ErrorCode, Frame, Op
 from convoymq.model.errors import (
@@ -65,6 +66,10 @@ READS = frozenset(
         Op.BROWSE,
         Op.STORE_OFFSET,
         Op.QUERY_OFFSET,
+        Op.GROUP_JOIN,
+        Op.GROUP_HEARTBEAT,
+        Op.GROUP_FETCH,
+        Op.GROUP_SEEK,
     )
 )
 """Operations that are worked out once more before NOT_FOUND is answered."""
@@ -79,6 +84,7 @@ class Requests:
         self._broker = connection.broker
         self._settings = connection.edge.settings
         self._producing = Producing(connection)
+        self._members = TopicMembers(connection)
         self._handlers: dict[int, Callable[[Frame], Awaitable[dict[str, object] | None]]] = {
             Op.METADATA: self._metadata,
             Op.OFFSETS: self._offsets,
@@ -90,6 +96,7 @@ class Requests:
             Op.BROWSE: self._browse,
             Op.STORE_OFFSET: self._store_offset,
             Op.QUERY_OFFSET: self._query_offset,
+            **self._members.handlers,
         }
 
     async def serve(self, frame: Frame) -> dict[str, object] | None:
@@ -123,6 +130,7 @@ class Requests:
     def close(self) -> None:
         """The connection is gone."""
         self._producing.close()
+        self._members.close()
 
     # --- queues ----------------------------------------------------------------------------
 
