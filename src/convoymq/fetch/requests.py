@@ -29,6 +29,7 @@ from convoymq.fetch.fields import (
 )
 from convoymq.fetch.producing import Producing
 from convoymq.fetch.streams import Run, Stream
+from convoymq.fetch.topic_routes import TopicRoutes
 from convoymq.fetch.turns import Slice
 from convoymq.model.columnar import ANSWER_MAP_MAX, ColumnarError, ErrorCode, Frame, Op
 from convoymq.model.errors import (
@@ -65,6 +66,7 @@ READS = frozenset(
         Op.BROWSE,
         Op.STORE_OFFSET,
         Op.QUERY_OFFSET,
+        Op.TOPIC_ROUTE,
     )
 )
 """Operations that are worked out once more before NOT_FOUND is answered."""
@@ -90,6 +92,7 @@ class Requests:
             Op.BROWSE: self._browse,
             Op.STORE_OFFSET: self._store_offset,
             Op.QUERY_OFFSET: self._query_offset,
+            Op.TOPIC_ROUTE: TopicRoutes(connection).route,
         }
 
     async def serve(self, frame: Frame) -> dict[str, object] | None:
