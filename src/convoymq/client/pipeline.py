@@ -65,14 +65,20 @@ class Pipeline:
             if self._wake >= 0:
                 os.write(self._wake, b"w")
 
-    def send(self, op: Op, fields: Mapping[str, object], done: Done) -> None:
+    def send(
+        self,
+        op: Op,
+        fields: Mapping[str, object],
+        done: Done,
+        payload: bytes | memoryview = b"",
+    ) -> None:
         """Sends a request. Without a connection `done` gets None at once."""
         link = self._link
         if link is None:
             done(None)
             return
         try:
-            number = link.post(op, fields, b"", time.monotonic() + SEND_TIMEOUT_S)
+            number = link.post(op, fields, payload, time.monotonic() + SEND_TIMEOUT_S)
         except (OSError, errors.ClientError):
             self.drop()
             done(None)

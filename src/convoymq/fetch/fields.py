@@ -137,6 +137,17 @@ class QueryOffset(msgspec.Struct, frozen=True, kw_only=True):
     consumer: Name
 
 
+class TopicRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """TOPIC_ROUTE."""
+
+    topic: Name
+    vhost: Text | None = None
+    group: Name | None = None
+    newer_than: Annotated[int, msgspec.Meta(ge=-1, le=INT64_MAX)] = -1
+    wait_ms: Offset = 0
+    lineage: bool = True
+
+
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 

@@ -30,6 +30,7 @@ from convoymq.fetch.fields import (
 from convoymq.fetch.producing import Producing
 from convoymq.fetch.streams import Run, Stream
 from convoymq.fetch.topic_members import TopicMembers
+from convoymq.fetch.topic_routes import TopicRoutes
 from convoymq.fetch.turns import Slice
 from convoymq.model.columnar import ANSWER_MAP_MAX, ColumnarError, ErrorCode, Frame, Op
 from convoymq.model.errors import (
@@ -66,6 +67,7 @@ READS = frozenset(
         Op.BROWSE,
         Op.STORE_OFFSET,
         Op.QUERY_OFFSET,
+        Op.TOPIC_ROUTE,
         Op.GROUP_JOIN,
         Op.GROUP_HEARTBEAT,
         Op.GROUP_FETCH,
@@ -96,6 +98,7 @@ class Requests:
             Op.BROWSE: self._browse,
             Op.STORE_OFFSET: self._store_offset,
             Op.QUERY_OFFSET: self._query_offset,
+            Op.TOPIC_ROUTE: TopicRoutes(connection).route,
             **self._members.handlers,
         }
 

@@ -51,6 +51,7 @@ class Op(IntEnum):
     STORE_OFFSET = 9
     QUERY_OFFSET = 10
     CHECK_PRODUCE = 11
+    TOPIC_ROUTE = 12
     GROUP_JOIN = 32
     GROUP_HEARTBEAT = 33
     GROUP_WAKE = 34
