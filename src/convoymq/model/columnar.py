@@ -52,6 +52,8 @@ class Op(IntEnum):
     QUERY_OFFSET = 10
     CHECK_PRODUCE = 11
     TOPIC_ROUTE = 12
+    TOPIC_PRODUCE = 13
+    TOPIC_PRODUCER = 14
 
 
 class ErrorCode(IntEnum):
