@@ -29,6 +29,7 @@ from convoymq.fetch.fields import (
 )
 from convoymq.fetch.producing import Producing
 from convoymq.fetch.streams import Run, Stream
+from convoymq.fetch.topic_members import TopicMembers
 from convoymq.fetch.topic_producing import TopicProducing
 from convoymq.fetch.topic_routes import TopicRoutes
 from convoymq.fetch.turns import Slice
@@ -70,6 +71,10 @@ READS = frozenset(
         Op.TOPIC_ROUTE,
         Op.TOPIC_PRODUCE,
         Op.TOPIC_PRODUCER,
+        Op.GROUP_JOIN,
+        Op.GROUP_HEARTBEAT,
+        Op.GROUP_FETCH,
+        Op.GROUP_SEEK,
     )
 )
 """Operations that are worked out once more before NOT_FOUND is answered."""
@@ -90,6 +95,7 @@ class Requests:
         self._producing = Producing(connection)
         routes = TopicRoutes(connection)
         self._topic_producing = TopicProducing(connection, self._producing, routes)
+        self._members = TopicMembers(connection)
         self._handlers: dict[int, Callable[[Frame], Awaitable[dict[str, object] | None]]] = {
             Op.METADATA: self._metadata,
             Op.OFFSETS: self._offsets,
@@ -104,6 +110,7 @@ class Requests:
             Op.TOPIC_ROUTE: routes.route,
             Op.TOPIC_PRODUCE: self._topic_producing.produce,
             Op.TOPIC_PRODUCER: self._topic_producing.session,
+            **self._members.handlers,
         }
 
     async def serve(self, frame: Frame) -> dict[str, object] | None:
@@ -138,6 +145,7 @@ class Requests:
         """The connection is gone."""
         self._producing.close()
         self._topic_producing.close()
+        self._members.close()
 
     # --- queues ----------------------------------------------------------------------------
 

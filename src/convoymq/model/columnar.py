@@ -54,6 +54,12 @@ class Op(IntEnum):
     TOPIC_ROUTE = 12
     TOPIC_PRODUCE = 13
     TOPIC_PRODUCER = 14
+    GROUP_JOIN = 32
+    GROUP_HEARTBEAT = 33
+    GROUP_WAKE = 34
+    GROUP_FETCH = 35
+    GROUP_SETTLE = 36
+    GROUP_SEEK = 37
 
 
 class ErrorCode(IntEnum):
