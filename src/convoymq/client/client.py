@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from convoymq.client.local import LocalReads
+    from convoymq.client.topics import TopicRoute
 
 MAX_ROWS = 100_000
 MAX_BYTES = 16 << 20
@@ -365,6 +366,40 @@ class Client:
         answer = self._call(Op.BROWSE, fields)
         result = _rows(answer, 0, 0)
         return result, answer.map.get("cursor")
+
+    # --- ordered topics ------------------------------------------------------------------
+
+    def topic_route(
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        newer_than: int = -1,
+        wait_ms: int = 0,
+        lineage: bool = True,
+    ) -> TopicRoute:
+        """Returns the newest route of an ordered topic.
+
+        Args:
+            group: for a user who may only read in this group.
+            newer_than: a version; the server waits up to `wait_ms` for a newer one, and answers
+                with what it has then.
+            lineage: with all partitions that ever were.
+
+        Raises:
+            NotFound: no such topic.
+        """
+        # Imported late: what knows topics is of no use to other clients.
+        from convoymq.client.topics import route_of
+
+        fields = {
+            "topic": topic,
+            "group": group,
+            "newer_than": newer_than,
+            "wait_ms": wait_ms,
+            "lineage": lineage,
+        }
+        return route_of(self._call(Op.TOPIC_ROUTE, fields, extra_s=wait_ms / 1000).map)
 
     # --- groups of ordered topics --------------------------------------------------------
 
