@@ -28,6 +28,7 @@ EXAMPLES: tuple[tuple[TopicRefused, Code, str], ...] = (
     (refusals.WrongRange(3, 7, 0, 5), Code.WRONG_RANGE, "0 to 5 (exclusive), not 7"),
     (refusals.BadHash(1, 2), Code.BAD_HASH, "belongs to logical partition 2"),
     (refusals.NoKey(), Code.NO_KEY, "no order key"),
+    (refusals.GroupLive("g", 2), Code.GROUP_LIVE, "has 2 members: stop them first"),
     (refusals.OutOfSequence(2, 9, 7), Code.OUT_OF_SEQ, "send again from 7 on"),
     (refusals.ProducerFenced("p", 1, 2), Code.PRODUCER_FENCED, "producer 'p' has a newer session"),
     (refusals.NoLease("g", 3), Code.NO_LEASE, "group 'g'"),
