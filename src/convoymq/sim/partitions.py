@@ -97,7 +97,7 @@ class PartitionReferee(StreamReferee):
         producer, epoch, runs = announced
         row = 0
         for run in runs:
-            for i in range(run.count):
+            for i in range(run.messages):
                 command = Produce(producer, epoch, run.lp, run.seq + i, b"", run.base)
                 if self.pure.produce(command).code is Code.OK:
                     identity = identity_of(batch.record(data, offset, row))
@@ -218,7 +218,7 @@ class PartitionChannel(StreamChannel):
             if its.expected:
                 self._expected[run.lp] = its.expected
             if its.code in (Code.OK, Code.DUPLICATE):
-                for body in self._bodies(run.lp, run.seq, run.count):
+                for body in self._bodies(run.lp, run.seq, run.messages):
                     self._partition.on_confirmed(body[:12])
 
     # Publishers without sequences.
