@@ -33,11 +33,12 @@ from convoymq.metadata.topics import (
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.routing.types import ExchangeType
-from convoymq.topics.group import GroupState, is_kept
+from convoymq.topics.group import GroupState, Seek, is_kept
 from convoymq.topics.lineage import Mode, PartitionState, Published
+from convoymq.topics.losses import note_losses
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import first_route
-from convoymq.topics.topic import Begin, TopicState
+from convoymq.topics.topic import Begin, DeclareLost, TopicState
 
 
 class Topics:
@@ -115,6 +116,9 @@ class Topics:
             return refused.value
         if isinstance(topic_command, Begin) and state.change is not before:
             record.places = dict(command.places)
+        if isinstance(topic_command, DeclareLost):
+            for group in record.groups.values():
+                note_losses(state, group)
         self._remove_queues(vhost, command.name, had - _placed(state))
         self._note(vhost, command.name)
         return ""
@@ -171,9 +175,10 @@ class Topics:
                 f"a group of {topic_subject(vhost, command.name)} cannot begin in a partition "
                 "that is deleted"
             )
-        record.groups[command.group] = GroupState.first(
+        group = record.groups[command.group] = GroupState.first(
             command.group, command.version, command.starts, Mode(command.mode), time_ms
         )
+        note_losses(record.state, group)
         self._note(vhost, command.name)
         return True
 
@@ -192,10 +197,11 @@ class Topics:
         if group is None:
             raise NotFound(f"no group '{command.group}' of {topic_subject(vhost, command.name)}")
         state = record.state
-        changed = group.apply(
-            unpack_group_command(command.command), state.route.version, state.kept, time_ms
-        )
+        group_command = unpack_group_command(command.command)
+        changed = group.apply(group_command, state.route.version, state.kept, time_ms)
         if changed:
+            if isinstance(group_command, Seek):
+                note_losses(state, group)
             self._note(vhost, command.name)
         return changed
 
@@ -231,7 +237,7 @@ def _placed(state: TopicState) -> set[int]:
     pids = {pid for pid, each in state.lineage.partitions.items() if each.state is not deleted}
     if state.running is not None:
         pids.update(span.pid for span in state.running.targets)
-    return pids - state.lost
+    return pids - state.lost.keys()
 
 
 def _reuses_pid(state: TopicState, begin: Begin) -> bool:
