@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand
+from convoymq.kernels.ordered_runs import UNTAGGED
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.refusals import managed_queue, missing
 from convoymq.queues.interface import ClientEvents, PublisherEvents, QueueClient
@@ -70,6 +71,14 @@ class PartitionPublisherEvents(PublisherEvents, Protocol):
         command, in their order, behind the confirms of what was stored before them."""
 
 
+@runtime_checkable
+class OfChannel(Protocol):
+    """Events of a publisher that sends the messages of a channel on."""
+
+    publisher: int
+    """Session of the channel, for the trace."""
+
+
 class _Command:
     """A command that was told, until it is answered."""
 
@@ -107,6 +116,21 @@ class PartitionClient(StreamClient):
         self._untold: deque[_Command] = deque()
         #: Seq of an ENQUEUE -> runs under way, in order.
         self._runs: dict[int, _Runs] = {}
+
+    # --- trace ---------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        super()._open()
+        trace = self.queue.trace
+        if trace is not None:
+            events = self._events
+            trace.publisher(self.session, events.publisher if isinstance(events, OfChannel) else 0)
+
+    def _trace_confirms(self, done: Sequence[PendingCommand], *, deleted: bool = False) -> None:
+        super()._trace_confirms(done, deleted=deleted)
+        trace = self.queue.trace
+        if trace is not None and not deleted:
+            trace.tagged(self.session, done, UNTAGGED)
 
     # --- commands ------------------------------------------------------------------------
 
