@@ -42,7 +42,7 @@ DEFAULT_COLUMNS = 1 | 2 | 4 | 8
 ATTEMPT_TIMEOUT_S = 10.0
 """A server that says nothing for this long is given up for the next one, if there is one."""
 QUEUE_TYPES = ("stream", "quorum", "classic")
-"""All that METADATA can list."""
+"""Queues that clients declare; METADATA lists partitions of topics as well."""
 CLOSER_S = 10.0
 """A choice of node is good for so long; leaders seldom change."""
 CLOSER_TIMEOUT_S = 0.5
@@ -137,6 +137,18 @@ class Client:
             key=lambda row: row.name,
         )
 
+    def topic_route(
+        self, topic: str, *, newer_than: int = -1, wait_ms: int = 0
+    ) -> Mapping[str, object]:
+        """Returns the newest route of an ordered topic and all partitions that it ever had, as
+        TOPIC_ROUTE answers.
+
+        Args:
+            newer_than, wait_ms: how long the server waits for a version above this one.
+        """
+        fields = {"topic": topic, "newer_than": newer_than, "wait_ms": wait_ms}
+        return self._call(Op.TOPIC_ROUTE, fields, extra_s=wait_ms / 1000).map
+
     def offsets(
         self, queries: Iterable[tuple[str, str, int | None]]
     ) -> list[tuple[int | None, int | None]]:
@@ -164,7 +176,7 @@ class Client:
         if chosen == queue and time.monotonic() < until:
             return
         try:
-            found = self.metadata(names=[queue], types=QUEUE_TYPES)
+            found = self.metadata(names=[queue], types=(*QUEUE_TYPES, "partition"))
         except errors.ClientError:
             return
         self._closer = (queue, time.monotonic() + CLOSER_S)

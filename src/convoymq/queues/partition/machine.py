@@ -41,6 +41,8 @@ Source: ordered topics, sections 1.2 and 3; ADR 0062.
 from __future__ import annotations
 
 from convoymq.kernels import batch
+from convoymq.model import trace as words
+from convoymq.queues.partition import tracing
 from convoymq.queues.partition.codec import (
     CMD_PARTITION,
     CMD_PRODUCE,
@@ -120,9 +122,15 @@ class PartitionGroupMachine(StreamMachine):
         ):
             self._refuse(session)
             return
+        before = self.next
         # Not by super(): in the compiled build it finds no methods of C.
         StreamMachine._enqueue(self, session, index, count, data, offset)
         self._follow()
+        if self.trace is not None:
+            new = self.next - before
+            self.trace.keys(
+                words.KEYED, data, index, offset, count - new, new, before + FIRST_OFFSET
+            )
 
     def _produce(self, session: Session, index: int, count: int, data: bytes, offset: int) -> None:
         """An ENQUEUE behind PRODUCE: what is stored of it, by run."""
@@ -231,7 +239,10 @@ class PartitionGroupMachine(StreamMachine):
             super()._session_command(session, kind, count, arg, data, offset)
             return
         command = decode_command(batch.command_body(data, offset)[:arg])
-        outcome = self.state.apply(command)
+        if self.trace is None:
+            outcome = self.state.apply(command)
+        else:
+            outcome = tracing.applied(self.trace, self.state, command)
         if isinstance(command, Trim):
             self._drop_below(self.state.log_start - FIRST_OFFSET)
         self._reply(session, APPLIED_OK, encode_outcome(outcome))
