@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Literal
 from convoymq.client import errors
 from convoymq.client.config import ClientConfig
 from convoymq.client.link import Link, is_here
-from convoymq.client.results import FetchResult, GroupMembership, ProduceResult, QueueInfo
+from convoymq.client.results import (
+    FetchResult,
+    GroupMembership,
+    ProduceResult,
+    ProducerSession,
+    QueueInfo,
+)
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 
@@ -36,7 +42,7 @@ DEFAULT_COLUMNS = 1 | 2 | 4 | 8
 ATTEMPT_TIMEOUT_S = 10.0
 """A server that says nothing for this long is given up for the next one, if there is one."""
 QUEUE_TYPES = ("stream", "quorum", "classic")
-"""All that METADATA can list."""
+"""Queues that clients declare; METADATA lists partitions of topics as well."""
 CLOSER_S = 10.0
 """A choice of node is good for so long; leaders seldom change."""
 CLOSER_TIMEOUT_S = 0.5
@@ -131,6 +137,18 @@ class Client:
             key=lambda row: row.name,
         )
 
+    def topic_route(
+        self, topic: str, *, newer_than: int = -1, wait_ms: int = 0
+    ) -> Mapping[str, object]:
+        """Returns the newest route of an ordered topic and all partitions that it ever had, as
+        TOPIC_ROUTE answers.
+
+        Args:
+            newer_than, wait_ms: how long the server waits for a version above this one.
+        """
+        fields = {"topic": topic, "newer_than": newer_than, "wait_ms": wait_ms}
+        return self._call(Op.TOPIC_ROUTE, fields, extra_s=wait_ms / 1000).map
+
     def offsets(
         self, queries: Iterable[tuple[str, str, int | None]]
     ) -> list[tuple[int | None, int | None]]:
@@ -158,7 +176,7 @@ class Client:
         if chosen == queue and time.monotonic() < until:
             return
         try:
-            found = self.metadata(names=[queue], types=QUEUE_TYPES)
+            found = self.metadata(names=[queue], types=(*QUEUE_TYPES, "partition"))
         except errors.ClientError:
             return
         self._closer = (queue, time.monotonic() + CLOSER_S)
@@ -400,6 +418,32 @@ class Client:
             "lineage": lineage,
         }
         return route_of(self._call(Op.TOPIC_ROUTE, fields, extra_s=wait_ms / 1000).map)
+
+    def open_producer(
+        self, topic: str, producer: int, *, epoch: int = 0, query: bool = False
+    ) -> ProducerSession:
+        """Begins a session of an ordered topic's producer, and ends those before it.
+        `TopicProducer` does the rest.
+
+        Args:
+            producer: its number; `client.topic_producer.producer_number` gives that of a name.
+            epoch: number of the session; 0: the next one.
+            query: begin nothing, and only say what is stored.
+
+        Raises:
+            NotFound: no such topic.
+            ProducerFenced: there is a newer session.
+        """
+        fields = {"topic": topic, "producer": producer, "epoch": epoch, "query": query}
+        answer = self._call(Op.TOPIC_PRODUCER, fields)
+        stored: dict[int, tuple[int, bytes]] = {}
+        for row in _list(answer, "stored"):
+            match row:
+                case [int(lp), int(seq), bytes(position)]:
+                    stored[lp] = (seq, position)
+                case _:
+                    raise errors.ProtocolError(f"{row!r} is no state of a producer")
+        return ProducerSession(epoch=_int(answer, "epoch"), stored=stored)
 
     # --- groups of ordered topics --------------------------------------------------------
 

@@ -38,7 +38,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     """METADATA."""
 
     names: list[Text] | None = None
-    types: tuple[Literal["stream", "quorum", "classic"], ...] = ("stream",)
+    types: tuple[Literal["stream", "quorum", "classic", "partition"], ...] = ("stream",)
     current: bool = False
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NUMBERS_MAX = 65_536
 KEYS_MAX = 1_000
+POSITION_KEYS = ("position", "time", "vector")
 ENCODINGS = ("string", "base64")
 
 STATUS: Mapping[Code, int] = {
@@ -60,7 +61,7 @@ def numbers_in(body: JsonObject, key: str) -> tuple[int, ...]:
 
 def position_in(body: JsonObject) -> Position:
     """Returns where a group shall be. Raises ApiError."""
-    named = [key for key in ("position", "time", "vector") if key in body]
+    named = [key for key in POSITION_KEYS if key in body]
     match named:
         case ["position"]:
             return _end(text_in(body, "position"))

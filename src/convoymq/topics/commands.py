@@ -35,7 +35,7 @@ class ProducedRun(NamedTuple):
 
     lp: int
     seq: int
-    count: int
+    messages: int
     base: int = 0
     source_pos: bytes = b""
 

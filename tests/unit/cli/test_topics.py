@@ -35,7 +35,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
     assert set(tools.commands_of(TOPICS)) == {
         "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
         "abort", "drain", "declare-lost", "groups", "delete-group", "lag", "seek",
-        "park",
+        "park", "create-group", "losses",
     }  # fmt: skip
 
 
@@ -77,6 +77,11 @@ def test_the_commands_are_those_of_the_documentation() -> None:
             ("POST", ORDERS + "/groups/g/park/skip", {"keys": ["a2V5"], "encoding": "base64"}),
         ),
         (("abort", "orders", "c1"), ("DELETE", ORDERS + "/changes/c1", None)),
+        (("create-group", "orders", "g"), ("PUT", ORDERS + "/groups/g", {})),
+        (
+            ("create-group", "orders", "g", "--advance", "dag", "--latest"),
+            ("PUT", ORDERS + "/groups/g", {"advance": "dag", "position": "latest"}),
+        ),
         (("delete-group", "orders", "g"), ("DELETE", ORDERS + "/groups/g", None)),
     ],
 )
@@ -102,6 +107,7 @@ def test_what_a_command_asks_for(
         (("route", "orders", "--version", "1", "--lineage"), "leave --version out"),
         (("seek", "orders", "g"), "one of --earliest"),
         (("seek", "orders", "g", "--earliest", "--latest"), "one of --earliest"),
+        (("create-group", "orders", "g", "--earliest", "--latest"), "one of --earliest"),
         (("seek", "orders", "g", "--vector", "0=1,0=2"), "partition 0 twice"),
         (("seek", "orders", "g", "--vector", "0"), "an offset is a number, not ''"),
         (("declare-lost", "orders", "x"), "a partition is a number"),

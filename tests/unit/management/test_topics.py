@@ -47,6 +47,7 @@ class FakeAdmin:
             "groups": [{"group": "g"}],
             "lag": [{"pid": 0}],
             "seek": {"group": "g"},
+            "losses": [{"group": "g", "pid": 3}],
         }  # fmt: skip
 
     @property
@@ -126,6 +127,15 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
         (
             "POST", ORDERS + "/declare-lost", {"pid": 3}, 204,
             ("declare_lost", ("/", "orders", 3), {}),
+        ),
+        ("GET", ORDERS + "/losses", None, 200, ("losses", ("/", "orders"), {})),
+        (
+            "PUT", ORDERS + "/groups/new", {}, 204,
+            ("create_group", ("/", "orders", "new", "earliest", None), {}),
+        ),
+        (
+            "PUT", ORDERS + "/groups/new", {"advance": "dag", "time": 5}, 204,
+            ("create_group", ("/", "orders", "new", 5, "dag"), {}),
         ),
         ("POST", "/topics/drain", {"node": "n3"}, 200, ("drain", (3,), {})),
         ("GET", ORDERS + "/groups", None, 200, ("groups", ("/", "orders"), {})),

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
+
+import structlog
 
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
@@ -24,6 +27,7 @@ from convoymq.broker.topics.rows import (
     GroupRow,
     GroupRows,
     LagRows,
+    LossRows,
     PartitionDetails,
     PartitionRow,
     PartitionRows,
@@ -44,11 +48,15 @@ from convoymq.metadata.commands import (
 from convoymq.metadata.machine import MetadataMachine, TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topics import partition_arguments, topic_missing
+from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
+from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.routing.policy_keys import Setting
 from convoymq.topics.changes import Change, Phase, Seal, plan_merge, plan_move, plan_split
 from convoymq.topics.commands import DropGroup, ExpireProducers
-from convoymq.topics.group import GroupState, Seek
+from convoymq.topics.group import GroupState, Seek, is_kept
 from convoymq.topics.hashing import MURMUR3_X86_32
+from convoymq.topics.lineage import Mode
 from convoymq.topics.refusals import (
     ChangePhase,
     ChangeRunning,
@@ -62,10 +70,13 @@ from convoymq.topics.topic import (
     Abort,
     Begin,
     DeclareLost,
+    LeftBehind,
     RecordSeal,
     TopicCommand,
     TopicState,
 )
+
+log = structlog.get_logger()
 
 CHANGE_TIMEOUT_S = 30.0
 POLL_S = 0.01
@@ -99,12 +110,14 @@ class TopicAdmin:
         nodes: ClusterNodes,
         partitions: TopicPartitions,
         placement: Placement,
+        clock: Clock,
         timeout_s: float,
     ) -> None:
         self._metadata = metadata
         self._nodes = nodes
         self._partitions = partitions
         self._placement = placement
+        self._clock = clock
         self._timeout_s = timeout_s
         self.parked = ParkedKeys(metadata.tree, partitions)
         """Parked keys of groups."""
@@ -119,11 +132,16 @@ class TopicAdmin:
         partitions: int,
         logical: int = LOGICAL_DEFAULT,
         mode: str = "strict",
+        settings: Mapping[str, Setting] = MappingProxyType({}),
     ) -> TopicRow:
         """Creates a topic and its exchange, and waits until its partitions serve.
 
+        Args:
+            settings: as `metadata.topic_settings` has them.
+
         Raises:
-            PreconditionFailed: the name is taken or not possible.
+            PreconditionFailed: the name is taken or not possible; a limit is reached; a setting is
+                none.
             BadTopic: the numbers make no topic.
             NotServed: a node of the cluster has a release without topics; a mode that is not
                 served.
@@ -137,10 +155,11 @@ class TopicAdmin:
             logical=logical,
             mode=mode,
             hash_id=MURMUR3_X86_32,
+            settings=dict(settings),
             partitions=tuple(
                 NewPartition(
                     members=members,
-                    arguments=partition_arguments(name, span, 0).encoded,
+                    arguments=partition_arguments(name, span, 0, settings).encoded,
                 )
                 for span, members in zip(route.spans, placed, strict=True)
             ),
@@ -406,9 +425,23 @@ class TopicAdmin:
             pass
         else:
             raise PreconditionFailed(f"partition {pid} answers: nothing of it is lost")
+        said = (await self._partitions.describe_all(record, [pid]))[pid]
         if pid in state.route.pids:
             await self._go_round(vhost, name, pid)
-        await self._change(vhost, name, DeclareLost(pid))
+        command = _declaration(pid, said, self._clock.now_ms())
+        code = await self._change(vhost, name, command)
+        if code:
+            raise PreconditionFailed(f"partition {pid} has said where it ends: it is not lost")
+        log.warning("topic.partition_lost", vhost=vhost, topic=name, pid=pid)
+
+    async def losses(self, vhost: str, name: str) -> LossRows:
+        """Returns what groups go on without, by group and time. Raises NotFound."""
+        record = self._record(vhost, name)
+        return [
+            views.loss_row(record, group, loss)
+            for _, group in sorted(record.groups.items())
+            for loss in group.losses
+        ]
 
     async def _go_round(self, vhost: str, name: str, pid: int) -> None:
         """Has a partition replaced that cannot be sealed."""
@@ -452,21 +485,46 @@ class TopicAdmin:
         return [views.lag_row(record, state, each, found) for each in partitions]
 
     async def create_group(
-        self, vhost: str, name: str, group: str, position: Position = "earliest"
+        self,
+        vhost: str,
+        name: str,
+        group: str,
+        position: Position = "earliest",
+        advance: str | None = None,
     ) -> bool:
-        """Creates a consumer group; False when it exists.
+        """Creates a consumer group; False when it exists. `advance`: a `lineage.Mode`; None:
+        linear, or what the group has.
 
         Raises:
             NotFound: no such topic.
-            PreconditionFailed: a name that is not possible.
+            PreconditionFailed: a name that is not possible; the group exists and advances
+                otherwise.
             BadPosition, UnknownPartition, DataExpired: a position that is not possible.
         """
-        record = self._record(vhost, name)
-        if group in record.groups:
-            return False
-        version, starts = await cut_of(record, position, self._partitions)
-        command = CreateGroup(vhost=vhost, name=name, group=group, version=version, starts=starts)
-        return bool(await self._metadata.execute(command, self._timeout_s))
+        while True:
+            record = self._record(vhost, name)
+            if group in record.groups:
+                check_advance(record, group, advance)
+                return False
+            version, starts = await cut_of(record, position, self._partitions)
+            command = CreateGroup(
+                vhost=vhost,
+                name=name,
+                group=group,
+                version=version,
+                starts=starts,
+                mode=advance or Mode.LINEAR.value,
+            )
+            try:
+                made = bool(await self._metadata.execute(command, self._timeout_s))
+            except PreconditionFailed:
+                if is_kept(self._record(vhost, name).state.kept, version, starts):
+                    raise
+                # Retention has deleted what it would have begun in: the position is another one.
+                continue
+            if not made:
+                check_advance(self._record(vhost, name), group, advance)
+            return made
 
     async def delete_group(self, vhost: str, name: str, group: str) -> None:
         """Deletes a consumer group, with what it has parked.
@@ -544,6 +602,29 @@ class TopicAdmin:
         leader = self._partitions.leader(record, pid)
         node = self._nodes.name_of(leader) if leader else ""
         return views.partition_row(record, record.state.lineage.partition(pid), node)
+
+
+def check_advance(record: TopicRecord, group: str, advance: str | None) -> None:
+    """Refuses what a group that exists does otherwise. Raises PreconditionFailed."""
+    state = record.groups.get(group)
+    mode = None if state is None else state.mode.value
+    if mode is not None and advance not in (None, mode):
+        raise PreconditionFailed(
+            f"group '{group}' of topic '{record.name}' in vhost '{record.vhost}' has the advance "
+            f"'{mode}', not '{advance}'"
+        )
+
+
+def _declaration(pid: int, said: PartitionDescription | None, now_ms: int) -> DeclareLost:
+    """Returns the command by which a partition is given up. `said`: by a replica that is left."""
+    if said is None:
+        return DeclareLost(pid, now_ms)
+    groups = {
+        name: LeftBehind(own.group_epoch, own.watermark, own.parked_keys)
+        for name, own in sorted(said.groups.items())
+    }
+    end = said.end_offset if said.close_offset < 0 else said.close_offset
+    return DeclareLost(pid, now_ms, end, groups)
 
 
 def _new_id(kind: str) -> str:

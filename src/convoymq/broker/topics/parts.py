@@ -35,6 +35,7 @@ class TopicParts:
             nodes=broker.nodes,
             partitions=self.partitions,
             placement=broker.placement,
+            clock=clock,
             timeout_s=broker.settings.operation_timeout_s,
         )
         self.controller = ControllerLoop(

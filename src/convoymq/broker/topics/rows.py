@@ -133,6 +133,25 @@ class LagRow(TypedDict):
     """Sealed partitions that the group has to finish before it may read this one."""
 
 
+class LossRow(TypedDict):
+    """Messages of a partition that a group goes on without."""
+
+    group: str
+    group_epoch: int
+    pid: int
+    lo: int
+    hi: int
+    first: int
+    """The first offset that was not acknowledged, as far as known."""
+    end: int | None
+    """Offset behind the last message; None: nobody knows."""
+    parked_keys: int | None
+    """Keys that were parked in the partition; None: nobody knows."""
+    reason: str
+    """`declared_lost`."""
+    time_ms: int
+
+
 class DrainRow(TypedDict):
     """Outcome of moving one partition away from a node."""
 
@@ -152,3 +171,4 @@ PartitionDetails: TypeAlias = list[PartitionDetail]
 DrainRows: TypeAlias = list[DrainRow]
 GroupRows: TypeAlias = list[GroupRow]
 LagRows: TypeAlias = list[LagRow]
+LossRows: TypeAlias = list[LossRow]

@@ -28,6 +28,9 @@ CHANGE = (
     "change_id", "kind", "phase", "base_version", "next_version", "attempt", "sources", "targets"
 )  # fmt: skip
 GROUPS = ("group", "cv", "latest", "mode", "members", "waits_for")
+LOSSES = (
+    "group", "pid", "lo", "hi", "first", "end", "parked_keys", "reason", "time_ms"
+)  # fmt: skip
 LAG = ("pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys")
 PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
 PARK_ACTIONS = ("list", "resume", "retry", "skip", "replace")
@@ -220,6 +223,27 @@ def groups(invocation: Invocation) -> Output:
     return Rows(GROUPS, rows_of(_ask(invocation, "GET", TOPIC + "/groups")), nulls=True)
 
 
+def create_group(invocation: Invocation) -> Output:
+    """Creates a consumer group, before its first consumer comes."""
+    body: JsonObject = {}
+    if _named_positions(invocation):
+        body.update(_position(invocation))
+    if "advance" in invocation.values:
+        body["advance"] = invocation.value("advance", "")
+    _ask(invocation, "PUT", GROUP, body)  # type: ignore[arg-type]
+    return None
+
+
+def _check_create_group(invocation: Invocation) -> None:
+    if _named_positions(invocation):
+        _position(invocation)
+
+
+def losses(invocation: Invocation) -> Output:
+    """What groups go on without."""
+    return Rows(LOSSES, rows_of(_ask(invocation, "GET", TOPIC + "/losses")), nulls=True)
+
+
 def delete_group(invocation: Invocation) -> Output:
     """Deletes a consumer group."""
     _ask(invocation, "DELETE", GROUP)
@@ -231,9 +255,13 @@ def lag(invocation: Invocation) -> Output:
     return Rows(LAG, rows_of(_ask(invocation, "GET", GROUP + "/lag")), nulls=True)
 
 
+def _named_positions(invocation: Invocation) -> list[str]:
+    return [name for name in ("earliest", "latest", "time", "vector") if name in invocation.values]
+
+
 def _position(invocation: Invocation) -> JsonObject:
     """Returns the position that the switches name. Raises Misused."""
-    named = [name for name in ("earliest", "latest", "time", "vector") if name in invocation.values]
+    named = _named_positions(invocation)
     if len(named) != 1:
         raise Misused("Say one of --earliest, --latest, --time MS and --vector PID=OFFSET,…", DATA)
     match named[0]:
@@ -291,6 +319,9 @@ def _check_park(invocation: Invocation) -> None:
 
 
 WAIT = Switch("wait", int)
+POSITIONS = (
+    Switch("earliest"), Switch("latest"), Switch("time", int), Switch("vector", str)
+)  # fmt: skip
 
 COMMANDS = (
     Command(
@@ -420,6 +451,25 @@ COMMANDS = (
         run=groups,
     ),
     Command(
+        name="create-group",
+        summary="Creates a consumer group, from the first message on unless a position is given",
+        tools=HERE,
+        arguments=("name", "group"),
+        switches=(VHOST, Switch("advance", str, choices=("linear", "dag")), *POSITIONS),
+        check=_check_create_group,
+        banner="Creating group {group} of topic {name}...",
+        run=create_group,
+    ),
+    Command(
+        name="losses",
+        summary="Lists what groups go on without, because a partition was declared lost",
+        tools=HERE,
+        arguments=("name",),
+        switches=(VHOST,),
+        banner="Listing losses of topic {name}...",
+        run=losses,
+    ),
+    Command(
         name="delete-group",
         summary="Deletes a consumer group without members; partitions are not kept for it any more",
         tools=HERE,
@@ -444,10 +494,7 @@ COMMANDS = (
         arguments=("name", "group"),
         switches=(
             VHOST,
-            Switch("earliest"),
-            Switch("latest"),
-            Switch("time", int),
-            Switch("vector", str),
+            *POSITIONS,
         ),
         check=_check_seek,
         banner="Seeking group {group} of topic {name}...",

@@ -9,6 +9,7 @@ from convoymq.management.call import CREATED, DONE, Call, Status
 from convoymq.management.fields import number, text_in
 from convoymq.management.routes import Routes
 from convoymq.management.topics import (
+    POSITION_KEYS,
     body_in,
     keys_in,
     numbers_in,
@@ -17,6 +18,7 @@ from convoymq.management.topics import (
     whole_number,
 )
 from convoymq.model.json import JsonObject
+from convoymq.topics.lineage import Mode
 from convoymq.topics.routes import LOGICAL_DEFAULT
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from convoymq.broker.topics.rows import ChangeRow
 
 ACCEPTED = 202
+ADVANCES = tuple(mode.value for mode in Mode)
 
 routes = Routes()
 
@@ -200,6 +203,12 @@ async def declare_lost(call: Call) -> Status:
     return Status(DONE)
 
 
+@routes.listing("topics/{vhost}/{name}/losses")
+async def losses(call: Call) -> list[JsonObject]:
+    """Returns what groups go on without."""
+    return [dict(row) for row in await _admin(call).losses(*_topic(call))]
+
+
 @routes.add("POST", "topics/drain")
 async def drain(call: Call) -> object:
     """Moves the open partitions that a node leads."""
@@ -214,6 +223,21 @@ async def drain(call: Call) -> object:
 @routes.listing("topics/{vhost}/{name}/groups")
 async def groups(call: Call) -> list[JsonObject]:
     return [dict(row) for row in await _admin(call).groups(*_topic(call))]
+
+
+@routes.add("PUT", "topics/{vhost}/{name}/groups/{group}")
+async def put_group(call: Call) -> Status:
+    """Creates a group; one that exists and advances as it is asked for is fine."""
+    vhost, name = _topic(call)
+    group = call.path["group"]
+    call.may("read", "queue", f"{name}/{group}")
+    body = await call.json()
+    advance = text_in(body, "advance") if "advance" in body else None
+    if advance is not None and advance not in ADVANCES:
+        raise bad_request(f"advance is one of {', '.join(ADVANCES)}, not {advance!r}")
+    position = position_in(body) if body.keys() & POSITION_KEYS else "earliest"
+    made = await _admin(call).create_group(vhost, name, group, position, advance)
+    return Status(CREATED if made else DONE)
 
 
 @routes.add("DELETE", "topics/{vhost}/{name}/groups/{group}")
