@@ -33,7 +33,7 @@ LOSSES = (
 )  # fmt: skip
 LAG = ("pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys")
 PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
-PARK_ACTIONS = ("list", "resume", "skip")
+PARK_ACTIONS = ("list", "resume", "retry", "skip", "replace")
 DRAINED = ("vhost", "topic", "pid", "to_pid", "node", "error")
 REFUSED = frozenset((400, 404, 410))
 """Status of answers to what cannot be done as it was asked for."""
@@ -295,11 +295,13 @@ def _check_seek(invocation: Invocation) -> None:
 
 
 def park(invocation: Invocation) -> Output:
-    """Parked keys of a group: lists them, resumes them, or skips their first messages."""
+    """Parked keys of a group: lists and resumes them; retries, skips, replaces first messages."""
     if invocation.word("action") == "list":
         return Rows(PARKED, rows_of(_ask(invocation, "GET", GROUP + "/park")), nulls=True)
     encoding = "base64" if invocation.flag("base64") else "string"
     body: JsonObject = {"keys": list(invocation.rest), "encoding": encoding}
+    if invocation.word("action") == "replace":
+        body.update(payload=invocation.value("body", ""), payload_encoding=encoding)
     _ask(invocation, "POST", GROUP + "/park/{action}", body)  # type: ignore[arg-type]
     return None
 
@@ -309,7 +311,11 @@ def _check_park(invocation: Invocation) -> None:
     if action not in PARK_ACTIONS:
         raise Misused(f"Bad argument: action is one of {', '.join(PARK_ACTIONS)}", DATA)
     if (action == "list") == bool(invocation.rest):
-        raise Misused("`list` takes no keys, `resume` and `skip` take some", DATA)
+        raise Misused("`list` takes no keys, the other actions take some", DATA)
+    if (action == "replace") != ("body" in invocation.values):
+        raise Misused("`replace`, and no other action, needs --body TEXT", DATA)
+    if action == "replace" and len(invocation.rest) != 1:
+        raise Misused("`replace` takes one key", DATA)
 
 
 WAIT = Switch("wait", int)
@@ -496,10 +502,10 @@ COMMANDS = (
     ),
     Command(
         name="park",
-        summary="Lists the parked keys of a group, resumes them, or skips their first messages",
+        summary="Lists and resumes parked keys of a group; retries, skips, replaces first messages",
         tools=HERE,
         arguments=("action", "name", "group", "key*"),
-        switches=(VHOST, Switch("base64")),
+        switches=(VHOST, Switch("base64"), Switch("body", str)),
         check=_check_park,
         run=park,
     ),

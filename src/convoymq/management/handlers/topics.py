@@ -10,6 +10,7 @@ from convoymq.management.fields import number, text_in
 from convoymq.management.routes import Routes
 from convoymq.management.topics import (
     POSITION_KEYS,
+    body_in,
     keys_in,
     numbers_in,
     parked_json,
@@ -267,6 +268,27 @@ async def resume(call: Call) -> Status:
     place = _readable(call)
     for key in keys_in(await call.json()):
         await _admin(call).parked.resume(*place, key)
+    return Status(DONE)
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/retry")
+async def retry(call: Call) -> Status:
+    """Has the first messages of parked keys delivered again; the others wait on."""
+    place = _readable(call)
+    for key in keys_in(await call.json()):
+        await _admin(call).parked.resume(*place, key, once=True)
+    return Status(DONE)
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/replace")
+async def replace(call: Call) -> Status:
+    """Gives the first message of a parked key another body."""
+    place = _readable(call)
+    body = await call.json()
+    keys = keys_in(body)
+    if len(keys) != 1:
+        raise bad_request("a body replaces that of one key")
+    await _admin(call).parked.replace(*place, keys[0], body_in(body))
     return Status(DONE)
 
 
