@@ -304,4 +304,4 @@ class TopicDrains:
             await self._move(*place, heir)
         except BrokerError as error:
             # The next tick tries again: another change was first, or a node has gone.
-            log.debug("topic.not_moved", **place._asdict(), reason=error.text)
+            log.debug("topics.partition_not_moved", **place._asdict(), reason=error.text)
