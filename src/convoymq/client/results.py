@@ -56,3 +56,19 @@ class ProduceResult:
     """Of these, dropped because their target had them already, summed over targets."""
     unroutable: int
     """Of these, without a queue to go to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMembership:
+    """Name of a new member of a group, and what it has to know of its topic."""
+
+    member: str
+    created: bool
+    """The group is new."""
+    logical: int
+    """Logical partitions of the topic."""
+    hash_seed: int
+    ttl_ms: int
+    """A lease lasts so long from when its heartbeat was sent."""
+    margin_ms: int
+    """Nothing is begun so long before its end."""

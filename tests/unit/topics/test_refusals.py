@@ -27,6 +27,7 @@ EXAMPLES: tuple[tuple[TopicRefused, Code, str], ...] = (
     (refusals.StaleRoute(1, 4, 9), Code.STALE_ROUTE, "versions 4 to 9 are known"),
     (refusals.WrongRange(3, 7, 0, 5), Code.WRONG_RANGE, "0 to 5 (exclusive), not 7"),
     (refusals.BadHash(1, 2), Code.BAD_HASH, "belongs to logical partition 2"),
+    (refusals.GroupLive("g", 2), Code.GROUP_LIVE, "stop them first"),
     (refusals.NoKey(), Code.NO_KEY, "no order key"),
     (refusals.OutOfSequence(2, 9, 7), Code.OUT_OF_SEQ, "send again from 7 on"),
     (refusals.ProducerFenced("p", 1, 2), Code.PRODUCER_FENCED, "producer 'p' has a newer session"),

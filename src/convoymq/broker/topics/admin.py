@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import structlog
@@ -49,15 +50,17 @@ from convoymq.metadata.topics import partition_arguments, topic_missing
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.routing.policy_keys import Setting
 from convoymq.topics.changes import Change, Phase, Seal, plan_merge, plan_move, plan_split
 from convoymq.topics.commands import DropGroup, ExpireProducers
-from convoymq.topics.group import GroupState, Seek
+from convoymq.topics.group import GroupState, Seek, is_kept
 from convoymq.topics.hashing import MURMUR3_X86_32
 from convoymq.topics.lineage import Mode
 from convoymq.topics.refusals import (
     ChangePhase,
     ChangeRunning,
     Code,
+    GroupLive,
     UnknownPartition,
     VersionConflict,
 )
@@ -136,11 +139,16 @@ class TopicAdmin:
         partitions: int,
         logical: int = LOGICAL_DEFAULT,
         mode: str = "strict",
+        settings: Mapping[str, Setting] = MappingProxyType({}),
     ) -> TopicRow:
         """Creates a topic and its exchange, and waits until its partitions serve.
 
+        Args:
+            settings: as `metadata.topic_settings` has them.
+
         Raises:
-            PreconditionFailed: the name is taken or not possible.
+            PreconditionFailed: the name is taken or not possible; a limit is reached; a setting is
+                none.
             BadTopic: the numbers make no topic.
             NotServed: a node of the cluster has a release without topics; a mode that is not
                 served.
@@ -154,10 +162,11 @@ class TopicAdmin:
             logical=logical,
             mode=mode,
             hash_id=MURMUR3_X86_32,
+            settings=dict(settings),
             partitions=tuple(
                 NewPartition(
                     members=members,
-                    arguments=partition_arguments(name, span, 0).encoded,
+                    arguments=partition_arguments(name, span, 0, settings).encoded,
                 )
                 for span, members in zip(route.spans, placed, strict=True)
             ),
@@ -444,30 +453,37 @@ class TopicAdmin:
                 otherwise.
             BadPosition, UnknownPartition, DataExpired: a position that is not possible.
         """
-        record = self._record(vhost, name)
-        if group in record.groups:
-            check_advance(record, group, advance)
-            return False
-        version, starts = await cut_of(record, position, self._partitions)
-        command = CreateGroup(
-            vhost=vhost,
-            name=name,
-            group=group,
-            version=version,
-            starts=starts,
-            mode=advance or Mode.LINEAR.value,
-        )
-        made = bool(await self._metadata.execute(command, self._timeout_s))
-        if not made:
-            check_advance(self._record(vhost, name), group, advance)
-        return made
+        while True:
+            record = self._record(vhost, name)
+            if group in record.groups:
+                check_advance(record, group, advance)
+                return False
+            version, starts = await cut_of(record, position, self._partitions)
+            command = CreateGroup(
+                vhost=vhost,
+                name=name,
+                group=group,
+                version=version,
+                starts=starts,
+                mode=advance or Mode.LINEAR.value,
+            )
+            try:
+                made = bool(await self._metadata.execute(command, self._timeout_s))
+            except PreconditionFailed:
+                if is_kept(self._record(vhost, name).state.kept, version, starts):
+                    raise
+                # Retention has deleted what it would have begun in: the position is another one.
+                continue
+            if not made:
+                check_advance(self._record(vhost, name), group, advance)
+            return made
 
     async def delete_group(self, vhost: str, name: str, group: str) -> None:
         """Deletes a consumer group, with what it has parked.
 
         Raises:
             NotFound: no such group.
-            PreconditionFailed: it has members.
+            GroupLive: it has members.
             Unavailable: a partition did not answer in time.
         """
         record = self._record(vhost, name)
@@ -483,7 +499,8 @@ class TopicAdmin:
 
         Raises:
             NotFound: no such group.
-            PreconditionFailed: it has members.
+            GroupLive: it has members.
+            PreconditionFailed: something else has changed the group meanwhile.
             BadPosition, UnknownPartition, DataExpired: a position that is not possible.
         """
         record = self._record(vhost, name)
@@ -507,10 +524,7 @@ class TopicAdmin:
     @staticmethod
     def _check_idle(record: TopicRecord, group: GroupState) -> None:
         if group.members:
-            raise PreconditionFailed(
-                f"group '{group.name}' of topic '{record.name}' in vhost '{record.vhost}' has "
-                f"{len(group.members)} members: stop them first"
-            )
+            raise GroupLive(group.name, len(group.members))
 
     # --- inside ----------------------------------------------------------------------------
 
