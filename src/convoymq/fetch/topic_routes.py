@@ -107,10 +107,15 @@ class TopicRoutes:
                 f"the connection is open on vhost '{connection.vhost}', not on '{vhost}'"
             )
         self._check_access(connection.user, connection.vhost, topic, group)
-        place = self._broker.metadata.tree.vhosts.get(connection.vhost)
+        return self.known(topic)
+
+    def known(self, topic: str) -> TopicRecord:
+        """Returns a topic of the connection's virtual host. Raises NotFound."""
+        vhost = self._connection.vhost
+        place = self._broker.metadata.tree.vhosts.get(vhost)
         record = None if place is None else place.topics.get(topic)
         if record is None:
-            raise topic_missing(connection.vhost, topic)
+            raise topic_missing(vhost, topic)
         return record
 
     def _check_access(self, user: User, vhost: str, topic: str, group: str | None) -> None:

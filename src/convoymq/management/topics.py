@@ -25,6 +25,7 @@ STATUS: Mapping[Code, int] = {
     Code.BAD_CUT: 400,
     Code.NOT_ADJACENT: 400,
     Code.BAD_POSITION: 400,
+    Code.GROUP_LIVE: 400,
     Code.UNKNOWN_PARTITION: 404,
     Code.STALE_ROUTE: 404,
     Code.NOT_PARKED: 404,

@@ -53,6 +53,7 @@ from convoymq.topics.refusals import (
     ChangePhase,
     ChangeRunning,
     Code,
+    GroupLive,
     UnknownPartition,
     VersionConflict,
 )
@@ -472,7 +473,7 @@ class TopicAdmin:
 
         Raises:
             NotFound: no such group.
-            PreconditionFailed: it has members.
+            GroupLive: it has members.
             Unavailable: a partition did not answer in time.
         """
         record = self._record(vhost, name)
@@ -488,7 +489,8 @@ class TopicAdmin:
 
         Raises:
             NotFound: no such group.
-            PreconditionFailed: it has members.
+            GroupLive: it has members.
+            PreconditionFailed: something else has changed the group meanwhile.
             BadPosition, UnknownPartition, DataExpired: a position that is not possible.
         """
         record = self._record(vhost, name)
@@ -512,10 +514,7 @@ class TopicAdmin:
     @staticmethod
     def _check_idle(record: TopicRecord, group: GroupState) -> None:
         if group.members:
-            raise PreconditionFailed(
-                f"group '{group.name}' of topic '{record.name}' in vhost '{record.vhost}' has "
-                f"{len(group.members)} members: stop them first"
-            )
+            raise GroupLive(group.name, len(group.members))
 
     # --- inside ----------------------------------------------------------------------------
 
