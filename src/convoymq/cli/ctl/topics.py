@@ -34,6 +34,7 @@ LOSSES = (
 LAG = ("pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys")
 PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
 PARK_ACTIONS = ("list", "resume", "retry", "skip", "replace")
+DRAINS = ("node", "state", "open", "sealed", "bytes", "slowest_group")
 DRAINED = ("vhost", "topic", "pid", "to_pid", "node", "error")
 REFUSED = frozenset((400, 404, 410))
 """Status of answers to what cannot be done as it was asked for."""
@@ -208,6 +209,17 @@ def drain(invocation: Invocation) -> Output:
     return shown
 
 
+def drains(invocation: Invocation) -> Output:
+    """Nodes that give their partitions away, and what is left on them."""
+    return Rows(DRAINS, rows_of(_ask(invocation, "GET", "convoy/topics/drains")), nulls=True)
+
+
+def revive(invocation: Invocation) -> Output:
+    """Ends a drain."""
+    _ask(invocation, "DELETE", "convoy/topics/drains/{target}")
+    return None
+
+
 def declare_lost(invocation: Invocation) -> Output:
     """Gives a partition up whose end nobody knows."""
     body: JsonObject = {"pid": int(invocation.word("pid"))}
@@ -240,7 +252,7 @@ def _check_create_group(invocation: Invocation) -> None:
 
 
 def losses(invocation: Invocation) -> Output:
-    """What groups go on without."""
+    """Messages that groups go on without."""
     return Rows(LOSSES, rows_of(_ask(invocation, "GET", TOPIC + "/losses")), nulls=True)
 
 
@@ -425,11 +437,26 @@ COMMANDS = (
     ),
     Command(
         name="drain",
-        summary="Moves the open partitions that a node leads to other nodes",
+        summary="Has a node give its partitions away, and waits until it has no open one to give",
         tools=HERE,
         arguments=("target",),
         banner="Moving partitions off node {target}...",
         run=drain,
+    ),
+    Command(
+        name="drains",
+        summary="Lists the nodes that give their partitions away, and what is left on them",
+        tools=HERE,
+        banner="Listing drains...",
+        run=drains,
+    ),
+    Command(
+        name="revive",
+        summary="Ends a drain: the node gets partitions again",
+        tools=HERE,
+        arguments=("target",),
+        banner="Ending the drain of node {target}...",
+        run=revive,
     ),
     Command(
         name="declare-lost",

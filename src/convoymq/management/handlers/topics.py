@@ -211,10 +211,25 @@ async def losses(call: Call) -> list[JsonObject]:
 
 @routes.add("POST", "topics/drain")
 async def drain(call: Call) -> object:
-    """Moves the open partitions that a node leads."""
+    """Has a node give its partitions away, and waits until it has no more that it could."""
     call.need(call.is_administrator)
     node = _node(call, text_in(await call.json(), "node"))
-    return await _admin(call).drain(node)
+    return await _admin(call).drains.drain(node)
+
+
+@routes.listing("convoy/topics/drains")
+async def drains(call: Call) -> list[JsonObject]:
+    """Returns the nodes that give their partitions away, and what is left on them."""
+    call.need(call.is_administrator)
+    return [dict(row) for row in await _admin(call).drains.report()]
+
+
+@routes.add("DELETE", "convoy/topics/drains/{node}")
+async def revive(call: Call) -> Status:
+    """Ends a drain."""
+    call.need(call.is_administrator)
+    await _admin(call).drains.revive(_node(call, call.path["node"]))
+    return Status(DONE)
 
 
 # --- groups ------------------------------------------------------------------------------------
