@@ -467,6 +467,7 @@ class MemberThread(threading.Thread):
             "group_epoch": request.command.group_epoch,
             "epoch": request.epoch,
             "kind": kind,
+            "member": self._core.member,
             "columns": COLUMNS,
         }
 
