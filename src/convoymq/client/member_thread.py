@@ -225,8 +225,9 @@ class MemberThread(threading.Thread):
         now = now_ms()
         self._send_again(now)
         core.step(now)
-        self._perform()
+        # Before messages: who takes one looks at its lease.
         self._show_leases()
+        self._perform()
         if self._is_gone:
             return
         self._check_silence(now)

@@ -150,10 +150,10 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_messages_come_with_their_places(world: World) -> None:
-    world.fetched((b"a", b"1"), (b"bb", b"2"))
+    world.fetched((b"bb", b"1"), (b"a", b"2"))
     first, second = world.deliveries()
     message = first.message
-    assert (message.key, message.body, message.time_ms) == (b"a", b"1", 5)
+    assert (message.key, message.body, message.time_ms) == (b"bb", b"1", 5)
     assert (message.pid, message.offset, message.route_version) == (3, 1, 2)
     assert str(message.order_token) == f"{2:016x}-{1:016x}"
     assert 0 <= message.lp < 16
@@ -163,7 +163,7 @@ def test_messages_come_with_their_places(world: World) -> None:
 
 
 def test_acknowledgements_gather_while_one_is_under_way(world: World) -> None:
-    world.fetched((b"a", b"1"), (b"bb", b"2"))
+    world.fetched((b"bb", b"1"), (b"a", b"2"))
     first, second = world.deliveries()
     world.thread.handled(first.handle, ok=True)
     world.turn()
@@ -238,7 +238,7 @@ def test_a_server_that_cannot_do_it_now_is_asked_again(world: World) -> None:
 
 
 def test_who_leaves_gives_back_what_nobody_has_begun(world: World) -> None:
-    world.fetched((b"a", b"1"), (b"bb", b"2"))
+    world.fetched((b"bb", b"1"), (b"a", b"2"))
     begun = world.got.get()
     assert begun is not None
     world.thread.leave()

@@ -183,10 +183,10 @@ def test_keys_are_in_order_and_all_is_acknowledged_or_parked(
 
 def test_a_slow_key_holds_up_its_lane_and_no_other() -> None:
     world = World([b"a", b"a", b"b", b"b", b"c"], lanes=1 << 20)
-    assert [each.key for each in world.running] == [b"a", b"b", b"c"]
-    world.handled(1)
+    assert sorted(each.key for each in world.running) == [b"a", b"b", b"c"]
+    world.handled([each.key for each in world.running].index(b"b"))
     world.answer()
-    assert [each.record.offset for each in world.running] == [1, 5, 4]
+    assert sorted(each.record.offset for each in world.running) == [1, 4, 5]
     assert world.acked == [3]
 
 
