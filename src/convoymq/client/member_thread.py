@@ -142,6 +142,8 @@ class MemberThread(threading.Thread):
         """(Time, command) to be sent again."""
         self._beat_ms = -1
         """Time at which the heartbeat without an answer was sent; -1: none is under way."""
+        self._beat_again = False
+        """Another one was due meanwhile."""
         self._is_member = True
         self._is_waiting = False
         self._wait_due_ms = 0
@@ -291,8 +293,9 @@ class MemberThread(threading.Thread):
     def _send_heartbeat(self, beat: Heartbeat) -> None:
         if self._beat_ms >= 0:
             # The one under way is answered first, or its server is given up.
-            self._core.heartbeat_due_ms = now_ms() + HEARTBEAT_RETRY_MS
+            self._beat_again = True
             return
+        self._beat_again = False
         self._beat_ms = beat.sent_ms
         fields = {
             "member": beat.member,
@@ -321,6 +324,8 @@ class MemberThread(threading.Thread):
         )
         self._core.on_leases(leases, now)
         self._is_member = bool(answer.map.get("is_member"))
+        if self._beat_again:
+            self._core.heartbeat_due_ms = now + 1
         if self._core.is_gone and self._is_member:
             self._core.heartbeat_due_ms = now + LEFT_RETRY_MS
 
