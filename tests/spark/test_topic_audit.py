@@ -10,21 +10,42 @@ import json
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from convoymq.cli.cluster import LocalCluster
 from convoymq.model import trace as words
 from convoymq.spark.audit import AuditReport, audit
+from convoymq.spark.audit.coverage import queue_facts
+from convoymq.spark.audit.findings import FindingRow
 from convoymq.spark.audit.invariants import PROMISES, Invariant
-from convoymq.spark.audit.result import QueueReport
+from convoymq.spark.audit.plan import Job, read_footers
+from convoymq.spark.audit.result import QueueReport, gather
+from convoymq.spark.audit.topics import effects
+from convoymq.spark.audit.topics.job import TopicJob
+from tests.clusters import call, serving_cluster
+from tests.faults.topic_traffic import (
+    KEYS,
+    Member,
+    TopicTraffic,
+    changed,
+    create,
+    leader_of,
+    open_pids,
+    path,
+)
+from tests.faults.traffic import until
+from tests.ports import cluster_ports
+from tests.spark.test_audit import rewrite
 from tests.unit.trace.topic_support import Routes, Topic, run, write_effects
 
 Row = dict[str, Any]
 Rows = list[Row]
+PORT = cluster_ports()
 FAR_US = 10_000_000
 """Further than clocks may be apart."""
 INDEXES = 10_000
@@ -338,7 +359,10 @@ class Original:
         }
         self.partitions = {pid: self._read(file) for pid, file in self.files.items()}
         self.lines = {
-            kind: [json.loads(line) for line in (root / f"{kind}-original.jsonl").open()]
+            kind: [
+                json.loads(line)
+                for line in (root / f"{kind}-original.jsonl").read_text().splitlines()
+            ]
             for kind in ("effects", "source")
         }
 
@@ -427,7 +451,19 @@ def report(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Aud
         routes += copy.routes
     marks = [row for row in original.routes if row["kind"] in MARKS]
     write(original.routes_file, root / "group-0-node-1-1-0.parquet", [*routes, *marks])
-    return audit(root, spark=spark)
+    return audit_topics(root, spark)
+
+
+def audit_topics(root: Path, spark: SparkSession) -> AuditReport:
+    """The checks of topics alone."""
+    files, footers = read_footers(root)
+    facts = queue_facts(footers)
+    lines = effects.files_of(root)
+    job = Job(spark, files, facts, footers, lines)
+    with job.settings():
+        steps = TopicJob(job, lines).steps(lambda _: None)
+        rows = [cast(FindingRow, row.asDict()) for step in steps for row in step]
+    return gather(facts, rows)
 
 
 def violations_of(report: AuditReport, topic: str) -> dict[Invariant, int]:
@@ -474,3 +510,89 @@ def test_every_check_is_injured_and_told(report: AuditReport) -> None:
     assert set(INJURIES.values()) == set(checks)
     told = {verdict.invariant for verdict in report.verdicts if verdict.examples}
     assert set(checks) <= told
+
+
+class Rejecting(Member):
+    """A member that rejects one message, once: its key is parked."""
+
+    def __init__(self, *arguments: Any, poison: set[int]) -> None:
+        super().__init__(*arguments)
+        self.poison = poison
+
+    def on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        super().on_message(channel, method, properties, body)
+        if int(body) in self.poison:
+            self.poison.discard(int(body))
+            if method.delivery_tag > 1 and self.unacked > 1:
+                channel.basic_ack(method.delivery_tag - 1, multiple=True)
+            self.unacked = 0
+            channel.basic_nack(method.delivery_tag, requeue=False)
+
+
+def parked(cluster: LocalCluster, topic: str) -> list[Any]:
+    status, rows = call(cluster, "GET", path(topic, "groups", "readers", "park"))
+    assert status == 200, rows
+    found: list[Any] = rows
+    return found
+
+
+@pytest.mark.cluster
+def test_a_real_topic_through_changes_kills_and_parked_keys_is_clean(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Goal: no violation; and one when a single row of the trace is another one."""
+    settings = {"trace.vhosts": "/", "node.stop_timeout": "60000"}
+    poison = {KEYS + 5}
+    with serving_cluster(tmp_path, PORT, settings) as cluster:
+        create(cluster, "real", 2)
+        traffic = TopicTraffic(cluster, "real", window=20, prefetch=20)
+        ports = [node.amqp_port for node in cluster.nodes]
+        traffic.members = [
+            Rejecting([ports[n - 1] for n in nodes], "real/readers", 60, 20, traffic.log,
+                      poison=poison)
+            for nodes in ((1, 2), (3, 2))
+        ]  # fmt: skip
+        with traffic:
+            traffic.goes_on(60)
+            until(lambda: parked(cluster, "real"), "no key is parked")
+            changed(cluster, "real", "split", pid=0)
+            killed = leader_of(cluster, "real", 1)
+            cluster.kill(killed)
+            traffic.goes_on(60)
+            cluster.start_node(killed)
+            cluster.wait_ready(50.0)
+            body = {"keys": [f"key-{5 % KEYS}"]}
+            status, answer = call(
+                cluster, "POST", path("real", "groups", "readers", "park", "resume"), body
+            )
+            assert status < 300, answer
+            until(lambda: not parked(cluster, "real"), "the key is still parked")
+            changed(cluster, "real", "merge", pids=open_pids(cluster, "real")[:2])
+            (last, *_) = open_pids(cluster, "real")
+            other = next(n for n in (1, 2, 3) if n != leader_of(cluster, "real", last))
+            changed(cluster, "real", "move", pid=last, node=str(other))
+            traffic.goes_on(60)
+            traffic.finish()
+    found = audit(tmp_path, spark=spark)
+    assert found.violations == 0, found.to_json()
+    stored = sum(queue.published for queue in found.queues)
+    assert stored >= len(traffic.publisher.confirmed) > 180
+    tamper(tmp_path)
+    names = {
+        verdict.invariant.name for verdict in audit(tmp_path, spark=spark).verdicts if verdict.rows
+    }
+    assert Invariant.TOPIC_LOG_ORDER.name in names
+
+
+def tamper(root: Path) -> None:
+    """One message was published later than all others of its key, by what its channel heard."""
+    found = []
+    for file in sorted(root.rglob("group-*.parquet")):
+        rows = pq.read_table(file, partitioning=None).to_pylist()
+        found += [(row["time_us"], file, row) for row in rows if row["kind"] == words.TAGGED]
+    _, file, row = min(found, key=lambda each: each[0])
+
+    def later(rows: Rows, _facts: dict[str, Any]) -> None:
+        rows[rows.index(row)]["first_id"] += 1_000_000
+
+    rewrite(file, later)
