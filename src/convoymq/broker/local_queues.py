@@ -97,6 +97,8 @@ class LocalQueues:
     queues: dict[int, GroupQueue] = field(default_factory=dict)
     """Local handles of queues that are groups, with and without a replica here."""
     member_of: set[int] = field(default_factory=set)
+    _served: dict[int, GroupQueue] = field(default_factory=dict)
+    """The handles that have, or had until a moment ago, clients here."""
     _touched: set[int] | None = None
     """None = everything has to be looked at."""
     _line: deque[int] = field(default_factory=deque)
@@ -334,6 +336,7 @@ class LocalQueues:
             "on_routes": self.on_routes,
             "on_unused": partial(self._unused, record.group),
             "limits": self.limits,
+            "served": self._served,
         }
         driver = group_driver_of(record.type.value)
         queue = driver.make_handle(options, self.ask, self.answers)
@@ -439,8 +442,11 @@ class LocalQueues:
 
     def tick(self) -> None:
         """Looks after the queues with clients here; to be called every `group_queue.TICK_MS`."""
-        for queue in [queue for queue in self.queues.values() if queue.has_clients]:
-            queue.tick()
+        for group, queue in list(self._served.items()):
+            if queue.has_clients and self.queues.get(group) is queue:
+                queue.tick()
+            else:
+                del self._served[group]
         if self.watch is not None:
             self.watch.tick()
 

@@ -34,11 +34,12 @@ from convoymq.metadata.topics import (
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.routing.types import ExchangeType
-from convoymq.topics.group import GroupState, Release
+from convoymq.topics.group import GroupState, Release, Seek, is_kept
 from convoymq.topics.lineage import Mode, PartitionState, Published
+from convoymq.topics.losses import note_losses
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import first_route
-from convoymq.topics.topic import Begin, TopicState
+from convoymq.topics.topic import Begin, DeclareLost, TopicState
 
 if TYPE_CHECKING:
     from convoymq.metadata.topic_trace import TopicTrace
@@ -53,13 +54,13 @@ class Topics:
         self._timed_rules: dict[type[Command], Callable[..., object]] = {
             CreateTopic: self._create,
             CreatePartition: self._create_partition,
+            CreateGroup: self._create_group,
+            ChangeGroup: self._change_group,
         }
         self._rules: dict[type[Command], Callable[..., object]] = {
             DeleteTopic: self._delete,
             ChangeTopic: self._change,
-            CreateGroup: self._create_group,
             DeleteGroup: self._delete_group,
-            ChangeGroup: self._change_group,
         }
 
     def carry_out(self, command: Command, time_ms: int) -> object:
@@ -87,6 +88,7 @@ class Topics:
             hash_seed=command.hash_seed,
             created_ms=time_ms,
             state=state,
+            settings=dict(command.settings),
         )
         for span, partition in zip(route.spans, command.partitions, strict=True):
             self._declare(vhost, command.name, span.pid, partition, time_ms)
@@ -119,11 +121,14 @@ class Topics:
         before, had = state.change, _placed(state)
         if isinstance(topic_command, Begin) and _reuses_pid(state, topic_command):
             return Code.VERSION_CONFLICT.value
-        refused = state.apply(topic_command, [group.cv for group in record.groups.values()])
+        refused = state.apply(topic_command, record.held_versions, record.expired_versions)
         if refused is not None:
             return refused.value
         if isinstance(topic_command, Begin) and state.change is not before:
             record.places = dict(command.places)
+        if isinstance(topic_command, DeclareLost):
+            for group in record.groups.values():
+                note_losses(state, group)
         trace = self._trace(vhost)
         if trace is not None:
             trace.changed(vhost, record, topic_command)
@@ -167,23 +172,29 @@ class Topics:
 
     # --- groups ----------------------------------------------------------------------------
 
-    def _create_group(self, command: CreateGroup) -> bool:
+    def _create_group(self, command: CreateGroup, time_ms: int) -> bool:
         """Creates a consumer group; False when there is one of that name. Raises Refused."""
         vhost, record = self._find(command.vhost, command.name)
         if command.group in record.groups:
             return False
-        state = record.state
-        if not state.oldest_version <= command.version <= state.route.version:
+        kept, latest = record.state.kept, record.state.route.version
+        if not kept.oldest <= command.version <= latest:
             raise PreconditionFailed(
                 f"a group of {topic_subject(vhost, command.name)} begins at version "
-                f"{state.oldest_version} to {state.route.version}, not {command.version}"
+                f"{kept.oldest} to {latest}, not {command.version}"
             )
-        record.groups[command.group] = GroupState.first(
-            command.group, command.version, command.starts, Mode(command.mode)
+        if not is_kept(kept, command.version, command.starts):
+            raise PreconditionFailed(
+                f"a group of {topic_subject(vhost, command.name)} cannot begin in a partition "
+                "that is deleted"
+            )
+        group = record.groups[command.group] = GroupState.first(
+            command.group, command.version, command.starts, Mode(command.mode), time_ms
         )
+        note_losses(record.state, group)
         trace = self._trace(vhost)
         if trace is not None:
-            trace.group_created(record, record.groups[command.group])
+            trace.group_created(record, group)
         self._note(vhost, command.name)
         return True
 
@@ -198,7 +209,7 @@ class Topics:
         self._note(vhost, command.name)
         return True
 
-    def _change_group(self, command: ChangeGroup) -> bool:
+    def _change_group(self, command: ChangeGroup, time_ms: int) -> bool:
         """Applies a command of a group; False when it came too late. Raises NotFound."""
         vhost, record = self._find(command.vhost, command.name)
         group = record.groups.get(command.group)
@@ -207,8 +218,10 @@ class Topics:
         state = record.state
         group_command = unpack_group_command(command.command)
         owner = group.owners.get(group_command.pid) if isinstance(group_command, Release) else None
-        changed = group.apply(group_command, state.route.version, state.oldest_version)
+        changed = group.apply(group_command, state.route.version, state.kept, time_ms)
         if changed:
+            if isinstance(group_command, Seek):
+                note_losses(state, group)
             trace = self._trace(vhost)
             if trace is not None:
                 trace.group_changed(record, group, group_command, owner)
@@ -251,7 +264,7 @@ def _placed(state: TopicState) -> set[int]:
     pids = {pid for pid, each in state.lineage.partitions.items() if each.state is not deleted}
     if state.running is not None:
         pids.update(span.pid for span in state.running.targets)
-    return pids - state.lost
+    return pids - state.lost.keys()
 
 
 def _reuses_pid(state: TopicState, begin: Begin) -> bool:

@@ -111,16 +111,6 @@ class Streams:
         if isinstance(refusal, AccessRefused):
             raise refusal
 
-    def sample_row_bytes(self, stream: str, offset: int) -> float:
-        """Mean size of the messages from an offset on, by reading some. Works on any node."""
-        sample = self.client.fetch(
-            stream, offset, max_rows=_SAMPLE_ROWS, max_bytes=_SAMPLE_BYTES, columns=bits.VALUE
-        ).frame
-        if not sample.rows:
-            return 0.0
-        ends = sample.buffers(bits.VALUE)[1].cast("i")
-        return (ends[sample.rows] - ends[0]) / sample.rows
-
     def resolve(
         self, place: Place, states: Mapping[Partition, StreamState]
     ) -> dict[Partition, int]:
@@ -171,6 +161,18 @@ class Streams:
                     "startingOffsetsByTimestampStrategy=latest begins at its end"
                 )
         return found
+
+
+def sample_row_bytes(client: Client, stream: str, offset: int) -> float:
+    """Returns the mean size of the messages from an offset on, by reading some. Works on any
+    node."""
+    sample = client.fetch(
+        stream, offset, max_rows=_SAMPLE_ROWS, max_bytes=_SAMPLE_BYTES, columns=bits.VALUE
+    ).frame
+    if not sample.rows:
+        return 0.0
+    ends = sample.buffers(bits.VALUE)[1].cast("i")
+    return (ends[sample.rows] - ends[0]) / sample.rows
 
 
 def check_target(connection: Connection, name: str, *, stream: bool) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from convoymq.broker.topics.group_messages import (
     DRAINED,
@@ -25,14 +26,14 @@ from convoymq.kernels.ordered_runs import order_key
 from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.store import MetadataStore
 from convoymq.model.clock import Clock, Timer
-from convoymq.model.errors import BrokerError
+from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.queues.interface import Delivery
 from convoymq.queues.partition import reads
 from convoymq.streamlog.reader import Run
 from convoymq.topics.answers import AckAnswer, ParkAnswer
 from convoymq.topics.consumer import Fetch
-from convoymq.topics.coordinator import Heartbeat
 from convoymq.topics.hashing import logical_partition
+from convoymq.topics.heartbeats import Heartbeat
 from convoymq.topics.leaseholder import SendHeartbeat
 from convoymq.topics.member import (
     RETRIES,
@@ -86,6 +87,13 @@ class RunBatch:
         return batch.slice_records(run.block, run.command, run.first + offset - self.offset, 1)
 
 
+class Wakeable(Protocol):
+    """A member, for its coordinator."""
+
+    def wake(self) -> None:
+        """Has it send its heartbeat now."""
+
+
 @dataclass(kw_only=True, slots=True)
 class MemberParts:
     """Parts of a node that its members use."""
@@ -97,14 +105,30 @@ class MemberParts:
     partitions: TopicPartitions
     clock: Clock
     spawn: Callable[[Coroutine[object, object, None]], object]
-    members: dict[str, Member] = field(default_factory=dict)
-    """Members of this node by name, until their coordinator has heard that they left."""
+    members: dict[str, Wakeable] = field(default_factory=dict)
+    """Members that speak through this node, by name, until their coordinator has heard that they
+    left."""
 
     def wake(self, member: str) -> None:
         """A coordinator wants to hear of a member now."""
         found = self.members.get(member)
         if found is not None:
             found.wake()
+
+    async def ask(self, message: list[object]) -> object:
+        """Asks the coordinator of a group. Raises Refused, Unavailable."""
+        leader = self.store.leader
+        if leader is None:
+            raise Unavailable("the metadata group has no leader")
+        return await self.control.request(leader, KIND_TOPIC_GROUP, message, HEARTBEAT_TIMEOUT_S)
+
+    async def tell_drained(self, name: GroupName, pid: int, group_epoch: int) -> None:
+        """Tells the coordinator that its group has drained a partition."""
+        try:
+            await self.ask([DRAINED, *name, pid, group_epoch])
+        except BrokerError:
+            # The coordinator asks by itself.
+            return
 
 
 class Member:
@@ -325,7 +349,7 @@ class Member:
                         case HandOutParked():
                             self._hand_out_parked(action)
                         case TellDrained(pid, group_epoch):
-                            self._parts.spawn(self._tell_drained(pid, group_epoch))
+                            self._parts.spawn(self._parts.tell_drained(self.name, pid, group_epoch))
         finally:
             self._running = False
         self._check_settled()
@@ -442,7 +466,7 @@ class Member:
 
     async def _send_heartbeat(self, beat: Heartbeat) -> None:
         try:
-            answer = await self._ask(pack_heartbeat(self.name, beat))
+            answer = await self._parts.ask(pack_heartbeat(self.name, beat))
             leases, is_member = unpack_leases(self.core.member, answer)
         except BrokerError:
             self.core.heartbeat_due_ms = self._now() + RETRY_MS
@@ -466,21 +490,6 @@ class Member:
             self._leases.pop(self._slots.pop(lease), None)
             self._closes.pop(lease, None)
             self._traces.pop(lease[0], None)
-
-    async def _ask(self, message: list[object]) -> object:
-        leader = self._parts.store.leader
-        if leader is None:
-            raise BrokerError("the metadata group has no leader")
-        return await self._parts.control.request(
-            leader, KIND_TOPIC_GROUP, message, HEARTBEAT_TIMEOUT_S
-        )
-
-    async def _tell_drained(self, pid: int, group_epoch: int) -> None:
-        try:
-            await self._ask([DRAINED, *self.name, pid, group_epoch])
-        except BrokerError:
-            # The coordinator asks by itself.
-            return
 
 
 def _drop(delivery: Delivery) -> None:
