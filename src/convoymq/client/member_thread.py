@@ -58,8 +58,10 @@ LEFT_RETRY_MS = 20
 """Pause of a member that has left, until its group knows."""
 WAKE_WAIT_MS = 30_000
 POLL_S = 1.0
-LASTING = frozenset((ErrorCode.NOT_FOUND, ErrorCode.ACCESS_REFUSED, ErrorCode.NOT_IMPLEMENTED))
+LASTING = frozenset((ErrorCode.ACCESS_REFUSED, ErrorCode.NOT_IMPLEMENTED))
 """Errors that another try does not change."""
+MISSING_MS = 2_000
+"""A group that is not found for so long is gone: a new leader may not know it yet."""
 
 Lease = tuple[int, int]
 """(partition, epoch)."""
@@ -147,6 +149,8 @@ class MemberThread(threading.Thread):
         self._is_member = True
         self._is_waiting = False
         self._wait_due_ms = 0
+        self._missing_ms = -1
+        """First of the answers in succession that the group is not found; -1: there is none."""
 
     # --- other threads ---------------------------------------------------------------------
 
@@ -282,9 +286,15 @@ class MemberThread(threading.Thread):
     def _answer(self, frame: Frame | None) -> Frame | None:
         """Returns an answer that is no error; None: another try may have one. Raises ClientError:
         none will."""
-        if frame is None or not frame.status:
+        if frame is None:
+            return None
+        if not frame.status:
+            self._missing_ms = -1
             return frame
-        if frame.status in LASTING:
+        missing = frame.status == ErrorCode.NOT_FOUND
+        if missing and self._missing_ms < 0:
+            self._missing_ms = now_ms()
+        if frame.status in LASTING or (missing and now_ms() >= self._missing_ms + MISSING_MS):
             raise errors.of_answer(frame.status, frame.map)
         return None
 

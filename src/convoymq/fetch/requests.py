@@ -74,7 +74,9 @@ READS = frozenset(
         Op.TOPIC_PRODUCER,
         Op.GROUP_JOIN,
         Op.GROUP_HEARTBEAT,
+        Op.GROUP_WAKE,
         Op.GROUP_FETCH,
+        Op.GROUP_SETTLE,
         Op.GROUP_SEEK,
     )
 )
