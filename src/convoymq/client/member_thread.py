@@ -257,7 +257,8 @@ class MemberThread(threading.Thread):
                         self._request(action)
                     case Ignore():
                         pass
-            self._flush()
+        # Also without an action: an answer may have made room.
+        self._flush()
         self._wait_to_be_woken()
 
     def _show_leases(self) -> None:
