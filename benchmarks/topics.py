@@ -6,7 +6,8 @@
 Three nodes of ConvoyMQ on loopback. `throughput`: one and eight publishers to a topic of eight
 partitions, and to as many streams, in turn; ratios of rates and of the nodes' processor time for a
 message. `changes`: longest waits of a publisher that waits for each confirm, in the range that is
-split, moved and merged, and of one outside of it.
+split, moved and merged, and of one outside of it. `idle`: processor time of the nodes with a
+thousand topics of four partitions that nobody uses, and with none.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import statistics
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pika
+import psutil  # type: ignore[import-untyped]
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -48,6 +51,10 @@ SETTLE_S = 0.5
 POLL_S = 0.002
 CHANGE_TIMEOUT_S = 30.0
 AUTH = ("guest", "guest")
+CASES = ["throughput", "changes", "idle"]
+IDLE_PARTITIONS = 4
+IDLE_CREATORS = 8
+IDLE_SETTLE_S = 20.0
 
 
 @dataclass(slots=True)
@@ -113,8 +120,8 @@ def key_in(seed: int, lo: int, hi: int) -> str:
 class Topics:
     """The HTTP API of topics."""
 
-    def __init__(self, api: str) -> None:
-        self._url = f"{api}/api/topics/%2F/{TOPIC}"
+    def __init__(self, api: str, name: str = TOPIC) -> None:
+        self._url = f"{api}/api/topics/%2F/{name}"
 
     def create(self, partitions: int) -> None:
         """Creates the topic."""
@@ -257,17 +264,47 @@ def _body(topics: Topics, cluster: ConvoyCluster, kind: str) -> dict[str, object
     return {"pid": pid, "node": cluster.node_name(others[0])}
 
 
+def idle(cluster: ConvoyCluster, count: int, seconds: float, found: Samples) -> None:
+    """Cores that the nodes use while nobody uses them, without topics and with many."""
+    found.add("idle, no topics: % of a core", _cores(cluster, seconds) * 100)
+    begin = time.monotonic()
+    with ThreadPoolExecutor(IDLE_CREATORS) as pool:
+        made = [
+            pool.submit(Topics(cluster.api, f"idle-{number}").create, IDLE_PARTITIONS)
+            for number in range(count)
+        ]
+        for each in made:
+            each.result()
+    found.add("idle: creation of a topic, ms", (time.monotonic() - begin) * 1000 / count)
+    time.sleep(IDLE_SETTLE_S)
+    found.add(f"idle, {count} topics: % of a core", _cores(cluster, seconds) * 100)
+    memory = sum(psutil.Process(pid).memory_info().rss for pid in cluster.pids)
+    found.add(f"idle, {count} topics: MiB of a node", memory / len(cluster.pids) / (1 << 20))
+
+
+def _cores(cluster: ConvoyCluster, seconds: float) -> float:
+    """Processor time of the nodes for each second of a time."""
+    processes = [psutil.Process(pid) for pid in cluster.pids]
+    before = [process.cpu_times() for process in processes]
+    time.sleep(seconds)
+    after = [process.cpu_times() for process in processes]
+    pairs = zip(before, after, strict=True)
+    return sum(b.user + b.system - a.user - a.system for a, b in pairs) / seconds
+
+
 def main() -> int:
     """Exit code: 0 done, 1 a run failed."""
     parser = argparse.ArgumentParser(description="Ordered topics beside plain streams")
-    parser.add_argument("--case", action="append", choices=["throughput", "changes"])
+    parser.add_argument("--case", action="append", choices=CASES)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--changes", type=int, default=10, help="of each kind, a round")
+    parser.add_argument("--topics", type=int, default=1000, help="that nobody uses")
+    parser.add_argument("--idle-seconds", type=float, default=30.0)
     parser.add_argument("--base-port", type=int, default=28600)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    cases = options.case or ["throughput", "changes"]
+    cases = options.case or CASES
     found = Samples()
     try:
         for _ in range(options.runs):
@@ -277,6 +314,10 @@ def main() -> int:
                     throughput(cluster, options.seconds, found)
                 if "changes" in cases:
                     changes(cluster, options.changes, found)
+            if "idle" in cases:
+                with ConvoyCluster(base_port=options.base_port) as cluster:
+                    cluster.start()
+                    idle(cluster, options.topics, options.idle_seconds, found)
     except (LoadFailed, NotUsable, OSError, httpx.HTTPError) as error:
         Console(stderr=True).print(f"[bold red]{error}[/]", highlight=False)
         return 1

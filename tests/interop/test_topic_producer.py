@@ -14,9 +14,9 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig, errors
+from convoymq.client.async_topic_producer import AsyncTopicProducer
 from convoymq.client.rows import routing_keys_of, values_of
 from convoymq.client.topic_producer import (
-    AsyncTopicProducer,
     TopicProducer,
     TopicReceipt,
     producer_number,

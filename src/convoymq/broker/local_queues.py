@@ -35,6 +35,7 @@ from convoymq.queues.driver import (
 from convoymq.queues.group_queue import FlowLimits, GroupQueue
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.partition.driver import TOPIC_ARGUMENT
 from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
 from convoymq.queues.session_audit import Ask as AskSessions
 from convoymq.routing.policies import effective_settings
@@ -96,6 +97,8 @@ class LocalQueues:
     queues: dict[int, GroupQueue] = field(default_factory=dict)
     """Local handles of queues that are groups, with and without a replica here."""
     member_of: set[int] = field(default_factory=set)
+    _served: dict[int, GroupQueue] = field(default_factory=dict)
+    """The handles that have, or had until a moment ago, clients here."""
     _touched: set[int] | None = None
     """None = everything has to be looked at."""
     _line: deque[int] = field(default_factory=deque)
@@ -333,6 +336,7 @@ class LocalQueues:
             "on_routes": self.on_routes,
             "on_unused": partial(self._unused, record.group),
             "limits": self.limits,
+            "served": self._served,
         }
         driver = group_driver_of(record.type.value)
         queue = driver.make_handle(options, self.ask, self.answers)
@@ -375,13 +379,19 @@ class LocalQueues:
         requested = self._arguments(record).get(TRACE_ARGUMENT)
         if not self.traces.wants(record.vhost, requested is not None and requested.value is True):
             return None
-        return self.traces.open(
+        trace = self.traces.open(
             record.vhost,
             record.name,
             record.type.value,
             record.group,
             partial(self._recorders, queue),
         )
+        name = self._arguments(record).get(TOPIC_ARGUMENT)
+        if trace is not None and name is not None:
+            topic = self.tree.vhosts[record.vhost].topics.get(name.term())
+            if topic is not None:
+                trace.key_hash(topic.logical, topic.hash_seed)
+        return trace
 
     def _recorders(self, queue: GroupQueue) -> list[tuple[int, int, bool]]:
         """Returns (node, incarnation, whether it has a replica) of the nodes that record a queue,
@@ -432,8 +442,11 @@ class LocalQueues:
 
     def tick(self) -> None:
         """Looks after the queues with clients here; to be called every `group_queue.TICK_MS`."""
-        for queue in [queue for queue in self.queues.values() if queue.has_clients]:
-            queue.tick()
+        for group, queue in list(self._served.items()):
+            if queue.has_clients and self.queues.get(group) is queue:
+                queue.tick()
+            else:
+                del self._served[group]
         if self.watch is not None:
             self.watch.tick()
 

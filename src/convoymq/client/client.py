@@ -424,11 +424,13 @@ class Client:
         """
         fields = {"topic": topic, "producer": producer, "epoch": epoch, "query": query}
         answer = self._call(Op.TOPIC_PRODUCER, fields)
-        rows = _list(answer, "stored")
-        try:
-            stored = {lp: (seq, pos) for lp, seq, pos in rows}  # type: ignore[misc]
-        except (TypeError, ValueError) as error:
-            raise errors.ProtocolError(f"answer without a producer's state: {error}") from error
+        stored: dict[int, tuple[int, bytes]] = {}
+        for row in _list(answer, "stored"):
+            match row:
+                case [int(lp), int(seq), bytes(position)]:
+                    stored[lp] = (seq, position)
+                case _:
+                    raise errors.ProtocolError(f"{row!r} is no state of a producer")
         return ProducerSession(epoch=_int(answer, "epoch"), stored=stored)
 
     # --- groups of ordered topics --------------------------------------------------------

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from convoymq.model.columnar import ErrorCode
+from convoymq.topics.refusals import TopicRefused as BrokerRefusal
 
 
 class ClientError(Exception):
@@ -196,6 +197,12 @@ def of_answer(code: int, details: Mapping[str, object]) -> ClientError:
             return ProtocolError(text)
         case _:
             return ClientError(code, text)
+
+
+def of_refusal(refusal: BrokerRefusal) -> ClientError:
+    """Returns the error for what this process refuses by a rule of ordered topics."""
+    code = refusal.code.value
+    return _TOPIC.get(code, TopicRefused)(refusal.text, code)
 
 
 def _number(details: Mapping[str, object], name: str) -> int:

@@ -404,15 +404,28 @@ def _raise_lasting(frame: Frame) -> None:
 
 def _answers(frame: Frame, count: int) -> list[ProduceAnswer]:
     """Returns the answer to each run. Raises ProtocolError."""
-    try:
-        rows, version = frame.map["runs"], frame.map["to_version"]
-        targets = tuple(Span(*span) for span in frame.map["targets"])  # type: ignore[attr-defined]
-        found = [
-            ProduceAnswer(Code(code), offset, expected, version, targets)
-            for code, offset, _, expected in rows  # type: ignore[attr-defined]
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise errors.ProtocolError(f"answer that is none to runs: {error}") from error
+    match frame.map:
+        case {"runs": list(rows), "to_version": int(version), "targets": list(spans)}:
+            targets = tuple(_span(span) for span in spans)
+            found = [_answer(row, version, targets) for row in rows]
+        case _:
+            raise errors.ProtocolError("answer that is none to runs")
     if len(found) != count:
         raise errors.ProtocolError(f"{len(found)} answers to {count} runs")
     return found
+
+
+def _span(row: object) -> Span:
+    match row:
+        case [int(lo), int(hi), int(pid)]:
+            return Span(lo, hi, pid)
+        case _:
+            raise errors.ProtocolError(f"{row!r} is no range of a partition")
+
+
+def _answer(row: object, version: int, targets: tuple[Span, ...]) -> ProduceAnswer:
+    match row:
+        case [str(code), int(offset), int(_), int(expected)] if code in Code.__members__:
+            return ProduceAnswer(Code(code), offset, expected, version, targets)
+        case _:
+            raise errors.ProtocolError(f"{row!r} is no answer to a run")

@@ -18,7 +18,7 @@ KEY_HEADER = "x-order-key"
 
 @dataclass(frozen=True, slots=True)
 class Hashing:
-    """How a topic makes logical partitions of keys."""
+    """Function of a topic from keys to logical partitions."""
 
     logical: int
     seed: int
@@ -29,12 +29,12 @@ class Content:
     """One message, without its place."""
 
     key: bytes
-    """Its order key."""
+    """Order key."""
     body: bytes
     headers: dict[str, bytes | None]
     """Strings and byte arrays as their bytes, other values as the text that JSON has for them."""
     time_ms: int
-    """When it was stored, ms since the epoch; 0 for one that was parked."""
+    """Time at which it was stored, ms since the epoch; 0 for one that was parked."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,8 +81,17 @@ class TopicMessage:
         return OrderToken(self.route_version, self.offset)
 
 
+def order_keys_of(frame: ColumnFrame) -> list[bytes]:
+    """Returns the order keys of a frame's messages. Raises ValueError without headers and routing
+    keys."""
+    return [
+        headers.get(KEY_HEADER) or routing_key
+        for routing_key, headers in zip(routing_keys_of(frame), headers_of(frame), strict=True)
+    ]
+
+
 def contents_of(frame: ColumnFrame) -> list[Content]:
-    """Returns the messages of a frame with `COLUMNS`."""
+    """Returns the messages of a frame. Raises ValueError without `COLUMNS`."""
     rows: Iterable[tuple[bytes, bytes | None, dict[str, bytes | None], int]] = zip(
         routing_keys_of(frame), values_of(frame), headers_of(frame), times_of(frame), strict=True
     )

@@ -1,4 +1,4 @@
-"""Producers of ordered topics, for threads and for asyncio.
+"""Producers of ordered topics. `async_topic_producer` has them for asyncio.
 
 A producer numbers its messages, so that what has no answer is sent again and still stored once,
 also when a partition is split, merged or moved, or its leader is lost, meanwhile. Each session of a
@@ -11,7 +11,6 @@ every message its position there, and learns from the next `last_positions` what
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import random
@@ -108,6 +107,15 @@ class TopicProducer:
         """Returns the number of messages without an outcome."""
         return self._thread.pending
 
+    @property
+    def has_room(self) -> bool:
+        """Returns whether `send` would not wait."""
+        return self._thread.has_room
+
+    def wait_for_room(self, timeout: float | None = None) -> bool:
+        """Returns `has_room`, when it is or the time is over."""
+        return self._thread.wait_for_room(timeout)
+
     def send(
         self,
         key: bytes | str,
@@ -184,82 +192,3 @@ class TopicProducer:
         self._thread.end()
         if not done and timeout != 0.0:
             raise errors.Unavailable("the producer was closed before every message had an answer")
-
-
-class AsyncTopicProducer:
-    """A `TopicProducer` for asyncio: nothing here blocks the event loop.
-
-    async with await AsyncTopicProducer.open(client, "orders") as producer:
-        await (await producer.send(b"account-7", b"..."))
-    """
-
-    def __init__(self, producer: TopicProducer) -> None:
-        """Made by `open`."""
-        self._producer = producer
-
-    @classmethod
-    async def open(
-        cls,
-        client: Client,
-        topic: str,
-        *,
-        producer_id: str | int | None = None,
-        pending_max: int = PENDING_MAX,
-    ) -> AsyncTopicProducer:
-        """Begins a session; see `TopicProducer`."""
-        return cls(
-            await asyncio.to_thread(
-                TopicProducer, client, topic, producer_id=producer_id, pending_max=pending_max
-            )
-        )
-
-    async def __aenter__(self) -> AsyncTopicProducer:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close(None if error is None else 0.0)
-
-    @property
-    def epoch(self) -> int:
-        """Returns the number of this session."""
-        return self._producer.epoch
-
-    @property
-    def pending(self) -> int:
-        """Returns the number of messages without an outcome."""
-        return self._producer.pending
-
-    async def send(
-        self,
-        key: bytes | str,
-        body: bytes,
-        headers: Headers | None = None,
-        source_pos: bytes | None = None,
-    ) -> asyncio.Future[TopicReceipt]:
-        """Publishes a message when there is room; returns a future that is done when it is stored.
-        See `TopicProducer.send`. Messages of one key are sent by one task."""
-        thread = self._producer._thread
-        while not thread.has_room:
-            await asyncio.to_thread(thread.wait_for_room, 1.0)
-        return asyncio.wrap_future(self._producer.send(key, body, headers, source_pos))
-
-    async def flush(self, timeout: float | None = None) -> None:
-        """See `TopicProducer.flush`."""
-        await asyncio.to_thread(self._producer.flush, timeout)
-
-    def last_positions(self) -> dict[int, bytes]:
-        """See `TopicProducer.last_positions`."""
-        return self._producer.last_positions()
-
-    def is_stored(self, key: bytes | str, source_pos: bytes) -> bool:
-        """See `TopicProducer.is_stored`."""
-        return self._producer.is_stored(key, source_pos)
-
-    async def close(self, timeout: float | None = None) -> None:
-        """See `TopicProducer.close`."""
-        await asyncio.to_thread(self._producer.close, timeout)

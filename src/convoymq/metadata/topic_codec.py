@@ -19,7 +19,7 @@ from convoymq.topics.changes import Change, Kind, Seal
 from convoymq.topics.group import GroupCommand, GroupState
 from convoymq.topics.lineage import Lineage, Partition, PartitionState, Published
 from convoymq.topics.routes import Route, Span
-from convoymq.topics.topic import TopicCommand, TopicState
+from convoymq.topics.topic import DeclareLost, TopicCommand, TopicState
 
 C = TypeVar("C")
 FORMAT = 1
@@ -64,10 +64,19 @@ def _unpack(packed: bytes, known: dict[str, type[C]]) -> C:
 # --- topics in snapshots ----------------------------------------------------------------------
 
 TopicRow: TypeAlias = tuple[
-    str, str, str, int, int, int, bytes, list[tuple[str, bytes]], list[tuple[int, int]]
+    str,
+    str,
+    str,
+    int,
+    int,
+    int,
+    bytes,
+    list[tuple[str, bytes]],
+    list[tuple[int, int]],
+    dict[str, bool | int | str],
 ]
-"""(virtual host, name, mode, hash, its seed, created, state, groups, places); state and groups as
-`pack_state` and `GroupState.snapshot` have them"""
+"""(virtual host, name, mode, hash, its seed, created, state, groups, places, settings); state and
+groups as `pack_state` and `GroupState.snapshot` have them"""
 
 
 def to_row(topic: TopicRecord) -> TopicRow:
@@ -82,12 +91,13 @@ def to_row(topic: TopicRecord) -> TopicRow:
         pack_state(topic.state),
         [(name, group.snapshot()) for name, group in sorted(topic.groups.items())],
         sorted(topic.places.items()),
+        dict(sorted(topic.settings.items())),
     )
 
 
 def from_row(row: TopicRow) -> TopicRecord:
     """Returns the topic of `to_row`. Raises StorageFault."""
-    vhost, name, mode, hash_id, hash_seed, created_ms, packed, groups, places = row
+    vhost, name, mode, hash_id, hash_seed, created_ms, packed, groups, places, settings = row
     return TopicRecord(
         vhost=vhost,
         name=name,
@@ -98,6 +108,7 @@ def from_row(row: TopicRow) -> TopicRecord:
         state=unpack_state(packed),
         groups={group: GroupState.restore(state) for group, state in groups},
         places=dict(places),
+        settings=dict(settings),
     )
 
 
@@ -142,7 +153,7 @@ class _TopicRow(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
     change: _ChangeRow | None
     left_out: list[int]
     sealed_early: list[tuple[int, Seal]]
-    lost: list[int]
+    lost: list[DeclareLost]
 
 
 _DECODER = msgspec.msgpack.Decoder(_TopicRow)
@@ -179,7 +190,7 @@ def pack_state(state: TopicState) -> bytes:
             None if state.change is None else _change_row(state.change),
             sorted(state.left_out),
             sorted(state.sealed_early.items()),
-            sorted(state.lost),
+            [lost for _, lost in sorted(state.lost.items())],
         )
     )
 
@@ -216,7 +227,7 @@ def unpack_state(packed: bytes) -> TopicState:
         change,
         set(row.left_out),
         dict(row.sealed_early),
-        set(row.lost),
+        {lost.pid: lost for lost in row.lost},
     )
 
 

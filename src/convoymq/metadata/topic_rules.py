@@ -7,6 +7,7 @@ change that exist. What a change gives up goes in the entry that gives it up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from convoymq.metadata.commands import (
     ChangeGroup,
@@ -33,11 +34,15 @@ from convoymq.metadata.topics import (
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.routing.types import ExchangeType
-from convoymq.topics.group import GroupState
+from convoymq.topics.group import GroupState, Release, Seek, is_kept
 from convoymq.topics.lineage import Mode, PartitionState, Published
+from convoymq.topics.losses import note_losses
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import first_route
-from convoymq.topics.topic import Begin, TopicState
+from convoymq.topics.topic import Begin, DeclareLost, TopicState
+
+if TYPE_CHECKING:
+    from convoymq.metadata.topic_trace import TopicTrace
 
 
 class Topics:
@@ -49,13 +54,13 @@ class Topics:
         self._timed_rules: dict[type[Command], Callable[..., object]] = {
             CreateTopic: self._create,
             CreatePartition: self._create_partition,
+            CreateGroup: self._create_group,
+            ChangeGroup: self._change_group,
         }
         self._rules: dict[type[Command], Callable[..., object]] = {
             DeleteTopic: self._delete,
             ChangeTopic: self._change,
-            CreateGroup: self._create_group,
             DeleteGroup: self._delete_group,
-            ChangeGroup: self._change_group,
         }
 
     def carry_out(self, command: Command, time_ms: int) -> object:
@@ -83,9 +88,13 @@ class Topics:
             hash_seed=command.hash_seed,
             created_ms=time_ms,
             state=state,
+            settings=dict(command.settings),
         )
         for span, partition in zip(route.spans, command.partitions, strict=True):
             self._declare(vhost, command.name, span.pid, partition, time_ms)
+        trace = self._trace(vhost)
+        if trace is not None:
+            trace.created(vhost, vhost.topics[command.name])
         self._note(vhost, command.name)
         return True
 
@@ -95,6 +104,9 @@ class Topics:
         record = vhost.topics.pop(command.name, None)
         if record is None:
             return False
+        trace = self._trace(vhost)
+        if trace is not None:
+            trace.deleted(record)
         self._remove_queues(vhost, command.name, _placed(record.state))
         vhost.topology.delete_exchange(command.name)
         self._note(vhost, command.name)
@@ -109,11 +121,17 @@ class Topics:
         before, had = state.change, _placed(state)
         if isinstance(topic_command, Begin) and _reuses_pid(state, topic_command):
             return Code.VERSION_CONFLICT.value
-        refused = state.apply(topic_command, [group.cv for group in record.groups.values()])
+        refused = state.apply(topic_command, record.held_versions, record.expired_versions)
         if refused is not None:
             return refused.value
         if isinstance(topic_command, Begin) and state.change is not before:
             record.places = dict(command.places)
+        if isinstance(topic_command, DeclareLost):
+            for group in record.groups.values():
+                note_losses(state, group)
+        trace = self._trace(vhost)
+        if trace is not None:
+            trace.changed(vhost, record, topic_command)
         self._remove_queues(vhost, command.name, had - _placed(state))
         self._note(vhost, command.name)
         return ""
@@ -154,20 +172,29 @@ class Topics:
 
     # --- groups ----------------------------------------------------------------------------
 
-    def _create_group(self, command: CreateGroup) -> bool:
+    def _create_group(self, command: CreateGroup, time_ms: int) -> bool:
         """Creates a consumer group; False when there is one of that name. Raises Refused."""
         vhost, record = self._find(command.vhost, command.name)
         if command.group in record.groups:
             return False
-        state = record.state
-        if not state.oldest_version <= command.version <= state.route.version:
+        kept, latest = record.state.kept, record.state.route.version
+        if not kept.oldest <= command.version <= latest:
             raise PreconditionFailed(
                 f"a group of {topic_subject(vhost, command.name)} begins at version "
-                f"{state.oldest_version} to {state.route.version}, not {command.version}"
+                f"{kept.oldest} to {latest}, not {command.version}"
             )
-        record.groups[command.group] = GroupState.first(
-            command.group, command.version, command.starts, Mode(command.mode)
+        if not is_kept(kept, command.version, command.starts):
+            raise PreconditionFailed(
+                f"a group of {topic_subject(vhost, command.name)} cannot begin in a partition "
+                "that is deleted"
+            )
+        group = record.groups[command.group] = GroupState.first(
+            command.group, command.version, command.starts, Mode(command.mode), time_ms
         )
+        note_losses(record.state, group)
+        trace = self._trace(vhost)
+        if trace is not None:
+            trace.group_created(record, group)
         self._note(vhost, command.name)
         return True
 
@@ -176,20 +203,28 @@ class Topics:
         vhost, record = self._find(command.vhost, command.name)
         if record.groups.pop(command.group, None) is None:
             return False
+        trace = self._trace(vhost)
+        if trace is not None:
+            trace.group_deleted(record, command.group)
         self._note(vhost, command.name)
         return True
 
-    def _change_group(self, command: ChangeGroup) -> bool:
+    def _change_group(self, command: ChangeGroup, time_ms: int) -> bool:
         """Applies a command of a group; False when it came too late. Raises NotFound."""
         vhost, record = self._find(command.vhost, command.name)
         group = record.groups.get(command.group)
         if group is None:
             raise NotFound(f"no group '{command.group}' of {topic_subject(vhost, command.name)}")
         state = record.state
-        changed = group.apply(
-            unpack_group_command(command.command), state.route.version, state.oldest_version
-        )
+        group_command = unpack_group_command(command.command)
+        owner = group.owners.get(group_command.pid) if isinstance(group_command, Release) else None
+        changed = group.apply(group_command, state.route.version, state.kept, time_ms)
         if changed:
+            if isinstance(group_command, Seek):
+                note_losses(state, group)
+            trace = self._trace(vhost)
+            if trace is not None:
+                trace.group_changed(record, group, group_command, owner)
             self._note(vhost, command.name)
         return changed
 
@@ -201,6 +236,10 @@ class Topics:
         if record is None:
             raise topic_missing(vhost, name)
         return place, record
+
+    def _trace(self, vhost: Vhost) -> TopicTrace | None:
+        trace = self._tree.topic_trace
+        return trace if trace is not None and trace.wants(vhost.name) else None
 
     def _note(self, vhost: Vhost, topic: str) -> None:
         self._tree.note(Change(ChangeKind.TOPIC, vhost=vhost.name, topic=topic))
@@ -225,7 +264,7 @@ def _placed(state: TopicState) -> set[int]:
     pids = {pid for pid, each in state.lineage.partitions.items() if each.state is not deleted}
     if state.running is not None:
         pids.update(span.pid for span in state.running.targets)
-    return pids - state.lost
+    return pids - state.lost.keys()
 
 
 def _reuses_pid(state: TopicState, begin: Begin) -> bool:

@@ -54,6 +54,7 @@ class GroupOptions(TypedDict):
     on_routes: Callable[[], None] | None
     on_unused: Callable[[], None] | None
     limits: FlowLimits | None
+    served: dict[int, GroupQueue] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,6 +197,8 @@ class GroupQueue(Queue):
         ask_counts: asks the node that leads for (ready, consumers).
         on_routes: edges are to forget the routes that they remember.
         on_unused: the queue was not used for as long as it may be: it is to be deleted.
+        served: the node's queues with clients, by group: the queue puts itself in, and who calls
+            `tick` takes it out.
     """
 
     def __init__(
@@ -217,6 +219,7 @@ class GroupQueue(Queue):
         on_routes: Callable[[], None] | None = None,
         on_unused: Callable[[], None] | None = None,
         limits: FlowLimits | None = None,
+        served: dict[int, GroupQueue] | None = None,
     ) -> None:
         self.vhost = vhost
         self.name = name
@@ -245,6 +248,7 @@ class GroupQueue(Queue):
         self._ask_counts = ask_counts
         self._on_routes = on_routes
         self._on_unused = on_unused
+        self._served = served
         #: Session -> client, of the queue's own kind.
         self._clients: dict[int, Any] = {}
         self._openings = 0
@@ -281,6 +285,8 @@ class GroupQueue(Queue):
         made = self._new_client(session, events)
         made.progress_ms = self.clock.monotonic_ms()
         self._clients[session] = made
+        if self._served is not None:
+            self._served[self.group] = self
         return made
 
     def next_opening(self) -> int:

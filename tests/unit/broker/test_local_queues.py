@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from convoymq.metadata.machine import (
     Vhost,
 )
 from convoymq.model.tables import EMPTY, Table
+from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.driver import machine_settings
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
@@ -80,10 +82,9 @@ class World:
             host=self.host,  # type: ignore[arg-type]
             tree=self.tree,
             transport=unused,
-            clock=unused,
             incarnations={},
             new_session=lambda: 1,
-            **options,
+            **{"clock": unused, **options},
         )
         self.placement = Placement(NODE, self.tree, lambda group: self.host.leader_of(group))
 
@@ -382,3 +383,29 @@ def test_balanced_counts_who_leads_now() -> None:
     assert world.placement.members_for(balanced, [1, 2, 3])[0] == 2
     plain = Table.of({"x-queue-type": "quorum"})
     assert world.placement.members_for(plain, [1, 2, 3])[0] == NODE
+
+
+def test_only_queues_with_clients_are_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of queues that nobody uses cost a tick nothing."""
+    world = World(clock=SimpleNamespace(monotonic_ms=lambda: 0))
+    for group, name in enumerate(("used", "idle", "gone"), start=1):
+        world.put(name, group, 1)
+    world.reconciled()
+    ticked: list[str] = []
+    for queue in world.local.queues.values():
+        monkeypatch.setattr(queue, "tick", lambda name=queue.name: ticked.append(name))
+    used, gone = world.local.queues[1], world.local.queues[3]
+    client = used.client(11, NullEvents())
+    gone.client(12, NullEvents())
+    world.local.tick()
+    assert ticked == ["used", "gone"]
+    world.delete("gone")
+    world.reconciled()
+    world.local.tick()
+    assert ticked == ["used", "gone", "used"]
+    used.forget(client)
+    world.local.tick()
+    assert ticked == ["used", "gone", "used"]
+    used.client(13, NullEvents())
+    world.local.tick()
+    assert ticked == ["used", "gone", "used", "used"]

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
+
+import structlog
 
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
 from convoymq.broker.topics import views
 from convoymq.broker.topics.cuts import Position, cut_of
+from convoymq.broker.topics.drains import TopicDrains
 from convoymq.broker.topics.parked import ParkedKeys
 from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S, TopicPartitions
 from convoymq.broker.topics.rows import (
     ChangeRow,
-    DrainRow,
-    DrainRows,
     GroupRow,
     GroupRows,
     LagRows,
+    LossRows,
     PartitionDetails,
     PartitionRow,
     PartitionRows,
@@ -44,11 +47,15 @@ from convoymq.metadata.commands import (
 from convoymq.metadata.machine import MetadataMachine, TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topics import partition_arguments, topic_missing
+from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
+from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.routing.policy_keys import Setting
 from convoymq.topics.changes import Change, Phase, Seal, plan_merge, plan_move, plan_split
 from convoymq.topics.commands import DropGroup, ExpireProducers
-from convoymq.topics.group import GroupState, Seek
+from convoymq.topics.group import GroupState, Seek, is_kept
 from convoymq.topics.hashing import MURMUR3_X86_32
+from convoymq.topics.lineage import Mode
 from convoymq.topics.refusals import (
     ChangePhase,
     ChangeRunning,
@@ -62,17 +69,18 @@ from convoymq.topics.topic import (
     Abort,
     Begin,
     DeclareLost,
+    LeftBehind,
     RecordSeal,
     TopicCommand,
     TopicState,
 )
 
+log = structlog.get_logger()
+
 CHANGE_TIMEOUT_S = 30.0
 POLL_S = 0.01
 ATTEMPTS = 5
 """Plans of one change, while others publish versions."""
-TOPICS_AT_ONCE = 4
-"""Topics whose partitions a drained node gives away at a time."""
 Plan = Callable[[TopicState], Change]
 
 
@@ -80,6 +88,7 @@ class Store(Protocol):
     """Access to the replicated tree: `AsyncMetadataStore`."""
 
     tree: MetadataMachine
+    leader: int | None
 
     async def execute(self, command: Command, timeout: float = ..., /) -> object:
         """Applies a command and returns its reply. Raises BrokerError."""
@@ -99,15 +108,26 @@ class TopicAdmin:
         nodes: ClusterNodes,
         partitions: TopicPartitions,
         placement: Placement,
+        clock: Clock,
         timeout_s: float,
     ) -> None:
         self._metadata = metadata
         self._nodes = nodes
         self._partitions = partitions
         self._placement = placement
+        self._clock = clock
         self._timeout_s = timeout_s
         self.parked = ParkedKeys(metadata.tree, partitions)
         """Parked keys of groups."""
+        self.drains = TopicDrains(
+            metadata=metadata,
+            nodes=nodes,
+            partitions=partitions,
+            placement=placement,
+            move=self.move,
+            timeout_s=timeout_s,
+        )
+        """Nodes that give their partitions away."""
 
     # --- topics ----------------------------------------------------------------------------
 
@@ -119,28 +139,34 @@ class TopicAdmin:
         partitions: int,
         logical: int = LOGICAL_DEFAULT,
         mode: str = "strict",
+        settings: Mapping[str, Setting] = MappingProxyType({}),
     ) -> TopicRow:
         """Creates a topic and its exchange, and waits until its partitions serve.
 
+        Args:
+            settings: as `metadata.topic_settings` has them.
+
         Raises:
-            PreconditionFailed: the name is taken or not possible.
+            PreconditionFailed: the name is taken or not possible; a limit is reached; a setting is
+                none.
             BadTopic: the numbers make no topic.
             NotServed: a node of the cluster has a release without topics; a mode that is not
                 served.
             Unavailable: no majority in time; nothing is left behind.
         """
         route = first_route(logical, partitions)
-        placed = self._placement.for_partitions(partitions, self._nodes.for_placement())
+        placed = self._placement.for_partitions(partitions, self.drains.placement_nodes())
         command = CreateTopic(
             vhost=vhost,
             name=name,
             logical=logical,
             mode=mode,
             hash_id=MURMUR3_X86_32,
+            settings=dict(settings),
             partitions=tuple(
                 NewPartition(
                     members=members,
-                    arguments=partition_arguments(name, span, 0).encoded,
+                    arguments=partition_arguments(name, span, 0, settings).encoded,
                 )
                 for span, members in zip(route.spans, placed, strict=True)
             ),
@@ -256,7 +282,7 @@ class TopicAdmin:
         record.state.route.span_of(pid)
         if to_node not in tree.nodes or not self._nodes.is_up(to_node):
             raise PreconditionFailed(f"node_not_running: node {node_name}")
-        if self._nodes.is_drained(to_node):
+        if self._nodes.is_drained(to_node) or self.drains.is_draining(to_node):
             raise PreconditionFailed(f"node {node_name} is drained")
         if self._partitions.leader(record, pid) == to_node:
             raise PreconditionFailed(f"partition {pid} is led by node {node_name} already")
@@ -329,61 +355,6 @@ class TopicAdmin:
             phase = "unknown" if row is None else row["phase"]
             raise ChangePhase(change_id, phase, "it cannot be aborted")
 
-    async def drain(self, node: int) -> DrainRows:
-        """Moves every open partition that a node leads to others, in each topic one by one. What
-        cannot be moved has an error in its row.
-
-        Raises:
-            NotFound: no such node.
-            PreconditionFailed: no other node could take them.
-        """
-        if node not in self._metadata.tree.nodes:
-            raise NotFound(f"node {node} is not in the cluster")
-        if not self._heirs(node):
-            raise PreconditionFailed("no other node could take the partitions")
-        turn = asyncio.Semaphore(TOPICS_AT_ONCE)
-
-        async def one(vhost: str, name: str) -> DrainRows:
-            async with turn:
-                return await self._drain_topic(vhost, name, node)
-
-        topics = [
-            (vhost.name, name)
-            for vhost in self._metadata.tree.vhosts.values()
-            for name in sorted(vhost.topics)
-        ]
-        found = await asyncio.gather(*(one(*topic) for topic in topics))
-        return [row for rows in found for row in rows]
-
-    async def _drain_topic(self, vhost: str, name: str, node: int) -> DrainRows:
-        rows: DrainRows = []
-        record = self._record(vhost, name)
-        for pid in record.state.route.pids:
-            if self._partitions.leader(record, pid) != node:
-                continue
-            row: DrainRow = {
-                "vhost": vhost, "topic": name, "pid": pid, "to_pid": None,
-                "node": self._nodes.name_of(node), "error": "",
-            }  # fmt: skip
-            rows.append(row)
-            try:
-                heir = self._placement.for_partitions(1, self._heirs(node))[0][0]
-                change = await self.move(vhost, name, pid, heir)
-                done = await self.wait_change(vhost, name, change["change_id"])
-            except BrokerError as error:
-                row["error"] = error.text
-            else:
-                row["to_pid"] = done["targets"][0]["pid"]
-                row["node"] = self._nodes.name_of(heir)
-        return rows
-
-    def _heirs(self, node: int) -> Sequence[int]:
-        return [
-            each
-            for each in self._nodes.running()
-            if each != node and not self._nodes.is_drained(each)
-        ]
-
     async def declare_lost(self, vhost: str, name: str, pid: int) -> None:
         """Gives up a partition whose majority is gone: its range goes on in a new partition, and
         groups go on without what it held.
@@ -406,9 +377,23 @@ class TopicAdmin:
             pass
         else:
             raise PreconditionFailed(f"partition {pid} answers: nothing of it is lost")
+        said = (await self._partitions.describe_all(record, [pid]))[pid]
         if pid in state.route.pids:
             await self._go_round(vhost, name, pid)
-        await self._change(vhost, name, DeclareLost(pid))
+        command = _declaration(pid, said, self._clock.now_ms())
+        code = await self._change(vhost, name, command)
+        if code:
+            raise PreconditionFailed(f"partition {pid} has said where it ends: it is not lost")
+        log.warning("topic.partition_lost", vhost=vhost, topic=name, pid=pid)
+
+    async def losses(self, vhost: str, name: str) -> LossRows:
+        """Returns what groups go on without, by group and time. Raises NotFound."""
+        record = self._record(vhost, name)
+        return [
+            views.loss_row(record, group, loss)
+            for _, group in sorted(record.groups.items())
+            for loss in group.losses
+        ]
 
     async def _go_round(self, vhost: str, name: str, pid: int) -> None:
         """Has a partition replaced that cannot be sealed."""
@@ -452,21 +437,46 @@ class TopicAdmin:
         return [views.lag_row(record, state, each, found) for each in partitions]
 
     async def create_group(
-        self, vhost: str, name: str, group: str, position: Position = "earliest"
+        self,
+        vhost: str,
+        name: str,
+        group: str,
+        position: Position = "earliest",
+        advance: str | None = None,
     ) -> bool:
-        """Creates a consumer group; False when it exists.
+        """Creates a consumer group; False when it exists. `advance`: a `lineage.Mode`; None:
+        linear, or what the group has.
 
         Raises:
             NotFound: no such topic.
-            PreconditionFailed: a name that is not possible.
+            PreconditionFailed: a name that is not possible; the group exists and advances
+                otherwise.
             BadPosition, UnknownPartition, DataExpired: a position that is not possible.
         """
-        record = self._record(vhost, name)
-        if group in record.groups:
-            return False
-        version, starts = await cut_of(record, position, self._partitions)
-        command = CreateGroup(vhost=vhost, name=name, group=group, version=version, starts=starts)
-        return bool(await self._metadata.execute(command, self._timeout_s))
+        while True:
+            record = self._record(vhost, name)
+            if group in record.groups:
+                check_advance(record, group, advance)
+                return False
+            version, starts = await cut_of(record, position, self._partitions)
+            command = CreateGroup(
+                vhost=vhost,
+                name=name,
+                group=group,
+                version=version,
+                starts=starts,
+                mode=advance or Mode.LINEAR.value,
+            )
+            try:
+                made = bool(await self._metadata.execute(command, self._timeout_s))
+            except PreconditionFailed:
+                if is_kept(self._record(vhost, name).state.kept, version, starts):
+                    raise
+                # Retention has deleted what it would have begun in: the position is another one.
+                continue
+            if not made:
+                check_advance(self._record(vhost, name), group, advance)
+            return made
 
     async def delete_group(self, vhost: str, name: str, group: str) -> None:
         """Deletes a consumer group, with what it has parked.
@@ -544,6 +554,29 @@ class TopicAdmin:
         leader = self._partitions.leader(record, pid)
         node = self._nodes.name_of(leader) if leader else ""
         return views.partition_row(record, record.state.lineage.partition(pid), node)
+
+
+def check_advance(record: TopicRecord, group: str, advance: str | None) -> None:
+    """Refuses what a group that exists does otherwise. Raises PreconditionFailed."""
+    state = record.groups.get(group)
+    mode = None if state is None else state.mode.value
+    if mode is not None and advance not in (None, mode):
+        raise PreconditionFailed(
+            f"group '{group}' of topic '{record.name}' in vhost '{record.vhost}' has the advance "
+            f"'{mode}', not '{advance}'"
+        )
+
+
+def _declaration(pid: int, said: PartitionDescription | None, now_ms: int) -> DeclareLost:
+    """Returns the command by which a partition is given up. `said`: by a replica that is left."""
+    if said is None:
+        return DeclareLost(pid, now_ms)
+    groups = {
+        name: LeftBehind(own.group_epoch, own.watermark, own.parked_keys)
+        for name, own in sorted(said.groups.items())
+    }
+    end = said.end_offset if said.close_offset < 0 else said.close_offset
+    return DeclareLost(pid, now_ms, end, groups)
 
 
 def _new_id(kind: str) -> str:

@@ -46,6 +46,7 @@ from convoymq.topics.member import (
 )
 from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
+from convoymq.trace.recorder import QueueTrace
 from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
 
 FETCH_BYTES = 1 << 20
@@ -173,6 +174,8 @@ class Member:
         self._parked: dict[int, tuple[int, int, bytes]] = {}
         """Message id -> (partition, epoch, key) of heads of parked keys."""
         self._closes: dict[tuple[int, int], int] = {}
+        self._traces: dict[int, QueueTrace | None] = {}
+        """By partition, as long as it is read; None where it is not traced."""
         self._settled: list[Callable[[bool], None]] = []
         self._running = False
         self._timer: Timer | None = None
@@ -309,9 +312,14 @@ class Member:
                 return slot
         version = self._record().state.lineage.partition(pid).created_version
         slot = self._new_place(pid, version, first)
+        self._traces[pid] = self._trace_of(pid)
         self._slots[pid, epoch] = slot
         self._leases[slot] = (pid, epoch)
         return slot
+
+    def _trace_of(self, pid: int) -> QueueTrace | None:
+        queue = self._parts.partitions.find(self.name.vhost, self.name.topic, pid)
+        return None if queue is None else queue.trace
 
     def _take_parked(self, first: int, last: int) -> list[tuple[int, int, bytes]]:
         """Returns the heads of parked keys that stand behind message ids, and forgets them."""
@@ -371,6 +379,16 @@ class Member:
         assert isinstance(batch_of, RunBatch)
         run = batch_of.run
         slot = self._slot_of(action.pid, action.epoch, action.first, action.end)
+        trace = self._traces.get(action.pid)
+        if trace is not None:
+            trace.handed_out(
+                self.name.group,
+                self.core.member,
+                action.epoch,
+                action.first,
+                action.end - action.first,
+                action.failures,
+            )
         self._deliver(
             Delivery(
                 self.number,
@@ -393,6 +411,12 @@ class Member:
         message_id = self._id(slot, entry.offset)
         self._parked[message_id] = (action.pid, action.epoch, action.key)
         failures = action.failures
+        trace = self._trace_of(action.pid)
+        if trace is not None:
+            parked = (action.key, entry.version)
+            trace.handed_out(
+                self.name.group, self.core.member, action.epoch, entry.offset, 1, failures, parked
+            )
         self._deliver(
             Delivery(self.number, message_id, entry.message, 0, 0, 1, failures + 1, failures)
         )
@@ -465,6 +489,7 @@ class Member:
         for lease in over:
             self._leases.pop(self._slots.pop(lease), None)
             self._closes.pop(lease, None)
+            self._traces.pop(lease[0], None)
 
 
 def _drop(delivery: Delivery) -> None:

@@ -41,6 +41,8 @@ Source: ordered topics, sections 1.2 and 3; ADR 0062.
 from __future__ import annotations
 
 from convoymq.kernels import batch
+from convoymq.model import trace as words
+from convoymq.queues.partition import tracing
 from convoymq.queues.partition.codec import (
     CMD_PARTITION,
     CMD_PRODUCE,
@@ -120,15 +122,21 @@ class PartitionGroupMachine(StreamMachine):
         ):
             self._refuse(session)
             return
+        before = self.next
         # Not by super(): in the compiled build it finds no methods of C.
         StreamMachine._enqueue(self, session, index, count, data, offset)
         self._follow()
+        if self.trace is not None:
+            new = self.next - before
+            self.trace.keys(
+                words.KEYED, data, index, offset, count - new, new, before + FIRST_OFFSET
+            )
 
     def _produce(self, session: Session, index: int, count: int, data: bytes, offset: int) -> None:
         """An ENQUEUE behind PRODUCE: what is stored of it, by run."""
         session.producer = None
         producer, epoch, runs = decode_runs(self.announced.pop(session.id))
-        if sum([run.count for run in runs]) != count:
+        if sum([run.messages for run in runs]) != count:
             self._broken = True
             self._reply(session, APPLIED_REJECTED, "runs and messages do not fit")
             return
@@ -136,19 +144,25 @@ class PartitionGroupMachine(StreamMachine):
         size = batch.enqueue_bytes(data, offset)
         first = end = begin = 0
         for run, its in zip(runs, answer.runs, strict=True):
-            end += run.count
-            if its.stored < run.count:
-                self._append_part(session, index, offset, first, begin - first, size, count)
+            end += run.messages
+            if self.trace is not None and its.stored:
+                self.trace.add(
+                    words.PRODUCED, 0, 0, producer, epoch, run.seq + run.messages - its.stored,
+                    run.lp, its.stored, index, offset, its.offset, 0, 0,
+                )  # fmt: skip
+            if its.stored < run.messages:
+                self._append_part(session, index, data, offset, first, begin - first, size, count)
                 first = end - its.stored
-                self.duplicates += run.count - its.stored if its.expected >= run.seq else 0
+                self.duplicates += run.messages - its.stored if its.expected >= run.seq else 0
             begin = end
-        self._append_part(session, index, offset, first, end - first, size, count)
+        self._append_part(session, index, data, offset, first, end - first, size, count)
         self._reply(session, APPLIED_OK, encode_outcome(answer))
 
     def _append_part(
         self,
         session: Session,
         index: int,
+        data: bytes,
         command: int,
         first: int,
         part: int,
@@ -159,6 +173,9 @@ class PartitionGroupMachine(StreamMachine):
         if part:
             self._broken = self._broken or first > 0
             self._trace_published(0, session, part, index, command, first)
+            if self.trace is not None:
+                at = self.next + FIRST_OFFSET
+                self.trace.keys(words.KEYED, data, index, command, first, part, at)
             self._append(index, command, first, part, size * part // count)
         if first + part < count:
             self._broken = True
@@ -231,7 +248,10 @@ class PartitionGroupMachine(StreamMachine):
             super()._session_command(session, kind, count, arg, data, offset)
             return
         command = decode_command(batch.command_body(data, offset)[:arg])
-        outcome = self.state.apply(command)
+        if self.trace is None:
+            outcome = self.state.apply(command)
+        else:
+            outcome = tracing.applied(self.trace, self.state, command)
         if isinstance(command, Trim):
             self._drop_below(self.state.log_start - FIRST_OFFSET)
         self._reply(session, APPLIED_OK, encode_outcome(outcome))
