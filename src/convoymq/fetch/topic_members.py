@@ -238,6 +238,8 @@ class TopicMembers:
                 rows = self._rows(request.columns, request.max_rows, request.max_bytes)
                 got = await rows.add(runs)
                 answer["next"] = _behind(runs, got, found.next_offset)
+                if queue.trace is not None:
+                    queue.trace.fetched(request.group, request.epoch, runs, got)
             if found.view is not None:
                 answer["view"] = _packed_view(found.view, heads, got if heads else 0)
             del runs, found

@@ -140,7 +140,11 @@ class PartitionGroupMachine(StreamMachine):
             self._broken = True
             self._reply(session, APPLIED_REJECTED, "runs and messages do not fit")
             return
-        answer = self.state.produce_runs(ProduceRuns(producer, epoch, tuple(runs), self.time_ms))
+        request = ProduceRuns(producer, epoch, tuple(runs), self.time_ms)
+        answer = self.state.produce_runs(request)
+        if self.trace is not None:
+            start = self.next + FIRST_OFFSET
+            tracing.produced(self.trace, data, index, offset, start, request, answer)
         size = batch.enqueue_bytes(data, offset)
         first = end = begin = 0
         for run, its in zip(runs, answer.runs, strict=True):
@@ -151,6 +155,11 @@ class PartitionGroupMachine(StreamMachine):
                 self.duplicates += run.messages - its.stored if its.expected >= run.seq else 0
             begin = end
         self._append_part(session, index, offset, first, end - first, size, count)
+        if self.trace is not None:
+            stored = sum([its.stored for its in answer.runs])
+            if stored < count:
+                left = count - stored
+                self._trace_published(words.DUPLICATE, session, left, index, offset, stored)
         self._reply(session, APPLIED_OK, encode_outcome(answer))
 
     def _append_part(

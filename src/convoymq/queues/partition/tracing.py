@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from convoymq.kernels.trace import TraceRows, name_hash
 from convoymq.model import trace as words
-from convoymq.topics.answers import HandOverAnswer, LossAnswer
+from convoymq.topics.answers import HandOverAnswer, LossAnswer, RunsAnswer
 from convoymq.topics.commands import (
     AcceptLoss,
     Ack,
@@ -24,6 +24,7 @@ from convoymq.topics.commands import (
     Open,
     OpenCursor,
     Park,
+    ProduceRuns,
     ReplaceParked,
     ResumeParked,
     Seal,
@@ -35,12 +36,40 @@ from convoymq.topics.partition import GroupCursor, Outcome, PartitionMachine
 from convoymq.topics.refusals import Code
 
 
+def produced(
+    rows: TraceRows,
+    data: bytes,
+    index: int,
+    command: int,
+    offset: int,
+    request: ProduceRuns,
+    answer: RunsAnswer,
+) -> None:
+    """Records what a request in runs stored, beginning at `offset`: of each run its last
+    messages."""
+    end = 0
+    producer = _unsigned(request.producer)
+    for run, its in zip(request.runs, answer.runs, strict=True):
+        end += run.messages
+        if its.stored:
+            first = end - its.stored
+            seq = run.seq + run.messages - its.stored
+            rows.add(
+                words.PRODUCED, 0, 0, producer, request.epoch, seq, run.lp, its.stored, index,
+                command, offset, 0, 0,
+            )  # fmt: skip
+            rows.keys(words.KEYED, data, index, command, first, its.stored, offset)
+            offset += its.stored
+
+
 def applied(rows: TraceRows, state: PartitionMachine, command: Command) -> Outcome:
     """Applies a command, and records what it changed."""
     before = _State(state, command)
     outcome = state.apply(command)
     record = _RECORDS.get(type(command))
-    if record is not None and outcome.code in (Code.OK, Code.SEALED_BY):
+    if isinstance(outcome, RunsAnswer) or record is None:
+        return outcome
+    if outcome.code in (Code.OK, Code.SEALED_BY):
         record(rows, state, command, outcome, before)
     return outcome
 

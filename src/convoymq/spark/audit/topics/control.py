@@ -54,7 +54,7 @@ class Lease(NamedTuple):
 
 
 class CursorRow(NamedTuple):
-    """Where a reader begins in a partition."""
+    """Begin of a reader in a partition."""
 
     start: int
     order: int

@@ -138,7 +138,7 @@ class TopicJob:
         )
 
     def partitions(self, scope: TopicScope, placed: DataFrame) -> DataFrame:
-        """What became of every message of every partition."""
+        """Follows every message of every partition."""
         F = self.f  # noqa: N806
         mine = F.col("group").isin(self.groups)
         names = [name for name in partitions.COLUMNS if name != "part"]
@@ -180,7 +180,7 @@ class TopicJob:
         )
 
     def keys(self, scope: TopicScope, found: DataFrame, topics: dict[str, int]) -> DataFrame:
-        """What each key went through."""
+        """Follows every key over its partitions."""
         F = self.f  # noqa: N806
         rows = found.where(F.col("what") == ROW).select(
             *[F.col(f"x_{name}").alias(name) for name in keys.COLUMNS]

@@ -36,7 +36,7 @@ class Wrong(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """What the sweep over a partition's messages has seen of it, all parts together."""
+    """Findings of the sweep over a partition's messages, all parts together."""
 
     keyed: int = 0
     published: int = 0
