@@ -202,22 +202,7 @@ def _told(facts: TopicsFacts, rows: Sequence[FindingRow]) -> Iterator[Sequence[F
     from convoymq.spark.audit.plan import Found
 
     seen: dict[int, rules.Seen] = defaultdict(rules.Seen)
-    plain: list[Finding] = []
-    for row in rows:
-        each = seen[row["group"]]
-        match row["what"]:
-            case "topic_keyed":
-                each.keyed += row["n"]
-            case "topic_published":
-                each.published += row["n"]
-            case "topic_last":
-                each.last = max(each.last, row["n"])
-            case "edge":
-                reader = (row["k2"], row["k3"])
-                each.delivered_us[reader] = min(each.delivered_us[reader], row["v1"])
-                each.settled_us[reader] = max(each.settled_us[reader], row["v2"])
-            case _:
-                plain.append(Found(row))
+    plain: list[Finding] = [Found(row) for row in rows if not seen[row["group"]].take(row)]
     yield plain
 
     yield [
