@@ -189,8 +189,6 @@ PARKED_HEAD: Final = 4096
 """handed_out: the head of a parked key that resumes, from its copy."""
 GROUP_GONE: Final = 8192
 """group: it is deleted."""
-FETCHED: Final = 32768
-"""handed_out: given to a client that leaves out itself what is acknowledged or parked."""
 BY_TIME: Final = 16384
 """released: its time ran out."""
 

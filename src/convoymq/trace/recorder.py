@@ -70,18 +70,6 @@ def _messages_of(command: PendingCommand) -> int:
     return int.from_bytes(command.bytes()[COUNT_OFFSET : COUNT_OFFSET + 4], "little")
 
 
-class Run(Protocol):
-    """Neighbouring messages of a partition."""
-
-    @property
-    def offset(self) -> int:
-        """Returns the offset of the first."""
-
-    @property
-    def messages(self) -> int:
-        """Returns how many there are."""
-
-
 class TracedMachine(Protocol):
     """The machine of a replica that records what it decides."""
 
@@ -299,18 +287,6 @@ class QueueTrace:
             failures,
             0,
         )
-
-    def fetched(self, group: str, epoch: int, runs: Iterable[Run], count: int) -> None:
-        """The first `count` messages of runs are given to a client that is a member itself."""
-        for run in runs:
-            messages = min(run.messages, count)
-            count -= messages
-            if messages:
-                self.rows.act(
-                    words.HANDED_OUT, words.FETCHED, self._now_us(), 0,
-                    name_hash(group.encode()) & UNSIGNED, epoch, 0, run.offset, messages,
-                    0, 0, 0, 0, 0,
-                )  # fmt: skip
 
     # --- marks and state snapshots --------------------------------------------------------------
 

@@ -140,21 +140,22 @@ class PartitionGroupMachine(StreamMachine):
             self._broken = True
             self._reply(session, APPLIED_REJECTED, "runs and messages do not fit")
             return
-        request = ProduceRuns(producer, epoch, tuple(runs), self.time_ms)
-        answer = self.state.produce_runs(request)
-        if self.trace is not None:
-            start = self.next + FIRST_OFFSET
-            tracing.produced(self.trace, data, index, offset, start, request, answer)
+        answer = self.state.produce_runs(ProduceRuns(producer, epoch, tuple(runs), self.time_ms))
         size = batch.enqueue_bytes(data, offset)
         first = end = begin = 0
         for run, its in zip(runs, answer.runs, strict=True):
             end += run.messages
+            if self.trace is not None and its.stored:
+                self.trace.add(
+                    words.PRODUCED, 0, 0, producer, epoch, run.seq + run.messages - its.stored,
+                    run.lp, its.stored, index, offset, its.offset, 0, 0,
+                )  # fmt: skip
             if its.stored < run.messages:
-                self._append_part(session, index, offset, first, begin - first, size, count)
+                self._append_part(session, index, data, offset, first, begin - first, size, count)
                 first = end - its.stored
                 self.duplicates += run.messages - its.stored if its.expected >= run.seq else 0
             begin = end
-        self._append_part(session, index, offset, first, end - first, size, count)
+        self._append_part(session, index, data, offset, first, end - first, size, count)
         if self.trace is not None:
             stored = sum([its.stored for its in answer.runs])
             if stored < count:
@@ -166,6 +167,7 @@ class PartitionGroupMachine(StreamMachine):
         self,
         session: Session,
         index: int,
+        data: bytes,
         command: int,
         first: int,
         part: int,
@@ -176,6 +178,9 @@ class PartitionGroupMachine(StreamMachine):
         if part:
             self._broken = self._broken or first > 0
             self._trace_published(0, session, part, index, command, first)
+            if self.trace is not None:
+                at = self.next + FIRST_OFFSET
+                self.trace.keys(words.KEYED, data, index, command, first, part, at)
             self._append(index, command, first, part, size * part // count)
         if first + part < count:
             self._broken = True

@@ -24,7 +24,6 @@ from convoymq.topics.commands import (
     Open,
     OpenCursor,
     Park,
-    ProduceRuns,
     ReplaceParked,
     ResumeParked,
     Seal,
@@ -34,32 +33,6 @@ from convoymq.topics.commands import (
 from convoymq.topics.lineage import PartitionState
 from convoymq.topics.partition import GroupCursor, Outcome, PartitionMachine
 from convoymq.topics.refusals import Code
-
-
-def produced(
-    rows: TraceRows,
-    data: bytes,
-    index: int,
-    command: int,
-    offset: int,
-    request: ProduceRuns,
-    answer: RunsAnswer,
-) -> None:
-    """Records what a request in runs stored, beginning at `offset`: of each run its last
-    messages."""
-    end = 0
-    producer = _unsigned(request.producer)
-    for run, its in zip(request.runs, answer.runs, strict=True):
-        end += run.messages
-        if its.stored:
-            first = end - its.stored
-            seq = run.seq + run.messages - its.stored
-            rows.add(
-                words.PRODUCED, 0, 0, producer, request.epoch, seq, run.lp, its.stored, index,
-                command, offset, 0, 0,
-            )  # fmt: skip
-            rows.keys(words.KEYED, data, index, command, first, its.stored, offset)
-            offset += its.stored
 
 
 def applied(rows: TraceRows, state: PartitionMachine, command: Command) -> Outcome:

@@ -239,7 +239,7 @@ def _parked(own: Columns, scope: TopicScope, findings: Findings) -> None:
         end_us = min(later, default=NEVER)
         behind = (version > token[0]) | ((version == token[0]) & (offset > token[1]))
         same = own["reader_epoch"] == own["reader_epoch"][k]
-        fresh = read & same & (time_us >= 0) & (own["fetched"] == 0) & _first_of(own)
+        fresh = read & same & (time_us >= 0) & _first_of(own)
         heads = own["row"] == HEAD
         meanwhile = (time_us > begin_us + bound) & (time_us < end_us - bound)
         wrong |= behind & meanwhile & (fresh | heads)

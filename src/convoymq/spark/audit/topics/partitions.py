@@ -66,7 +66,6 @@ KEY_COLUMNS = (
     "settled_us",
     "settled_lease",
     "how",
-    "fetched",
 )
 BY_ACK, BY_PARK, BY_PARK_BEHIND, BY_LOSS = 1, 2, 3, 4
 PARKS = (words.PARK, words.PARK_BEHIND)
@@ -282,8 +281,7 @@ def _leases(part: Columns, known: PartitionScope, scope: TopicScope, findings: F
     bound = scope.bound_us
     order, time_us = part["order"][rows], part["time_us"][rows]
     late = (time_us < from_us - bound) | (time_us > to_us + bound)
-    fetched = part["flags"][rows] & words.FETCHED != 0
-    strange = late | (~fetched & (part["seq"][rows] != member))
+    strange = late | (part["seq"][rows] != member)
     misplaced = (order < from_order) | (order >= to_order)
     missing[rows] = ~there
     wrong[rows] = there & np.where(handed[rows], strange, misplaced)
@@ -361,7 +359,6 @@ class _Reading:
         self.out_message = message
         self.out_lease = handed["consumer"][run]
         self.out_us = handed["time_us"][run]
-        self.out_fetched = handed["flags"][run] & words.FETCHED != 0
 
     def check(self, start: int, left_order: int, findings: Findings) -> None:
         """A9 and A11, and what A7 needs."""
@@ -370,7 +367,7 @@ class _Reading:
             return
         out = self.out_message
         settled_lease, settled_us = self.settled_lease[out], self.settled_us[out]
-        ended = (settled_us >= 0) & (self.how[out] != BY_LOSS) & ~self.out_fetched
+        ended = (settled_us >= 0) & (self.how[out] != BY_LOSS)
         later = (settled_lease < self.out_lease) | (
             (settled_lease == self.out_lease) & (self.out_us > settled_us + self.bound_us)
         )
@@ -421,7 +418,6 @@ class _Reading:
         first[1:] = (out[1:] != out[:-1]) | (lease[1:] != lease[:-1])
         out, lease, time_us = out[first], lease[first], time_us[first]
         unseen = np.setdiff1d(np.flatnonzero(messages.offset >= start), out)
-        fetched = self.out_fetched[at][first]
         message = np.concatenate([out, unseen])
         none = np.full(len(unseen), -1, np.int64)
         n = len(message)
@@ -438,5 +434,4 @@ class _Reading:
             settled_us=self.settled_us[message],
             settled_lease=self.settled_lease[message],
             how=self.how[message],
-            fetched=np.concatenate([fetched.astype(np.int64), none * 0]),
         )
