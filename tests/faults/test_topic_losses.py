@@ -6,6 +6,7 @@ have none, one replica of each of them is left, and the cluster goes on.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from convoymq.topics.hashing import logical_partition
 from tests.clusters import call, serving_cluster
+from tests.faults.test_topics import metadata_leader, restart
 from tests.faults.topic_traffic import (
+    TopicTraffic,
     begin,
     changed,
     create,
@@ -49,11 +52,6 @@ def members_of(cluster: LocalCluster, topic: str) -> dict[int, set[int]]:
     status, found = call(cluster, "GET", path(topic))
     assert status == 200, found
     return {row["pid"]: {names[name] for name in row["members"]} for row in found["partition_rows"]}
-
-
-def restart(cluster: LocalCluster, number: int) -> None:
-    cluster.start_node(number)
-    cluster.wait_ready(50.0)
 
 
 def lag_row(cluster: LocalCluster, topic: str, pid: int) -> dict[str, Any]:
@@ -214,3 +212,53 @@ def test_groups_go_on_without_a_partition_that_is_declared_lost(cluster: LocalCl
         reader.waits_for("old-0", "old-1", "old-2", "new", "newer")
     lineage = rows(cluster, "lost", "route?lineage=true")
     assert next(row["state"] for row in lineage if row["pid"] == gone) == "lost"
+
+
+def drain_state(cluster: LocalCluster, node: int) -> dict[str, Any]:
+    status, found = call(cluster, "GET", "convoy/topics/drains", node=node)
+    assert status == 200, found
+    return next(iter(found), {})
+
+
+def test_a_drain_goes_on_when_who_carries_it_out_is_killed(cluster: LocalCluster) -> None:
+    """All open partitions leave the node; the topics of the tests above are moved as well."""
+    create(cluster, "drained", 3)
+    killed = metadata_leader(cluster)
+    drained, asked = (n for n in (1, 2, 3) if n != killed)
+    name = name_of(cluster, drained)
+    before = members_of(cluster, "drained")
+    with TopicTraffic(
+        cluster, "drained", publish_at=(asked,), consume_at=((asked,), (drained, asked))
+    ) as traffic:
+        traffic.goes_on()
+        request = threading.Thread(
+            target=call, args=(cluster, "POST", "topics/drain", {"node": name}, asked)
+        )
+        request.start()
+        until(lambda: drain_state(cluster, asked), "the drain does not begin")
+        cluster.kill(killed)
+        restart(cluster, killed)
+        # The next leader of the metadata goes on with what the tree says.
+        until(
+            lambda: drain_state(cluster, asked)["state"] == "read_only",
+            f"it does not end: {drain_state(cluster, asked)}",
+            60.0,
+        )
+        moved = members_of(cluster, "drained")
+        opened = open_pids(cluster, "drained")
+        assert not [pid for pid in opened if drained in moved[pid]]
+        assert {pid for pid in before if drained in before[pid]}.isdisjoint(opened)
+        traffic.goes_on()
+        request.join(60.0)
+        traffic.finish()
+    state = drain_state(cluster, asked)
+    assert (state["node"], state["open"]) == (name, 0)
+    assert state["sealed"] > 0
+    # Deleting the topics stands for retention: then nothing is left.
+    status, topics = call(cluster, "GET", "topics")
+    assert status == 200
+    for row in topics:
+        assert call(cluster, "DELETE", path(row["name"]))[0] == 204
+    until(lambda: drain_state(cluster, asked)["state"] == "removable", "something is left")
+    assert call(cluster, "DELETE", f"convoy/topics/drains/{name}")[0] == 204
+    assert drain_state(cluster, asked) == {}

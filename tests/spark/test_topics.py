@@ -13,9 +13,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
+from convoymq.spark.errors import OptionError
+from convoymq.spark.pipelines import apply as pipeline
 from convoymq.topics.hashing import logical_partition
-from tests.faults.topic_traffic import changed, create, leader_of, open_pids
+from tests.clusters import call
+from tests.faults.topic_traffic import changed, create, leader_of, open_pids, path
 from tests.spark.cluster import Broker
+from tests.spark.test_apply import NOW, ROW, Applier, table
 from tests.spark.test_spark import eventually
 
 KEYS = 12
@@ -99,9 +103,9 @@ def test_a_query_runs_on_through_changes_kills_and_restarts(
     nodes.bring_back(killed)
     # The driver has died between the sink and the commit, and everything goes on meanwhile.
     commits = checkpoint / "commits"
-    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    for path in commits.glob(f"*{last}*"):
-        path.unlink()
+    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+    for file in commits.glob(f"*{last}*"):
+        file.unlink()
     changed(cluster, "followed", "split", pid=open_pids(cluster, "followed")[0])
     published.more()
     query = start(availableNow=True)
@@ -133,3 +137,75 @@ def test_a_batch_reads_a_topic_as_a_table(nodes: Broker, reading: Callable[..., 
     since = reading("table", startingTimestamp=str(before_ms)).count()
     assert until + since == published.count
     assert until >= 1
+
+
+# --- apply -------------------------------------------------------------------------------------
+
+SPEC = {"schema": "id bigint, name string", "keys": ("id",)}
+
+
+def change(key: int, name: str | None) -> dict[str, Any]:
+    row = {"id": key, "name": name}
+    if name is None:
+        return {"op": "d", "before": row, "after": None}
+    return {"op": "u", "before": None, "after": row}
+
+
+def test_a_row_is_applied_when_its_token_is_greater(spark: SparkSession, tmp_path: Path) -> None:
+    """Offsets begin anew in every partition: by them alone the older events would win."""
+    spec = pipeline.TableSpec(path=str(tmp_path / "t"), **SPEC)  # type: ignore[arg-type]
+    followed = pipeline.FollowedTopic("changes", 1)
+    applier = Applier(spark, spec, followed=followed)
+
+    def write(batch_id: int, *events: tuple[int, int, dict[str, Any]]) -> None:
+        rows = [
+            (b"k", json.dumps(event).encode(), "changes", 0, offset, NOW, version)
+            for version, offset, event in events
+        ]
+        applier.write(spark.createDataFrame(rows, f"{ROW}, route_version bigint"), batch_id)
+
+    write(0, (0, 90, change(1, "old")), (3, 2, change(1, "new")), (1, 5, change(2, "kept")))
+    late = [(2, 900, change(1, "late")), (3, 2, change(1, "again"))]
+    write(1, *late, (3, 1, change(2, None)), (0, 7, change(3, "first")))
+    assert table(spark, tmp_path / "t") == {1: "new", 3: "first"}
+    target = pipeline._Target(spark, spec)
+    for other in (None, pipeline.FollowedTopic("changes", 2)):
+        with pytest.raises(OptionError, match="which do not compare with"):
+            pipeline._fit_table(target, other)
+    pipeline._fit_table(target, followed)
+
+
+def test_a_table_follows_a_topic_through_a_split(
+    spark: SparkSession, nodes: Broker, tmp_path: Path
+) -> None:
+    create(nodes.cluster, "changes", 1)
+    kept: dict[int, str] = {}
+
+    def publish(numbers: range) -> None:
+        with nodes.channel() as channel:
+            channel.confirm_delivery()
+            for number in numbers:
+                key = number % 10
+                name = None if number % 7 == 0 else f"n{number}"
+                kept.pop(key, None) if name is None else kept.update({key: name})
+                channel.basic_publish("changes", f"{key}", json.dumps(change(key, name)).encode())
+
+    publish(range(60))
+    changed(nodes.cluster, "changes", "split", pid=0)
+    publish(range(60, 95))
+    spec = pipeline.TableSpec(path=str(tmp_path / "t"), **SPEC)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"servers": nodes.servers, "tables": [spec]}
+    given["checkpoint"] = tmp_path / "state"
+    report = pipeline.apply(spark, topic="changes", **given)
+    assert report.events == 95
+    assert table(spark, tmp_path / "t") == kept
+    with pytest.raises(OptionError, match="ordered by their tokens"):
+        pipeline.apply(spark, topic="changes", events=pipeline.Events(position_field="x"), **given)
+    for wrong in ({}, {"topic": "changes", "stream": "s"}):
+        with pytest.raises(OptionError, match="either a stream or a topic"):
+            pipeline.apply(spark, **wrong, **given)
+    status, _ = call(nodes.cluster, "DELETE", path("changes"))
+    assert status in (200, 204)
+    create(nodes.cluster, "changes", 1)
+    with pytest.raises(OptionError, match="which do not compare with"):
+        pipeline.apply(spark, topic="changes", **given)

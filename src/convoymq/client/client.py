@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Literal
 from convoymq.client import errors
 from convoymq.client.config import ClientConfig
 from convoymq.client.link import Link, is_here
-from convoymq.client.results import FetchResult, GroupMembership, ProduceResult, QueueInfo
+from convoymq.client.results import (
+    FetchResult,
+    GroupMembership,
+    ProduceResult,
+    ProducerSession,
+    QueueInfo,
+)
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 
@@ -412,6 +418,32 @@ class Client:
             "lineage": lineage,
         }
         return route_of(self._call(Op.TOPIC_ROUTE, fields, extra_s=wait_ms / 1000).map)
+
+    def open_producer(
+        self, topic: str, producer: int, *, epoch: int = 0, query: bool = False
+    ) -> ProducerSession:
+        """Begins a session of an ordered topic's producer, and ends those before it.
+        `TopicProducer` does the rest.
+
+        Args:
+            producer: its number; `client.topic_producer.producer_number` gives that of a name.
+            epoch: number of the session; 0: the next one.
+            query: begin nothing, and only say what is stored.
+
+        Raises:
+            NotFound: no such topic.
+            ProducerFenced: there is a newer session.
+        """
+        fields = {"topic": topic, "producer": producer, "epoch": epoch, "query": query}
+        answer = self._call(Op.TOPIC_PRODUCER, fields)
+        stored: dict[int, tuple[int, bytes]] = {}
+        for row in _list(answer, "stored"):
+            match row:
+                case [int(lp), int(seq), bytes(position)]:
+                    stored[lp] = (seq, position)
+                case _:
+                    raise errors.ProtocolError(f"{row!r} is no state of a producer")
+        return ProducerSession(epoch=_int(answer, "epoch"), stored=stored)
 
     # --- groups of ordered topics --------------------------------------------------------
 

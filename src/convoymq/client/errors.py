@@ -13,7 +13,8 @@
     │       ├── UnknownPartition  no such partition
     │       ├── DataExpired       retention has dropped what a group or reader wants next
     │       ├── GroupLive         a group that has members cannot be moved
-    │       └── MemberFenced      the message belongs to another member by now
+    │       ├── MemberFenced      the message belongs to another member by now
+    │       └── ProducerFenced    a newer session of the producer exists
     ├── ReservationGone            the reservation is not what it was; `reason` as in ADR 0008
     ├── ProtocolError        what came is not this protocol, or breaks it
     └── MaybeProduced        the connection was lost before the answer: rows may be in, or not
@@ -26,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from convoymq.model.columnar import ErrorCode
+from convoymq.topics.refusals import TopicRefused as BrokerRefusal
 
 
 class ClientError(Exception):
@@ -126,6 +128,10 @@ class GroupLive(TopicRefused):
     """The group has members: they have to leave first."""
 
 
+class ProducerFenced(TopicRefused):
+    """A newer session of the producer exists."""
+
+
 class MemberFenced(TopicRefused):
     """The lease of the message's partition has ended: another member gets the message again."""
 
@@ -136,6 +142,7 @@ _TOPIC: dict[str, type[TopicRefused]] = {
     "DATA_EXPIRED": DataExpired,
     "GROUP_LIVE": GroupLive,
     "LEASE_FENCED": MemberFenced,
+    "PRODUCER_FENCED": ProducerFenced,
 }
 
 
@@ -190,6 +197,12 @@ def of_answer(code: int, details: Mapping[str, object]) -> ClientError:
             return ProtocolError(text)
         case _:
             return ClientError(code, text)
+
+
+def of_refusal(refusal: BrokerRefusal) -> ClientError:
+    """Returns the error for what this process refuses by a rule of ordered topics."""
+    code = refusal.code.value
+    return _TOPIC.get(code, TopicRefused)(refusal.text, code)
 
 
 def _number(details: Mapping[str, object], name: str) -> int:

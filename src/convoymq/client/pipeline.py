@@ -59,6 +59,11 @@ class Pipeline:
         """Returns how many requests have no answer yet."""
         return len(self._under_way)
 
+    @property
+    def frame_max(self) -> int:
+        """Returns the bytes of the largest request that the server takes; 0 without one."""
+        return 0 if self._link is None else self._link.frame_max
+
     def wake(self) -> None:
         """Ends a `poll` of another thread."""
         with self._wake_lock, contextlib.suppress(BlockingIOError):

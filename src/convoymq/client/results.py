@@ -72,3 +72,13 @@ class GroupMembership:
     """A lease lasts so long from when its heartbeat was sent."""
     margin_ms: int
     """Nothing is begun so long before its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSession:
+    """State of an ordered topic's producer."""
+
+    epoch: int
+    """Number of its newest session; 0: there was none."""
+    stored: Mapping[int, tuple[int, bytes]]
+    """Logical partition -> last sequence and last source position that are stored."""

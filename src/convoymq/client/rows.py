@@ -26,7 +26,7 @@ def frame_of(
     if keys is not None and len(keys) != len(values):
         raise ValueError(f"{len(keys)} keys for {len(values)} values")
     columns = VALUE if keys is None else KEY | VALUE
-    buffers = [*([] if keys is None else _texts(keys)), *_texts(values)]
+    buffers = [*([] if keys is None else texts_of(keys)), *texts_of(values)]
     return build_frame(columns, len(values), 0, len(values), buffers, compression)
 
 
@@ -74,8 +74,8 @@ def headers_of(frame: ColumnFrame) -> list[dict[str, bytes | None]]:
     return found
 
 
-def _texts(values: Sequence[bytes | None]) -> list[bytes]:
-    """Validity, ends and bytes of a column."""
+def texts_of(values: Sequence[bytes | None]) -> list[bytes]:
+    """Returns validity, ends and bytes of a column of texts. Raises ValueError: it is too large."""
     valid = bytearray()
     if None in values:
         valid = bytearray((len(values) + 7) // 8)

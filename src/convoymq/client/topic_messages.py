@@ -81,8 +81,17 @@ class TopicMessage:
         return OrderToken(self.route_version, self.offset)
 
 
+def order_keys_of(frame: ColumnFrame) -> list[bytes]:
+    """Returns the order keys of a frame's messages. Raises ValueError without headers and routing
+    keys."""
+    return [
+        headers.get(KEY_HEADER) or routing_key
+        for routing_key, headers in zip(routing_keys_of(frame), headers_of(frame), strict=True)
+    ]
+
+
 def contents_of(frame: ColumnFrame) -> list[Content]:
-    """Returns the messages of a frame with `COLUMNS`."""
+    """Returns the messages of a frame. Raises ValueError without `COLUMNS`."""
     rows: Iterable[tuple[bytes, bytes | None, dict[str, bytes | None], int]] = zip(
         routing_keys_of(frame), values_of(frame), headers_of(frame), times_of(frame), strict=True
     )

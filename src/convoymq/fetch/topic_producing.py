@@ -59,7 +59,7 @@ class Portion(NamedTuple):
     @property
     def rows(self) -> int:
         """Returns the number of messages."""
-        return sum(run.count for run in self.runs)
+        return sum(run.messages for run in self.runs)
 
 
 class TopicProducing(NullEvents):
@@ -140,9 +140,11 @@ class TopicProducing(NullEvents):
             await time.check()
             room = columns.rows_within(first, size)
             taken = [runs[place]]
-            rows = runs[place].count
-            while place + len(taken) < len(runs) and rows + runs[place + len(taken)].count <= room:
-                rows += runs[place + len(taken)].count
+            rows = runs[place].messages
+            while (
+                place + len(taken) < len(runs) and rows + runs[place + len(taken)].messages <= room
+            ):
+                rows += runs[place + len(taken)].messages
                 taken.append(runs[place + len(taken)])
             try:
                 body, _, position = encode_enqueue(columns, first, rows, record.name.encode(), key)
@@ -163,7 +165,7 @@ class TopicProducing(NullEvents):
     ) -> None:
         """Refuses a message whose order key does not belong to the logical partition of its run, or
         that has none. Raises ColumnarError."""
-        lps, counts = [run.lp for run in runs], [run.count for run in runs]
+        lps, counts = [run.lp for run in runs], [run.messages for run in runs]
         found = find_misplaced(body, position, lps, counts, record.logical, record.hash_seed)
         if found is None:
             return
@@ -345,7 +347,7 @@ def _runs(request: TopicProduce, columns: ColumnFrame) -> list[ProducedRun]:
     if not 1 <= len(request.runs) <= RUNS_MAX:
         raise PreconditionFailed(f"TOPIC_PRODUCE: {len(request.runs)} runs, 1 to {RUNS_MAX} may be")
     runs = [ProducedRun(*run) for run in request.runs]
-    rows = sum(run.count for run in runs)
+    rows = sum(run.messages for run in runs)
     if rows != columns.rows:
         raise PreconditionFailed(f"TOPIC_PRODUCE: runs of {rows} messages, {columns.rows} rows")
     return runs

@@ -103,6 +103,22 @@ def keys_in(body: JsonObject) -> list[bytes]:
     return [_key(each, encoding) for each in keys]
 
 
+def body_in(body: JsonObject) -> bytes:
+    """Returns the body of a message. Raises ApiError."""
+    encoding = text_in(body, "payload_encoding", "string")
+    if encoding not in ENCODINGS:
+        raise bad_request(f"payload_encoding is one of {', '.join(ENCODINGS)}")
+    payload = body.get("payload")
+    if not isinstance(payload, str):
+        raise bad_request("key payload is not a string")
+    if encoding == "string":
+        return payload.encode()
+    try:
+        return base64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError):
+        raise bad_request("key payload is not base64") from None
+
+
 def _key(value: object, encoding: str) -> bytes:
     if not isinstance(value, str):
         raise bad_request(f"the order key {value!r} is not a string")

@@ -90,7 +90,8 @@ TOPICS_QUEUE: Final = "amq.topics"
 TOPICS_TYPE: Final = "topics"
 """Under which the metadata group's trace of topics appears; it has no virtual host."""
 PARTITION_TYPE: Final = "partition"
-LOG_TYPES: Final = frozenset(("stream", PARTITION_TYPE))
+PARTITION_PREFIX: Final = "amq.partition."
+LOG_TYPES: Final = frozenset(("stream", PARTITION_TYPE, TOPICS_TYPE))
 """Types whose messages stay when they are consumed."""
 
 TOPIC_DECIDED: Final = (

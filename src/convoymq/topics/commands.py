@@ -35,7 +35,7 @@ class ProducedRun(NamedTuple):
 
     lp: int
     seq: int
-    count: int
+    messages: int
     base: int = 0
     source_pos: bytes = b""
 
@@ -156,10 +156,11 @@ class DoneParked:
 
 @dataclass(frozen=True, slots=True)
 class ResumeParked:
-    """An operator has a parked key delivered again."""
+    """An operator has a parked key delivered again. `once`: its first message only."""
 
     group: str
     key: bytes
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

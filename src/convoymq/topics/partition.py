@@ -448,7 +448,9 @@ class PartitionMachine:
         own = self.groups.get(command.group)
         if own is None or own.handed_over:
             return ParkAnswer(Code.NOT_VISIBLE)
-        return self._parked_answer(own, command.key, own.parked.resume(command.key))
+        return self._parked_answer(
+            own, command.key, own.parked.resume(command.key, once=command.once)
+        )
 
     def skip_parked(self, command: SkipParked) -> ParkAnswer:
         """An operator skips a head."""

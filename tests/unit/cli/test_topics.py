@@ -35,7 +35,8 @@ def test_the_commands_are_those_of_the_documentation() -> None:
     assert set(tools.commands_of(TOPICS)) == {
         "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
         "abort", "drain", "declare-lost", "groups", "delete-group", "lag", "seek",
-        "park", "create-group", "losses",
+        "park", "create-group", "losses", "drains",
+        "revive",
     }  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
             ("create-group", "orders", "g", "--advance", "dag", "--latest"),
             ("PUT", ORDERS + "/groups/g", {"advance": "dag", "position": "latest"}),
         ),
+        (("revive", "n1"), ("DELETE", "convoy/topics/drains/n1", None)),
         (("delete-group", "orders", "g"), ("DELETE", ORDERS + "/groups/g", None)),
     ],
 )
@@ -229,6 +231,12 @@ def test_lists(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.has(ORDERS + "/groups", [{"group": "g", "cv": 0}])
     assert run("groups", "orders", "-q") == 0
     assert "g\t0" in printed(capsys)[0]
+    api.has("convoy/topics/drains", [{"node": "n1", "state": "read_only", "sealed": 3}])
+    assert run("drains", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0])[0]["sealed"] == 3
+    api.has(ORDERS + "/losses", [{"group": "g", "pid": 0, "end": None}])
+    assert run("losses", "orders", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0])[0]["end"] is None
     api.has(ORDERS + "/groups/g/lag", [{"pid": 0, "lag": 7}])
     assert run("lag", "orders", "g", "--format", "json") == 0
     assert json.loads(printed(capsys)[0])[0]["lag"] == 7

@@ -29,6 +29,7 @@ EXAMPLES: tuple[tuple[TopicRefused, Code, str], ...] = (
     (refusals.BadHash(1, 2), Code.BAD_HASH, "belongs to logical partition 2"),
     (refusals.GroupLive("g", 2), Code.GROUP_LIVE, "stop them first"),
     (refusals.NoKey(), Code.NO_KEY, "no order key"),
+    (refusals.GroupLive("g", 2), Code.GROUP_LIVE, "has 2 members: stop them first"),
     (refusals.OutOfSequence(2, 9, 7), Code.OUT_OF_SEQ, "send again from 7 on"),
     (refusals.ProducerFenced("p", 1, 2), Code.PRODUCER_FENCED, "producer 'p' has a newer session"),
     (refusals.NoLease("g", 3), Code.NO_LEASE, "group 'g'"),

@@ -18,12 +18,11 @@ from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
 from convoymq.broker.topics import views
 from convoymq.broker.topics.cuts import Position, cut_of
+from convoymq.broker.topics.drains import TopicDrains
 from convoymq.broker.topics.parked import ParkedKeys
 from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S, TopicPartitions
 from convoymq.broker.topics.rows import (
     ChangeRow,
-    DrainRow,
-    DrainRows,
     GroupRow,
     GroupRows,
     LagRows,
@@ -82,8 +81,6 @@ CHANGE_TIMEOUT_S = 30.0
 POLL_S = 0.01
 ATTEMPTS = 5
 """Plans of one change, while others publish versions."""
-TOPICS_AT_ONCE = 4
-"""Topics whose partitions a drained node gives away at a time."""
 Plan = Callable[[TopicState], Change]
 
 
@@ -91,6 +88,7 @@ class Store(Protocol):
     """Access to the replicated tree: `AsyncMetadataStore`."""
 
     tree: MetadataMachine
+    leader: int | None
 
     async def execute(self, command: Command, timeout: float = ..., /) -> object:
         """Applies a command and returns its reply. Raises BrokerError."""
@@ -121,6 +119,15 @@ class TopicAdmin:
         self._timeout_s = timeout_s
         self.parked = ParkedKeys(metadata.tree, partitions)
         """Parked keys of groups."""
+        self.drains = TopicDrains(
+            metadata=metadata,
+            nodes=nodes,
+            partitions=partitions,
+            placement=placement,
+            move=self.move,
+            timeout_s=timeout_s,
+        )
+        """Nodes that give their partitions away."""
 
     # --- topics ----------------------------------------------------------------------------
 
@@ -148,7 +155,7 @@ class TopicAdmin:
             Unavailable: no majority in time; nothing is left behind.
         """
         route = first_route(logical, partitions)
-        placed = self._placement.for_partitions(partitions, self._nodes.for_placement())
+        placed = self._placement.for_partitions(partitions, self.drains.placement_nodes())
         command = CreateTopic(
             vhost=vhost,
             name=name,
@@ -275,7 +282,7 @@ class TopicAdmin:
         record.state.route.span_of(pid)
         if to_node not in tree.nodes or not self._nodes.is_up(to_node):
             raise PreconditionFailed(f"node_not_running: node {node_name}")
-        if self._nodes.is_drained(to_node):
+        if self._nodes.is_drained(to_node) or self.drains.is_draining(to_node):
             raise PreconditionFailed(f"node {node_name} is drained")
         if self._partitions.leader(record, pid) == to_node:
             raise PreconditionFailed(f"partition {pid} is led by node {node_name} already")
@@ -347,61 +354,6 @@ class TopicAdmin:
             row = await self.change(vhost, name, change_id)
             phase = "unknown" if row is None else row["phase"]
             raise ChangePhase(change_id, phase, "it cannot be aborted")
-
-    async def drain(self, node: int) -> DrainRows:
-        """Moves every open partition that a node leads to others, in each topic one by one. What
-        cannot be moved has an error in its row.
-
-        Raises:
-            NotFound: no such node.
-            PreconditionFailed: no other node could take them.
-        """
-        if node not in self._metadata.tree.nodes:
-            raise NotFound(f"node {node} is not in the cluster")
-        if not self._heirs(node):
-            raise PreconditionFailed("no other node could take the partitions")
-        turn = asyncio.Semaphore(TOPICS_AT_ONCE)
-
-        async def one(vhost: str, name: str) -> DrainRows:
-            async with turn:
-                return await self._drain_topic(vhost, name, node)
-
-        topics = [
-            (vhost.name, name)
-            for vhost in self._metadata.tree.vhosts.values()
-            for name in sorted(vhost.topics)
-        ]
-        found = await asyncio.gather(*(one(*topic) for topic in topics))
-        return [row for rows in found for row in rows]
-
-    async def _drain_topic(self, vhost: str, name: str, node: int) -> DrainRows:
-        rows: DrainRows = []
-        record = self._record(vhost, name)
-        for pid in record.state.route.pids:
-            if self._partitions.leader(record, pid) != node:
-                continue
-            row: DrainRow = {
-                "vhost": vhost, "topic": name, "pid": pid, "to_pid": None,
-                "node": self._nodes.name_of(node), "error": "",
-            }  # fmt: skip
-            rows.append(row)
-            try:
-                heir = self._placement.for_partitions(1, self._heirs(node))[0][0]
-                change = await self.move(vhost, name, pid, heir)
-                done = await self.wait_change(vhost, name, change["change_id"])
-            except BrokerError as error:
-                row["error"] = error.text
-            else:
-                row["to_pid"] = done["targets"][0]["pid"]
-                row["node"] = self._nodes.name_of(heir)
-        return rows
-
-    def _heirs(self, node: int) -> Sequence[int]:
-        return [
-            each
-            for each in self._nodes.running()
-            if each != node and not self._nodes.is_drained(each)
-        ]
 
     async def declare_lost(self, vhost: str, name: str, pid: int) -> None:
         """Gives up a partition whose majority is gone: its range goes on in a new partition, and

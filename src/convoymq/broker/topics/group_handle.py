@@ -45,7 +45,7 @@ OFFSET_ARGUMENT = "x-stream-offset"
 LIMIT_ARGUMENT = "x-delivery-limit"
 """Times that a returned message is handed out again, before it is parked; -1 = no limit."""
 ADVANCE_ARGUMENT = "x-group-advance"
-"""How a group takes changes: a `lineage.Mode`."""
+"""The way in which a group takes changes: a `lineage.Mode`."""
 ADVANCES = frozenset(mode.value for mode in Mode)
 COUNTS_TIMEOUT_S = 2.0
 
@@ -58,11 +58,11 @@ class Wanted(NamedTuple):
     """Wishes of a consumer."""
 
     position: Position
-    """Where a new group begins."""
+    """The start of a new group."""
     retries: int
     """Times that a message is handed out again."""
     advance: str | None
-    """None: whatever the group has; a new one is linear."""
+    """A `lineage.Mode`; None: whatever the group has, linear for a new one."""
 
 
 class GroupClient(QueueClient):

@@ -29,6 +29,8 @@ class TopicParts:
         spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
         metadata = broker.metadata
+        self._spawn = spawn
+        self._placement = broker.placement
         self.partitions = TopicPartitions(metadata.tree, broker.local, broker.host.leader_of)
         self.admin = TopicAdmin(
             metadata=metadata,
@@ -42,9 +44,7 @@ class TopicParts:
             node=broker.node_id,
             store=metadata,
             partitions=self.partitions,
-            place=lambda first: broker.placement.for_partitions(1, broker.placement_nodes(), first)[
-                0
-            ],
+            place=self._place,
             clock=clock,
             call_soon=call_soon,
             spawn=spawn,
@@ -71,6 +71,10 @@ class TopicParts:
         self.groups = TopicGroups(members, self.admin.create_group)
         broker.queue_admin.find_group = self.groups.find
 
+    def _place(self, first: int) -> tuple[int, ...]:
+        nodes = self.admin.drains.placement_nodes()
+        return self._placement.for_partitions(1, nodes, first)[0]
+
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
         self.controller.on_change(change)
@@ -81,3 +85,4 @@ class TopicParts:
         """To be called a few times a second."""
         self.controller.tick()
         self.coordinators.tick()
+        self.admin.drains.tick(self._spawn)

@@ -165,10 +165,28 @@ class DrainRow(TypedDict):
     """Empty: done."""
 
 
+class DrainStateRow(TypedDict):
+    """A node that gives its partitions away, and what is left on it."""
+
+    node: str
+    state: str
+    """`draining`, `read_only` or `removable`."""
+    open: int
+    """Open partitions of which it is a member."""
+    sealed: int
+    """Sealed ones."""
+    bytes: int
+    """Of both, as far as they answered in time."""
+    slowest_group: str
+    """The group, as `TOPIC/GROUP`, that is furthest behind the changes that sealed them; empty:
+    none is."""
+
+
 TopicRows: TypeAlias = list[TopicRow]
 PartitionRows: TypeAlias = list[PartitionRow]
 PartitionDetails: TypeAlias = list[PartitionDetail]
 DrainRows: TypeAlias = list[DrainRow]
+DrainStateRows: TypeAlias = list[DrainStateRow]
 GroupRows: TypeAlias = list[GroupRow]
 LagRows: TypeAlias = list[LagRow]
 LossRows: TypeAlias = list[LossRow]

@@ -33,7 +33,8 @@ LOSSES = (
 )  # fmt: skip
 LAG = ("pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys")
 PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
-PARK_ACTIONS = ("list", "resume", "skip")
+PARK_ACTIONS = ("list", "resume", "retry", "skip", "replace")
+DRAINS = ("node", "state", "open", "sealed", "bytes", "slowest_group")
 DRAINED = ("vhost", "topic", "pid", "to_pid", "node", "error")
 REFUSED = frozenset((400, 404, 410))
 """Status of answers to what cannot be done as it was asked for."""
@@ -208,6 +209,17 @@ def drain(invocation: Invocation) -> Output:
     return shown
 
 
+def drains(invocation: Invocation) -> Output:
+    """Nodes that give their partitions away, and what is left on them."""
+    return Rows(DRAINS, rows_of(_ask(invocation, "GET", "convoy/topics/drains")), nulls=True)
+
+
+def revive(invocation: Invocation) -> Output:
+    """Ends a drain."""
+    _ask(invocation, "DELETE", "convoy/topics/drains/{target}")
+    return None
+
+
 def declare_lost(invocation: Invocation) -> Output:
     """Gives a partition up whose end nobody knows."""
     body: JsonObject = {"pid": int(invocation.word("pid"))}
@@ -240,7 +252,7 @@ def _check_create_group(invocation: Invocation) -> None:
 
 
 def losses(invocation: Invocation) -> Output:
-    """What groups go on without."""
+    """Messages that groups go on without."""
     return Rows(LOSSES, rows_of(_ask(invocation, "GET", TOPIC + "/losses")), nulls=True)
 
 
@@ -295,11 +307,13 @@ def _check_seek(invocation: Invocation) -> None:
 
 
 def park(invocation: Invocation) -> Output:
-    """Parked keys of a group: lists them, resumes them, or skips their first messages."""
+    """Parked keys of a group: lists and resumes them; retries, skips, replaces first messages."""
     if invocation.word("action") == "list":
         return Rows(PARKED, rows_of(_ask(invocation, "GET", GROUP + "/park")), nulls=True)
     encoding = "base64" if invocation.flag("base64") else "string"
     body: JsonObject = {"keys": list(invocation.rest), "encoding": encoding}
+    if invocation.word("action") == "replace":
+        body.update(payload=invocation.value("body", ""), payload_encoding=encoding)
     _ask(invocation, "POST", GROUP + "/park/{action}", body)  # type: ignore[arg-type]
     return None
 
@@ -309,7 +323,11 @@ def _check_park(invocation: Invocation) -> None:
     if action not in PARK_ACTIONS:
         raise Misused(f"Bad argument: action is one of {', '.join(PARK_ACTIONS)}", DATA)
     if (action == "list") == bool(invocation.rest):
-        raise Misused("`list` takes no keys, `resume` and `skip` take some", DATA)
+        raise Misused("`list` takes no keys, the other actions take some", DATA)
+    if (action == "replace") != ("body" in invocation.values):
+        raise Misused("`replace`, and no other action, needs --body TEXT", DATA)
+    if action == "replace" and len(invocation.rest) != 1:
+        raise Misused("`replace` takes one key", DATA)
 
 
 WAIT = Switch("wait", int)
@@ -419,11 +437,26 @@ COMMANDS = (
     ),
     Command(
         name="drain",
-        summary="Moves the open partitions that a node leads to other nodes",
+        summary="Has a node give its partitions away, and waits until it has no open one to give",
         tools=HERE,
         arguments=("target",),
         banner="Moving partitions off node {target}...",
         run=drain,
+    ),
+    Command(
+        name="drains",
+        summary="Lists the nodes that give their partitions away, and what is left on them",
+        tools=HERE,
+        banner="Listing drains...",
+        run=drains,
+    ),
+    Command(
+        name="revive",
+        summary="Ends a drain: the node gets partitions again",
+        tools=HERE,
+        arguments=("target",),
+        banner="Ending the drain of node {target}...",
+        run=revive,
     ),
     Command(
         name="declare-lost",
@@ -496,10 +529,10 @@ COMMANDS = (
     ),
     Command(
         name="park",
-        summary="Lists the parked keys of a group, resumes them, or skips their first messages",
+        summary="Lists and resumes parked keys of a group; retries, skips, replaces first messages",
         tools=HERE,
         arguments=("action", "name", "group", "key*"),
-        switches=(VHOST, Switch("base64")),
+        switches=(VHOST, Switch("base64"), Switch("body", str)),
         check=_check_park,
         run=park,
     ),

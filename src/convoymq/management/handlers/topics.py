@@ -10,6 +10,7 @@ from convoymq.management.fields import number, text_in
 from convoymq.management.routes import Routes
 from convoymq.management.topics import (
     POSITION_KEYS,
+    body_in,
     keys_in,
     numbers_in,
     parked_json,
@@ -210,10 +211,25 @@ async def losses(call: Call) -> list[JsonObject]:
 
 @routes.add("POST", "topics/drain")
 async def drain(call: Call) -> object:
-    """Moves the open partitions that a node leads."""
+    """Has a node give its partitions away, and waits until it has no more that it could."""
     call.need(call.is_administrator)
     node = _node(call, text_in(await call.json(), "node"))
-    return await _admin(call).drain(node)
+    return await _admin(call).drains.drain(node)
+
+
+@routes.listing("convoy/topics/drains")
+async def drains(call: Call) -> list[JsonObject]:
+    """Returns the nodes that give their partitions away, and what is left on them."""
+    call.need(call.is_administrator)
+    return [dict(row) for row in await _admin(call).drains.report()]
+
+
+@routes.add("DELETE", "convoy/topics/drains/{node}")
+async def revive(call: Call) -> Status:
+    """Ends a drain."""
+    call.need(call.is_administrator)
+    await _admin(call).drains.revive(_node(call, call.path["node"]))
+    return Status(DONE)
 
 
 # --- groups ------------------------------------------------------------------------------------
@@ -267,6 +283,27 @@ async def resume(call: Call) -> Status:
     place = _readable(call)
     for key in keys_in(await call.json()):
         await _admin(call).parked.resume(*place, key)
+    return Status(DONE)
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/retry")
+async def retry(call: Call) -> Status:
+    """Has the first messages of parked keys delivered again; the others wait on."""
+    place = _readable(call)
+    for key in keys_in(await call.json()):
+        await _admin(call).parked.resume(*place, key, once=True)
+    return Status(DONE)
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/replace")
+async def replace(call: Call) -> Status:
+    """Gives the first message of a parked key another body."""
+    place = _readable(call)
+    body = await call.json()
+    keys = keys_in(body)
+    if len(keys) != 1:
+        raise bad_request("a body replaces that of one key")
+    await _admin(call).parked.replace(*place, keys[0], body_in(body))
     return Status(DONE)
 
 

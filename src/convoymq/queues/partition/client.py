@@ -34,7 +34,7 @@ from convoymq.queues.partition.codec import (
     encode_command,
     encode_runs,
 )
-from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, REPLIES_KEPT_MAX
+from convoymq.queues.sessions import APPLIED_REJECTED, REPLIES_KEPT_MAX
 from convoymq.queues.stream.client import StreamClient
 from convoymq.topics.answers import RunsAnswer
 from convoymq.topics.commands import Command, ProducedRun
@@ -185,23 +185,20 @@ class PartitionClient(StreamClient):
         sent = self._runs.get(command.seq)
         if sent is None:
             super()._produced(command, seq, status, reply)
-        elif command.seq == seq:
-            self._tell_runs(seq, status, reply)
-        else:
+        elif command.seq != seq or not self._tell_runs(seq, reply):
             sent.lost = command
             self._repeat(command)
 
-    def _tell_runs(self, seq: int, status: int, reply: object) -> None:
-        sent = self._runs.pop(seq, None)
-        if sent is None:
-            return
+    def _tell_runs(self, seq: int, reply: object) -> bool:
+        """Passes the answer to runs on; False when it is none: one for all commands up to `seq`."""
         outcome = decode_outcome(reply) if isinstance(reply, bytes) else None
         if isinstance(outcome, RunsAnswer):
-            sent.done(outcome, None)
-        elif status == APPLIED_OK:
-            sent.done(None, Unavailable(f"{self._subject()} has forgotten what it answered"))
+            self._runs.pop(seq).done(outcome, None)
+        elif isinstance(reply, str):
+            self._runs.pop(seq).done(None, self._refusal(reply))
         else:
-            sent.done(None, self._refusal(reply))
+            return False
+        return True
 
     def _answered(self, command: PendingCommand, seq: int, status: int, reply: object) -> None:
         if command.type != CMD_PARTITION:
@@ -216,7 +213,7 @@ class PartitionClient(StreamClient):
 
     def _heard_again(self, seq: int, status: int, reply: object) -> None:
         if seq in self._runs:
-            self._tell_runs(seq, status, reply)
+            self._tell_runs(seq, reply)
         elif seq in self._told and isinstance(reply, bytes):
             self._tell_outcome(seq, reply)
         else:
@@ -282,7 +279,9 @@ class PartitionClient(StreamClient):
         for command in self._target.pending:
             if command.seq > last:
                 break
-            if command.seq >= first and command.type == batch.CMD_ENQUEUE:
+            # What became of a producer's runs their own answer says.
+            is_publish = command.type == batch.CMD_ENQUEUE and command.seq not in self._runs
+            if command.seq >= first and is_publish:
                 refused.append((command, command.tags, command.note))
                 command.tags = command.note = None
         return refused

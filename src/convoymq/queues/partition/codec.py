@@ -139,6 +139,6 @@ def decode_runs(data: bytes) -> PackedRuns:
         producer, epoch, runs = _RUNS.decode(data)
     except msgspec.MsgspecError as error:
         raise ValueError(f"malformed runs of a producer: {error}") from error
-    if any(run.seq < 1 or run.count < 1 for run in runs):
+    if any(run.seq < 1 or run.messages < 1 for run in runs):
         raise ValueError("malformed runs of a producer: sequences count from 1")
     return producer, epoch, runs

@@ -136,7 +136,7 @@ class PartitionGroupMachine(StreamMachine):
         """An ENQUEUE behind PRODUCE: what is stored of it, by run."""
         session.producer = None
         producer, epoch, runs = decode_runs(self.announced.pop(session.id))
-        if sum([run.count for run in runs]) != count:
+        if sum([run.messages for run in runs]) != count:
             self._broken = True
             self._reply(session, APPLIED_REJECTED, "runs and messages do not fit")
             return
@@ -144,11 +144,11 @@ class PartitionGroupMachine(StreamMachine):
         size = batch.enqueue_bytes(data, offset)
         first = end = begin = 0
         for run, its in zip(runs, answer.runs, strict=True):
-            end += run.count
-            if its.stored < run.count:
+            end += run.messages
+            if its.stored < run.messages:
                 self._append_part(session, index, offset, first, begin - first, size, count)
                 first = end - its.stored
-                self.duplicates += run.count - its.stored if its.expected >= run.seq else 0
+                self.duplicates += run.messages - its.stored if its.expected >= run.seq else 0
             begin = end
         self._append_part(session, index, offset, first, end - first, size, count)
         self._reply(session, APPLIED_OK, encode_outcome(answer))

@@ -48,7 +48,7 @@ def produce(
     messages: int | None = None,
 ) -> None:
     """PRODUCE and its ENQUEUE. Bodies are two bytes: the logical partition, the sequence."""
-    values = [bytes((run.lp, run.seq + i)) for run in runs for i in range(run.count)]
+    values = [bytes((run.lp, run.seq + i)) for run in runs for i in range(run.messages)]
     values = values[:messages]
     announced = encode_runs(producer, epoch, runs)
     log.command(session, CMD_PRODUCE, len(announced), body=announced)
