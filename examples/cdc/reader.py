@@ -9,7 +9,7 @@ the last transaction that it knows to be stored, and leaves out what the topic h
 A snapshot that was cut off is taken anew, and the log is read from where the first one was begun:
 what happened meanwhile is applied once more and in order, so rows that have gone since go again.
 
-State file: {"begin": GTID, "attempt": number, "whole": the snapshot is stored, "gtid": everything up
+State file: {"begin": GTID, "attempt": number, "whole": the snapshot is stored, "gtid": all up
 to it is stored}.
 """
 
@@ -28,7 +28,8 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.event import HeartbeatLogEvent, MariadbGtidEvent
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
-from convoymq.client import Client, TopicProducer
+from convoymq.client import Client, ClientConfig
+from convoymq.client.topic_producer import TopicProducer
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -81,8 +82,8 @@ class Reader:
         key = ":".join([table, *(str(row[column]) for column in self._keys[table])]).encode()
         if self._producer.is_stored(key, place):
             return
-        body = json.dumps({"op": op, "table": table, **row}, default=str).encode()
-        self._producer.send(key, body, source_pos=place)
+        event = {"op": op, "table": table, "place": place.hex(), **row}
+        self._producer.send(key, json.dumps(event, default=str).encode(), source_pos=place)
 
     # --- snapshot ----------------------------------------------------------------------------
 
@@ -198,7 +199,7 @@ def main() -> int:
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     with (
-        Client(options.servers) as client,
+        Client(ClientConfig(tuple(options.servers.split(",")))) as client,
         TopicProducer(client, options.topic, producer_id=PRODUCER) as producer,
     ):
         Reader(options.port, options.table, producer, options.directory).run()
