@@ -137,18 +137,6 @@ class Client:
             key=lambda row: row.name,
         )
 
-    def topic_route(
-        self, topic: str, *, newer_than: int = -1, wait_ms: int = 0
-    ) -> Mapping[str, object]:
-        """Returns the newest route of an ordered topic and all partitions that it ever had, as
-        TOPIC_ROUTE answers.
-
-        Args:
-            newer_than, wait_ms: how long the server waits for a version above this one.
-        """
-        fields = {"topic": topic, "newer_than": newer_than, "wait_ms": wait_ms}
-        return self._call(Op.TOPIC_ROUTE, fields, extra_s=wait_ms / 1000).map
-
     def offsets(
         self, queries: Iterable[tuple[str, str, int | None]]
     ) -> list[tuple[int | None, int | None]]:

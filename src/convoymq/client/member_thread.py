@@ -74,7 +74,7 @@ class LeaseView(NamedTuple):
     until_ms: int
     """Of the monotonic clock: so long it holds for certain."""
     revoked: bool
-    """It is given back when what runs has finished."""
+    """Given back when what runs has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class MemberThread(threading.Thread):
         self._again: list[tuple[int, Request]] = []
         """(Time, command) to be sent again."""
         self._beat_ms = -1
-        """When the heartbeat without an answer was sent; -1: none is under way."""
+        """Time at which the heartbeat without an answer was sent; -1: none is under way."""
         self._is_member = True
         self._is_waiting = False
         self._wait_due_ms = 0
@@ -225,8 +225,9 @@ class MemberThread(threading.Thread):
         now = now_ms()
         self._send_again(now)
         core.step(now)
-        self._perform()
+        # Before messages: who takes one looks at its lease.
         self._show_leases()
+        self._perform()
         if self._is_gone:
             return
         self._check_silence(now)
@@ -467,6 +468,7 @@ class MemberThread(threading.Thread):
             "group_epoch": request.command.group_epoch,
             "epoch": request.epoch,
             "kind": kind,
+            "member": self._core.member,
             "columns": COLUMNS,
         }
 

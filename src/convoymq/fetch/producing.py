@@ -300,7 +300,8 @@ class Producing(NullEvents):
     def _check_type(self, request: Produce, queue: Queue) -> None:
         if queue.type in UNSERVED_TYPES:
             raise PreconditionFailed(
-                f"{queue.type} '{queue.name}' takes no columnar rows: publish to it by AMQP"
+                f"{queue.type} '{queue.name}' takes no columnar rows: publish to it by AMQP,"
+                " or by TOPIC_PRODUCE"
             )
         if request.producer is not None and not queue.features.drops_repeats:
             raise PreconditionFailed(

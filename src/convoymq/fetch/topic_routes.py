@@ -7,6 +7,7 @@ tree has it. Source: docs/formats/columnar-protocol.md.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -144,7 +145,7 @@ class TopicRoutes:
         return record
 
 
-def lineage_rows(lineage: Lineage, lost: set[int]) -> list[list[object]]:
+def lineage_rows(lineage: Lineage, lost: Collection[int]) -> list[list[object]]:
     """Returns a row for each partition that ever was, by version and range: pid, lo, hi, state,
     created and sealed version, offset of CLOSE, parents, children."""
     every = sorted(lineage.partitions.values(), key=lambda each: (each.created_version, each.lo))

@@ -65,6 +65,12 @@ class RunsAnswer:
     to_version: int = 0
     targets: tuple[Span, ...] = ()
 
+    @property
+    def code(self) -> Code:
+        """Returns the code of the first run that is not stored; OK when there is none."""
+        stored = (Code.OK, Code.DUPLICATE)
+        return next((run.code for run in self.runs if run.code not in stored), Code.OK)
+
 
 @dataclass(frozen=True, slots=True)
 class SealAnswer:

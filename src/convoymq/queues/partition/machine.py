@@ -145,18 +145,24 @@ class PartitionGroupMachine(StreamMachine):
         first = end = begin = 0
         for run, its in zip(runs, answer.runs, strict=True):
             end += run.messages
+            if self.trace is not None and its.stored:
+                self.trace.add(
+                    words.PRODUCED, 0, 0, producer, epoch, run.seq + run.messages - its.stored,
+                    run.lp, its.stored, index, offset, its.offset, 0, 0,
+                )  # fmt: skip
             if its.stored < run.messages:
-                self._append_part(session, index, offset, first, begin - first, size, count)
+                self._append_part(session, index, data, offset, first, begin - first, size, count)
                 first = end - its.stored
                 self.duplicates += run.messages - its.stored if its.expected >= run.seq else 0
             begin = end
-        self._append_part(session, index, offset, first, end - first, size, count)
+        self._append_part(session, index, data, offset, first, end - first, size, count)
         self._reply(session, APPLIED_OK, encode_outcome(answer))
 
     def _append_part(
         self,
         session: Session,
         index: int,
+        data: bytes,
         command: int,
         first: int,
         part: int,
@@ -167,6 +173,9 @@ class PartitionGroupMachine(StreamMachine):
         if part:
             self._broken = self._broken or first > 0
             self._trace_published(0, session, part, index, command, first)
+            if self.trace is not None:
+                at = self.next + FIRST_OFFSET
+                self.trace.keys(words.KEYED, data, index, command, first, part, at)
             self._append(index, command, first, part, size * part // count)
         if first + part < count:
             self._broken = True

@@ -203,7 +203,7 @@ def _head(
     rows: TraceRows, command: DoneParked | SkipParked | ReplaceParked, reason: int, epoch: int
 ) -> None:
     """The head of a parked key: where it was stored is in its token."""
-    place = (name_hash(command.key), -1, command.token.version, -1, 0)
+    place = (name_hash(command.key), -1, command.token.created_version, -1, 0)
     _add(rows, words.PARKED, command.group, reason=reason, epoch=epoch,
          first=command.token.offset, count=1, detail=place)  # fmt: skip
 

@@ -18,7 +18,6 @@ from convoymq.topics.answers import (
     ParkAnswer,
     ProduceAnswer,
     Record,
-    RunsAnswer,
     SealAnswer,
 )
 from convoymq.topics.commands import (
@@ -185,14 +184,14 @@ class SimPartition:
                                 command.epoch,
                             )
                         )
-            case Lease() if not isinstance(answer, RunsAnswer) and answer.code is Code.OK:
+            case Lease() if answer.code is Code.OK:
                 epoch = command.epoch
                 if world.granted(command.group, self.pid, epoch):
                     trace(events.Grant(now, command.group, self.pid, command.member, epoch))
             case Seal() if isinstance(answer, SealAnswer):
                 if was_open and answer.close_offset >= 0:
                     trace(events.Sealed(now, self.pid, answer.close_offset))
-            case Open() if not isinstance(answer, RunsAnswer) and answer.code is Code.OK:
+            case Open() if answer.code is Code.OK:
                 if not was_open and machine.end_offset == 1:
                     trace(events.Opened(now, self.pid, machine.created_version))
             case Park() | DoneParked() | SkipParked() if isinstance(answer, ParkAnswer):

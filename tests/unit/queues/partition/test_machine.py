@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from convoymq.kernels import batch
 from convoymq.kernels.entries import HEADER_SIZE
+from convoymq.kernels.trace import TraceRows
+from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.partition.codec import CMD_PRODUCE, decode_outcome, encode_runs
 from convoymq.queues.partition.machine import PartitionGroupMachine
@@ -181,6 +183,26 @@ def test_the_answer_to_runs_is_kept_for_repeats_and_snapshots_lie_between() -> N
     bench.publish(2)
     assert bench.machine.announced == {}
     assert bench.machine.state.dedup.last_seq(5, 1, 1) == 2
+
+
+def test_what_a_producer_has_stored_is_in_the_trace() -> None:
+    bench = Bench()
+    rows = bench.machine.trace = TraceRows()
+    rows.logical = 8
+    bench.produce(Run(1, 1, 2), Run(2, 2, 1))
+    bench.produce(Run(1, 2, 2))
+    count, data = rows.take()
+    columns = memoryview(data).cast("q")
+    names = ("kind", "session", "consumer", "seq", "first_id", "count", "position_first")
+    found = zip(
+        *(columns[words.ROW_COLUMNS.index(name) * count :][:count] for name in names), strict=True
+    )
+    produced = [row[1:] for row in found if row[0] == words.PRODUCED]
+    # Producer, session, first sequence, logical partition, messages, offset.
+    assert produced == [(5, 1, 1, 1, 2, 1), (5, 1, 3, 1, 1, 3)]
+    kinds = list(columns[words.ROW_COLUMNS.index("kind") * count :][:count])
+    assert words.KEYED in kinds
+    assert words.PUBLISHED in kinds
 
 
 def test_runs_that_do_not_fit_their_messages_store_nothing() -> None:

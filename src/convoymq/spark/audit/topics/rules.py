@@ -30,7 +30,7 @@ class Wrong(NamedTuple):
 
     invariant: Invariant
     group: int
-    """Raft group of the partition; 0 = of the topic itself."""
+    """Raft group of the partition; of what is about a topic, that of its first one."""
     example: dict[str, object]
 
 
@@ -74,7 +74,7 @@ def check_versions(topic: TopicFacts) -> Iterator[Wrong]:
     """A5: versions are consecutive, cover everything, and differ by one change."""
 
     def wrong(version: int, why: str) -> Wrong:
-        return Wrong(Invariant.TOPIC_VERSIONS, 0, _of(topic, version=version, why=why))
+        return Wrong(Invariant.TOPIC_VERSIONS, topic.home, _of(topic, version=version, why=why))
 
     versions = sorted(topic.versions)
     if topic.whole and versions and versions[0] != 0:
@@ -125,7 +125,7 @@ def check_steps(facts: TopicsFacts, topic: TopicFacts) -> Iterator[Wrong]:
                 why = "it begins at a version that is not published"
             if why:
                 example = _of(topic, group=facts.name(group), at=at, to=step.to, why=why)
-                yield Wrong(Invariant.TOPIC_GROUP_STEPS, 0, example)
+                yield Wrong(Invariant.TOPIC_GROUP_STEPS, topic.home, example)
             at = step.to
 
 
@@ -242,7 +242,9 @@ def check_grants(facts: TopicsFacts, topic: TopicFacts) -> Iterator[Wrong]:
                 owner = None
             if why:
                 example = _of(topic, pid=pid, group=facts.name(group), why=why)
-                yield Wrong(Invariant.TOPIC_ONE_OWNER, 0, example)
+                known = topic.partitions.get(pid)
+                place = topic.home if known is None else known.group
+                yield Wrong(Invariant.TOPIC_ONE_OWNER, place, example)
 
 
 def check_leases(
