@@ -9,7 +9,7 @@ of partitions. In the end every table is compared with the database row by row. 
 changes go through an exchange that hashes modulo the number of its queues, and two queues are added
 half-way: how many of them arrive out of order is counted. Exit code 1 if a promise broke.
 
-    python examples/demo_cdc.py [--base-port 27600] [--directory DIR] [--seconds N] [--keep]
+    python examples/demo_cdc.py [--base-port 27600] [--directory DIR] [--out FILE] [--seconds N] [--keep]
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cdc.database import MariaDb, Missing, Sysbench, execute
 from cdc.order import GroupChecker, ModuloRun, Order
-from cdc.reader import STATE_FILE, STOP_FILE, sequence_of
+from cdc.reader import PAUSES_FILE, STATE_FILE, STOP_FILE, sequence_of
+from cdc.report import pauses_of, write_report
 from convoymq.cli.cluster import LocalCluster
 
 TOPIC = "changes"
@@ -48,9 +49,10 @@ RATE = 60
 """Transactions a second; each updates two rows, and deletes and inserts a third."""
 MODULO_EVENTS = 2_000
 QUEUES = (3, 5)
-WAIT_S = 120.0
+WAIT_S = 60.0
 AUTHORIZATION = "Basic Z3Vlc3Q6Z3Vlc3Q="
 STEP_PAUSE_S = 2.0
+AUDIT_WAIT_S = 600.0
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
@@ -291,7 +293,7 @@ class Demo:
 
     def park(self) -> None:
         """Rejects a row's change; the row's later ones wait behind it, other rows go on."""
-        key = self.checker.poison = self.order.last_key
+        key = self.checker.poison = self.order.busiest_key
         until(lambda: self.checker.rejected == key, f"no further change of {key}")
         group = f"{self.topic.path}/groups/{GROUP}"
         until(lambda: self.api.rows(f"{group}/park"), f"{key} is not parked")
@@ -355,6 +357,19 @@ def compare(database: MariaDb, directory: Path) -> list[Difference]:
     return found
 
 
+def audit(directory: Path, nodes: int) -> bool:
+    """Proves from the nodes' traces that nothing was lost, repeated or reordered."""
+    command = [sys.executable, "-m", "convoymq.cli", "pipeline", "audit", "--master", "local[2]"]
+    command += [str(directory / "cluster" / f"node-{number}") for number in range(1, nodes + 1)]
+    part = Part("audit", command, directory)
+    part.start()
+    try:
+        part.wait(AUDIT_WAIT_S)
+    except RuntimeError:
+        return False
+    return True
+
+
 def show(
     console: Console, demo: Demo, differences: Sequence[Difference], modulo: Order
 ) -> list[str]:
@@ -379,7 +394,7 @@ def show(
     return broken
 
 
-def run(directory: Path, base_port: int, seconds: int, console: Console) -> int:
+def run(directory: Path, out: Path, base_port: int, seconds: int, console: Console) -> int:
     """Exit code: 0 every promise was kept, 1 one broke."""
     events = Events(console)
     settings = {"trace.vhosts": "/"}
@@ -398,12 +413,21 @@ def run(directory: Path, base_port: int, seconds: int, console: Console) -> int:
             changes = demo.order.changes[len(TABLES) * ROWS :][:MODULO_EVENTS]
             modulo = ModuloRun(cluster.nodes[0].amqp_port, QUEUES)
             modulo.run(changes)
+            lineage = demo.api.rows(f"{demo.topic.path}/route?lineage=true")
         finally:
             sysbench.stop()
             demo.reader.kill()
             demo.spark.kill()
         demo.checker.stop()
+        cluster.stop()
+        is_proved = audit(directory, len(cluster.nodes))
+        events.note("the traces are audited")
     broken = show(console, demo, differences, modulo.order)
+    if not is_proved:
+        broken.append(f"the audit of the traces found something: {directory / 'audit.log'}")
+    pauses = pauses_of(directory / "reader" / PAUSES_FILE)
+    page = write_report(out, events.rows, lineage, pauses, demo.order.stalls)
+    console.print(f"report: {page}", highlight=False)
     for text in broken:
         console.print(f"[bold red]{text}[/]")
     return 1 if broken else 0
@@ -414,6 +438,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A database followed through a changing topic")
     parser.add_argument("--base-port", type=int, default=27600)
     parser.add_argument("--directory", type=Path, help="default: a temporary one")
+    parser.add_argument("--out", type=Path, default=Path("demo-cdc.html"), help="the report")
     parser.add_argument("--seconds", type=int, default=75, help="of load on the database")
     parser.add_argument("--keep", action="store_true", help="keep the directory")
     options = parser.parse_args()
@@ -422,7 +447,7 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     code = 1
     try:
-        code = run(directory.absolute(), options.base_port, options.seconds, console)
+        code = run(directory.absolute(), options.out, options.base_port, options.seconds, console)
     except Missing as error:
         console.print(f"[bold yellow]{error}[/]", highlight=False)
         code = 2

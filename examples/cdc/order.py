@@ -10,6 +10,7 @@ import contextlib
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,10 +58,10 @@ class Order:
             self._last_s = now
 
     @property
-    def last_key(self) -> str:
-        """Returns the key of which a change was processed last, of those that have several."""
+    def busiest_key(self) -> str:
+        """Returns the key with the most changes."""
         with self._lock:
-            return next(reversed(self._last), "")
+            return Counter(key for key, _ in self.changes).most_common(1)[0][0]
 
 
 class GroupChecker(threading.Thread):
@@ -131,13 +132,15 @@ class ModuloRun:
         self._threads: list[threading.Thread] = []
 
     def run(self, events: Sequence[tuple[str, str]]) -> None:
-        """Publishes (key, place), consumes everything, and returns."""
+        """Publishes (key, place), consumes everything, and returns.
+
+        Faster than the consumers work: the new queues are empty when the old ones are not yet.
+        """
         self._wanted = len(events)
         with pika.BlockingConnection(
             pika.ConnectionParameters("127.0.0.1", self._port)
         ) as connection:
             channel = connection.channel()
-            channel.confirm_delivery()
             channel.exchange_declare(self.EXCHANGE, "x-modulus-hash", durable=True)
             first, second = self._queues
             self._add(channel, range(first))

@@ -43,6 +43,8 @@ STORE_EVERY_S = 0.5
 STATE_FILE = "state.json"
 STOP_FILE = "stop"
 """Has the GTID after which the reader ends."""
+PAUSES_FILE = "pauses.csv"
+"""A line (time, seconds) for each wait until all that was sent was stored."""
 _PLACE = struct.Struct(">BQII")
 _SNAPSHOT = 0
 _LOG = 1
@@ -160,11 +162,17 @@ class Reader:
                 ordinal += 1
                 self._send_rows(event, sequence_of(current), ordinal)
             if time.monotonic() >= stored_s + STORE_EVERY_S:
-                self._producer.flush()
+                self._flush()
                 self._store(gtid=whole)
                 stored_s = time.monotonic()
                 if self._is_told_to_stop(whole):
                     return
+
+    def _flush(self) -> None:
+        begin = time.monotonic()
+        self._producer.flush()
+        with open(self._directory / PAUSES_FILE, "a") as file:
+            file.write(f"{time.time():.3f},{time.monotonic() - begin:.6f}\n")
 
     def _send_rows(self, event: Any, transaction: int, ordinal: int) -> None:
         table = event.table
