@@ -143,8 +143,12 @@ def test_lines_of_sinks_and_sources_have_rising_times(tmp_path: Path) -> None:
     with EffectLog(tmp_path / "new", "s", "orders", "g") as sink:
         sink.applied("k", "0" * 16 + "-" + "0" * 16, "1")
         sink.ignored("k", "0" * 16 + "-" + "0" * 16)
-    lines = [json.loads(line) for line in (tmp_path / "new" / "source-p.jsonl").open()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "new" / "source-p.jsonl").read_text().splitlines()
+    ]
     times = [line["time_us"] for line in lines]
     assert times == sorted(set(times))
-    effects = [json.loads(line) for line in (tmp_path / "new" / "effects-s.jsonl").open()]
+    effects = [
+        json.loads(line) for line in (tmp_path / "new" / "effects-s.jsonl").read_text().splitlines()
+    ]
     assert [line["applied"] for line in effects] == [True, False]
