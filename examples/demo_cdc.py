@@ -9,7 +9,7 @@ of partitions. In the end every table is compared with the database row by row. 
 changes go through an exchange that hashes modulo the number of its queues, and two queues are added
 half-way: how many of them arrive out of order is counted. Exit code 1 if a promise broke.
 
-    python examples/demo_cdc.py [--base-port 27600] [--directory DIR] [--out FILE] [--seconds N] [--keep]
+    python examples/demo_cdc.py [--base-port 27600] [--directory DIR] [--out FILE] [--seconds N]
 """
 
 from __future__ import annotations

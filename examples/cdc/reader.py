@@ -9,8 +9,8 @@ the last transaction that it knows to be stored, and leaves out what the topic h
 A snapshot that was cut off is taken anew, and the log is read from where the first one was begun:
 what happened meanwhile is applied once more and in order, so rows that have gone since go again.
 
-State file: {"begin": GTID, "attempt": number, "whole": the snapshot is stored, "gtid": all up
-to it is stored}.
+State file: {"begin": GTID, "attempt": number, "whole": the snapshot is stored, "gtid": all up to it
+is stored}.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Reader:
     def _follow(self, after: str) -> None:
         stream = BinLogStreamReader(
             connection_settings={
-                "host": "127.0.0.1", "port": self._port, "user": "root", "passwd": ""
+                "host": "127.0.0.1", "port": self._port, "user": "root", "password": ""
             },
             server_id=SERVER_ID,
             is_mariadb=True,
