@@ -18,7 +18,7 @@ KEY_HEADER = "x-order-key"
 
 @dataclass(frozen=True, slots=True)
 class Hashing:
-    """How a topic makes logical partitions of keys."""
+    """Function of a topic from keys to logical partitions."""
 
     logical: int
     seed: int
@@ -29,12 +29,12 @@ class Content:
     """One message, without its place."""
 
     key: bytes
-    """Its order key."""
+    """Order key."""
     body: bytes
     headers: dict[str, bytes | None]
     """Strings and byte arrays as their bytes, other values as the text that JSON has for them."""
     time_ms: int
-    """When it was stored, ms since the epoch; 0 for one that was parked."""
+    """Time at which it was stored, ms since the epoch; 0 for one that was parked."""
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from convoymq.fetch.fields import INT64_MAX, Columns, Name, Offset, Positive
+from convoymq.fetch.fields import INT64_MAX, Columns, Name, Offset, Positive, Text
 
 Place = Annotated[int, msgspec.Meta(ge=-1, le=INT64_MAX)]
 Start = Literal["earliest", "latest"] | Offset | list[tuple[Offset, Offset]]
@@ -68,6 +68,7 @@ class GroupSettle(LeaseRequest, frozen=True, kw_only=True):
     """GROUP_SETTLE."""
 
     kind: Literal["ack", "park", "done"]
+    member: Text = ""
     ranges: list[Offset] = []
     """Of `ack`: first and last offset of each range."""
     offset: Offset = 0

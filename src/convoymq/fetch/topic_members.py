@@ -264,6 +264,7 @@ class TopicMembers:
         answer: object
         if request.kind == "done":
             token = OrderToken(request.version, request.offset)
+            self._trace(request, queue, request.offset, parked=(request.key, request.version))
             done = DoneParked(*lease, request.key, token, request.failed)
             answer = await queue.ask(done, self._settings.request_timeout_s)
         else:
@@ -288,6 +289,8 @@ class TopicMembers:
         if len(request.ranges) % 2:
             raise PreconditionFailed("GROUP_SETTLE: a range has a first and a last offset")
         lease = (request.group, request.group_epoch, request.epoch)
+        for first, last in zip(request.ranges[::2], request.ranges[1::2], strict=True):
+            self._trace(request, queue, first, last)
         command = AckRanges(*lease, tuple(request.ranges))
         answer = await queue.ask(command, self._settings.request_timeout_s)
         assert isinstance(answer, AckAnswer), answer
@@ -314,9 +317,34 @@ class TopicMembers:
         batch = RunBatch(found.runs[0])
         key = batch.key(request.offset)
         lp = logical_partition(key, record.logical, record.hash_seed)
+        if not request.follow:
+            self._trace(request, queue, request.offset)
         copy = batch.copy(request.offset)
         command = Park(*lease, request.offset, key, lp, copy, request.follow)
         return await queue.ask(command, self._settings.request_timeout_s)
+
+    @staticmethod
+    def _trace(
+        request: GroupSettle,
+        queue: PartitionQueue,
+        first: int,
+        last: int = -1,
+        parked: tuple[bytes, int] | None = None,
+    ) -> None:
+        """Has a trace say that messages were handed out: the node hears of it when they are
+        settled. What is settled already, by a request that came before, is left out."""
+        trace = queue.trace
+        if trace is None:
+            return
+        runs = [(first, max(first, last) + 1)]
+        machine = queue.machine()
+        own = None if machine is None else machine.state.groups.get(request.group)
+        if own is not None and parked is None:
+            runs = list(own.cursor.missing(*runs[0]))
+        for low, high in runs:
+            trace.handed_out(
+                request.group, request.member, request.epoch, low, high - low, 0, parked
+            )
 
 
 def _start(start: Start) -> Position:

@@ -77,6 +77,23 @@ def test_the_commands_are_those_of_the_documentation() -> None:
             ("park", "skip", "orders", "g", "a2V5", "--base64"),
             ("POST", ORDERS + "/groups/g/park/skip", {"keys": ["a2V5"], "encoding": "base64"}),
         ),
+        (
+            ("park", "retry", "orders", "g", "k"),
+            ("POST", ORDERS + "/groups/g/park/retry", {"keys": ["k"], "encoding": "string"}),
+        ),
+        (
+            ("park", "replace", "orders", "g", "k", "--body", "better"),
+            (
+                "POST",
+                ORDERS + "/groups/g/park/replace",
+                {
+                    "keys": ["k"],
+                    "encoding": "string",
+                    "payload": "better",
+                    "payload_encoding": "string",
+                },
+            ),
+        ),
         (("abort", "orders", "c1"), ("DELETE", ORDERS + "/changes/c1", None)),
         (("create-group", "orders", "g"), ("PUT", ORDERS + "/groups/g", {})),
         (
@@ -116,6 +133,9 @@ def test_what_a_command_asks_for(
         (("park", "drop", "orders", "g"), "action is one of"),
         (("park", "list", "orders", "g", "k"), "takes no keys"),
         (("park", "resume", "orders", "g"), "take some"),
+        (("park", "replace", "orders", "g", "k"), "needs --body"),
+        (("park", "skip", "orders", "g", "k", "--body", "b"), "needs --body"),
+        (("park", "replace", "orders", "g", "k", "l", "--body", "b"), "takes one key"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_asked(

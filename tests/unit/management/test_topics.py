@@ -169,6 +169,15 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
             "POST", ORDERS + "/groups/g/park/skip", {"keys": ["/w=="], "encoding": "base64"}, 204,
             ("parked.skip", ("/", "orders", "g", b"\xff"), {}),
         ),
+        (
+            "POST", ORDERS + "/groups/g/park/retry", {"keys": ["k"]}, 204,
+            ("parked.resume", ("/", "orders", "g", b"k"), {"once": True}),
+        ),
+        (
+            "POST", ORDERS + "/groups/g/park/replace",
+            {"keys": ["k"], "payload": "/w==", "payload_encoding": "base64"}, 204,
+            ("parked.replace", ("/", "orders", "g", b"k", b"\xff"), {}),
+        ),
     ],
 )  # fmt: skip
 async def test_what_requests_ask_for(
@@ -217,6 +226,11 @@ async def test_what_requests_ask_for(
         ("POST", ORDERS + "/groups/g/seek", {"vector": {"a": 1}}, 400, "'a' is not a number"),
         ("POST", ORDERS + "/groups/g/seek", {"vector": {"0": -1}}, 400, "-1 is not a number"),
         ("POST", ORDERS + "/groups/g/park/skip", {}, 400, "keys must be a list"),
+        ("POST", ORDERS + "/groups/g/park/replace", {"keys": ["k"]}, 400, "payload is not a"),
+        (
+            "POST", ORDERS + "/groups/g/park/replace", {"keys": ["k", "l"], "payload": ""}, 400,
+            "that of one key",
+        ),
         ("POST", ORDERS + "/groups/g/park/skip", {"keys": [7]}, 400, "7 is not a string"),
         (
             "POST", ORDERS + "/groups/g/park/skip", {"keys": ["?"], "encoding": "base64"}, 400,

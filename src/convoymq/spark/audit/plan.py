@@ -213,8 +213,9 @@ class Job:
         """Yields the rows of `findings.SCHEMA`, step by step."""
         tell("replicas")
         yield self.replicas()
-        tell("messages")
-        yield self.summed(self.messages()).collect()
+        if self._groups(streams=False):
+            tell("messages")
+            yield self.summed(self.messages()).collect()
         tell("order")
         yield self.log_order()
         tell("confirms")
@@ -412,24 +413,25 @@ class Job:
             for each in self.facts
             if each.start == 0 and not any(gap.node == 0 for gap in each.gaps)
         }
-        known: Column = F.lit(0)
-        for group, end in ends.items():
-            known = F.when((F.col("group") == group) & (F.col("time_us") <= end), 1).otherwise(
-                known
-            )
-        return known
+        if not ends:
+            return F.lit(0)
+        # A map, not a chain of conditions: those of many queues take Spark long to plan.
+        until = F.create_map(*[F.lit(number) for pair in ends.items() for number in pair])
+        known: Column = (F.col("time_us") <= until[F.col("group")]).cast("int")
+        return F.coalesce(known, F.lit(0))
 
     def _is_told(self) -> Column:
         """1 for decided rows of clients whose node has told of all that it did."""
         F = self.f  # noqa: N806
         node = F.shiftrightunsigned("session", order.NODE_SHIFT)
-        known: Column = F.lit(0)
-        for each in self.facts:
-            broken = {gap.node for gap in each.gaps}
-            told = sorted(each.nodes - broken)
-            if told and not each.lost:
-                mine = (F.col("group") == each.group) & node.isin(told)
-                known = F.when(mine, 1).otherwise(known)
+        told = [
+            (each.group << order.NODE_BITS) + number
+            for each in self.facts
+            if not each.lost
+            for number in each.nodes - {gap.node for gap in each.gaps}
+        ]
+        mine = F.shiftleft("group", order.NODE_BITS) + node
+        known: Column = mine.isin(told).cast("int")
         return known
 
     def missing(self) -> Sequence[Finding]:
@@ -524,9 +526,8 @@ class Job:
         published = decided.where(
             stream & (F.col("kind") == words.PUBLISHED) & (F.col("reason") == 0)
         ).withColumns(nobody)
-        return found.unionByName(
-            self._sent(published, sent.where(stream).withColumns(nobody), shared=True)
-        )
+        of_logs = self._sent(published, sent.where(stream).withColumns(nobody), shared=True)
+        return found.unionByName(of_logs) if self._groups(streams=False) else of_logs
 
     def _sent(self, decided: DataFrame, sent: DataFrame, *, shared: bool) -> DataFrame:
         F = self.f  # noqa: N806

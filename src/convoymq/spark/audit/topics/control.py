@@ -54,7 +54,7 @@ class Lease(NamedTuple):
 
 
 class CursorRow(NamedTuple):
-    """Where a reader begins in a partition."""
+    """Begin of a reader in a partition."""
 
     start: int
     order: int
@@ -79,6 +79,7 @@ class PartitionFacts:
     seal_us: int = -1
     external: bool = False
     open_us: int = -1
+    traced: bool = False
     whole: bool = False
     """Every decided entry is in the trace."""
     told: bool = False
@@ -138,6 +139,12 @@ class TopicFacts:
     whole: bool = False
     """Every decided entry about topics is in the trace."""
 
+    @property
+    def home(self) -> int:
+        """Returns the Raft group of the first partition that is traced; 0 = none is."""
+        traced = (each.group for each in self.partitions.values() if each.traced)
+        return min(traced, default=0)
+
     def sources(self, version: int) -> list[PartitionFacts]:
         """Returns what `version` has and the next one has not."""
         pids = {pid for _, _, pid in self.versions.get(version + 1, ())}
@@ -164,7 +171,7 @@ class TopicsFacts:
     topics: dict[int, TopicFacts] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     bound_us: int = MANY_HOSTS_US
-    """How far clocks may contradict each other."""
+    """Bound of contradictions between clocks."""
 
     @property
     def by_group(self) -> dict[int, PartitionFacts]:
@@ -211,13 +218,14 @@ def topics_facts(
         _take_lives(topic)
         for partition in topic.partitions.values():
             queue = known.get(partition.group)
+            partition.traced = queue is not None
             partition.whole = queue is not None and _is_whole(queue)
             partition.told = queue is not None and partition.whole and not queue.gaps
     by_group = made.by_group
     for row in ordered:
-        partition = by_group.get(row["group"])
-        if partition is not None and row["kind"] in _PARTITION:
-            _PARTITION[row["kind"]](partition, row)
+        found = by_group.get(row["group"])
+        if found is not None and row["kind"] in _PARTITION:
+            _PARTITION[row["kind"]](found, row)
     return made
 
 

@@ -294,7 +294,7 @@ def _leases(part: Columns, known: PartitionScope, scope: TopicScope, findings: F
 
 
 class _Reading:
-    """What one reader did with the messages of a part."""
+    """One reader of the messages of a part."""
 
     def __init__(
         self,

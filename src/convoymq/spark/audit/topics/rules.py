@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from convoymq.model import trace as words
+from convoymq.spark.audit.findings import FindingRow
 from convoymq.spark.audit.invariants import Invariant
 from convoymq.spark.audit.topics.control import (
     NEVER_US,
@@ -30,13 +31,13 @@ class Wrong(NamedTuple):
 
     invariant: Invariant
     group: int
-    """Raft group of the partition; 0 = of the topic itself."""
+    """Raft group of the partition; of what is about a topic, that of its first one."""
     example: dict[str, object]
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the sweep over a partition's messages has seen of it, all parts together."""
+    """Findings of the sweep over a partition's messages, all parts together."""
 
     keyed: int = 0
     published: int = 0
@@ -46,6 +47,23 @@ class Seen:
     """Of the first hand-out."""
     settled_us: dict[Reader, int] = field(default_factory=lambda: defaultdict(lambda: -1))
     """Of the latest first acknowledgement."""
+
+    def take(self, row: FindingRow) -> bool:
+        """Takes a finding of the sweep up; returns whether it is one of these."""
+        match row["what"]:
+            case "topic_keyed":
+                self.keyed += row["n"]
+            case "topic_published":
+                self.published += row["n"]
+            case "topic_last":
+                self.last = max(self.last, row["n"])
+            case "edge":
+                reader = (row["k2"], row["k3"])
+                self.delivered_us[reader] = min(self.delivered_us[reader], row["v1"])
+                self.settled_us[reader] = max(self.settled_us[reader], row["v2"])
+            case _:
+                return False
+        return True
 
 
 def check_topics(facts: TopicsFacts, seen: dict[int, Seen]) -> Iterator[Wrong]:
@@ -74,7 +92,7 @@ def check_versions(topic: TopicFacts) -> Iterator[Wrong]:
     """A5: versions are consecutive, cover everything, and differ by one change."""
 
     def wrong(version: int, why: str) -> Wrong:
-        return Wrong(Invariant.TOPIC_VERSIONS, 0, _of(topic, version=version, why=why))
+        return Wrong(Invariant.TOPIC_VERSIONS, topic.home, _of(topic, version=version, why=why))
 
     versions = sorted(topic.versions)
     if topic.whole and versions and versions[0] != 0:
@@ -125,7 +143,7 @@ def check_steps(facts: TopicsFacts, topic: TopicFacts) -> Iterator[Wrong]:
                 why = "it begins at a version that is not published"
             if why:
                 example = _of(topic, group=facts.name(group), at=at, to=step.to, why=why)
-                yield Wrong(Invariant.TOPIC_GROUP_STEPS, 0, example)
+                yield Wrong(Invariant.TOPIC_GROUP_STEPS, topic.home, example)
             at = step.to
 
 
@@ -242,7 +260,9 @@ def check_grants(facts: TopicsFacts, topic: TopicFacts) -> Iterator[Wrong]:
                 owner = None
             if why:
                 example = _of(topic, pid=pid, group=facts.name(group), why=why)
-                yield Wrong(Invariant.TOPIC_ONE_OWNER, 0, example)
+                known = topic.partitions.get(pid)
+                place = topic.home if known is None else known.group
+                yield Wrong(Invariant.TOPIC_ONE_OWNER, place, example)
 
 
 def check_leases(

@@ -1,4 +1,4 @@
-"""What the sweeps of topics need to know of partitions, readers and leases.
+"""Facts about partitions, readers and leases, for the sweeps of topics.
 
 It is small, and sent to every worker.
 """
@@ -27,7 +27,7 @@ class LeaseSpan(NamedTuple):
 
 
 class ReaderPlace(NamedTuple):
-    """Where a reader begins in a partition, and where it left it."""
+    """Begin and end of a reader in a partition."""
 
     start: int
     left_order: int
