@@ -9,7 +9,7 @@ import pytest
 
 from convoymq.sim.runner import replay_command
 from convoymq.sim.topics import events
-from convoymq.sim.topics.plan import KINDS, draw_plan
+from convoymq.sim.topics.plan import ALL_KINDS, draw_plan
 from convoymq.sim.topics.referee import find_violations
 from convoymq.sim.topics.world import World, run_topic_seed
 from tests.sim.topic_mutants import LIMIT, MUTANTS, hunt
@@ -55,7 +55,7 @@ def test_machines_keep_their_invariants_after_every_command() -> None:
         World(draw_plan(seed), checks_machines=True).run()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_every_kind_of_fault_happens(kind: str) -> None:
     """Within a few seeds; the network counts its own."""
     kinds = {"split", "merge", "move", "trim", kind}

@@ -22,6 +22,7 @@ from convoymq.topics.consumer import GroupConsumer, Lane
 from convoymq.topics.controller import Controller
 from convoymq.topics.coordinator import Coordinator
 from convoymq.topics.dedup import DedupTable
+from convoymq.topics.group import GroupState
 from convoymq.topics.leaseholder import Leaseholder
 from convoymq.topics.lineage import Mode, PartitionState
 from convoymq.topics.partition import PartitionMachine
@@ -318,7 +319,50 @@ def left_out_source_is_forgotten() -> list[Patch]:
 
 @mutant("retention deletes what a group has not read", f"{CHANGES},empty,trim,pause")
 def deleted_before_all_have_passed() -> list[Patch]:
-    return [(TopicState, "retire", lambda self, versions: self.lineage.retire(()))]
+    def retire(self: Any, versions: Any) -> None:
+        self.lineage.retire(())
+
+    def delete(self: Any, expired: Any, versions: Any) -> None:
+        self.lineage.delete(expired.__contains__, ())
+
+    return [(TopicState, "retire", retire), (TopicState, "_delete", delete)]
+
+
+@mutant("a group that goes back does not hold what is retired", f"{CHANGES},empty,seek,pause")
+def deletes_behind_a_seek() -> list[Patch]:
+    def delete(self: Any, expired: Any, versions: Any) -> None:
+        self.lineage.delete(expired.__contains__, ())
+
+    return [(TopicState, "_delete", delete)]
+
+
+@mutant("a partition is deleted before what comes before it", f"{CHANGES},empty")
+def deletes_children_first() -> list[Patch]:
+    def delete(self: Any, expired: Any, versions: Any) -> None:
+        retired = [p for p in self.lineage.partitions.values() if p.pid in expired]
+        for each in retired:
+            if each.state is PartitionState.RETIRED and each.parents:
+                each.state = PartitionState.DELETED
+
+    return [(TopicState, "_delete", delete)]
+
+
+@mutant("a group that had expired goes on behind what was deleted", f"{CHANGES},expire,pause")
+def expired_group_comes_back_in_silence() -> list[Patch]:
+    return [(GroupState, "has_lost_data", lambda self, kept: False)]
+
+
+@mutant("a group that has expired advances behind what is deleted", f"{CHANGES},expire,pause")
+def expired_group_advances() -> list[Patch]:
+    advance = GroupState._advance
+
+    def planted(self: Any, group_epoch: int, expect: int, to: int, latest: int) -> bool:
+        expired, self.expired = self.expired, False
+        moved = advance(self, group_epoch, expect, to, latest)
+        self.expired = expired
+        return moved
+
+    return [(GroupState, "_advance", planted)]
 
 
 @mutant("data that expires unread is passed over in silence", f"{CHANGES},trim")

@@ -300,6 +300,8 @@ class CreateTopic(_Command, frozen=True, tag="topic_create"):
     hash_id: int
     partitions: tuple[NewPartition, ...]
     hash_seed: int = 0
+    settings: dict[str, bool | int | str] = {}
+    """As `metadata.topic_settings` has them."""
 
 
 class DeleteTopic(_Command, frozen=True, tag="topic_delete"):

@@ -128,11 +128,23 @@ class TopicRecord:
     groups: dict[str, GroupState] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
     """Target of the latest change -> node that shall lead it, where somebody asked for one."""
+    settings: dict[str, bool | int | str] = field(default_factory=dict)
+    """Settings of its creation (`topic_settings`)."""
 
     @property
     def logical(self) -> int:
         """Returns the number of logical partitions."""
         return self.state.route.logical
+
+    @property
+    def held_versions(self) -> list[int]:
+        """Returns the versions of the groups that hold partitions back."""
+        return [group.cv for group in self.groups.values() if not group.expired]
+
+    @property
+    def expired_versions(self) -> list[int]:
+        """Returns the versions of the groups that hold nothing back."""
+        return [group.cv for group in self.groups.values() if group.expired]
 
 
 @dataclass(slots=True)

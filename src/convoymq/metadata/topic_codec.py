@@ -64,10 +64,19 @@ def _unpack(packed: bytes, known: dict[str, type[C]]) -> C:
 # --- topics in snapshots ----------------------------------------------------------------------
 
 TopicRow: TypeAlias = tuple[
-    str, str, str, int, int, int, bytes, list[tuple[str, bytes]], list[tuple[int, int]]
+    str,
+    str,
+    str,
+    int,
+    int,
+    int,
+    bytes,
+    list[tuple[str, bytes]],
+    list[tuple[int, int]],
+    dict[str, bool | int | str],
 ]
-"""(virtual host, name, mode, hash, its seed, created, state, groups, places); state and groups as
-`pack_state` and `GroupState.snapshot` have them"""
+"""(virtual host, name, mode, hash, its seed, created, state, groups, places, settings); state and
+groups as `pack_state` and `GroupState.snapshot` have them"""
 
 
 def to_row(topic: TopicRecord) -> TopicRow:
@@ -82,12 +91,13 @@ def to_row(topic: TopicRecord) -> TopicRow:
         pack_state(topic.state),
         [(name, group.snapshot()) for name, group in sorted(topic.groups.items())],
         sorted(topic.places.items()),
+        dict(sorted(topic.settings.items())),
     )
 
 
 def from_row(row: TopicRow) -> TopicRecord:
     """Returns the topic of `to_row`. Raises StorageFault."""
-    vhost, name, mode, hash_id, hash_seed, created_ms, packed, groups, places = row
+    vhost, name, mode, hash_id, hash_seed, created_ms, packed, groups, places, settings = row
     return TopicRecord(
         vhost=vhost,
         name=name,
@@ -98,6 +108,7 @@ def from_row(row: TopicRow) -> TopicRecord:
         state=unpack_state(packed),
         groups={group: GroupState.restore(state) for group, state in groups},
         places=dict(places),
+        settings=dict(settings),
     )
 
 

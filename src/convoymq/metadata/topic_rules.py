@@ -33,7 +33,7 @@ from convoymq.metadata.topics import (
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.routing.types import ExchangeType
-from convoymq.topics.group import GroupState
+from convoymq.topics.group import GroupState, is_kept
 from convoymq.topics.lineage import Mode, PartitionState, Published
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import first_route
@@ -49,13 +49,13 @@ class Topics:
         self._timed_rules: dict[type[Command], Callable[..., object]] = {
             CreateTopic: self._create,
             CreatePartition: self._create_partition,
+            CreateGroup: self._create_group,
+            ChangeGroup: self._change_group,
         }
         self._rules: dict[type[Command], Callable[..., object]] = {
             DeleteTopic: self._delete,
             ChangeTopic: self._change,
-            CreateGroup: self._create_group,
             DeleteGroup: self._delete_group,
-            ChangeGroup: self._change_group,
         }
 
     def carry_out(self, command: Command, time_ms: int) -> object:
@@ -83,6 +83,7 @@ class Topics:
             hash_seed=command.hash_seed,
             created_ms=time_ms,
             state=state,
+            settings=dict(command.settings),
         )
         for span, partition in zip(route.spans, command.partitions, strict=True):
             self._declare(vhost, command.name, span.pid, partition, time_ms)
@@ -109,7 +110,7 @@ class Topics:
         before, had = state.change, _placed(state)
         if isinstance(topic_command, Begin) and _reuses_pid(state, topic_command):
             return Code.VERSION_CONFLICT.value
-        refused = state.apply(topic_command, [group.cv for group in record.groups.values()])
+        refused = state.apply(topic_command, record.held_versions, record.expired_versions)
         if refused is not None:
             return refused.value
         if isinstance(topic_command, Begin) and state.change is not before:
@@ -154,19 +155,24 @@ class Topics:
 
     # --- groups ----------------------------------------------------------------------------
 
-    def _create_group(self, command: CreateGroup) -> bool:
+    def _create_group(self, command: CreateGroup, time_ms: int) -> bool:
         """Creates a consumer group; False when there is one of that name. Raises Refused."""
         vhost, record = self._find(command.vhost, command.name)
         if command.group in record.groups:
             return False
-        state = record.state
-        if not state.oldest_version <= command.version <= state.route.version:
+        kept, latest = record.state.kept, record.state.route.version
+        if not kept.oldest <= command.version <= latest:
             raise PreconditionFailed(
                 f"a group of {topic_subject(vhost, command.name)} begins at version "
-                f"{state.oldest_version} to {state.route.version}, not {command.version}"
+                f"{kept.oldest} to {latest}, not {command.version}"
+            )
+        if not is_kept(kept, command.version, command.starts):
+            raise PreconditionFailed(
+                f"a group of {topic_subject(vhost, command.name)} cannot begin in a partition "
+                "that is deleted"
             )
         record.groups[command.group] = GroupState.first(
-            command.group, command.version, command.starts, Mode(command.mode)
+            command.group, command.version, command.starts, Mode(command.mode), time_ms
         )
         self._note(vhost, command.name)
         return True
@@ -179,7 +185,7 @@ class Topics:
         self._note(vhost, command.name)
         return True
 
-    def _change_group(self, command: ChangeGroup) -> bool:
+    def _change_group(self, command: ChangeGroup, time_ms: int) -> bool:
         """Applies a command of a group; False when it came too late. Raises NotFound."""
         vhost, record = self._find(command.vhost, command.name)
         group = record.groups.get(command.group)
@@ -187,7 +193,7 @@ class Topics:
             raise NotFound(f"no group '{command.group}' of {topic_subject(vhost, command.name)}")
         state = record.state
         changed = group.apply(
-            unpack_group_command(command.command), state.route.version, state.oldest_version
+            unpack_group_command(command.command), state.route.version, state.kept, time_ms
         )
         if changed:
             self._note(vhost, command.name)

@@ -13,6 +13,7 @@ from convoymq.metadata.commands import (
     TopicCommand,
 )
 from convoymq.metadata.topic_codec import unpack_group_command, unpack_topic_command
+from convoymq.metadata.topic_settings import check_settings
 from convoymq.metadata.topics import GROUP_SEPARATOR
 from convoymq.model.errors import NotServed, PreconditionFailed
 from convoymq.routing.types import RESERVED_PREFIX
@@ -55,6 +56,7 @@ def _check_topic(command: CreateTopic) -> None:
     if len(command.partitions) > PARTITIONS_MAX:
         raise PreconditionFailed(f"a topic begins with at most {PARTITIONS_MAX} partitions")
     check_hash(command.hash_id, command.hash_seed)
+    check_settings(command.settings)
     if command.mode not in SERVED_MODES:
         raise NotServed(f"topics of mode '{command.mode}' are not served, only: strict")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.metadata.records import TopicRecord, Vhost
+from convoymq.metadata.topic_settings import PARTITION_SETTINGS
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.model.tables import Table
+from convoymq.routing.policy_keys import Setting
 
 if TYPE_CHECKING:
     from convoymq.topics.routes import Span
@@ -23,8 +26,15 @@ def partition_queue_name(topic: str, pid: int) -> str:
     return f"{PARTITION_PREFIX}{topic}.{pid}"
 
 
-def partition_arguments(topic: str, span: Span, version: int) -> Table:
-    """Returns the arguments of the queue of a partition that a route version brings."""
+def partition_arguments(
+    topic: str, span: Span, version: int, settings: Mapping[str, Setting]
+) -> Table:
+    """Returns the arguments of the queue of a partition that a route version brings.
+
+    Args:
+        settings: of the topic.
+    """
+    own = {f"x-{name}": settings[name] for name in PARTITION_SETTINGS if name in settings}
     return Table.of(
         {
             "x-queue-type": PARTITION_TYPE,
@@ -33,6 +43,7 @@ def partition_arguments(topic: str, span: Span, version: int) -> Table:
             "x-partition-lo": span.lo,
             "x-partition-hi": span.hi,
             "x-partition-version": version,
+            **own,
         }
     )
 

@@ -36,7 +36,7 @@ def parse_faults(text: str | None, load: str = "") -> frozenset[str] | None:
     """Kinds of faults from a comma separated list. Raises SystemExit for unknown ones."""
     if text is None:
         return None
-    known = plan.KINDS if load == "topics" else ALL_KINDS
+    known = plan.ALL_KINDS if load == "topics" else ALL_KINDS
     chosen = frozenset(kind for kind in text.split(",") if kind and kind != "none")
     unknown = chosen - set(known)
     if unknown:

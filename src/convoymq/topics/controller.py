@@ -285,7 +285,8 @@ class Controller:
     def _reconcile(self, now_ms: int) -> None:
         state = self.state
         for pid, seal in sorted(state.sealed_early.items()):
-            change_id = f"reconcile-{pid}-{state.route.version}"
+            # One that was aborted is not begun again: the next one has another name.
+            change_id = f"reconcile-{pid}-{state.next_pid}"
             planned = plan_reconcile(state.route, pid, seal, state.next_pid, change_id)
             self._propose_at(Begin(planned), (Begin, change_id), now_ms)
             return

@@ -9,20 +9,26 @@ nothing.
 | Leave   | it owns nothing                                   | it is forgotten                  |
 | Grant   | nobody owns the partition, its epoch is expected  | lease epoch + 1, owner           |
 | Release | the owner's lease has this epoch                  | nobody owns it                   |
-| Advance | the version is the expected one, and is published | the version + 1                  |
-| Seek    | the group epoch is the expected one               | version, starts, group epoch + 1 |
+| Advance | the version is the expected one and is published, | the version + 1                  |
+|         | and the group has not expired                     |                                  |
+| Seek    | the group epoch is the expected one, and nothing  | version, starts, group epoch + 1 |
+|         | that it begins in is deleted                      |                                  |
+| Expire  | nobody was a member since the expected time       | it holds nothing back any more   |
 
 After a seek the owners of the former group epoch keep the partitions until they release them or
 expire; only then is anything granted again.
 
-Source: ordered topics, sections 1.5, 6 and 7; invariants I8 and I11.
+A group that has expired comes back with its next member as long as nothing was deleted that it has
+not read; otherwise its members are refused (DATA_EXPIRED) until an operator seeks or deletes it.
+
+Source: ordered topics, sections 1.5, 6, 7 and 12; invariants I8 and I11.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -88,7 +94,33 @@ class Seek:
     starts: Mapping[int, int]
 
 
-GroupCommand = Join | Leave | Grant | Release | Advance | Seek
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Nobody was a member for too long; `idle_since_ms` is what the proposer saw."""
+
+    idle_since_ms: int
+
+
+GroupCommand = Join | Leave | Grant | Release | Advance | Seek | Expire
+
+
+class Kept(NamedTuple):
+    """What of a topic is still there."""
+
+    oldest: int = 0
+    """The first version that a group may begin at."""
+    whole: int = 0
+    """The first version from which on nothing is deleted."""
+    deleted: Collection[int] = ()
+    """Partitions."""
+
+
+EVERYTHING = Kept()
+
+
+def is_kept(kept: Kept, version: int, starts: Collection[int]) -> bool:
+    """True when a group may begin at a version, with these partitions of it."""
+    return version >= kept.oldest and not any(pid in kept.deleted for pid in starts)
 
 
 @dataclass(slots=True)
@@ -106,32 +138,37 @@ class GroupState:
     members: set[str] = field(default_factory=set)
     owners: dict[int, Owner] = field(default_factory=dict)
     lease_epochs: dict[int, int] = field(default_factory=dict)
+    idle_since_ms: int = 0
+    """When the last member left, or the group was created; by the clock of the log."""
+    expired: bool = False
+    """It holds nothing back."""
 
     @classmethod
     def first(
-        cls, name: str, version: int, starts: Mapping[int, int], mode: Mode = Mode.LINEAR
+        cls,
+        name: str,
+        version: int,
+        starts: Mapping[int, int],
+        mode: Mode = Mode.LINEAR,
+        time_ms: int = 0,
     ) -> GroupState:
         """The state of a new group that begins at a position."""
-        return cls(name, version, dict(starts), mode, version)
+        return cls(name, version, dict(starts), mode, version, idle_since_ms=time_ms)
 
-    def apply(self, command: GroupCommand, latest: int, oldest: int = 0) -> bool:
+    def apply(
+        self, command: GroupCommand, latest: int, kept: Kept = EVERYTHING, time_ms: int = 0
+    ) -> bool:
         """Applies a committed command; False when it came too late and changed nothing.
 
         Args:
             latest: the newest published version.
-            oldest: the first version that can be read as a whole.
+            time_ms: of the command's entry in the log.
         """
         match command:
             case Join(member):
-                changed = member not in self.members
-                self.members.add(member)
-                return changed
+                return self._join(member, kept)
             case Leave(member):
-                owns = any(owner.member == member for owner in self.owners.values())
-                changed = member in self.members and not owns
-                if changed:
-                    self.members.remove(member)
-                return changed
+                return self._leave(member, time_ms)
             case Grant():
                 return self._grant(command)
             case Release(pid, epoch):
@@ -143,7 +180,35 @@ class GroupState:
             case Advance(group_epoch, expect, to):
                 return self._advance(group_epoch, expect, to, latest)
             case Seek():
-                return self._seek(command, oldest, latest)
+                return self._seek(command, latest, kept, time_ms)
+            case Expire(idle_since_ms):
+                return self._expire(idle_since_ms)
+
+    def has_lost_data(self, kept: Kept) -> bool:
+        """True when something was deleted that the group has not read: it had expired."""
+        return self.expired and self.cv < kept.whole
+
+    def _join(self, member: str, kept: Kept) -> bool:
+        if member in self.members or self.has_lost_data(kept):
+            return False
+        self.expired = False
+        self.members.add(member)
+        return True
+
+    def _leave(self, member: str, time_ms: int) -> bool:
+        owns = any(owner.member == member for owner in self.owners.values())
+        if member not in self.members or owns:
+            return False
+        self.members.remove(member)
+        if not self.members:
+            self.idle_since_ms = time_ms
+        return True
+
+    def _expire(self, idle_since_ms: int) -> bool:
+        if self.members or self.expired or idle_since_ms != self.idle_since_ms:
+            return False
+        self.expired = True
+        return True
 
     def _grant(self, command: Grant) -> bool:
         pid = command.pid
@@ -164,16 +229,19 @@ class GroupState:
         return any(owner.group_epoch != self.group_epoch for owner in self.owners.values())
 
     def _advance(self, group_epoch: int, expect: int, to: int, latest: int) -> bool:
-        late = group_epoch != self.group_epoch or self.cv != expect
+        # Of an expired group, sources may be drained because they are deleted.
+        late = group_epoch != self.group_epoch or self.cv != expect or self.expired
         if late or to != expect + 1 or to > latest:
             return False
         self.cv = to
         return True
 
-    def _seek(self, command: Seek, oldest: int, latest: int) -> bool:
-        known = oldest <= command.version <= latest
+    def _seek(self, command: Seek, latest: int, kept: Kept, time_ms: int) -> bool:
+        known = is_kept(kept, command.version, command.starts) and command.version <= latest
         if command.expect_group_epoch != self.group_epoch or not known:
             return False
+        self.expired = False
+        self.idle_since_ms = time_ms
         self.group_epoch += 1
         self.cv = self.start_version = command.version
         self.starts = dict(command.starts)
@@ -192,16 +260,19 @@ class GroupState:
                 sorted(self.members),
                 sorted((pid, *owner) for pid, owner in self.owners.items()),
                 sorted(self.lease_epochs.items()),
+                self.idle_since_ms,
+                self.expired,
             ]
         ).encode()
 
     @classmethod
     def restore(cls, snapshot: bytes) -> GroupState:
         """The state of a snapshot."""
-        name, cv, mode, start, epoch, starts, members, owners, leases = json.loads(snapshot)
+        name, cv, mode, start, epoch, starts, members, owners, leases, *idle = json.loads(snapshot)
         state = cls(name, cv, dict(starts), Mode[mode], start, epoch, set(members))
         state.owners = {pid: Owner(*owner) for pid, *owner in owners}
         state.lease_epochs = dict(leases)
+        state.idle_since_ms, state.expired = idle
         return state
 
     def state_hash(self) -> int:
@@ -209,7 +280,9 @@ class GroupState:
         return zlib.crc32(self.snapshot())
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when an owner is no member, or a lease is not the latest one."""
+        """Raises AssertionError when an owner is no member, a lease is not the latest one, or a
+        group with members has expired."""
+        assert not (self.expired and self.members)
         for pid, owner in self.owners.items():
             assert owner.member in self.members
             assert owner.epoch == self.lease_epochs[pid]

@@ -315,8 +315,11 @@ class Lineage:
             for each in kept
         )
 
-    def retire(self, group_versions: Collection[int]) -> tuple[int, ...]:
-        """Record that sealed partitions are behind every group, and return them.
+    def retire(
+        self, group_versions: Collection[int], lost: Collection[int] = ()
+    ) -> tuple[int, ...]:
+        """Record that sealed partitions are behind every group, and return them. One whose end is
+        not known yet is still asked for it, unless it is lost.
 
         Args:
             group_versions: of all groups that are registered and not expired.
@@ -325,31 +328,48 @@ class Lineage:
         found = [
             each
             for each in self._oldest_first()
-            if each.state is PartitionState.SEALED and (each.sealed_version or 0) <= reached
+            if each.state is PartitionState.SEALED
+            and (each.sealed_version or 0) <= reached
+            and (each.close_offset is not None or each.pid in lost)
         ]
         for each in found:
             each.state = PartitionState.RETIRED
         return tuple(each.pid for each in found)
 
-    def delete(self, has_expired: Callable[[int], bool]) -> tuple[int, ...]:
-        """Record that retired partitions are deleted, and return them, the oldest first.
+    def deletable(
+        self, has_expired: Callable[[int], bool], group_versions: Collection[int] = ()
+    ) -> tuple[int, ...]:
+        """Return the retired partitions that may be deleted, the oldest first.
 
         A child stays until its parents are gone, otherwise a start from the earliest message would
-        begin inside a hole. Of partitions that were merged, the younger ones wait for the older.
+        begin inside a hole. Of partitions that were merged, the younger ones wait for the older. A
+        group that began anew in a retired partition, or before it, holds it.
 
         Args:
             has_expired: whether the last message of a retired partition is older than is kept.
+            group_versions: of all groups that are registered and not expired.
         """
-        found = []
+        reached = min(group_versions, default=self.latest.version)
+        found: dict[int, None] = {}
         for each in self._oldest_first():
-            if each.state is not PartitionState.RETIRED or not has_expired(each.pid):
+            held = (each.sealed_version or 0) > reached
+            if each.state is not PartitionState.RETIRED or held or not has_expired(each.pid):
                 continue
             merged_with = {pid for child in each.children for pid in self.partitions[child].parents}
             first = [self.partitions[pid] for pid in (*each.parents, *merged_with)]
-            if all(_is_deleted(p) for p in first if _age_order(p) < _age_order(each)):
-                each.state = PartitionState.DELETED
-                found.append(each.pid)
+            older = [p for p in first if _age_order(p) < _age_order(each)]
+            if all(_is_deleted(p) or p.pid in found for p in older):
+                found[each.pid] = None
         return tuple(found)
+
+    def delete(
+        self, has_expired: Callable[[int], bool], group_versions: Collection[int] = ()
+    ) -> tuple[int, ...]:
+        """Record that what is `deletable` is deleted, and return it."""
+        found = self.deletable(has_expired, group_versions)
+        for pid in found:
+            self.partitions[pid].state = PartitionState.DELETED
+        return found
 
     def trim(self, needed: Collection[int]) -> int:
         """Forget versions that nobody needs, and return the oldest one that is still described.

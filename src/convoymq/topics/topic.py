@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from convoymq.topics import changes
 from convoymq.topics.changes import Change, Phase, Seal
+from convoymq.topics.group import Kept
 from convoymq.topics.lineage import Lineage, PartitionState
 from convoymq.topics.refusals import ChangePhase, Code, TopicRefused, UnknownPartition
 from convoymq.topics.routes import Route
@@ -113,7 +114,8 @@ class Retire:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Deletes retired partitions; `expired`: those whose time is over."""
+    """Deletes retired partitions that no group holds when this is applied; `expired`: those whose
+    time is over. Versions that nobody needs any more are forgotten."""
 
     expired: frozenset[int]
 
@@ -164,18 +166,28 @@ class TopicState:
         change = self.change
         return None if change is None or change.is_finished else change
 
-    def apply(self, command: TopicCommand, group_versions: Collection[int] = ()) -> Code | None:
+    def apply(
+        self,
+        command: TopicCommand,
+        group_versions: Collection[int] = (),
+        expired_versions: Collection[int] = (),
+    ) -> Code | None:
         """Applies a committed command; returns why it was refused, or None.
 
         Args:
             group_versions: of all groups that are registered and not expired, at this point of the
                 log: a seek may have come just before.
+            expired_versions: of those that have expired: their versions are not forgotten.
         """
         try:
-            if isinstance(command, Retire):
-                self.retire(group_versions)
-            else:
-                self._apply(command)
+            match command:
+                case Retire():
+                    self.retire(group_versions)
+                case Delete(expired):
+                    self._delete(expired, group_versions)
+                    self._trim((*group_versions, *expired_versions))
+                case _:
+                    self._apply(command)
         except TopicRefused as refused:
             return refused.code
         return None
@@ -206,10 +218,8 @@ class TopicState:
                 self.lineage.learn_close(pid, close_offset)
             case DeclareLost(pid):
                 self._declare_lost(pid)
-            case Delete(expired):
-                self.lineage.delete(lambda pid: pid in expired)
-            case Retire():
-                raise AssertionError("it is applied with the versions of groups")
+            case Retire() | Delete():
+                raise AssertionError("they are applied with the versions of groups")
 
     def _current(self, change_id: str, attempt: int = 0) -> Change:
         """The running change, if the command belongs to it. Raises ChangePhase."""
@@ -265,20 +275,26 @@ class TopicState:
 
     def retire(self, group_versions: Collection[int]) -> None:
         """Partitions that no group needs wait for their deletion."""
-        self.lineage.retire(group_versions)
+        self.lineage.retire(group_versions, self.lost)
+
+    def _delete(self, expired: Collection[int], group_versions: Collection[int]) -> None:
+        self.lineage.delete(expired.__contains__, group_versions)
+
+    def _trim(self, group_versions: Collection[int]) -> None:
+        """Forgets versions that nobody needs."""
+        change = self.running
+        running = () if change is None else (change.base_version,)
+        self.lineage.trim((*group_versions, *running))
 
     @property
-    def oldest_version(self) -> int:
-        """The first version that no retired or deleted partition is missing in."""
-        gone = (PartitionState.RETIRED, PartitionState.DELETED)
-        return max(
-            (
-                each.sealed_version or 0
-                for each in self.lineage.partitions.values()
-                if each.state in gone
-            ),
-            default=0,
-        )
+    def kept(self) -> Kept:
+        """What groups may still read."""
+        deleted = {
+            pid: each.sealed_version or 0
+            for pid, each in self.lineage.partitions.items()
+            if each.state is PartitionState.DELETED
+        }
+        return Kept(self.lineage.min_version, max(deleted.values(), default=0), deleted.keys())
 
     def _declare_lost(self, pid: int) -> None:
         if pid not in self.unknown_ends():

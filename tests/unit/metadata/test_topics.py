@@ -55,7 +55,7 @@ from tests.unit.metadata.test_machine import tree as tree
 
 
 def partition(name: str, span: Span, version: int = 0) -> NewPartition:
-    arguments = partition_arguments(name, span, version).encoded
+    arguments = partition_arguments(name, span, version, {}).encoded
     return NewPartition(members=(1, 2, 3), arguments=arguments)
 
 

@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 from convoymq.topics.group import (
     Advance,
+    Expire,
     Grant,
     GroupCommand,
     GroupState,
     Join,
+    Kept,
     Leave,
     Release,
     Seek,
@@ -70,7 +72,8 @@ def test_a_seek_names_the_group_epoch_and_a_version_that_can_be_read() -> None:
     state = group()
     assert not state.apply(Seek(2, 2, {}), 5)
     assert not state.apply(Seek(1, 6, {}), 5)
-    assert not state.apply(Seek(1, 2, {}), 5, oldest=3)
+    assert not state.apply(Seek(1, 2, {}), 5, Kept(oldest=3))
+    assert not state.apply(Seek(1, 2, {7: 1}), 5, Kept(deleted={7}))
     assert not state.apply(Advance(2, 3, 4), 5)
 
 
@@ -83,7 +86,37 @@ COMMANDS = st.one_of(
     st.builds(Release, st.integers(0, 2), st.integers(1, 3)),
     st.builds(Advance, st.integers(1, 2), st.integers(0, 4), st.integers(0, 5)),
     st.builds(Seek, st.integers(1, 2), st.integers(0, 5), st.just({})),
+    st.builds(Expire, st.integers(0, 2)),
 )
+
+
+def test_a_group_without_members_expires_and_its_next_member_brings_it_back() -> None:
+    state = GroupState.first("g", 3, {}, time_ms=5)
+    assert not state.apply(Expire(4), 5), "somebody was there meanwhile"
+    assert state.apply(Expire(5), 5)
+    assert not state.apply(Expire(5), 5)
+    assert state.apply(Join("a"), 5, Kept(whole=3), 8)
+    assert not state.expired
+    assert not state.apply(Expire(5), 5), "it has a member"
+    assert state.apply(Leave("a"), 5, time_ms=9)
+    assert state.idle_since_ms == 9
+    assert not state.apply(Expire(5), 5)
+    assert state.apply(Expire(9), 5)
+
+
+def test_a_group_that_lost_data_waits_for_an_operator() -> None:
+    state = GroupState.first("g", 3, {}, time_ms=5)
+    kept = Kept(oldest=4, whole=4, deleted={0})
+    assert not state.has_lost_data(kept), "what it holds is not deleted"
+    assert state.apply(Expire(5), 5)
+    assert state.has_lost_data(kept)
+    assert not state.apply(Join("a"), 5, kept, 8)
+    assert not state.apply(Advance(1, 3, 4), 5, kept, 8), "what is deleted is not drained"
+    assert not state.apply(Seek(1, 3, {}), 5, kept, 8)
+    assert not state.apply(Seek(1, 4, {0: 1}), 5, kept, 8)
+    assert state.apply(Seek(1, 4, {2: 1}), 5, kept, 8)
+    assert (state.expired, state.idle_since_ms) == (False, 8)
+    assert state.apply(Join("a"), 5, kept, 9)
 
 
 @settings(max_examples=100, deadline=None)

@@ -89,6 +89,34 @@ def test_versions_are_forgotten_when_nobody_needs_them(
     lineage.check_invariants(known)
 
 
+@given(histories(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_group_that_went_back_holds_what_is_retired(
+    history: History, data: st.DataObject
+) -> None:
+    known = history.lineage
+    known.retire([])
+    version = data.draw(st.integers(0, history.route.version))
+    deleted = set(known.delete(lambda pid: True, [version]))
+    for pid in deleted:
+        assert (known.partition(pid).sealed_version or 0) <= version
+    held = {pid for owner in history.naive.owners[version:] for pid in owner}
+    assert not deleted & held
+    assert not known.deletable(lambda pid: True, [version])
+    everything = known.deletable(lambda pid: True)
+    assert deleted | set(everything) == {
+        p for p, each in known.partitions.items() if each.is_closed
+    }
+
+
+def test_a_partition_whose_end_is_not_known_is_still_asked_for_it() -> None:
+    history = History.begin(8, 1)
+    history.move(0)
+    history.lineage.partition(0).close_offset = None
+    assert history.lineage.retire([]) == ()
+    assert history.lineage.retire([], lost={0}) == (0,)
+
+
 def test_of_merged_partitions_the_younger_waits_for_the_older() -> None:
     history = History.begin(8, 2)
     (younger,) = history.move(1)

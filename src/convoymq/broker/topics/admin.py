@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from convoymq.broker.nodes import ClusterNodes
@@ -45,9 +46,10 @@ from convoymq.metadata.machine import MetadataMachine, TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topics import partition_arguments, topic_missing
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
+from convoymq.routing.policy_keys import Setting
 from convoymq.topics.changes import Change, Phase, Seal, plan_merge, plan_move, plan_split
 from convoymq.topics.commands import DropGroup, ExpireProducers
-from convoymq.topics.group import GroupState, Seek
+from convoymq.topics.group import GroupState, Seek, is_kept
 from convoymq.topics.hashing import MURMUR3_X86_32
 from convoymq.topics.refusals import (
     ChangePhase,
@@ -118,11 +120,16 @@ class TopicAdmin:
         partitions: int,
         logical: int = LOGICAL_DEFAULT,
         mode: str = "strict",
+        settings: Mapping[str, Setting] = MappingProxyType({}),
     ) -> TopicRow:
         """Creates a topic and its exchange, and waits until its partitions serve.
 
+        Args:
+            settings: as `metadata.topic_settings` has them.
+
         Raises:
-            PreconditionFailed: the name is taken or not possible.
+            PreconditionFailed: the name is taken or not possible; a limit is reached; a setting is
+                none.
             BadTopic: the numbers make no topic.
             NotServed: a node of the cluster has a release without topics; a mode that is not
                 served.
@@ -136,10 +143,11 @@ class TopicAdmin:
             logical=logical,
             mode=mode,
             hash_id=MURMUR3_X86_32,
+            settings=dict(settings),
             partitions=tuple(
                 NewPartition(
                     members=members,
-                    arguments=partition_arguments(name, span, 0).encoded,
+                    arguments=partition_arguments(name, span, 0, settings).encoded,
                 )
                 for span, members in zip(route.spans, placed, strict=True)
             ),
@@ -460,12 +468,20 @@ class TopicAdmin:
             PreconditionFailed: a name that is not possible.
             BadPosition, UnknownPartition, DataExpired: a position that is not possible.
         """
-        record = self._record(vhost, name)
-        if group in record.groups:
-            return False
-        version, starts = await cut_of(record, position, self._partitions)
-        command = CreateGroup(vhost=vhost, name=name, group=group, version=version, starts=starts)
-        return bool(await self._metadata.execute(command, self._timeout_s))
+        while True:
+            record = self._record(vhost, name)
+            if group in record.groups:
+                return False
+            version, starts = await cut_of(record, position, self._partitions)
+            command = CreateGroup(
+                vhost=vhost, name=name, group=group, version=version, starts=starts
+            )
+            try:
+                return bool(await self._metadata.execute(command, self._timeout_s))
+            except PreconditionFailed:
+                if is_kept(self._record(vhost, name).state.kept, version, starts):
+                    raise
+                # Retention has deleted what it would have begun in: the position is another one.
 
     async def delete_group(self, vhost: str, name: str, group: str) -> None:
         """Deletes a consumer group, with what it has parked.

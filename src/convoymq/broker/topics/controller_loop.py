@@ -247,7 +247,7 @@ class ControllerLoop:
             return
         self._under_way.add(proposal)
         span = Span(create.lo, create.hi, create.pid)
-        arguments = partition_arguments(key.name, span, create.version)
+        arguments = partition_arguments(key.name, span, create.version, record.settings)
         members = self._place(record.places.get(create.pid, 0))
 
         def done(reply: object, error: BrokerError | None) -> None:

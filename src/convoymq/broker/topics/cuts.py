@@ -60,14 +60,16 @@ async def cut_of(record: TopicRecord, position: Position, ask: Questions) -> Cut
         version = record.state.route.version
         return Cut(version, dict.fromkeys(record.state.route.pids, LATEST))
     if position == "earliest":
-        version = _first_version(record)
-        return Cut(version, dict.fromkeys(record.state.lineage.route(version).pids, EARLIEST))
+        version = record.state.lineage.first_version()
+        return Cut(version, dict.fromkeys(_kept_pids(record, version), EARLIEST))
     raise BadPosition(f"a position is earliest, latest, a time or a vector, not '{position}'")
 
 
-def _first_version(record: TopicRecord) -> int:
-    state = record.state
-    return max(state.lineage.first_version(), state.oldest_version)
+def _kept_pids(record: TopicRecord, version: int) -> list[int]:
+    """Returns the partitions of a version that a group can begin in: deleted ones are drained."""
+    lineage = record.state.lineage
+    deleted = PartitionState.DELETED
+    return [pid for pid in lineage.route(version).pids if lineage.partition(pid).state != deleted]
 
 
 async def _cut_of_time(record: TopicRecord, time_ms: int, ask: Questions) -> Cut:
@@ -77,8 +79,8 @@ async def _cut_of_time(record: TopicRecord, time_ms: int, ask: Questions) -> Cut
         for version, published in lineage.published.items()
         if published.published_at <= time_ms - SKEW_MS
     ]
-    version = max((*before, _first_version(record)))
-    pids = lineage.route(version).pids
+    version = max((*before, lineage.first_version()))
+    pids = [pid for pid in _kept_pids(record, version) if pid not in record.state.lost]
     offsets = await asyncio.gather(*(ask.offset_at(record, pid, time_ms) for pid in pids))
     starts = {
         pid: LATEST if offset is None else offset for pid, offset in zip(pids, offsets, strict=True)
@@ -111,7 +113,7 @@ async def _cut_of_vector(record: TopicRecord, vector: Mapping[int, int], ask: Qu
             f"{position.version} are not finished: a group keeps offsets of one version"
         )
     starts = {}
-    for pid in pids:
+    for pid in _kept_pids(record, position.version):
         partition = lineage.partition(pid)
         if position.is_finished(partition):
             # Its end is known, or it would not be finished.

@@ -204,6 +204,13 @@ class Seek(NamedTuple):
     mode: str
 
 
+class Deleted(NamedTuple):
+    """Retention deleted a partition."""
+
+    t: int
+    pid: int
+
+
 class Fault(NamedTuple):
     """The simulator did something; no trace of a real system has it."""
 
@@ -231,6 +238,7 @@ Event = (
     | Effect
     | Loss
     | Seek
+    | Deleted
     | Fault
 )
 

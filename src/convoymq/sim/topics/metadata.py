@@ -296,9 +296,9 @@ class SimMetadata:
     def add_group(self, name: str, mode: Mode) -> None:
         """A group that reads everything from the beginning."""
         version = self.topic.route.version
-        state = GroupState.first(name, version, {}, mode)
-        self.groups[name] = CoordinatorSeat(self.world, self, state)
         now = self.world.engine.now
+        state = GroupState.first(name, version, {}, mode, now)
+        self.groups[name] = CoordinatorSeat(self.world, self, state)
         self.world.trace.append(events.Seek(now, name, 1, version, mode.value))
 
     def tick(self) -> None:
@@ -320,7 +320,10 @@ class SimMetadata:
     def apply_topic(self, command: TopicCommand) -> None:
         """A command of the topic is committed."""
         running = self.topic.running
-        refused = self.topic.apply(command, [seat.state.cv for seat in self.groups.values()])
+        states = [seat.state for seat in self.groups.values()]
+        held = [state.cv for state in states if not state.expired]
+        expired = [state.cv for state in states if state.expired]
+        refused = self.topic.apply(command, held, expired)
         if refused is None:
             self._trace_topic(command, running)
             self._note_blocked()
@@ -354,14 +357,16 @@ class SimMetadata:
                 trace(events.Loss(now, name, gen, command.pid, 0, -1, "declared"))
         elif isinstance(command, Delete):
             for pid, partition in topic.lineage.partitions.items():
-                if partition.state is PartitionState.DELETED:
+                if partition.state is PartitionState.DELETED and pid not in self._deleted:
+                    self._deleted.add(pid)
+                    trace(events.Deleted(now, pid))
                     self.world.partitions.pop(pid, None)
 
     def apply_group(self, seat: CoordinatorSeat, command: GroupCommand) -> None:
         """A command of a group is committed."""
         state, now, trace = seat.state, self.world.engine.now, self.world.trace.append
         owner = state.owners.get(command.pid) if isinstance(command, Release) else None
-        if not state.apply(command, self.topic.route.version, self.topic.oldest_version):
+        if not state.apply(command, self.topic.route.version, self.topic.kept, now):
             return
         match command:
             case Advance(group_epoch, expect, to):

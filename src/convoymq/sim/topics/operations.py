@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from convoymq.sim.topics.clients import SimConsumer
-from convoymq.sim.topics.metadata import TTL_MS
+from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS, CoordinatorSeat
 from convoymq.sim.topics.partitions import SimPartition
 from convoymq.topics.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
 from convoymq.topics.commands import EARLIEST, LATEST, AcceptLoss, ResumeParked, SkipParked, Trim
-from convoymq.topics.group import Seek
+from convoymq.topics.group import Expire, Seek
 from convoymq.topics.lineage import PartitionState
 from convoymq.topics.topic import Abort, Begin, DeclareLost, Delete, Retire
 
@@ -60,6 +60,7 @@ class Operations:
             "trim": (150, 400, self._trim),
             "restart": (150, 500, self._restart_producer),
             "lanes": (50, 200, self._change_lanes),
+            "expire": (200, 500, self._abandon_group),
         }
         for kind, (low, high, call) in faults.items():
             if plan.has(kind):
@@ -283,15 +284,39 @@ class Operations:
         world = self.world
         if not world.chaos:
             return
-        topic = world.metadata.topic
-        lineage = topic.lineage
+        lineage = world.metadata.topic.lineage
         seat = self.engine.random.choice(list(world.metadata.groups.values()))
-        oldest, latest = topic.oldest_version, lineage.latest.version
-        version = self.engine.draw(oldest, latest)
+        latest = lineage.latest.version
+        version = self.engine.draw(lineage.first_version(), latest)
         start = LATEST if version == latest and self.engine.chance(0.3) else EARLIEST
-        starts = dict.fromkeys(lineage.route(version).pids, start)
         world.fault("seek", f"{seat.state.name} to {version}")
-        seat.log.propose(Seek(seat.state.group_epoch, version, starts))
+        self._seek_to(seat, version, start)
+
+    def _seek_to(self, seat: CoordinatorSeat, version: int, start: int) -> None:
+        topic = self.world.metadata.topic
+        gone = topic.kept.deleted
+        pids = [pid for pid in topic.lineage.route(version).pids if pid not in gone]
+        seat.log.propose(Seek(seat.state.group_epoch, version, dict.fromkeys(pids, start)))
+
+    def _abandon_group(self) -> None:
+        """All members of a group are gone, for long."""
+        if not self.world.chaos:
+            return
+        group = self.engine.random.choice(list(self.world.metadata.groups))
+        self.world.fault("expire", group)
+        for consumer in self._alive():
+            if consumer.group == group:
+                consumer.crash()
+        self.engine.after(TTL_MS + 2 * MARGIN_MS, self._expire_group, group)
+
+    def _expire_group(self, group: str) -> None:
+        seat = self.world.metadata.groups[group]
+        if seat.state.members:
+            if self.world.chaos:
+                self.engine.after(MARGIN_MS, self._expire_group, group)
+            return
+        seat.log.propose(Expire(seat.state.idle_since_ms))
+        self.engine.after(self.engine.draw(5, 200), self.join, group)
 
     # Operators
 
@@ -304,7 +329,10 @@ class Operations:
         topic, controller = world.metadata.topic, world.metadata.controller
         if controller.acting is None:
             return
-        if world.plan.has("trim") or world.plan.has("empty"):
+        for seat in world.metadata.groups.values():
+            if seat.state.has_lost_data(topic.kept):
+                self._seek_to(seat, topic.lineage.first_version(), EARLIEST)
+        if world.plan.kinds & {"trim", "empty", "expire"}:
             if self.engine.chance(0.3):
                 controller.log.propose(Retire())
             retired = [

@@ -31,10 +31,15 @@ KINDS = (
     "restart",
     "lanes",
 )
+LATER_KINDS = ("expire",)
+"""Drawn by themselves: the plans of seeds stay as they were."""
 """Of faults and operations. `outage`: a partition's server dies for long, `cutoff`: it does not
 hear the controller, `silent`: it does not answer while it is to be sealed, `empty`: a partition is
-sealed again at once, `restart`: a producer begins a new session."""
+sealed again at once, `restart`: a producer begins a new session, `expire`: a group is without
+members for too long."""
 CHANGES = frozenset(("split", "merge", "move"))
+ALL_KINDS = (*KINDS, *LATER_KINDS)
+LATER_SEED = 0x5EED
 PER_SEED = 0.5
 """Probability of a kind in a seed."""
 
@@ -69,6 +74,8 @@ def draw_plan(seed: int, kinds: Collection[str] | None = None) -> Plan:
     drawn = {kind for kind in KINDS if random.random() < PER_SEED}
     if not drawn & CHANGES:
         drawn |= {"split", "move"}
+    later = Random(seed ^ LATER_SEED)
+    drawn |= {kind for kind in LATER_KINDS if later.random() < PER_SEED}
     chosen = frozenset(drawn if kinds is None else kinds)
     logical = random.choice((4, 8, 8, 16))
     return Plan(

@@ -39,6 +39,10 @@ class Referee:
         self.routes: list[tuple[tuple[int, int, int], ...]] = []
         self.external: set[int] = set()
         self.lost: set[int] = set()
+        self.deleted: set[int] = set()
+        self.parents: dict[int, tuple[int, ...]] = {}
+        self.gone_before: dict[Reader, frozenset[int]] = {}
+        """Partitions that were deleted before a group began."""
         self.gens: dict[str, int] = {}
         self.begins: dict[Reader, tuple[int, str]] = {}
         self.cv: dict[str, int] = {}
@@ -176,6 +180,7 @@ class Referee:
             self._check_change(event, spans)
         for pid in event.targets:
             self.spans[pid], self.created[pid] = spans[pid], event.v
+            self.parents[pid] = event.sources
         for pid in event.sources:
             self.ended[pid] = event.v
         self.external |= set(event.external)
@@ -203,12 +208,22 @@ class Referee:
         if event.v >= len(self.routes):
             self.say("A4", f"{event.pid} opens before version {event.v} is published")
 
+    def on_deleted(self, event: events.Deleted) -> None:
+        """Retention goes along the lineage; that no group loses by it shows in A11."""
+        if event.pid not in self.ended:
+            self.say("A5", f"{event}: it is in the newest version")
+        kept = [pid for pid in self.parents.get(event.pid, ()) if pid not in self.deleted]
+        if kept:
+            self.say("A5", f"{event}: its parents {kept} are kept")
+        self.deleted.add(event.pid)
+
     # Groups: A6 to A13
 
     def on_seek(self, event: events.Seek) -> None:
         """A group begins somewhere; what came before says nothing any more."""
         self.gens[event.group] = event.gen
         self.begins[event.group, event.gen] = (event.v, event.mode)
+        self.gone_before[event.group, event.gen] = frozenset(self.deleted)
         self.cv[event.group] = event.v
 
     def on_advance(self, event: events.Advance) -> None:
@@ -313,6 +328,8 @@ class Referee:
         """Returns whether a group has to read a message."""
         ended = self.ended.get(stored.pid)
         if (ended is not None and ended <= begin) or stored.pid in self.lost:
+            return False
+        if stored.pid in self.gone_before[reader]:
             return False
         return not any(
             loss.pid == stored.pid and loss.first <= stored.offset < loss.end
@@ -441,6 +458,7 @@ _METHODS: dict[type, str] = {
     events.Sealed: "on_sealed",
     events.Published: "on_published",
     events.Opened: "on_opened",
+    events.Deleted: "on_deleted",
     events.Seek: "on_seek",
     events.Advance: "on_advance",
     events.Grant: "on_grant",

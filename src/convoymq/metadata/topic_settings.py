@@ -1,0 +1,51 @@
+"""Settings of ordered topics: how long messages are kept, and groups without members.
+
+They are named as the keys of policies are. Those of partitions become arguments of their queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from convoymq.model.durations import duration_ms
+from convoymq.model.errors import PreconditionFailed
+from convoymq.routing.policy_keys import KEYS, Setting, term
+
+MAX_AGE = "max-age"
+MAX_LENGTH_BYTES = "max-length-bytes"
+SEGMENT_BYTES = "stream-max-segment-size-bytes"
+GROUP_TTL = "group-ttl"
+PARTITION_SETTINGS = (MAX_AGE, MAX_LENGTH_BYTES, SEGMENT_BYTES)
+"""Settings of a topic that each of its partitions has as an argument."""
+TOPIC_SETTINGS = (*PARTITION_SETTINGS, GROUP_TTL)
+Settings = Mapping[str, Setting]
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuses settings that no topic has, and values that they cannot have. Raises
+    PreconditionFailed."""
+    for name, value in settings.items():
+        if name not in TOPIC_SETTINGS:
+            raise PreconditionFailed(
+                f"{term(name)} is not a setting of topics; there are: {', '.join(TOPIC_SETTINGS)}"
+            )
+        if not _is_valid(name, value):
+            raise PreconditionFailed(f"{term(value)} is not a valid {name} of a topic")
+
+
+def _is_valid(name: str, value: Setting) -> bool:
+    if name == GROUP_TTL:
+        return isinstance(value, str) and duration_ms(value) is not None
+    return KEYS[name].check(value)
+
+
+def duration_of(settings: Settings, name: str) -> int | None:
+    """Returns a duration in ms; None where there is none."""
+    value = settings.get(name)
+    return duration_ms(value) if isinstance(value, str) else None
+
+
+def length_of(settings: Settings) -> int | None:
+    """Returns the bytes that a range of keys may keep; None: any number."""
+    value = settings.get(MAX_LENGTH_BYTES)
+    return value if isinstance(value, int) else None
