@@ -19,7 +19,13 @@ from convoymq.kernels.order_headers import Place
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord, Vhost
 from convoymq.metadata.topics import topic_of_group
 from convoymq.model.errors import BrokerError, PreconditionFailed
-from convoymq.model.refusals import invalid_argument, missing, queue_subject, unserved_by_group
+from convoymq.model.refusals import (
+    group_data_expired,
+    invalid_argument,
+    missing,
+    queue_subject,
+    unserved_by_group,
+)
 from convoymq.queues.interface import (
     ClientEvents,
     ConsumerSpec,
@@ -269,8 +275,11 @@ class GroupHandle(Queue):
 
     async def create(self, position: Position) -> None:
         """Creates the group, unless it exists. Raises BrokerError."""
-        if not self.exists:
+        state = self.record.groups.get(self.group_name.group)
+        if state is None:
             await self._create(*self.group_name, position)
+        elif state.has_lost_data(self.record.state.kept):
+            raise group_data_expired(queue_subject(self.vhost, self.name))
 
     async def ready(self, timeout: float) -> None:
         """See `Queue`: members wait by themselves."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import structlog
+
 from convoymq.broker.topics.group_messages import (
     DRAINED,
     GroupName,
@@ -46,6 +48,8 @@ from convoymq.topics.member import (
 from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
 from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
+
+log = structlog.get_logger()
 
 FETCH_BYTES = 1 << 20
 FETCH_WAIT_MS = 5_000
@@ -149,6 +153,8 @@ class Member:
         self._parked: dict[int, tuple[int, int, bytes]] = {}
         """Message id -> (partition, epoch, key) of heads of parked keys."""
         self._closes: dict[tuple[int, int], int] = {}
+        self._expired: set[tuple[int, int]] = set()
+        """Leases of partitions of which retention has cut what the group has not read."""
         self._settled: list[Callable[[bool], None]] = []
         self._running = False
         self._timer: Timer | None = None
@@ -399,10 +405,21 @@ class Member:
         else:
             if found.close_offset >= 0:
                 self._closes[fetch.pid, fetch.epoch] = found.close_offset
+            if found.code is Code.DATA_EXPIRED:
+                self._note_expired(fetch.pid, fetch.epoch)
             batches = [RunBatch(run) for run in found.runs]
             answer = Fetched(found.code, batches, found.next_offset, found.view)
         self.core.on_fetched(fetch, answer, self._now())
         self.run()
+
+    def _note_expired(self, pid: int, epoch: int) -> None:
+        """Says once in a lease that the group has to wait for an operator."""
+        if (pid, epoch) not in self._expired:
+            self._expired.add((pid, epoch))
+            log.warning(
+                "topics.data_expired",
+                vhost=self.name.vhost, topic=self.name.topic, group=self.name.group, partition=pid,
+            )  # fmt: skip
 
     def _send(self, request: Send) -> None:
         queue = self._parts.partitions.find(self.name.vhost, self.name.topic, request.pid)
@@ -441,6 +458,7 @@ class Member:
         for lease in over:
             self._leases.pop(self._slots.pop(lease), None)
             self._closes.pop(lease, None)
+            self._expired.discard(lease)
 
     async def _ask(self, message: list[object]) -> object:
         leader = self._parts.store.leader
