@@ -13,7 +13,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -539,6 +538,7 @@ class Node:
     async def _form(self) -> None:
         """Opens the metadata group: recovered, newly formed with the peers, or joined."""
         self.machine = MetadataMachine()
+        self._traces = self._make_traces()
         self._sink = MetadataSink()
         await self.entry.enter()
         self._new_session = SessionNumbers(self.id, self.data.incarnation, self._live_sessions)
@@ -697,24 +697,14 @@ class Node:
             wake=self.wake,
             settings=settings,
             stored_groups=lambda: list(self.storage.logs),
-            traces=self._make_traces(),
+            traces=self._traces,
         )
 
     def _make_traces(self) -> Traces:
-        from convoymq.trace.recorder import Traces, TraceSettings
+        from convoymq.broker.traces import make_traces
 
-        trace = self.config.trace
-        return Traces(
-            Path(trace.directory).expanduser() if trace.directory else self.data.path / "trace",
-            self.id,
-            self.data.incarnation,
-            TraceSettings(
-                vhosts=trace.vhosts,
-                segment_max_bytes=trace.segment_max_bytes,
-                segment_max_age_ms=trace.segment_max_age_ms,
-                retention_bytes=trace.retention_bytes,
-                backlog_max_bytes=trace.backlog_max_bytes,
-            ),
+        return make_traces(
+            self.config, self.data.path, self.id, self.data.incarnation, self.machine
         )
 
     def _open_edges(self) -> None:

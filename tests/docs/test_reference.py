@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
 EVENT = re.compile(
     r"(amqp|alarm|broker|classic|clock|cluster|fetch|link|management|metadata|node|queue|quorum|raft"
-    r"|log|operator|recovery|storage|trace)\.[a-z_]+"
+    r"|log|operator|recovery|storage|topic|trace)\.[a-z_]+"
 )
 #: Callables that take an event's name first, or as the second part of an effect.
 SAYS = frozenset(

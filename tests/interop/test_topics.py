@@ -247,6 +247,7 @@ def test_a_drained_node_leads_no_open_partition(cluster: LocalCluster, opened: O
     assert not [row for row in rows if row["error"]]
     status, rows = call(cluster, "GET", path("drained", "route"))
     assert name not in {row["node"] for row in rows}
+    assert call(cluster, "DELETE", f"convoy/topics/drains/{name}")[0] == 204
     publish(opened(), "drained", range(60, 120))
     assert not order_of(take(opened(2), "drained/g", 120)).violations
 

@@ -15,11 +15,17 @@ import pyarrow as pa
 
 from convoymq.client import errors
 from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
+from convoymq.client.topics import TopicRoute, route_of
+from convoymq.fetch.topic_routes import lineage_rows
 from convoymq.kernels import columns as bits
 from convoymq.kernels.column_frame import ColumnFrame, build_frame
 from convoymq.queues.reservations import REASONS, Refusal, Reservation, Reservations
 from convoymq.queues.sessions import Written
 from convoymq.spark.frames import binary_buffers, header_buffers
+from convoymq.topics.changes import Kind
+from convoymq.topics.hashing import logical_partition
+from convoymq.topics.lineage import PartitionState
+from tests.unit.topics.histories import History
 
 T0_MS = 1_700_000_000_000
 
@@ -170,12 +176,72 @@ class FakeQueue:
         self.ready = returned + self.ready
 
 
+class FakeTopic:
+    """An ordered topic: a history, and a stream for each partition."""
+
+    def __init__(self, broker: FakeBroker, name: str, logical: int, partitions: int) -> None:
+        self.broker = broker
+        self.name = name
+        self.logical = logical
+        self.created_ms = T0_MS + broker.groups
+        self.history = History.begin(logical, partitions)
+        self.lost: set[int] = set()
+        self._make()
+
+    def stream(self, pid: int) -> FakeStream:
+        return self.broker.streams[f"amq.partition.{self.name}.{pid}"]
+
+    def publish(self, *pairs: tuple[str, bytes], **fields: Any) -> None:
+        """Stores (key, value) in the partition of each key."""
+        for key, value in pairs:
+            lp = logical_partition(key.encode(), self.logical)
+            fields = {"exchange": self.name, "routing_key": key, **fields}
+            self.stream(self.history.route.pid_of(lp)).add(value, **fields)
+
+    def split(self, pid: int, *cuts: int) -> None:
+        self.history.split(pid, *cuts, messages=self.stream(pid).end)
+        self._make()
+
+    def merge(self, *pids: int) -> None:
+        change = self.history.plan(Kind.MERGE, pids)
+        self.history.run(change, [self.stream(pid).end for pid in pids])
+        self._make()
+
+    def delete(self, pid: int) -> None:
+        """Retention deletes a closed partition."""
+        self.history.lineage.partition(pid).state = PartitionState.DELETED
+        del self.broker.streams[f"amq.partition.{self.name}.{pid}"]
+
+    def _make(self) -> None:
+        for pid in self.history.open_pids:
+            name = f"amq.partition.{self.name}.{pid}"
+            if name not in self.broker.streams:
+                self.broker.stream(name)
+
+    def route(self) -> TopicRoute:
+        route = self.history.route
+        answer = {
+            "vhost": "/",
+            "topic": self.name,
+            "version": route.version,
+            "logical": self.logical,
+            "hash_id": 1,
+            "hash_seed": 0,
+            "mode": "strict",
+            "created_ms": self.created_ms,
+            "ranges": [[span.lo, span.hi, span.pid] for span in route.spans],
+            "partitions": lineage_rows(self.history.lineage, self.lost),
+        }
+        return route_of(answer)
+
+
 class FakeBroker:
     """Streams and queues by name, and how many calls there were."""
 
     def __init__(self) -> None:
         self.streams: dict[str, FakeStream] = {}
         self.queues: dict[str, FakeQueue] = {}
+        self.topics: dict[str, FakeTopic] = {}
         self.groups = 0
         self.calls: list[str] = []
         self.down = False
@@ -190,6 +256,13 @@ class FakeBroker:
         self.streams[name] = FakeStream(self.groups)
         self.streams[name].add(*values)
         return self.streams[name]
+
+    def topic(self, name: str, *, logical: int = 16, partitions: int = 1) -> FakeTopic:
+        """Creates a topic (again: another one of that name)."""
+        for stream in [each for each in self.streams if each.startswith(f"amq.partition.{name}.")]:
+            del self.streams[stream]
+        self.topics[name] = FakeTopic(self, name, logical, partitions)
+        return self.topics[name]
 
     def queue(self, name: str, *values: bytes) -> FakeQueue:
         """Declares a queue."""
@@ -228,7 +301,7 @@ class FakeClient:
             found.append(
                 QueueInfo(
                     name=name,
-                    type="stream",
+                    type="partition" if name.startswith("amq.partition.") else "stream",
                     group=stream.group,
                     leader="a",
                     members=("a",),
@@ -261,6 +334,16 @@ class FakeClient:
             and (wanted is None or info.name in wanted)
             and (pattern is None or re.fullmatch(pattern, info.name))
         ]
+
+    def topic_route(
+        self, topic: str, *, newer_than: int = -1, wait_ms: int = 0, lineage: bool = True
+    ) -> TopicRoute:
+        self._called("topic_route")
+        if topic in self.broker.refuse_reads:
+            raise errors.AccessRefused(f"read access to {topic} refused")
+        if topic not in self.broker.topics:
+            raise errors.NotFound(f"no topic '{topic}' in vhost '/'")
+        return self.broker.topics[topic].route()
 
     def offsets(
         self, queries: Iterable[tuple[str, str, int | None]]

@@ -36,6 +36,7 @@ class Applier:
         events: Events | None = None,
         bad_path: str | None = None,
         checkpoint: Path | None = None,
+        followed: pipeline.FollowedTopic | None = None,
     ) -> None:
         targets = [pipeline._Target(spark, spec) for spec in specs]
         pipeline._check(targets, events or Events())
@@ -51,6 +52,7 @@ class Applier:
             bad_path,
             self._probe,
             checkpoint=checkpoint,
+            followed=followed,
         )
 
     def _probe(self, point: str, table: str, batch_id: int) -> None:

@@ -50,7 +50,7 @@ def test_the_page_of_options_is_the_generated_one() -> None:
         ("kafka.bootstrap.servers", "here it is servers"),
         ("failondataloose", "failOnDataLoss"),
         ("convoymq.timout", "convoymq.timeout"),
-        ("zzzz", "there are assign"),
+        ("zzzz", "there are afterClose, assign"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_near_ones(name: str, hint: str) -> None:
@@ -88,7 +88,10 @@ def test_what_spark_adds_itself_is_let_through() -> None:
         ({"convoymq.tls.ca": "/x"}, "needs convoymq.tls"),
         ({"transactional": "true"}, "not offered"),
         ({"endingOffsets": "latest"}, "a batch read"),
-        ({"topic": "s"}, "write"),
+        ({"topic": "s"}, "not subscribe and topic"),
+        ({"startingOffsets": '{"s":{}}'}, "must name partitions"),
+        ({"startingOffsets": '{"s":{"01":5}}'}, "must name partitions"),
+        ({"afterClose": "same-batch"}, "no meaning with subscribe"),
     ],
 )
 def test_wrong_values_are_refused_with_what_is_wanted(given: dict[str, str], text: str) -> None:

@@ -35,6 +35,7 @@ from convoymq.queues.driver import (
 from convoymq.queues.group_queue import FlowLimits, GroupQueue
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.partition.driver import TOPIC_ARGUMENT
 from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
 from convoymq.queues.session_audit import Ask as AskSessions
 from convoymq.routing.policies import effective_settings
@@ -97,7 +98,7 @@ class LocalQueues:
     """Local handles of queues that are groups, with and without a replica here."""
     member_of: set[int] = field(default_factory=set)
     _served: dict[int, GroupQueue] = field(default_factory=dict)
-    """Those of them that have, or had until a moment ago, clients here."""
+    """The handles that have, or had until a moment ago, clients here."""
     _touched: set[int] | None = None
     """None = everything has to be looked at."""
     _line: deque[int] = field(default_factory=deque)
@@ -378,13 +379,19 @@ class LocalQueues:
         requested = self._arguments(record).get(TRACE_ARGUMENT)
         if not self.traces.wants(record.vhost, requested is not None and requested.value is True):
             return None
-        return self.traces.open(
+        trace = self.traces.open(
             record.vhost,
             record.name,
             record.type.value,
             record.group,
             partial(self._recorders, queue),
         )
+        name = self._arguments(record).get(TOPIC_ARGUMENT)
+        if trace is not None and name is not None:
+            topic = self.tree.vhosts[record.vhost].topics.get(name.term())
+            if topic is not None:
+                trace.key_hash(topic.logical, topic.hash_seed)
+        return trace
 
     def _recorders(self, queue: GroupQueue) -> list[tuple[int, int, bool]]:
         """Returns (node, incarnation, whether it has a replica) of the nodes that record a queue,

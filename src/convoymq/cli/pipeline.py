@@ -173,7 +173,6 @@ def archive(
 
 @pipeline_app.command()
 def apply(
-    stream: Annotated[str, typer.Option(help="The stream of change events.")],
     table: Annotated[
         list[str],
         typer.Option(
@@ -189,6 +188,10 @@ def apply(
         list[str], typer.Option("--key", help="Columns that name a row, comma between; one each.")
     ],
     checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")],
+    stream: Annotated[str, typer.Option(help="The stream of change events.")] = "",
+    topic: Annotated[
+        str, typer.Option(help="The ordered topic of change events, instead of a stream.")
+    ] = "",
     servers: ServersOption = "127.0.0.1:5672",
     envelope: Annotated[str, typer.Option(help="debezium or flat.")] = "debezium",
     position: Annotated[
@@ -209,6 +212,8 @@ def apply(
     need_spark("deltalake")
     if not len(table) == len(schema) == len(key):
         raise fail("each --table needs one --schema and one --key", 2)
+    if bool(stream) == bool(topic):
+        raise fail("give one of --stream and --topic", 2)
     from convoymq.spark.pipelines import apply as pipeline
 
     specs = []
@@ -227,6 +232,7 @@ def apply(
             spark,
             servers=servers,
             stream=stream,
+            topic=topic,
             tables=specs,
             checkpoint=checkpoint,
             events=pipeline.Events(envelope=envelope, position_field=position),

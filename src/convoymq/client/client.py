@@ -14,12 +14,18 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from convoymq.client import errors
 from convoymq.client.config import ClientConfig
 from convoymq.client.link import Link, is_here
-from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
+from convoymq.client.results import (
+    FetchResult,
+    GroupMembership,
+    ProduceResult,
+    ProducerSession,
+    QueueInfo,
+)
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from convoymq.client.local import LocalReads
+    from convoymq.client.topics import TopicRoute
 
 MAX_ROWS = 100_000
 MAX_BYTES = 16 << 20
@@ -35,13 +42,15 @@ DEFAULT_COLUMNS = 1 | 2 | 4 | 8
 ATTEMPT_TIMEOUT_S = 10.0
 """A server that says nothing for this long is given up for the next one, if there is one."""
 QUEUE_TYPES = ("stream", "quorum", "classic")
-"""All that METADATA can list."""
+"""Queues that clients declare; METADATA lists partitions of topics as well."""
 CLOSER_S = 10.0
 """A choice of node is good for so long; leaders seldom change."""
 CLOSER_TIMEOUT_S = 0.5
 """So long is waited for a node that is only preferred."""
 PAUSE_MIN_S = 0.05
 PAUSE_MAX_S = 1.0
+Start = Literal["earliest", "latest"] | int | Mapping[int, int]
+"""Position in an ordered topic: an end, a time (ms since the epoch), or offsets by partition."""
 _AGAIN = frozenset((ErrorCode.UNAVAILABLE, ErrorCode.REPLICA_BEHIND, ErrorCode.RESOURCE_ALARM))
 _ELSEWHERE = frozenset((ErrorCode.UNAVAILABLE, ErrorCode.REPLICA_BEHIND))
 
@@ -155,7 +164,7 @@ class Client:
         if chosen == queue and time.monotonic() < until:
             return
         try:
-            found = self.metadata(names=[queue], types=QUEUE_TYPES)
+            found = self.metadata(names=[queue], types=(*QUEUE_TYPES, "partition"))
         except errors.ClientError:
             return
         self._closer = (queue, time.monotonic() + CLOSER_S)
@@ -364,6 +373,105 @@ class Client:
         result = _rows(answer, 0, 0)
         return result, answer.map.get("cursor")
 
+    # --- ordered topics ------------------------------------------------------------------
+
+    def topic_route(
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        newer_than: int = -1,
+        wait_ms: int = 0,
+        lineage: bool = True,
+    ) -> TopicRoute:
+        """Returns the newest route of an ordered topic.
+
+        Args:
+            group: for a user who may only read in this group.
+            newer_than: a version; the server waits up to `wait_ms` for a newer one, and answers
+                with what it has then.
+            lineage: with all partitions that ever were.
+
+        Raises:
+            NotFound: no such topic.
+        """
+        # Imported late: what knows topics is of no use to other clients.
+        from convoymq.client.topics import route_of
+
+        fields = {
+            "topic": topic,
+            "group": group,
+            "newer_than": newer_than,
+            "wait_ms": wait_ms,
+            "lineage": lineage,
+        }
+        return route_of(self._call(Op.TOPIC_ROUTE, fields, extra_s=wait_ms / 1000).map)
+
+    def open_producer(
+        self, topic: str, producer: int, *, epoch: int = 0, query: bool = False
+    ) -> ProducerSession:
+        """Begins a session of an ordered topic's producer, and ends those before it.
+        `TopicProducer` does the rest.
+
+        Args:
+            producer: its number; `client.topic_producer.producer_number` gives that of a name.
+            epoch: number of the session; 0: the next one.
+            query: begin nothing, and only say what is stored.
+
+        Raises:
+            NotFound: no such topic.
+            ProducerFenced: there is a newer session.
+        """
+        fields = {"topic": topic, "producer": producer, "epoch": epoch, "query": query}
+        answer = self._call(Op.TOPIC_PRODUCER, fields)
+        stored: dict[int, tuple[int, bytes]] = {}
+        for row in _list(answer, "stored"):
+            match row:
+                case [int(lp), int(seq), bytes(position)]:
+                    stored[lp] = (seq, position)
+                case _:
+                    raise errors.ProtocolError(f"{row!r} is no state of a producer")
+        return ProducerSession(epoch=_int(answer, "epoch"), stored=stored)
+
+    # --- groups of ordered topics --------------------------------------------------------
+
+    def join_group(self, topic: str, group: str, start: Start = "earliest") -> GroupMembership:
+        """Creates a group of an ordered topic unless there is one, and returns a name for a member
+        of it. `TopicConsumer` does the rest.
+
+        Args:
+            start: where a group begins that is new: an end, a time (ms since the epoch), or a
+                vector of partitions and offsets.
+
+        Raises:
+            NotFound: no such topic.
+            BadPosition, UnknownPartition, DataExpired: no group can begin there.
+        """
+        fields = {"topic": topic, "group": group, "start": _position(start)}
+        answer = self._call(Op.GROUP_JOIN, fields)
+        member = answer.map.get("member")
+        if not isinstance(member, str):
+            raise errors.ProtocolError("answer without member")
+        return GroupMembership(
+            member=member,
+            created=bool(answer.map.get("created")),
+            logical=_int(answer, "logical"),
+            hash_seed=_int(answer, "hash_seed"),
+            ttl_ms=_int(answer, "ttl_ms"),
+            margin_ms=_int(answer, "margin_ms"),
+        )
+
+    def seek_group(self, topic: str, group: str, position: Start) -> None:
+        """Has a group of an ordered topic read again, or skip, from a position; see `join_group`.
+
+        Raises:
+            NotFound: no such topic or group.
+            GroupLive: the group has members.
+            BadPosition, UnknownPartition, DataExpired: no group can begin there.
+        """
+        fields = {"topic": topic, "group": group, "position": _position(position)}
+        self._call(Op.GROUP_SEEK, fields)
+
     # --- calls ---------------------------------------------------------------------------
 
     def _call(
@@ -535,6 +643,12 @@ def _queue(row: object) -> QueueInfo:
         )
     except (KeyError, TypeError) as error:
         raise errors.ProtocolError(f"queue without {error}") from error
+
+
+def _position(start: Start) -> object:
+    if isinstance(start, Mapping):
+        return [[pid, offset] for pid, offset in start.items()]
+    return start
 
 
 def _list(answer: Frame, name: str) -> list[object]:

@@ -8,6 +8,13 @@
     ├── ReplicaBehind        no server that was asked has got that far; `high`: how far it is
     ├── Unavailable          nobody answered in time; the text names the servers and the last cause
     ├── PreconditionFailed   wrong type of queue, a wrong argument or column
+    │   └── TopicRefused     a rule of ordered topics; `topic_code` as in docs/topics.md
+    │       ├── BadPosition       a start that gives a logical partition two places, or none
+    │       ├── UnknownPartition  no such partition
+    │       ├── DataExpired       retention has dropped what a group or reader wants next
+    │       ├── GroupLive         a group that has members cannot be moved
+    │       ├── MemberFenced      the message belongs to another member by now
+    │       └── ProducerFenced    a newer session of the producer exists
     ├── ReservationGone            the reservation is not what it was; `reason` as in ADR 0008
     ├── ProtocolError        what came is not this protocol, or breaks it
     └── MaybeProduced        the connection was lost before the answer: rows may be in, or not
@@ -20,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from convoymq.model.columnar import ErrorCode
+from convoymq.topics.refusals import TopicRefused as BrokerRefusal
 
 
 class ClientError(Exception):
@@ -96,6 +104,48 @@ class PreconditionFailed(ClientError):
         super().__init__(ErrorCode.PRECONDITION_FAILED, text)
 
 
+class TopicRefused(PreconditionFailed):
+    """A rule of ordered topics forbids it."""
+
+    def __init__(self, text: str, topic_code: str) -> None:
+        super().__init__(text)
+        self.topic_code = topic_code
+
+
+class BadPosition(TopicRefused):
+    """A position does not give every logical partition exactly one place."""
+
+
+class UnknownPartition(TopicRefused):
+    """The topic has, or had, no such partition."""
+
+
+class DataExpired(TopicRefused):
+    """Retention has dropped what is to be read next."""
+
+
+class GroupLive(TopicRefused):
+    """The group has members: they have to leave first."""
+
+
+class ProducerFenced(TopicRefused):
+    """A newer session of the producer exists."""
+
+
+class MemberFenced(TopicRefused):
+    """The lease of the message's partition has ended: another member gets the message again."""
+
+
+_TOPIC: dict[str, type[TopicRefused]] = {
+    "BAD_POSITION": BadPosition,
+    "UNKNOWN_PARTITION": UnknownPartition,
+    "DATA_EXPIRED": DataExpired,
+    "GROUP_LIVE": GroupLive,
+    "LEASE_FENCED": MemberFenced,
+    "PRODUCER_FENCED": ProducerFenced,
+}
+
+
 class ReservationGone(ClientError):
     """The reservation ended, was taken over, or has another epoch."""
 
@@ -136,6 +186,9 @@ def of_answer(code: int, details: Mapping[str, object]) -> ClientError:
             return ReplicaBehind(text, _number(details, "high"))
         case ErrorCode.UNAVAILABLE:
             return Unavailable(text)
+        case ErrorCode.PRECONDITION_FAILED if "topic_code" in details:
+            topic_code = str(details["topic_code"])
+            return _TOPIC.get(topic_code, TopicRefused)(text, topic_code)
         case ErrorCode.PRECONDITION_FAILED:
             return PreconditionFailed(text)
         case ErrorCode.RESERVATION_GONE:
@@ -144,6 +197,12 @@ def of_answer(code: int, details: Mapping[str, object]) -> ClientError:
             return ProtocolError(text)
         case _:
             return ClientError(code, text)
+
+
+def of_refusal(refusal: BrokerRefusal) -> ClientError:
+    """Returns the error for what this process refuses by a rule of ordered topics."""
+    code = refusal.code.value
+    return _TOPIC.get(code, TopicRefused)(refusal.text, code)
 
 
 def _number(details: Mapping[str, object], name: str) -> int:

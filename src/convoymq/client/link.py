@@ -115,6 +115,12 @@ class Link:
             PreconditionFailed: the request is larger than the server takes; nothing was sent.
             ProtocolError: what came is no answer to it.
         """
+        return self._answer(op, self.post(op, fields, payload, deadline), deadline)
+
+    def post(
+        self, op: Op, fields: Mapping[str, object], payload: bytes | memoryview, deadline: float
+    ) -> int:
+        """Sends a request and returns the number that its answer carries. Raises as `ask` does."""
         self._correlation += 1
         parts = encode_frame(op, 0, self._correlation, fields, payload)
         length = sum(memoryview(part).nbytes for part in parts)
@@ -123,7 +129,48 @@ class Link:
                 f"request of {length} bytes, {_text(self.address)} takes at most {self.frame_max}"
             )
         self._send(parts, deadline)
-        return self._answer(op, self._correlation, deadline)
+        return self._correlation
+
+    def fileno(self) -> int:
+        """Returns the socket's descriptor."""
+        return self._socket.fileno()
+
+    @property
+    def has_bytes(self) -> bool:
+        """Returns whether bytes wait inside TLS, where no system call sees them."""
+        return not self._plain and bool(self._socket.pending())  # type: ignore[attr-defined]
+
+    def take(self) -> list[Frame]:
+        """Returns the answers that are here, without waiting for more.
+
+        Raises:
+            OSError: the connection is lost.
+            ClientError: the server says why it closes, or what came is not this protocol.
+        """
+        self._wake_at(1)
+        self._socket.settimeout(0)
+        room = self._reader.buffer()
+        try:
+            count = self._socket.recv_into(room)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError as error:
+            if type(error).__name__ in ("SSLWantReadError", "SSLWantWriteError"):
+                return []
+            raise
+        finally:
+            # The view must be gone before the reader turns to its next buffer.
+            room.release()
+        if not count:
+            raise Lost("the server closed the connection")
+        try:
+            frames = self._reader.advance(count)
+        except ProtocolError as error:
+            raise errors.ProtocolError(f"{_text(self.address)}: {error.text}") from error
+        for frame in frames:
+            if frame.status and (not frame.correlation or frame.status == ErrorCode.FRAME_ERROR):
+                raise errors.of_answer(frame.status, frame.map)
+        return frames
 
     def _answer(self, op: Op, correlation: int, deadline: float) -> Frame:
         reader = self._reader

@@ -56,3 +56,29 @@ class ProduceResult:
     """Of these, dropped because their target had them already, summed over targets."""
     unroutable: int
     """Of these, without a queue to go to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMembership:
+    """Name of a new member of a group, and what it has to know of its topic."""
+
+    member: str
+    created: bool
+    """The group is new."""
+    logical: int
+    """Logical partitions of the topic."""
+    hash_seed: int
+    ttl_ms: int
+    """A lease lasts so long from when its heartbeat was sent."""
+    margin_ms: int
+    """Nothing is begun so long before its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSession:
+    """State of an ordered topic's producer."""
+
+    epoch: int
+    """Number of its newest session; 0: there was none."""
+    stored: Mapping[int, tuple[int, bytes]]
+    """Logical partition -> last sequence and last source position that are stored."""

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from sys import byteorder
 
 from convoymq.kernels.column_frame import ColumnFrame, build_frame
-from convoymq.kernels.columns import KEY, VALUE
+from convoymq.kernels.columns import HEADERS, KEY, ROUTING_KEY, TIMESTAMP, VALUE
 
 
 def frame_of(
@@ -26,7 +26,7 @@ def frame_of(
     if keys is not None and len(keys) != len(values):
         raise ValueError(f"{len(keys)} keys for {len(values)} values")
     columns = VALUE if keys is None else KEY | VALUE
-    buffers = [*([] if keys is None else _texts(keys)), *_texts(values)]
+    buffers = [*([] if keys is None else texts_of(keys)), *texts_of(values)]
     return build_frame(columns, len(values), 0, len(values), buffers, compression)
 
 
@@ -41,8 +41,41 @@ def keys_of(frame: ColumnFrame) -> list[bytes | None]:
     return _column(frame, KEY)
 
 
-def _texts(values: Sequence[bytes | None]) -> list[bytes]:
-    """Validity, ends and bytes of a column."""
+def routing_keys_of(frame: ColumnFrame) -> list[bytes]:
+    """Returns the routing keys of a frame's messages. Raises ValueError without that column."""
+    ends, data = frame.buffers(ROUTING_KEY)
+    return [bytes(data[start:end]) for start, end in pairwise(_bounds(ends))]
+
+
+def times_of(frame: ColumnFrame) -> list[int]:
+    """Returns when the messages of a frame were stored, in ms since the epoch. Raises ValueError
+    without the timestamp column."""
+    (times,) = frame.buffers(TIMESTAMP)
+    found = array("q", bytes(times))
+    if byteorder == "big":
+        found.byteswap()
+    return [each // 1000 for each in found]
+
+
+def headers_of(frame: ColumnFrame) -> list[dict[str, bytes | None]]:
+    """Returns the headers of a frame's messages; of a name that is there twice the first one
+    counts. Raises ValueError without the headers column."""
+    _, lists, names, names_data, valid, values, data = frame.buffers(HEADERS)
+    name_bounds, value_bounds = _bounds(names), _bounds(values)
+    found = []
+    for first, end in pairwise(_bounds(lists)):
+        row: dict[str, bytes | None] = {}
+        for at in range(first, end):
+            name = bytes(names_data[name_bounds[at] : name_bounds[at + 1]]).decode()
+            there = not valid or valid[at >> 3] >> (at & 7) & 1
+            value = bytes(data[value_bounds[at] : value_bounds[at + 1]]) if there else None
+            row.setdefault(name, value)
+        found.append(row)
+    return found
+
+
+def texts_of(values: Sequence[bytes | None]) -> list[bytes]:
+    """Returns validity, ends and bytes of a column of texts. Raises ValueError: it is too large."""
     valid = bytearray()
     if None in values:
         valid = bytearray((len(values) + 7) // 8)
@@ -60,10 +93,16 @@ def _texts(values: Sequence[bytes | None]) -> list[bytes]:
 
 def _column(frame: ColumnFrame, column: int) -> list[bytes | None]:
     valid, ends, data = frame.buffers(column)
-    bounds = array("i", bytes(ends))
-    if byteorder == "big":
-        bounds.byteswap()
+    bounds = _bounds(ends)
     return [
         bytes(data[start:end]) if not valid or valid[row >> 3] >> (row & 7) & 1 else None
         for row, (start, end) in enumerate(pairwise(bounds))
     ]
+
+
+def _bounds(ends: memoryview) -> array[int]:
+    """Returns where the items of a column begin and end."""
+    bounds = array("i", bytes(ends))
+    if byteorder == "big":
+        bounds.byteswap()
+    return bounds

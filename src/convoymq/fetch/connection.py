@@ -506,7 +506,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         except Exception:
             log.exception("fetch.request_failed", connection=self.name)
             # Nobody knows how far a PRODUCE had come.
-            details = {"maybe": True} if frame.op == Op.PRODUCE else {}
+            details = {"maybe": True} if frame.op in (Op.PRODUCE, Op.TOPIC_PRODUCE) else {}
             told = ColumnarError(ErrorCode.INTERNAL_ERROR, "internal error", details)
         counters.errors[ErrorCode(told.code)] += 1
         self._send(encode_error(frame.op, frame.correlation, told))

@@ -20,6 +20,7 @@ from convoymq.transport.listening import HangUpWatch
 
 if TYPE_CHECKING:
     from convoymq.fetch.connection import FetchConnection
+    from convoymq.fetch.topic_routes import RouteWatch
 
 log = structlog.get_logger()
 
@@ -77,6 +78,7 @@ class FetchEdge(Edge):
             lambda: {c.fileno(): c.abort for c in self.connections.values() if c.blocked}
         )
         self.stopping = False
+        self._route_watch: RouteWatch | None = None
         broker.alarms.listeners.append(self._on_alarms)
         self._on_alarms(broker.alarms.effective)
 
@@ -90,6 +92,15 @@ class FetchEdge(Edge):
             self, incoming.head, incoming.id, incoming.peer, incoming.local, incoming.tls
         )
         incoming.attach(connection)
+
+    def route_watch(self) -> RouteWatch:
+        """Returns what wakes requests that wait for a topic to change; made for the first one."""
+        if self._route_watch is None:
+            # Imported with the first connection (`connect`).
+            from convoymq.fetch.topic_routes import RouteWatch
+
+            self._route_watch = RouteWatch(self.broker.metadata)
+        return self._route_watch
 
     def admit(self, connection: FetchConnection) -> bool:
         """Returns whether there is room for one more connection; counts the refused."""

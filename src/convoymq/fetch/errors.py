@@ -18,6 +18,7 @@ from convoymq.model.errors import (
     ResourceLocked,
     Unavailable,
 )
+from convoymq.topics.refusals import TopicRefused
 
 CODES: tuple[tuple[type[BrokerError], ErrorCode], ...] = (
     (OffsetOutOfRange, ErrorCode.OFFSET_OUT_OF_RANGE),
@@ -28,6 +29,7 @@ CODES: tuple[tuple[type[BrokerError], ErrorCode], ...] = (
     (NotAllowed, ErrorCode.ACCESS_REFUSED),
     (ResourceLocked, ErrorCode.ACCESS_REFUSED),
     (PreconditionFailed, ErrorCode.PRECONDITION_FAILED),
+    (TopicRefused, ErrorCode.PRECONDITION_FAILED),
     (NotServed, ErrorCode.NOT_IMPLEMENTED),
     (ResourceExhausted, ErrorCode.UNAVAILABLE),
     (Unavailable, ErrorCode.UNAVAILABLE),
@@ -48,6 +50,8 @@ def as_error(error: BrokerError) -> ColumnarError:
             details = {"high": error.high}
         case ReservationRefused():
             details = {"reason": error.reason}
+        case TopicRefused():
+            details = {"topic_code": error.code.value}
         case _:
             pass
     code = next((code for kind, code in CODES if isinstance(error, kind)), ErrorCode.INTERNAL_ERROR)

@@ -12,6 +12,7 @@ INT64_MAX = (1 << 63) - 1
 COLUMNS_ALL = 1023
 SECRET_BYTES_MAX = 4096
 DIGEST_BYTES = 16
+SOURCE_POSITION_BYTES_MAX = 255
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Text = Annotated[str, msgspec.Meta(max_length=255)]
@@ -19,6 +20,7 @@ Offset = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 Columns = Annotated[int, msgspec.Meta(ge=1, le=COLUMNS_ALL)]
+SourcePosition = Annotated[bytes, msgspec.Meta(max_length=SOURCE_POSITION_BYTES_MAX)]
 Compression = Literal["", "zstd", "lz4"]
 
 
@@ -36,7 +38,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     """METADATA."""
 
     names: list[Text] | None = None
-    types: tuple[Literal["stream", "quorum", "classic"], ...] = ("stream",)
+    types: tuple[Literal["stream", "quorum", "classic", "partition"], ...] = ("stream",)
     current: bool = False
 
 
@@ -135,6 +137,36 @@ class QueryOffset(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: Name
     consumer: Name
+
+
+class TopicRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """TOPIC_ROUTE."""
+
+    topic: Name
+    vhost: Text | None = None
+    group: Name | None = None
+    newer_than: Annotated[int, msgspec.Meta(ge=-1, le=INT64_MAX)] = -1
+    wait_ms: Offset = 0
+    lineage: bool = True
+
+
+class TopicProduce(msgspec.Struct, frozen=True, kw_only=True):
+    """TOPIC_PRODUCE."""
+
+    topic: Name
+    pid: Offset
+    producer: Positive
+    epoch: Positive
+    runs: list[tuple[Offset, Positive, Positive, Offset, SourcePosition]]
+
+
+class TopicProducerSession(msgspec.Struct, frozen=True, kw_only=True):
+    """TOPIC_PRODUCER."""
+
+    topic: Name
+    producer: Positive
+    epoch: Offset = 0
+    query: bool = False
 
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)

@@ -170,15 +170,15 @@ class Producing(NullEvents):
         """
         request = read(Produce, frame.map)
         _check(request)
-        columns = await self._open(frame.payload)
+        columns = await self.open_frame(frame.payload)
         segments, unroutable = await self._route(request, columns)
         await self._encode(columns, segments)
         return {"count": int(columns.rows), "unroutable": unroutable}
 
     async def _append_all(self, request: Produce, frame: Frame, batch: _Batch) -> tuple[int, int]:
         """Checks and appends; returns (unroutable rows, rows)."""
-        await self._until_unblocked()
-        columns = await self._open(frame.payload)
+        await self.until_unblocked()
+        columns = await self.open_frame(frame.payload)
         segments, unroutable = await self._route(request, columns)
         commands = await self._encode(columns, segments)
         rows = int(columns.rows)
@@ -188,8 +188,8 @@ class Producing(NullEvents):
         await self._append(request, commands, batch)
         return unroutable, rows
 
-    async def _until_unblocked(self) -> None:
-        """Waits while an alarm blocks publishers."""
+    async def until_unblocked(self) -> None:
+        """Waits while an alarm blocks publishers. Raises ColumnarError."""
         if self._edge.unblocked.is_set():
             return
         self._connection.set_blocked(True)
@@ -204,7 +204,8 @@ class Producing(NullEvents):
         finally:
             self._connection.set_blocked(False)
 
-    async def _open(self, payload: memoryview) -> ColumnFrame:
+    async def open_frame(self, payload: memoryview) -> ColumnFrame:
+        """Returns the columns of a payload. Raises ColumnarError."""
         body_max = self._edge.settings.frame_max
         compressed = payload.nbytes > COMPRESSION_AT and payload[COMPRESSION_AT]
         large = LARGE_COMPRESSED_BYTES if compressed else LARGE_PAYLOAD_BYTES
@@ -299,7 +300,8 @@ class Producing(NullEvents):
     def _check_type(self, request: Produce, queue: Queue) -> None:
         if queue.type in UNSERVED_TYPES:
             raise PreconditionFailed(
-                f"{queue.type} '{queue.name}' takes no columnar rows: publish to it by AMQP"
+                f"{queue.type} '{queue.name}' takes no columnar rows: publish to it by AMQP,"
+                " or by TOPIC_PRODUCE"
             )
         if request.producer is not None and not queue.features.drops_repeats:
             raise PreconditionFailed(
@@ -328,7 +330,7 @@ class Producing(NullEvents):
             body, _, position = encode_enqueue(columns, row, 1, exchange, key)
         except ValueError as error:
             raise _refused(error) from None
-        content = split_record(next(_records(body, 1, position)))[1]
+        content = split_record(next(records_of(body, 1, position)))[1]
         properties = decode_header(content_parts(content)[0]).properties
         route = self._broker.publishing.route(
             self._connection.vhost,
@@ -355,7 +357,7 @@ class Producing(NullEvents):
                     step = min(end - first, columns.rows_within(first, size))
                     body, rows, position = encode_enqueue(columns, first, step, exchange, key)
                     flags = enqueue_flags(columns, first, step)
-                    check_records(flags, _records(body, rows, position), queues)
+                    check_records(flags, records_of(body, rows, position), queues)
                     commands.append(Command(first, rows, flags, position, body, queues))
                     first += step
         except ValueError as error:
@@ -522,7 +524,7 @@ def _is_full(client: QueueClient) -> bool:
     return target.pending_bytes > min(target.pending_bytes_max, PENDING_BYTES_MAX)
 
 
-def _records(body: bytes, count: int, position: int) -> Iterator[bytes]:
+def records_of(body: bytes, count: int, position: int) -> Iterator[bytes]:
     """Yields the records of an ENQUEUE command without its head, whose offsets lie at
     `position`."""
     table = position - COMMAND_HEAD

@@ -29,6 +29,8 @@ from convoymq.fetch.fields import (
 )
 from convoymq.fetch.producing import Producing
 from convoymq.fetch.streams import Run, Stream
+from convoymq.fetch.topic_producing import TopicProducing
+from convoymq.fetch.topic_routes import TopicRoutes
 from convoymq.fetch.turns import Slice
 from convoymq.model.columnar import ANSWER_MAP_MAX, ColumnarError, ErrorCode, Frame, Op
 from convoymq.model.errors import (
@@ -40,11 +42,13 @@ from convoymq.model.errors import (
     StorageFault,
     Unavailable,
 )
+from convoymq.model.late_imports import import_late
 from convoymq.queues.interface import Queue
 from convoymq.queues.reservation_reads import RunsRequest
 
 if TYPE_CHECKING:
     from convoymq.fetch.connection import FetchConnection
+    from convoymq.fetch.topic_members import TopicMembers
     from convoymq.metadata.machine import QueueRecord
 
 NEAR_NAMES_MAX = 3
@@ -65,9 +69,30 @@ READS = frozenset(
         Op.BROWSE,
         Op.STORE_OFFSET,
         Op.QUERY_OFFSET,
+        Op.TOPIC_ROUTE,
+        Op.TOPIC_PRODUCE,
+        Op.TOPIC_PRODUCER,
+        Op.GROUP_JOIN,
+        Op.GROUP_HEARTBEAT,
+        Op.GROUP_WAKE,
+        Op.GROUP_FETCH,
+        Op.GROUP_SETTLE,
+        Op.GROUP_SEEK,
     )
 )
 """Operations that are worked out once more before NOT_FOUND is answered."""
+
+
+GROUP_OPS = (
+    Op.GROUP_JOIN,
+    Op.GROUP_HEARTBEAT,
+    Op.GROUP_WAKE,
+    Op.GROUP_FETCH,
+    Op.GROUP_SETTLE,
+    Op.GROUP_SEEK,
+)
+WITH_ROWS = (Op.PRODUCE, Op.CHECK_PRODUCE, Op.TOPIC_PRODUCE)
+"""Operations whose requests have a payload."""
 
 
 class Requests:
@@ -79,6 +104,9 @@ class Requests:
         self._broker = connection.broker
         self._settings = connection.edge.settings
         self._producing = Producing(connection)
+        routes = TopicRoutes(connection)
+        self._topic_producing = TopicProducing(connection, self._producing, routes)
+        self._members: TopicMembers | None = None
         self._handlers: dict[int, Callable[[Frame], Awaitable[dict[str, object] | None]]] = {
             Op.METADATA: self._metadata,
             Op.OFFSETS: self._offsets,
@@ -90,6 +118,10 @@ class Requests:
             Op.BROWSE: self._browse,
             Op.STORE_OFFSET: self._store_offset,
             Op.QUERY_OFFSET: self._query_offset,
+            Op.TOPIC_ROUTE: routes.route,
+            Op.TOPIC_PRODUCE: self._topic_producing.produce,
+            Op.TOPIC_PRODUCER: self._topic_producing.session,
+            **dict.fromkeys(GROUP_OPS, self._ask_members),
         }
 
     async def serve(self, frame: Frame) -> dict[str, object] | None:
@@ -104,7 +136,7 @@ class Requests:
             text = "AUTHENTICATE comes once" if known else f"operation {frame.op} is not known"
             raise ColumnarError(ErrorCode.NOT_IMPLEMENTED, text)
         self._edge.counters.requests[Op(frame.op)] += 1
-        if frame.payload.nbytes and frame.op not in (Op.PRODUCE, Op.CHECK_PRODUCE):
+        if frame.payload.nbytes and frame.op not in WITH_ROWS:
             text = f"{Op(frame.op).name} has no payload"
             raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
         try:
@@ -118,11 +150,23 @@ class Requests:
 
     def sessions(self) -> list[int]:
         """Returns the sessions through which it publishes."""
-        return self._producing.sessions()
+        return self._producing.sessions() + self._topic_producing.sessions()
 
     def close(self) -> None:
         """The connection is gone."""
         self._producing.close()
+        self._topic_producing.close()
+        if self._members is not None:
+            self._members.close()
+
+    async def _ask_members(self, frame: Frame) -> dict[str, object] | None:
+        if self._members is None:
+            # With the first member: nodes without ordered topics do not carry it.
+            import_late("convoymq.fetch.topic_members")
+            from convoymq.fetch.topic_members import TopicMembers
+
+            self._members = TopicMembers(self._connection)
+        return await self._members.handlers[frame.op](frame)
 
     # --- queues ----------------------------------------------------------------------------
 

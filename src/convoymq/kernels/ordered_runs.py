@@ -32,7 +32,11 @@ from cython.cimports.convoymq.kernels.batch import (
 )
 from cython.cimports.convoymq.kernels.bytes import bytes_pointer, get32, load16, load32
 from cython.cimports.convoymq.kernels.content import walk_value
-from cython.cimports.convoymq.kernels.layout import COMMAND_FLAGS, ENQUEUE_SAME_SIZE
+from cython.cimports.convoymq.kernels.layout import (
+    COMMAND_FLAGS,
+    COMMAND_HEADER_SIZE,
+    ENQUEUE_SAME_SIZE,
+)
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import uint32_t, uint64_t
 
@@ -187,6 +191,58 @@ def order_key(record: bytes):
     p: cython.pointer(cython.const[cython.uchar]) = cython.NULL
     n: cython.Py_ssize_t = find_order_key(bytes_pointer(record), len(record), cython.address(p))
     return cython.cast(cython.p_char, p)[:n] if n else b""
+
+
+def find_misplaced(
+    body: bytes, table: cython.Py_ssize_t, lps, counts, logical: uint32_t, seed: uint32_t = 0
+):
+    """Looks for the first record of an ENQUEUE whose order key does not belong to the logical
+    partition of its run: run i has counts[i] records of lps[i].
+
+    Args:
+        body: the command without its head.
+        table: where its offsets lie, in the command.
+
+    Returns:
+        (record, logical partition that its key belongs to; -1: it has no key), or None.
+    Raises:
+        ValueError: records and runs do not fit.
+    """
+    start: cython.p_uchar = bytes_pointer(body)
+    length: cython.Py_ssize_t = len(body) + COMMAND_HEADER_SIZE
+    if table < COMMAND_HEADER_SIZE or table > length - 4 or logical == 0:
+        raise ValueError("no records")
+    ends: cython.p_uchar = start + table - COMMAND_HEADER_SIZE
+    total: cython.Py_ssize_t = (length - table) // 4 - 1
+    at: cython.Py_ssize_t = get32(ends)
+    row: cython.Py_ssize_t = 0
+    key: cython.pointer(cython.const[cython.uchar]) = cython.NULL
+    end: cython.Py_ssize_t
+    n: cython.Py_ssize_t
+    left: cython.Py_ssize_t
+    lp: uint32_t
+    found: uint32_t
+    for wanted, count in zip(lps, counts, strict=True):
+        lp = wanted
+        left = count
+        if left < 0 or left > total - row:
+            raise ValueError("runs of more records than there are")
+        while left > 0:
+            end = get32(ends + 4 * (row + 1))
+            if at < COMMAND_HEADER_SIZE or end < at or end > table:
+                raise ValueError("record is damaged")
+            n = find_order_key(start + at - COMMAND_HEADER_SIZE, end - at, cython.address(key))
+            if n == 0:
+                return row, -1
+            found = murmur3(key, n, seed) % logical
+            if found != lp:
+                return row, found
+            at = end
+            row += 1
+            left -= 1
+    if row != total:
+        raise ValueError("runs of fewer records than there are")
+    return None
 
 
 # --- placing ---------------------------------------------------------------------------------

@@ -69,5 +69,26 @@ def order_hash(key: bytes, seed: int = 0) -> int:
 def order_key(record: bytes) -> bytes:
     """Returns the order key of a record; b"" when it has none, or is damaged."""
 
+def find_misplaced(
+    body: bytes,
+    table: int,
+    lps: Sequence[int],
+    counts: Sequence[int],
+    logical: int,
+    seed: int = 0,
+) -> tuple[int, int] | None:
+    """Looks for the first record of an ENQUEUE whose order key does not belong to the logical
+    partition of its run: run i has counts[i] records of lps[i].
+
+    Args:
+        body: the command without its head.
+        table: where its offsets lie, in the command.
+
+    Returns:
+        (record, logical partition that its key belongs to; -1: it has no key), or None.
+    Raises:
+        ValueError: records and runs do not fit.
+    """
+
 def count_tags(tags: Sequence[int]) -> int:
     """Returns how many tags the ranges (first, last, first, last, …) have."""

@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t
 
 cdef class TraceRows:
     cdef int64_t* store
@@ -11,6 +11,8 @@ cdef class TraceRows:
     cdef int64_t now_term
     cdef int64_t now_us
     cdef public int64_t skip_through
+    cdef public uint32_t logical
+    cdef public uint32_t seed
     cdef public int64_t lost
     cdef public int64_t index
     cdef public object on_full

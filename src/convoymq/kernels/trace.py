@@ -6,6 +6,9 @@ when they are taken.
 
 import cython
 from cython.cimports.convoymq.kernels import cext
+from cython.cimports.convoymq.kernels.batch import Records, open_records, record_at
+from cython.cimports.convoymq.kernels.bytes import bytes_pointer
+from cython.cimports.convoymq.kernels.ordered_runs import find_order_key, murmur3
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import int64_t, uint64_t
 
@@ -14,6 +17,26 @@ COLUMNS = 17
 _COLUMNS = cython.declare(cython.Py_ssize_t, 17)
 _WORD = cython.declare(cython.Py_ssize_t, 8)
 _HEADER = cython.declare(cython.Py_ssize_t, 48)
+_FNV_BASIS = cython.declare(uint64_t, 0xCBF29CE484222325)
+_FNV_PRIME = cython.declare(uint64_t, 0x100000001B3)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _hashed(p: cython.pointer(cython.const[cython.uchar]), n: cython.Py_ssize_t) -> uint64_t:
+    """FNV-1a, then a mixing step, so that short names differ in all bits."""
+    value: uint64_t = _FNV_BASIS
+    i: cython.Py_ssize_t
+    for i in range(n):
+        value = (value ^ p[i]) * _FNV_PRIME
+    value ^= value >> 32
+    value *= _FNV_PRIME
+    return value ^ (value >> 29)
+
+
+def name_hash(name: bytes):
+    return cython.cast(int64_t, _hashed(bytes_pointer(name), len(name)))
 
 
 @cython.cclass
@@ -39,6 +62,8 @@ class TraceRows:
         self.now_term = 0
         self.now_us = 0
         self.skip_through = 0
+        self.logical = 0
+        self.seed = 0
         self.lost = 0
         self.index = 0
         self.on_full = None
@@ -148,6 +173,64 @@ class TraceRows:
         at[14] = position_first
         at[15] = acquired
         at[16] = delivered
+
+    def keys(
+        self,
+        kind: int64_t,
+        data: bytes,
+        index: int64_t,
+        command: cython.Py_ssize_t,
+        first: cython.Py_ssize_t,
+        count: cython.Py_ssize_t,
+        offset: int64_t,
+        /,
+    ):
+        records: Records
+        open_records(bytes_pointer(data), len(data), command, first, count, cython.address(records))
+        p: cython.pointer(cython.const[cython.uchar]) = cython.NULL
+        record: cython.pointer(cython.const[cython.uchar])
+        size: cython.Py_ssize_t = 0
+        length: cython.Py_ssize_t
+        number: cython.Py_ssize_t
+        partition: int64_t
+        key: int64_t
+        run_key: int64_t = 0
+        i: cython.Py_ssize_t
+        at: cython.pointer(int64_t) = cython.NULL
+        for i in range(count):
+            record = record_at(cython.address(records), first + i, cython.address(size))
+            p = record
+            length = find_order_key(record, size, cython.address(p))
+            key = cython.cast(int64_t, _hashed(p, length))
+            if i and key == run_key:
+                if at != cython.NULL:
+                    at[11] += 1
+                continue
+            run_key = key
+            at = cython.NULL
+            self.ordinal += 1
+            if self.muted:
+                continue
+            number = self.row()
+            if number == 0:
+                continue
+            partition = -1
+            if self.logical:
+                partition = murmur3(p, length, self.seed) % self.logical
+            at = self.store + (number - 1) * _COLUMNS
+            string.memset(at, 0, _COLUMNS * _WORD)
+            at[0] = kind
+            at[3] = self.ordinal - 1
+            at[4] = self.now_index
+            at[5] = self.now_term
+            at[6] = self.now_us
+            at[7] = key
+            at[8] = partition
+            at[10] = offset + i
+            at[11] = 1
+            at[12] = index
+            at[13] = command
+            at[14] = first + i
 
     def act(
         self,

@@ -5,6 +5,9 @@ from collections.abc import Callable
 COLUMNS: int
 """Columns of a row, all int64: `convoymq.model.trace.ROW_COLUMNS`."""
 
+def name_hash(name: bytes) -> int:
+    """Returns the 64 bits, signed, under which a name or an order key appears in a trace."""
+
 class TraceRows:
     """Trace rows of one queue on one node, until `take`.
 
@@ -14,6 +17,10 @@ class TraceRows:
 
     skip_through: int
     """Entries up to this index are on disk already: `begin` leaves their rows out."""
+    logical: int
+    """Number of logical partitions of the topic that the keys belong to; 0 = not known."""
+    seed: int
+    """Of the hash of that topic's keys."""
     lost: int
     """Rows that found no room since it was last set to 0."""
     index: int
@@ -50,6 +57,21 @@ class TraceRows:
         /,
     ) -> None:
         """A decided row. Every call counts in `ordinal`, whether or not there is room."""
+    def keys(
+        self,
+        kind: int,
+        data: bytes,
+        index: int,
+        command: int,
+        first: int,
+        count: int,
+        offset: int,
+        /,
+    ) -> None:
+        """Decided rows with the order keys of the records `first` and following of an ENQUEUE
+        command, one for each run of equal keys: hash of the key as session, logical partition as
+        consumer (-1: not known), number of its first message from `offset` on as first_id. About
+        0.1 µs a message. Raises ValueError when the command has no such records."""
     def act(
         self,
         kind: int,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NUMBERS_MAX = 65_536
 KEYS_MAX = 1_000
+POSITION_KEYS = ("position", "time", "vector")
 ENCODINGS = ("string", "base64")
 
 STATUS: Mapping[Code, int] = {
@@ -27,6 +28,7 @@ STATUS: Mapping[Code, int] = {
     Code.BAD_CUT: 400,
     Code.NOT_ADJACENT: 400,
     Code.BAD_POSITION: 400,
+    Code.GROUP_LIVE: 400,
     Code.UNKNOWN_PARTITION: 404,
     Code.STALE_ROUTE: 404,
     Code.NOT_PARKED: 404,
@@ -73,7 +75,7 @@ def settings_in(body: JsonObject) -> dict[str, bool | int | str]:
 
 def position_in(body: JsonObject) -> Position:
     """Returns where a group shall be. Raises ApiError."""
-    named = [key for key in ("position", "time", "vector") if key in body]
+    named = [key for key in POSITION_KEYS if key in body]
     match named:
         case ["position"]:
             return _end(text_in(body, "position"))
@@ -113,6 +115,22 @@ def keys_in(body: JsonObject) -> list[bytes]:
     if not isinstance(keys, list) or not 1 <= len(keys) <= KEYS_MAX:
         raise bad_request(f"keys must be a list of 1 to {KEYS_MAX} order keys")
     return [_key(each, encoding) for each in keys]
+
+
+def body_in(body: JsonObject) -> bytes:
+    """Returns the body of a message. Raises ApiError."""
+    encoding = text_in(body, "payload_encoding", "string")
+    if encoding not in ENCODINGS:
+        raise bad_request(f"payload_encoding is one of {', '.join(ENCODINGS)}")
+    payload = body.get("payload")
+    if not isinstance(payload, str):
+        raise bad_request("key payload is not a string")
+    if encoding == "string":
+        return payload.encode()
+    try:
+        return base64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError):
+        raise bad_request("key payload is not base64") from None
 
 
 def _key(value: object, encoding: str) -> bytes:

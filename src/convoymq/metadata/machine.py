@@ -190,6 +190,8 @@ class MetadataMachine(Tree):
         """Applies a commands entry. Raises UnknownCommand."""
         check(index > self.applied_index, f"metadata entry {index} after {self.applied_index}")
         self.applied_index = index
+        if self.topic_trace is not None:
+            self.topic_trace.entry = data
         for kind, flags, session_id, seq, count, arg, offset, _ in commands(data):
             if kind == CMD_METADATA:
                 self._command(session_id, seq, time_ms, command_body(data, offset)[:arg])
@@ -231,6 +233,8 @@ class MetadataMachine(Tree):
         self._sessions.fill(raw["sessions"])
         self.effects.clear()
         self.changes = [Change(ChangeKind.RESTORED)]
+        if self.topic_trace is not None:
+            self.topic_trace.restored(self.vhosts.values(), self.applied_index)
 
     def resend(self, session_node: int) -> None:
         """Repeats the kept answers of that node's sessions."""

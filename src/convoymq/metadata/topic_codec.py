@@ -19,7 +19,7 @@ from convoymq.topics.changes import Change, Kind, Seal
 from convoymq.topics.group import GroupCommand, GroupState
 from convoymq.topics.lineage import Lineage, Partition, PartitionState, Published
 from convoymq.topics.routes import Route, Span
-from convoymq.topics.topic import TopicCommand, TopicState
+from convoymq.topics.topic import DeclareLost, TopicCommand, TopicState
 
 C = TypeVar("C")
 FORMAT = 1
@@ -153,7 +153,7 @@ class _TopicRow(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
     change: _ChangeRow | None
     left_out: list[int]
     sealed_early: list[tuple[int, Seal]]
-    lost: list[int]
+    lost: list[DeclareLost]
 
 
 _DECODER = msgspec.msgpack.Decoder(_TopicRow)
@@ -190,7 +190,7 @@ def pack_state(state: TopicState) -> bytes:
             None if state.change is None else _change_row(state.change),
             sorted(state.left_out),
             sorted(state.sealed_early.items()),
-            sorted(state.lost),
+            [lost for _, lost in sorted(state.lost.items())],
         )
     )
 
@@ -227,7 +227,7 @@ def unpack_state(packed: bytes) -> TopicState:
         change,
         set(row.left_out),
         dict(row.sealed_early),
-        set(row.lost),
+        {lost.pid: lost for lost in row.lost},
     )
 
 

@@ -7,6 +7,7 @@ change that exist. What a change gives up goes in the entry that gives it up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from convoymq.metadata.commands import (
     ChangeGroup,
@@ -33,11 +34,15 @@ from convoymq.metadata.topics import (
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.routing.types import ExchangeType
-from convoymq.topics.group import GroupState, is_kept
+from convoymq.topics.group import GroupState, Release, Seek, is_kept
 from convoymq.topics.lineage import Mode, PartitionState, Published
+from convoymq.topics.losses import note_losses
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import first_route
-from convoymq.topics.topic import Begin, TopicState
+from convoymq.topics.topic import Begin, DeclareLost, TopicState
+
+if TYPE_CHECKING:
+    from convoymq.metadata.topic_trace import TopicTrace
 
 
 class Topics:
@@ -87,6 +92,9 @@ class Topics:
         )
         for span, partition in zip(route.spans, command.partitions, strict=True):
             self._declare(vhost, command.name, span.pid, partition, time_ms)
+        trace = self._trace(vhost)
+        if trace is not None:
+            trace.created(vhost, vhost.topics[command.name])
         self._note(vhost, command.name)
         return True
 
@@ -96,6 +104,9 @@ class Topics:
         record = vhost.topics.pop(command.name, None)
         if record is None:
             return False
+        trace = self._trace(vhost)
+        if trace is not None:
+            trace.deleted(record)
         self._remove_queues(vhost, command.name, _placed(record.state))
         vhost.topology.delete_exchange(command.name)
         self._note(vhost, command.name)
@@ -115,6 +126,12 @@ class Topics:
             return refused.value
         if isinstance(topic_command, Begin) and state.change is not before:
             record.places = dict(command.places)
+        if isinstance(topic_command, DeclareLost):
+            for group in record.groups.values():
+                note_losses(state, group)
+        trace = self._trace(vhost)
+        if trace is not None:
+            trace.changed(vhost, record, topic_command)
         self._remove_queues(vhost, command.name, had - _placed(state))
         self._note(vhost, command.name)
         return ""
@@ -171,9 +188,13 @@ class Topics:
                 f"a group of {topic_subject(vhost, command.name)} cannot begin in a partition "
                 "that is deleted"
             )
-        record.groups[command.group] = GroupState.first(
+        group = record.groups[command.group] = GroupState.first(
             command.group, command.version, command.starts, Mode(command.mode), time_ms
         )
+        note_losses(record.state, group)
+        trace = self._trace(vhost)
+        if trace is not None:
+            trace.group_created(record, group)
         self._note(vhost, command.name)
         return True
 
@@ -182,6 +203,9 @@ class Topics:
         vhost, record = self._find(command.vhost, command.name)
         if record.groups.pop(command.group, None) is None:
             return False
+        trace = self._trace(vhost)
+        if trace is not None:
+            trace.group_deleted(record, command.group)
         self._note(vhost, command.name)
         return True
 
@@ -192,10 +216,15 @@ class Topics:
         if group is None:
             raise NotFound(f"no group '{command.group}' of {topic_subject(vhost, command.name)}")
         state = record.state
-        changed = group.apply(
-            unpack_group_command(command.command), state.route.version, state.kept, time_ms
-        )
+        group_command = unpack_group_command(command.command)
+        owner = group.owners.get(group_command.pid) if isinstance(group_command, Release) else None
+        changed = group.apply(group_command, state.route.version, state.kept, time_ms)
         if changed:
+            if isinstance(group_command, Seek):
+                note_losses(state, group)
+            trace = self._trace(vhost)
+            if trace is not None:
+                trace.group_changed(record, group, group_command, owner)
             self._note(vhost, command.name)
         return changed
 
@@ -207,6 +236,10 @@ class Topics:
         if record is None:
             raise topic_missing(vhost, name)
         return place, record
+
+    def _trace(self, vhost: Vhost) -> TopicTrace | None:
+        trace = self._tree.topic_trace
+        return trace if trace is not None and trace.wants(vhost.name) else None
 
     def _note(self, vhost: Vhost, topic: str) -> None:
         self._tree.note(Change(ChangeKind.TOPIC, vhost=vhost.name, topic=topic))
@@ -231,7 +264,7 @@ def _placed(state: TopicState) -> set[int]:
     pids = {pid for pid, each in state.lineage.partitions.items() if each.state is not deleted}
     if state.running is not None:
         pids.update(span.pid for span in state.running.targets)
-    return pids - state.lost
+    return pids - state.lost.keys()
 
 
 def _reuses_pid(state: TopicState, begin: Begin) -> bool:

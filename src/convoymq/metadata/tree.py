@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from convoymq.metadata.index import QueueIndex
 from convoymq.metadata.records import (
@@ -19,12 +20,17 @@ from convoymq.metadata.records import (
 )
 from convoymq.model.errors import NotFound
 
+if TYPE_CHECKING:
+    from convoymq.metadata.topic_trace import TopicTrace
+
 
 class Tree:
     """All tables, and what has changed since the watchers were last told."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
+        self.topic_trace: TopicTrace | None = None
+        """Records what happens to topics, where that is wanted."""
         self.clear()
 
     def clear(self) -> None:

@@ -51,6 +51,15 @@ class Op(IntEnum):
     STORE_OFFSET = 9
     QUERY_OFFSET = 10
     CHECK_PRODUCE = 11
+    TOPIC_ROUTE = 12
+    TOPIC_PRODUCE = 13
+    TOPIC_PRODUCER = 14
+    GROUP_JOIN = 32
+    GROUP_HEARTBEAT = 33
+    GROUP_WAKE = 34
+    GROUP_FETCH = 35
+    GROUP_SETTLE = 36
+    GROUP_SEEK = 37
 
 
 class ErrorCode(IntEnum):

@@ -38,6 +38,8 @@ class Footer(TypedDict):
     lost: int
     closed: bool
     rows: int
+    host: NotRequired[str]
+    """Names the machine's start: nodes with the same one have one clock."""
     found: NotRequired[int]
     """Rows of the file as it is."""
     number: NotRequired[int]
@@ -57,6 +59,64 @@ COVERED: Final = 10
 SUMMARY: Final = 11
 MEMBER: Final = 12
 
+# Of ordered topics (ADR 0071). Decided by a partition's machine:
+KEYED: Final = 13
+OPENED: Final = 14
+SEALED: Final = 15
+CURSOR: Final = 16
+LEASED: Final = 17
+SETTLED: Final = 18
+PARKED: Final = 19
+HANDED_OVER: Final = 20
+LOST: Final = 21
+UNGROUPED: Final = 22
+PRODUCED: Final = 23
+# Acts of nodes, about a partition:
+PUBLISHER: Final = 24
+TAGGED: Final = 25
+HANDED_OUT: Final = 26
+# Decided by the metadata machine, in the trace TOPICS_QUEUE:
+TOPIC: Final = 27
+RANGE: Final = 28
+GROUP: Final = 29
+GRANTED: Final = 30
+RELEASED: Final = 31
+ADVANCED: Final = 32
+SOUGHT: Final = 33
+GIVEN_UP: Final = 34
+NAME: Final = 35
+
+TOPICS_QUEUE: Final = "amq.topics"
+TOPICS_TYPE: Final = "topics"
+"""Under which the metadata group's trace of topics appears; it has no virtual host."""
+PARTITION_TYPE: Final = "partition"
+PARTITION_PREFIX: Final = "amq.partition."
+LOG_TYPES: Final = frozenset(("stream", PARTITION_TYPE, TOPICS_TYPE))
+"""Types whose messages stay when they are consumed."""
+
+TOPIC_DECIDED: Final = (
+    KEYED,
+    OPENED,
+    SEALED,
+    CURSOR,
+    LEASED,
+    SETTLED,
+    PARKED,
+    HANDED_OVER,
+    LOST,
+    UNGROUPED,
+    PRODUCED,
+    TOPIC,
+    RANGE,
+    GROUP,
+    GRANTED,
+    RELEASED,
+    ADVANCED,
+    SOUGHT,
+    GIVEN_UP,
+    NAME,
+)
+
 KIND_NAMES: Final = {
     PUBLISHED: "published",
     DELIVERED: "delivered",
@@ -71,6 +131,32 @@ KIND_NAMES: Final = {
     SUMMARY: "summary",
     MEMBER: "member",
 }
+TOPIC_KIND_NAMES: Final = {
+    KEYED: "keyed",
+    OPENED: "opened",
+    SEALED: "sealed",
+    CURSOR: "cursor",
+    LEASED: "leased",
+    SETTLED: "settled",
+    PARKED: "parked",
+    HANDED_OVER: "handed_over",
+    LOST: "lost",
+    UNGROUPED: "ungrouped",
+    PRODUCED: "produced",
+    PUBLISHER: "publisher",
+    TAGGED: "tagged",
+    HANDED_OUT: "handed_out",
+    TOPIC: "topic",
+    RANGE: "range",
+    GROUP: "group",
+    GRANTED: "granted",
+    RELEASED: "released",
+    ADVANCED: "advanced",
+    SOUGHT: "sought",
+    GIVEN_UP: "given_up",
+    NAME: "name",
+}
+"""Kinds that traces of ordered topics have beside the others."""
 
 REDELIVERED: Final = 1
 """delivered, sent: `redelivered` is shown to the consumer."""
@@ -96,6 +182,25 @@ CLOSED: Final = 512
 
 REPLICA: Final = 1024
 """member: the node has a replica of the queue."""
+
+EXTERNAL: Final = 2048
+"""sealed: the targets were opened before it."""
+PARKED_HEAD: Final = 4096
+"""handed_out: the head of a parked key that resumes, from its copy."""
+GROUP_GONE: Final = 8192
+"""group: it is deleted."""
+BY_TIME: Final = 16384
+"""released: its time ran out."""
+
+PARK: Final = 1
+PARK_BEHIND: Final = 2
+PARK_RESUMED: Final = 3
+PARK_DONE: Final = 4
+PARK_STOPPED: Final = 5
+PARK_SKIPPED: Final = 6
+PARK_REPLACED: Final = 7
+"""Reasons of parked: a failed message, one behind it; an operator resumes the key; the head was
+processed, failed again, was given up, got another content."""
 
 REJECTED: Final = 1
 OVER_DELIVERY_LIMIT: Final = 2

@@ -26,7 +26,7 @@ that answer was lost), or why nobody knows whether it is in the queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from convoymq.kernels import batch
@@ -177,7 +177,7 @@ class SessionClient(QueueClient):
         confirmed: list[int] | None = None
         done = self._target.applied(seq)
         if self.queue.trace is not None and not self.closed:
-            self.queue.trace.confirms(self.session, done)
+            self._trace_confirms(done)
         for command in done:
             tags = command.tags
             if tags:
@@ -327,6 +327,11 @@ class SessionClient(QueueClient):
         self._over_since_ms = -1
         self.waiting_since_ms = self.queue.clock.monotonic_ms()
 
+    def _trace_confirms(self, done: Sequence[PendingCommand], *, deleted: bool = False) -> None:
+        """Records that publishes are about to be confirmed; the queue is traced."""
+        if self.queue.trace is not None:
+            self.queue.trace.confirms(self.session, done, deleted=deleted)
+
     # --- flow and end --------------------------------------------------------------------
 
     def check_flow(self) -> None:
@@ -357,7 +362,7 @@ class SessionClient(QueueClient):
         with what it hears. Types end their consumers too."""
         waiting = self._take_pending()
         if self.queue.trace is not None and published_ok and not self.closed:
-            self.queue.trace.confirms(self.session, waiting, deleted=True)
+            self._trace_confirms(waiting, deleted=True)
         if renew:
             self._renew()
         if self.closed:

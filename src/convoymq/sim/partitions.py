@@ -6,6 +6,8 @@ asserts beyond `streams`:
 - the machine's state is that of the pure one;
 - what a publisher was told to be refused is not in the log, and what it was told to be safe is;
 - after a refusal nothing of the session is in the log;
+- messages of a producer with sequences are in the log as the pure machine decides about each, and
+  what it was told to be stored is;
 - a command is answered once, and before the end;
 - a fetch of a group shows messages of the log at their offsets.
 
@@ -20,7 +22,14 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError
 from convoymq.queues.interface import QueueClient
-from convoymq.queues.partition.codec import CMD_PARTITION, decode_command
+from convoymq.queues.partition.client import Enqueue, PartitionClient
+from convoymq.queues.partition.codec import (
+    CMD_PARTITION,
+    CMD_PRODUCE,
+    PackedRuns,
+    decode_command,
+    decode_runs,
+)
 from convoymq.queues.partition.machine import (
     CREATION,
     FIRST_OFFSET,
@@ -29,11 +38,21 @@ from convoymq.queues.partition.machine import (
 from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.partition.reads import Fetch, Fetched
 from convoymq.replication.machine import Machine
-from convoymq.sim.clients import Channel
+from convoymq.sim.clients import Channel, record_of
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.records import identity_of
 from convoymq.sim.streams import StreamChannel, StreamReferee
-from convoymq.topics.commands import AckRanges, Command, Lease, Open, OpenCursor, Seal
+from convoymq.topics.answers import RunsAnswer
+from convoymq.topics.commands import (
+    AckRanges,
+    Command,
+    Lease,
+    Open,
+    OpenCursor,
+    Produce,
+    ProducedRun,
+    Seal,
+)
 from convoymq.topics.lineage import PartitionState
 from convoymq.topics.partition import Outcome, PartitionMachine
 from convoymq.topics.refusals import Code
@@ -42,9 +61,11 @@ from convoymq.topics.routes import Span
 GROUP = "g"
 TELL_CHANCE = 0.2
 FETCH_CHANCE = 0.1
+PRODUCE_CHANCE = 0.3
 #: Of the commands that are told.
 SEAL_CHANCE = 0.01
 FETCH_WAIT_MS = 300
+COMMAND_HEADER_SIZE = 32
 
 
 class PartitionReferee(StreamReferee):
@@ -56,8 +77,14 @@ class PartitionReferee(StreamReferee):
         self.pure = PartitionMachine(settings["pid"], settings["lo"], settings["hi"], version)
         self.pure.open(Open(CREATION, version, 0))
         self.refused_sessions: set[int] = set()
+        self.announced: dict[int, PackedRuns] = {}
+        """Session -> runs of its next ENQUEUE."""
 
     def _enqueue(self, session: int, count: int, data: bytes, offset: int) -> None:
+        announced = self.announced.pop(session, None)
+        if announced is not None:
+            self._produce(announced, data, offset)
+            return
         is_open = self.pure.state is PartitionState.OPEN
         if not is_open or session in self.refused_sessions:
             self.refused_sessions.add(session)
@@ -65,7 +92,26 @@ class PartitionReferee(StreamReferee):
         super()._enqueue(session, count, data, offset)
         self.pure.append_until(len(self.log) + FIRST_OFFSET, 0)
 
+    def _produce(self, announced: PackedRuns, data: bytes, offset: int) -> None:
+        """Message by message."""
+        producer, epoch, runs = announced
+        row = 0
+        for run in runs:
+            for i in range(run.messages):
+                command = Produce(producer, epoch, run.lp, run.seq + i, b"", run.base)
+                if self.pure.produce(command).code is Code.OK:
+                    identity = identity_of(batch.record(data, offset, row))
+                    if identity in self.places:
+                        self.fail(f"{identity.hex()} is in the log twice")
+                    self.places[identity] = len(self.log)
+                    self.log.append(identity)
+                row += 1
+
     def _other(self, kind: int, arg: int, data: bytes, offset: int) -> None:
+        if kind == CMD_PRODUCE:
+            # The session rule has been checked; the session of the command stands in its head.
+            session = int.from_bytes(data[offset + 8 : offset + 16], "little")
+            self.announced[session] = decode_runs(batch.command_body(data, offset)[:arg])
         if kind == CMD_PARTITION:
             self.pure.apply(decode_command(batch.command_body(data, offset)[:arg]))
 
@@ -89,7 +135,8 @@ def _facts(state: PartitionMachine) -> list[object]:
         (name, own.group_epoch, own.lease_epoch, own.member, own.cursor.pack())
         for name, own in sorted(state.groups.items())
     ]
-    return [state.state, state.end_offset, state.close_offset, state.sealed_by, groups]
+    stored = {key: (row.epoch, row.last_seq) for key, row in state.dedup.rows.items()}
+    return [state.state, state.end_offset, state.close_offset, state.sealed_by, groups, stored]
 
 
 class PartitionChannel(StreamChannel):
@@ -99,6 +146,11 @@ class PartitionChannel(StreamChannel):
         super()._prepare()
         self._untold = 0
         self._unfetched = 0
+        self._unanswered = 0
+        self._messages: dict[int, list[bytes]] = {}
+        """Logical partition -> bodies by sequence, of this channel's producer."""
+        self._expected: dict[int, int] = {}
+        """Logical partition -> the next sequence, as far as it was told."""
 
     @property
     def _partition(self) -> PartitionReferee:
@@ -117,6 +169,59 @@ class PartitionChannel(StreamChannel):
             self._tell()
         if self._scheduler.chance(FETCH_CHANCE):
             self._fetch()
+        if self._scheduler.chance(PRODUCE_CHANCE):
+            self._produce()
+
+    # Producers with sequences.
+
+    def _produce(self) -> None:
+        """Sends runs that begin at the next sequence, before it, or behind it."""
+        client = self.client
+        assert isinstance(client, PartitionClient)
+        if not client.takes_runs:
+            return
+        runs: list[ProducedRun] = []
+        bodies: list[bytes] = []
+        for _ in range(self._scheduler.between(1, 3)):
+            lp = self._scheduler.between(0, 8)
+            first = self._expected.get(lp, 1)
+            if self._scheduler.chance(0.3):
+                first = max(1, first + self._scheduler.between(-3, 2))
+            count = self._scheduler.between(1, 4)
+            bodies += self._bodies(lp, first, count)
+            runs.append(ProducedRun(lp, first, count))
+        self._unanswered += 1
+        self._workload.published += len(bodies)
+        client.produce(
+            self.publisher,
+            1,
+            runs,
+            _enqueue_of(bodies),
+            lambda answer, error: self._on_produced(runs, answer),
+        )
+
+    def _bodies(self, lp: int, first: int, count: int) -> list[bytes]:
+        known = self._messages.setdefault(lp, [])
+        while len(known) < first + count - 1:
+            self._count += 1
+            identity = self.publisher.to_bytes(4, "big") + self._count.to_bytes(8, "big")
+            known.append(identity + bytes(self._scheduler.skewed(0, self.config.body_max)))
+        return known[first - 1 : first + count - 1]
+
+    def _on_produced(self, runs: list[ProducedRun], answer: RunsAnswer | None) -> None:
+        self._unanswered -= 1
+        if self._unanswered < 0:
+            raise InvariantBroken(f"{self.name}: runs were answered twice")
+        if answer is None or self.lost:
+            return
+        for run, its in zip(runs, answer.runs, strict=True):
+            if its.expected:
+                self._expected[run.lp] = its.expected
+            if its.code in (Code.OK, Code.DUPLICATE):
+                for body in self._bodies(run.lp, run.seq, run.messages):
+                    self._partition.on_confirmed(body[:12])
+
+    # Publishers without sequences.
 
     def on_closed(
         self, client: QueueClient, command: PendingCommand, code: Code, to_version: int
@@ -181,6 +286,19 @@ class PartitionChannel(StreamChannel):
     def waits_for(self) -> str:
         """Returns what is still outstanding; empty when nothing is."""
         missing = super().waits_for()
-        if self._untold or self._unfetched:
-            return f"{missing} {self._untold} commands told, {self._unfetched} fetches".strip()
+        if self._untold or self._unfetched or self._unanswered:
+            told = f"{self._untold} commands told, {self._unanswered} requests of its producer"
+            return f"{missing} {told}, {self._unfetched} fetches".strip()
         return missing
+
+
+def _enqueue_of(bodies: list[bytes]) -> Enqueue:
+    """Returns an ENQUEUE with these bodies, for a session that numbers it."""
+    builder = batch.CommandBuilder()
+    target = batch.PublishTarget(builder, 1, None)
+    for body in bodies:
+        target.publish(record_of(body), len(body), 0)
+    data = builder.take_entry(1, 1, 1, 0).data
+    ((_, flags, _, _, count, position, offset, _),) = batch.commands(data)
+    end = offset + position + 4 * (count + 1)
+    return flags, count, position, data[offset + COMMAND_HEADER_SIZE : end]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convoymq.client.client import QUEUE_TYPES
-from convoymq.client.errors import AccessRefused, NotFound
+from convoymq.client.errors import AccessRefused, ClientError, NotFound
 from convoymq.kernels import columns as bits
+from convoymq.model.columnar import ErrorCode
 from convoymq.spark import clients
 from convoymq.spark.errors import SourceError
 from convoymq.spark.offsets import Partition, Positions
@@ -111,16 +112,6 @@ class Streams:
         if isinstance(refusal, AccessRefused):
             raise refusal
 
-    def sample_row_bytes(self, stream: str, offset: int) -> float:
-        """Mean size of the messages from an offset on, by reading some. Works on any node."""
-        sample = self.client.fetch(
-            stream, offset, max_rows=_SAMPLE_ROWS, max_bytes=_SAMPLE_BYTES, columns=bits.VALUE
-        ).frame
-        if not sample.rows:
-            return 0.0
-        ends = sample.buffers(bits.VALUE)[1].cast("i")
-        return (ends[sample.rows] - ends[0]) / sample.rows
-
     def resolve(
         self, place: Place, states: Mapping[Partition, StreamState]
     ) -> dict[Partition, int]:
@@ -173,15 +164,45 @@ class Streams:
         return found
 
 
-def check_target(connection: Connection, name: str, *, stream: bool) -> None:
-    """Raises SourceError when there is no such stream, or queue that is no stream."""
+def sample_row_bytes(client: Client, stream: str, offset: int) -> float:
+    """Returns the mean size of the messages from an offset on, by reading some. Works on any
+    node."""
+    sample = client.fetch(
+        stream, offset, max_rows=_SAMPLE_ROWS, max_bytes=_SAMPLE_BYTES, columns=bits.VALUE
+    ).frame
+    if not sample.rows:
+        return 0.0
+    ends = sample.buffers(bits.VALUE)[1].cast("i")
+    return (ends[sample.rows] - ends[0]) / sample.rows
+
+
+def is_topic(client: Client, name: str) -> bool:
+    """Returns whether the user may read or write an ordered topic of this name."""
+    try:
+        client.topic_route(name, lineage=False)
+    except (AccessRefused, NotFound):
+        return False
+    except ClientError as error:
+        # A server of release 0.3 has no topics.
+        if error.code == ErrorCode.NOT_IMPLEMENTED:
+            return False
+        raise
+    return True
+
+
+def check_target(connection: Connection, name: str, *, stream: bool) -> bool:
+    """Returns whether it is an ordered topic. Raises SourceError when there is no such topic or
+    stream, or queue that is no stream."""
     client = clients.connect(connection)
     types = ("stream",) if stream else QUEUE_TYPES
     # A user who may write but not read sees nothing here: then the broker's own answer decides.
     if client.metadata(names=[name], types=types):
-        return
+        return False
+    if stream and is_topic(client, name):
+        return True
     if client.metadata(names=[name], types=QUEUE_TYPES):
         raise SourceError(explain_missing(client, [name]))
+    return False
 
 
 def explain_missing(client: Client, names: Iterable[str]) -> str:

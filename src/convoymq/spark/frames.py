@@ -73,9 +73,9 @@ class BatchMaker:
         rows = frame.rows
         match name:
             case "key":
-                return _binary(frame.buffers(bits.KEY), rows, wanted)
+                return binary_array(frame.buffers(bits.KEY), rows, wanted)
             case "value":
-                return _binary(frame.buffers(bits.VALUE), rows, wanted)
+                return binary_array(frame.buffers(bits.VALUE), rows, wanted)
             case "offset":
                 return _fixed(frame.offsets(), rows, wanted)
             case "timestamp":
@@ -83,7 +83,7 @@ class BatchMaker:
             case "timestampType":
                 return self._repeat(name, LOG_APPEND_TIME, wanted, rows)
             case "headers":
-                return _headers(frame.buffers(bits.HEADERS), rows, wanted)
+                return header_array(frame.buffers(bits.HEADERS), rows, wanted)
             case "exchange":
                 return _text(frame.buffers(bits.EXCHANGE), rows, wanted)
             case "routing_key":
@@ -145,7 +145,8 @@ def _fixed(buffer: memoryview, rows: int, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(buffer)])
 
 
-def _binary(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.Array:
+def binary_array(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.Array:
+    """Returns validity, offsets and bytes of a column as an array."""
     validity, offsets, data = buffers
     parts = [_validity(validity), pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(kind, rows, parts)
@@ -156,14 +157,17 @@ def _text(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _headers(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.Array:
+def header_array(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.Array:
+    """Returns the seven buffers of the headers' column as an array."""
     validity, lists, name_offsets, names, value_validity, value_offsets, values = buffers
     entries = len(name_offsets) // _INT32_BYTES - 1
     struct = kind.value_type
     pairs = pa.StructArray.from_arrays(
         [
             _text([name_offsets, names], entries, struct.field("key").type),
-            _binary([value_validity, value_offsets, values], entries, struct.field("value").type),
+            binary_array(
+                [value_validity, value_offsets, values], entries, struct.field("value").type
+            ),
         ],
         fields=list(struct),
     )

@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -124,6 +124,8 @@ class LagListener(StreamingQueryListener):
             for source in progress.sources:
                 ends = _positions(source.endOffset)
                 latest = _positions(source.latestOffset)
+                for known in (query.positions, query.lag):
+                    _forget_finished(known, ends)
                 query.positions.update(ends)
                 for key, end in ends.items():
                     query.lag[key] = max(0, latest.get(key, end) - end)
@@ -284,6 +286,15 @@ class LagListener(StreamingQueryListener):
                 raise
 
 
+def _forget_finished(
+    known: dict[tuple[str, int], int], ends: Mapping[tuple[str, int], int]
+) -> None:
+    """Forgets partitions of a topic that are read to their ends."""
+    names = {name for name, _ in ends}
+    for key in [key for key in known if key[0] in names and key not in ends]:
+        del known[key]
+
+
 def _positions(text: str | None) -> dict[tuple[str, int], int]:
     """Positions of one of our sources; nothing for those of others."""
     try:
@@ -292,6 +303,10 @@ def _positions(text: str | None) -> dict[tuple[str, int], int]:
             return {}
         if "queue" in decoded:
             return {(str(decoded["queue"]), 0): int(decoded["off"])} if "off" in decoded else {}
+        if "topic" in decoded:
+            topic = str(decoded["topic"])
+            cut = offsets.parse_topic(decoded, topic).cut
+            return {(topic, pid): offset for pid, offset in cut.items()}
         return dict(offsets.parse(decoded).ends)
     except (ValueError, TypeError, SourceError):
         return {}

@@ -9,6 +9,16 @@
                                           the one before: in the first batch, for new streams,
                                           behind a gap
 
+    {"v":1,"topic":"orders",              of a topic: its name,
+     "created":1700000000000,             its incarnation: when it was created,
+     "hash":[1024,0],                     number of logical partitions, and seed of the hash
+     "p":{"orders":{"1":7,"2":1}},        the cut behind the batch (`topic_planning`), by partition
+     "done":{"orders":{"0":1200}},        ends of partitions that the batch reads to their ends, and
+                                          which therefore stand in no cut any more
+     "from":{"orders":{"1":1}},           as above
+     "g":{"0":[17,0],"1":[21,1]}}         of all these partitions: Raft group, and the route version
+                                          that created it
+
 Spark compares offsets as text: keys are sorted, and nothing in them changes unless a position does.
 """
 
@@ -43,6 +53,41 @@ class Positions:
         return made
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPositions:
+    """A point in a topic."""
+
+    topic: str
+    created_ms: int
+    logical: int
+    hash_seed: int
+    cut: Mapping[int, int]
+    done: Mapping[int, int] = field(default_factory=dict)
+    starts: Mapping[int, int] = field(default_factory=dict)
+    origins: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """By partition its Raft group, and the route version that created it."""
+
+    @property
+    def version(self) -> int:
+        """Returns the newest route version that is needed to understand it."""
+        return max((version for _, version in self.origins.values()), default=0)
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the canonical form."""
+        made: dict[str, object] = {
+            "v": VERSION,
+            "topic": self.topic,
+            "created": self.created_ms,
+            "hash": [self.logical, self.hash_seed],
+            "p": {self.topic: _by_pid(self.cut)},
+        }
+        for name, offsets in (("done", self.done), ("from", self.starts)):
+            if offsets:
+                made[name] = {self.topic: _by_pid(offsets)}
+        made["g"] = {str(pid): list(pair) for pid, pair in sorted(self.origins.items())}
+        return made
+
+
 def symbol(kind: str) -> dict[str, object]:
     """Returns the initial offset of a query."""
     return {"v": VERSION, "start": kind}
@@ -65,6 +110,8 @@ def check_version(offset: Mapping[str, object]) -> None:
 def parse(offset: Mapping[str, object]) -> Positions:
     """Reads an offset that is not a symbol. Raises SourceError when it is not one of ours."""
     check_version(offset)
+    if "topic" in offset:
+        raise SourceError(f"the checkpoint is of topic {offset['topic']}, not of streams")
     try:
         return Positions(
             ends=_flat(offset["p"]),
@@ -72,9 +119,29 @@ def parse(offset: Mapping[str, object]) -> Positions:
             groups=_groups(offset.get("g", {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SourceError(
-            f"the checkpoint holds a damaged offset {str(offset)[:200]}: {error!r}"
-        ) from None
+        raise _damaged(offset, error) from None
+
+
+def parse_topic(offset: Mapping[str, object], topic: str) -> TopicPositions:
+    """Reads an offset of a topic that is not a symbol. Raises SourceError when it is none."""
+    check_version(offset)
+    if offset.get("topic") != topic:
+        found = f"topic {offset['topic']}" if "topic" in offset else "streams"
+        raise SourceError(f"the checkpoint is of {found}, not of topic {topic}")
+    try:
+        logical, seed = _pair(offset["hash"])
+        return TopicPositions(
+            topic=topic,
+            created_ms=number(offset, "created"),
+            logical=logical,
+            hash_seed=seed,
+            cut=_pids(offset["p"], topic),
+            done=_pids(offset.get("done", {}), topic),
+            starts=_pids(offset.get("from", {}), topic),
+            origins=_origins(offset["g"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(offset, error) from None
 
 
 def number(values: Mapping[str, object], name: str) -> int:
@@ -83,6 +150,34 @@ def number(values: Mapping[str, object], name: str) -> int:
     if not isinstance(found, int):
         raise SourceError(f"{name} is {found!r}, not a number")
     return found
+
+
+def _damaged(offset: Mapping[str, object], error: Exception) -> SourceError:
+    return SourceError(f"the checkpoint holds a damaged offset {str(offset)[:200]}: {error!r}")
+
+
+def _pair(found: object) -> tuple[int, int]:
+    if not isinstance(found, list) or not all(type(each) is int for each in found):
+        raise TypeError(f"{found!r} are no numbers")
+    first, second = found
+    return first, second
+
+
+def _origins(found: object) -> dict[int, tuple[int, int]]:
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{found!r} has no partitions")
+    return {int(pid): _pair(each) for pid, each in found.items()}
+
+
+def _by_pid(numbers: Mapping[int, int]) -> dict[str, int]:
+    return {str(pid): number for pid, number in sorted(numbers.items())}
+
+
+def _pids(nested: object, topic: str) -> dict[int, int]:
+    found = _flat(nested)
+    if any(name != topic for name, _ in found):
+        raise ValueError(f"{nested!r} is not of {topic}")
+    return {pid: number for (_, pid), number in found.items()}
 
 
 def _nested(flat: Mapping[Partition, int]) -> dict[str, dict[str, int]]:

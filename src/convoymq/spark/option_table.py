@@ -183,12 +183,30 @@ STREAM_OPTIONS = (
     _option("subscribePattern", Use.READ, parse.pattern, None, "regular expression of streams"),
     _option("assign", Use.READ, parse.assignment, None, 'streams as JSON: `{"flights":[0]}`'),
     _option(
+        "topic",
+        Use.ALL,
+        parse.text,
+        None,
+        "reading: one ordered topic, instead of streams. Writing: the stream or topic to write to; "
+        "without it the column `topic` decides, by streams",
+    ),
+    _option(
+        "afterClose",
+        Use.STREAM_READ,
+        parse.one_of("next-batch", "same-batch"),
+        None,
+        "of a topic: whether a micro-batch that reads a partition to its end goes on with what "
+        "came after a split, merge or move. `next-batch` (default): no, so each key is in one "
+        "task, in order. `same-batch`: yes; sort by `order_token`",
+    ),
+    _option(
         "startingOffsets",
         Use.READ,
         parse.place,
         None,
         'where a new query begins: `earliest`, `latest` (streaming only) or `{"flights":{"0":23}}` '
-        "with -2 = earliest, -1 = latest. Default: `latest` streaming, `earliest` in a batch",
+        "with -2 = earliest, -1 = latest; of a topic by partition, so that all keys have one "
+        "place. Default: `latest` streaming, `earliest` in a batch",
     ),
     _option(
         "startingTimestamp",
@@ -287,13 +305,6 @@ STREAM_OPTIONS = (
         "read from the files of a node on the same machine, where a task may open them",
     ),
     *FETCH_OPTIONS,
-    _option(
-        "topic",
-        Use.WRITE,
-        parse.text,
-        None,
-        "stream to write to; without it the column `topic` decides",
-    ),
     *SINK_OPTIONS,
 )
 

@@ -31,7 +31,7 @@ _UNITS_MS = {
 _UNITS_BYTES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 Offsets = dict[tuple[str, int], int]
-"""Offset, or time in ms, by stream and partition. A stream has one partition, 0."""
+"""Offset, or time in ms, by stream or topic, and partition. A stream has one partition, 0."""
 
 
 def text(value: str) -> str:
@@ -196,15 +196,18 @@ def _object(value: str) -> Mapping[str, Json]:
     return decoded
 
 
+def _is_partition(name: str) -> bool:
+    return re.fullmatch(r"0|[1-9]\d{0,9}", name) is not None
+
+
 def _by_partition(value: str, least: int) -> Offsets:
     found: Offsets = {}
     for stream, partitions in _object(value).items():
-        if not isinstance(partitions, dict) or list(partitions) != ["0"]:
-            raise ValueError(
-                f'a stream has one partition, 0: write {{{json.dumps(stream)}:{{"0":23}}}}'
-            )
-        number = partitions["0"]
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise ValueError(f"{stream}: {number!r} is not a whole number from {least} on")
-        found[(stream, 0)] = number
+        named = isinstance(partitions, dict) and all(map(_is_partition, partitions))
+        if not isinstance(partitions, dict) or not partitions or not named:
+            raise ValueError(f'must name partitions: {{{json.dumps(stream)}:{{"0":23}}}}')
+        for partition, number in partitions.items():
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
+                raise ValueError(f"{stream}: {number!r} is not a whole number from {least} on")
+            found[(stream, int(partition))] = number
     return found

@@ -88,6 +88,14 @@ class Connection:
         )
 
 
+_SELECTING = ("subscribe", "subscribePattern", "assign", "topic")
+_UNFIT_FOR_TOPIC = (
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "groupId",
+    "pushdown",
+)
+"""Options that a read of a topic does not serve."""
 PARTS_PER_S = 50
 PART_BYTES_MIN = 64 << 10
 
@@ -156,13 +164,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamReadOptions:
-    """Of a read of streams."""
+    """Of a read of streams, or of an ordered topic."""
 
     connection: Connection
     fetching: Fetching
     streams: tuple[str, ...]
-    """Named by `subscribe` or `assign`; empty with a pattern."""
+    """Named by `subscribe` or `assign`; empty with a pattern, and with a topic."""
     pattern: str | None
+    topic: str | None
+    same_batch: bool
+    """Of a topic: a batch goes on with what comes after a partition that it reads to its end."""
     starting: Place
     ending: Place
     limits: Limits
@@ -175,10 +186,13 @@ class StreamReadOptions:
     def of(cls, values: OptionValues, use: Use) -> StreamReadOptions:
         """From parsed options. Raises OptionError when they do not fit together."""
         check_use("convoymq", values, use)
-        selected = [n for n in ("subscribe", "subscribePattern", "assign") if values[n] is not None]
+        selected = [name for name in _SELECTING if values[name] is not None]
         if len(selected) != 1:
             found = f", not {' and '.join(selected)}" if selected else ""
-            raise OptionError(f"give one of subscribe, subscribePattern and assign{found}")
+            raise OptionError(f"give one of subscribe, subscribePattern, assign and topic{found}")
+        for name in _UNFIT_FOR_TOPIC if values["topic"] is not None else ("afterClose",):
+            if name in values["given"]:
+                raise OptionError(f"option {name} has no meaning with {selected[0]}")
         rows_min, rows_max = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
         if rows_min is not None and rows_max is not None and rows_min > rows_max:
             raise OptionError(
@@ -189,6 +203,8 @@ class StreamReadOptions:
             fetching=Fetching.of(values),
             streams=values["subscribe"] or values["assign"] or (),
             pattern=values["subscribePattern"],
+            topic=values["topic"],
+            same_batch=use is Use.BATCH_READ or values["afterClose"] == "same-batch",
             starting=_starting(values, "earliest" if use is Use.BATCH_READ else "latest"),
             ending=_ending(values),
             limits=Limits(
@@ -215,16 +231,21 @@ class StreamReadOptions:
 
     def _check_places(self) -> None:
         """Offsets by stream name exactly the streams that are read, as Kafka demands."""
+        if self.topic is None:
+            for place in (self.starting, self.ending):
+                if any(partition for _, partition in place.by_partition):
+                    raise OptionError("a stream has one partition, 0, in offsets and times")
         if self.pattern is not None:
             return
         for name, place in (("starting", self.starting), ("ending", self.ending)):
             if not place.by_partition:
                 continue
             placed = {stream for stream, _ in place.by_partition}
-            if placed != set(self.streams):
+            read = self.streams if self.topic is None else (self.topic,)
+            if placed != set(read):
                 raise OptionError(
                     f"the {name} offsets are for {_listed(placed)}, "
-                    f"but what is read is {_listed(self.streams)}"
+                    f"but what is read is {_listed(read)}"
                 )
 
 

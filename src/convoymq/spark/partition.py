@@ -3,9 +3,12 @@ task."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
+
+from convoymq.topics.lineage import FIRST_USER_OFFSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,51 @@ class StreamRange(InputPartition):
     end: int
     group: int = 0
     """The stream's incarnation: offsets mean nothing in another one of its name. 0 = not known."""
+
+    @property
+    def subject(self) -> str:
+        """Returns what is read, for texts."""
+        return f"stream {self.stream}"
+
+    @property
+    def constants(self) -> Mapping[str, object]:
+        """Returns the columns that have one value in all rows."""
+        return {"topic": self.stream, "partition": self.partition}
+
+    def shown(self, offset: int) -> int:
+        """Returns an offset as people know it."""
+        return offset
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRange(StreamRange):
+    """A part of a topic's partition, which is read as a stream: `start` and `end` are offsets of
+    that stream, whose first message is the partition's message `FIRST_USER_OFFSET`."""
+
+    topic: str = ""
+    logical: int = 1
+    hash_seed: int = 0
+    created_version: int = 0
+    """Route version that created the partition."""
+
+    @property
+    def subject(self) -> str:
+        """See the base."""
+        return f"topic {self.topic}, partition {self.partition}"
+
+    @property
+    def constants(self) -> Mapping[str, object]:
+        """See the base."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "pid": self.partition,
+            "route_version": self.created_version,
+        }
+
+    def shown(self, offset: int) -> int:
+        """See the base."""
+        return offset + FIRST_USER_OFFSET
 
 
 @dataclass(frozen=True, slots=True)

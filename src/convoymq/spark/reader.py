@@ -9,7 +9,6 @@ again after a restart, `commit` never for the last batch.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -29,23 +28,17 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     StringStartsWith,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from convoymq.client.errors import ClientError
 from convoymq.spark import offsets, planning, reading
-from convoymq.spark.broker import Streams, StreamState
+from convoymq.spark.broker import Streams, StreamState, sample_row_bytes
 from convoymq.spark.errors import DataLoss, SourceError
 from convoymq.spark.frames import BatchMaker
 from convoymq.spark.offsets import Partition, Positions
 from convoymq.spark.partition import StreamRange
 from convoymq.spark.schema import STREAM_COLUMNS, check_schema
+from convoymq.spark.triggers import Triggers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -161,11 +154,10 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_schema(STREAM_COLUMNS, schema)
         self._options = options
         self._maker = BatchMaker(schema, STREAM_COLUMNS)
-        self._delay = planning.TriggerDelay(options.limits)
+        self._triggers = Triggers(options)
         self._target: dict[Partition, int] | None = None
         self._latest: Positions | None = None
         self._stored: Mapping[str, object] | None = None
-        self._idle_since: float | None = None
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
         """Returns a word: what it means is pinned in the first end offset."""
@@ -173,14 +165,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Returns the limit that Spark hands to `latestOffset`, unless a trigger overrides it."""
-        limits = self._options.limits
-        if limits.rows_max is not None:
-            return ReadMaxRows(limits.rows_max)
-        if limits.bytes_max is not None:
-            return ReadMaxBytes(limits.bytes_max)
-        if limits.rows_min is not None:
-            return ReadMinRows(limits.rows_min)
-        return ReadAllAvailable()
+        return self._triggers.default_limit()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fixes the end of the query: later messages belong to the next run."""
@@ -195,7 +180,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             SourceError: a stream is missing, or the checkpoint is not one of these streams.
             ClientError: the broker did not answer before the deadline, or refused.
         """
-        self._pace()
+        self._triggers.pace(bounded=self._target is not None)
         begun = None if offsets.is_symbol(start) else offsets.parse(start)
         if begun is not None:
             self._store(start)
@@ -212,9 +197,9 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shares = self._shares(begins, states, limit)
         same_streams = begun is not None and begins.keys() == begun.ends.keys()
         if same_streams and not moved and not any(shares.values()):
-            self._idle_since = time.monotonic()
+            self._triggers.note(idle=True)
             return start
-        self._idle_since = None
+        self._triggers.note(idle=False)
         return Positions(
             ends={key: begin + shares.get(key, 0) for key, begin in begins.items()},
             starts=moved,
@@ -255,12 +240,6 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- parts of latestOffset ---------------------------------------------------------------
 
-    def _pace(self) -> None:
-        """Spark asks an idle source a hundred times a second; the broker need not hear of each."""
-        if self._idle_since is not None and self._target is None:
-            due = self._idle_since + self._options.poll_interval_ms / 1000
-            time.sleep(max(0.0, due - time.monotonic()))
-
     def _first(
         self, streams: Streams, states: Mapping[Partition, StreamState]
     ) -> dict[Partition, int]:
@@ -284,7 +263,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             known = begun.groups.get(key[0], 0)
             if known and state.group and known != state.group:
                 text = f"stream {key[0]} was deleted and declared again since offset {at} was read"
-                _lose(options, text)
+                lose(options, text)
                 begins[key] = moved[key] = state.earliest
             elif at < state.earliest:
                 begins[key] = moved[key] = _kept(options, key, at, state)
@@ -295,7 +274,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key, at in begun.ends.items():
             still_wanted = options.pattern is not None or key[0] in options.streams
             if key not in states and still_wanted:
-                _lose(options, f"stream {key[0]}, read up to offset {at}, was deleted")
+                lose(options, f"stream {key[0]}, read up to offset {at}, was deleted")
         return begins, moved
 
     def _shares(
@@ -306,15 +285,13 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[Partition, int]:
         """Returns the rows that each stream gives to the batch."""
         backlog = {key: max(0, states[key].latest - begin) for key, begin in begins.items()}
-        rows = sum(backlog.values())
-        if not rows or isinstance(limit, ReadAllAvailable):
-            return backlog
-        limits = self._options.limits
-        now_ms = int(time.monotonic() * 1000)
-        if self._target is None and self._delay.holds(rows, now_ms):
-            return {}
-        size = self._bytes_of(backlog, begins, states) if limits.bytes_max is not None else 0
-        return planning.share(planning.allowed_rows(limits, rows, size), backlog)
+        allowed = self._triggers.allowed(
+            sum(backlog.values()),
+            lambda: self._bytes_of(backlog, begins, states),
+            limit,
+            bounded=self._target is not None,
+        )
+        return planning.share(allowed, backlog) if allowed else {}
 
     def _bytes_of(
         self,
@@ -326,7 +303,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key, rows in backlog.items():
             mean = states[key].row_bytes
             if mean is None and rows:
-                mean = Streams(self._options).sample_row_bytes(key[0], begins[key])
+                mean = sample_row_bytes(Streams(self._options).client, key[0], begins[key])
             total += rows * (mean or 0.0)
         return int(total)
 
@@ -397,18 +374,19 @@ def _kept(options: StreamReadOptions, key: Partition, wanted: int, state: Stream
     """Returns the offset itself, or where to go on when it is gone or never was. Raises
     DataLoss."""
     if wanted < state.earliest:
-        _lose(
+        lose(
             options,
             f"stream {key[0]}: offset {wanted} is wanted, the earliest kept is {state.earliest}",
         )
         return state.earliest
     if wanted > state.latest:
-        _lose(options, f"stream {key[0]}: offset {wanted} is wanted, but its end is {state.latest}")
+        lose(options, f"stream {key[0]}: offset {wanted} is wanted, but its end is {state.latest}")
         return state.latest
     return wanted
 
 
-def _lose(options: StreamReadOptions, text: str) -> None:
+def lose(options: StreamReadOptions, text: str) -> None:
+    """Raises DataLoss, or says that the read goes on."""
     if options.fail_on_data_loss:
         raise DataLoss(f"{text}. {_GO_ON}")
     log.warning("%s", text)

@@ -40,9 +40,8 @@ def read_stream(
         DataLoss: some are gone and `fail_on_data_loss` is set; otherwise the read goes on behind
             the gap.
     """
-    constants = {"topic": part.stream, "partition": part.partition}
     fetched = _stream_frames(connection, fetching, maker.bits, part, fail_on_data_loss)
-    yield from _batches(fetched, fetching, maker, constants)
+    yield from _batches(fetched, fetching, maker, part.constants)
 
 
 def read_reservation(
@@ -100,9 +99,10 @@ def _stream_frames(
                 group=part.group,
             )
         except errors.OffsetOutOfRange as error:
+            last = part.shown(min(error.first, part.end) - 1)
             text = (
-                f"stream {part.stream}: messages {offset} to {min(error.first, part.end) - 1} are "
-                f"gone; the earliest kept is {error.first}"
+                f"{part.subject}: messages {part.shown(offset)} to {last} are "
+                f"gone; the earliest kept is {part.shown(error.first)}"
             )
             if fail_on_data_loss or error.first <= offset:
                 raise DataLoss(f"{text}. failOnDataLoss=false goes on behind the gap") from error
@@ -112,7 +112,8 @@ def _stream_frames(
         except errors.NotFound as error:
             again = isinstance(error, errors.Recreated)
             fate = "was deleted and declared again" if again else "is gone"
-            text = f"stream {part.stream} {fate}: messages {offset} to {part.end - 1} are lost"
+            first, last = part.shown(offset), part.shown(part.end - 1)
+            text = f"{part.subject} {fate}: messages {first} to {last} are lost"
             if fail_on_data_loss:
                 raise DataLoss(f"{text}. failOnDataLoss=false goes on without them") from error
             log.warning("%s", text)

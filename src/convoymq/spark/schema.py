@@ -72,6 +72,20 @@ STREAM_COLUMNS: Mapping[str, Column] = {
     ),
 }
 
+_ORDER_KEY = bits.ROUTING_KEY | bits.HEADERS
+"""Where the order key of a message stands."""
+
+TOPIC_COLUMNS: Mapping[str, Column] = {
+    **STREAM_COLUMNS,
+    # A topic may take messages without a key, which then have no logical partition either.
+    "key": Column(BinaryType(), _ORDER_KEY, nullable=True),
+    "lp": Column(IntegerType(), _ORDER_KEY, nullable=True),
+    "pid": Column(IntegerType(), 0),
+    "route_version": Column(LongType(), 0),
+    "order_token": Column(StringType(), 0),
+}
+"""Those of streams, and a message's place in its topic."""
+
 QUEUE_COLUMNS: Mapping[str, Column] = {
     "key": STREAM_COLUMNS["key"],
     "value": STREAM_COLUMNS["value"],

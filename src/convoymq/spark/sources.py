@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from convoymq.spark import options
 from convoymq.spark.option_table import OptionValues, Use, parse_options
-from convoymq.spark.schema import QUEUE_COLUMNS, STREAM_COLUMNS, Column, full_schema
+from convoymq.spark.schema import QUEUE_COLUMNS, STREAM_COLUMNS, TOPIC_COLUMNS, Column, full_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -27,21 +27,31 @@ class StreamSource:
         self._values = parse_options("convoymq", given)
 
     def schema(self) -> StructType:
-        """Kafka's columns, and those that options add."""
-        return _schema(STREAM_COLUMNS, self._values)
+        """Kafka's columns, and those that options add; of a topic those of places, too."""
+        of_topic = self._values["topic"] is not None
+        return _schema(TOPIC_COLUMNS if of_topic else STREAM_COLUMNS, self._values)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Returns a batch read."""
         from convoymq.spark.reader import BatchReader, FilteringBatchReader
 
         read = options.StreamReadOptions.of(self._values, Use.BATCH_READ)
+        if read.topic is not None:
+            from convoymq.spark.topic_reader import TopicBatchReader
+
+            return TopicBatchReader(read, schema)
         return FilteringBatchReader(read, schema) if read.pushdown else BatchReader(read, schema)
 
     def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         """Returns a streaming read."""
         from convoymq.spark.reader import MicroBatchReader
 
-        return MicroBatchReader(options.StreamReadOptions.of(self._values, Use.STREAM_READ), schema)
+        read = options.StreamReadOptions.of(self._values, Use.STREAM_READ)
+        if read.topic is not None:
+            from convoymq.spark.topic_reader import TopicMicroBatchReader
+
+            return TopicMicroBatchReader(read, schema)
+        return MicroBatchReader(read, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Returns a batch write."""

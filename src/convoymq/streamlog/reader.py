@@ -112,7 +112,8 @@ class ChunkReader:
         command, count, size = self._chunks[self._at]
         first = self._record
         left = count - first
-        taken = min(left, rows_max)
+        # Of the last chunk of an index range the rest may not have been stored.
+        taken = min(left, rows_max, self._end - self.offset)
         if size * taken > bytes_max * count:
             taken = max(1, min(taken, bytes_max * count // size))
         self.last_bytes = size * taken // count

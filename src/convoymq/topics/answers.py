@@ -46,6 +46,32 @@ class ProduceAnswer:
     targets: tuple[Span, ...] = ()
 
 
+class RunAnswer(NamedTuple):
+    """To one run of a produce request. `stored`: so many of its last messages were stored now, the
+    first of them at `offset`; `expected`: the next sequence of its logical partition."""
+
+    code: Code
+    offset: int = -1
+    stored: int = 0
+    expected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunsAnswer:
+    """To a produce request with runs, in their order. CLOSED: the targets are those of route
+    `to_version`."""
+
+    runs: tuple[RunAnswer, ...]
+    to_version: int = 0
+    targets: tuple[Span, ...] = ()
+
+    @property
+    def code(self) -> Code:
+        """Returns the code of the first run that is not stored; OK when there is none."""
+        stored = (Code.OK, Code.DUPLICATE)
+        return next((run.code for run in self.runs if run.code not in stored), Code.OK)
+
+
 @dataclass(frozen=True, slots=True)
 class SealAnswer:
     """To a seal. `by` is the change that has sealed the partition; `external`: it knows that the
@@ -87,10 +113,12 @@ class ParkAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ProducerAnswer:
-    """To a new producer session: (lp, last sequence, last source position) of what is stored."""
+    """To a new producer session: (lp, last sequence, last source position) of what is stored, and
+    the epoch of the newest session that is known."""
 
     code: Code
     stored: tuple[tuple[int, int, bytes], ...] = ()
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from convoymq.topics.order_token import OrderToken
 from convoymq.topics.routes import Span
@@ -28,9 +29,30 @@ class Produce:
     source_pos: bytes = b""
 
 
+class ProducedRun(NamedTuple):
+    """Messages of one logical partition with sequences in succession. `base`: as in `Produce`;
+    `source_pos`: of the last one."""
+
+    lp: int
+    seq: int
+    messages: int
+    base: int = 0
+    source_pos: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceRuns:
+    """Messages of a producer with sequences, in the order of their runs."""
+
+    producer: int
+    epoch: int
+    runs: tuple[ProducedRun, ...]
+    time_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class OpenProducer:
-    """Begins a session of a producer and fences its older ones."""
+    """Begins a session of a producer and fences its older ones. `epoch` 0: only asks."""
 
     producer: int
     epoch: int
@@ -134,10 +156,11 @@ class DoneParked:
 
 @dataclass(frozen=True, slots=True)
 class ResumeParked:
-    """An operator has a parked key delivered again."""
+    """An operator has a parked key delivered again. `once`: its first message only."""
 
     group: str
     key: bytes
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +214,7 @@ class DropGroup:
 
 Command = (
     Produce
+    | ProduceRuns
     | OpenProducer
     | ExpireProducers
     | Open

@@ -16,8 +16,8 @@ The next message of a key is handed out only when the answer is there, so it nev
 acknowledgement of the one before is in force (I14). A parked key that resumes is handled in the
 same lane, head by head.
 
-A revoked lease is released when its lanes have finished what they had begun; a lease that ended is
-given up at once, what still runs is not acknowledged.
+A revoked lease is released when its lanes have finished what they had begun, at the latest after
+`drain_ms`; a lease that ended is given up at once. What still runs then is not acknowledged.
 
 Source: ordered topics, sections 6.3, 9.2, 9.3 and 10.3.
 """
@@ -37,8 +37,8 @@ from convoymq.topics.answers import (
     Record,
 )
 from convoymq.topics.commands import Ack, DoneParked, Park
-from convoymq.topics.coordinator import MARGIN_MS, TTL_MS, Leases
 from convoymq.topics.cursor import Cursor
+from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Leases
 from convoymq.topics.leaseholder import LOST, RENEW_MS, HeldLease, Leaseholder, SendHeartbeat
 from convoymq.topics.refusals import Code
 
@@ -139,6 +139,11 @@ class Held(HeldLease):
     next_offset: int = -1
     fetch_due_ms: int = 0
     fetching: bool = False
+    waiting_bytes: int = 0
+    """Of the messages in the queues of the lanes."""
+    revoked_ms: int = -1
+    abandoned: bool = False
+    """Given up with handlers that run."""
 
     @property
     def busy(self) -> bool:
@@ -156,6 +161,10 @@ class GroupConsumer(Leaseholder[Held]):
 
     Args:
         lane_hash: of a key; independent of the hash that makes logical partitions.
+        window: messages of a partition that wait or are handled; beyond it nothing is fetched.
+        window_bytes: likewise, of those that wait; 0 = no bound.
+        retries: how often a handler is called again, before its message is parked; -1 = for ever.
+        drain_ms: how long handlers may run on under a revoked lease; 0 = no bound.
     """
 
     def __init__(
@@ -166,21 +175,25 @@ class GroupConsumer(Leaseholder[Held]):
         *,
         lanes: int = LANES,
         window: int = WINDOW,
+        window_bytes: int = 0,
         retries: int = RETRIES,
         retry_ms: int = RETRY_MS,
         ttl_ms: int = TTL_MS,
         margin_ms: int = MARGIN_MS,
         renew_ms: int = RENEW_MS,
         timeout_ms: int = TIMEOUT_MS,
+        drain_ms: int = 0,
     ) -> None:
         super().__init__(member, ttl_ms=ttl_ms, margin_ms=margin_ms, renew_ms=renew_ms)
         self.group = group
         self._lane_hash = lane_hash
         self.lanes = lanes
         self.window = window
+        self.window_bytes = window_bytes
         self.retries = retries
         self.retry_ms = retry_ms
         self.timeout_ms = timeout_ms
+        self.drain_ms = drain_ms
         self._next_number = 1
         self._actions: list[Action] = []
 
@@ -196,7 +209,7 @@ class GroupConsumer(Leaseholder[Held]):
 
     def running_of(self, held: Held) -> int:
         """Returns how many handlers run for a lease that ends."""
-        return sum(lane.running for lane in held.lanes)
+        return 0 if held.abandoned else sum(lane.running for lane in held.lanes)
 
     def on_fetched(self, fetch: Fetch, answer: FetchAnswer, now_ms: int) -> None:
         """Messages arrived, or a refusal."""
@@ -214,7 +227,7 @@ class GroupConsumer(Leaseholder[Held]):
             held.next_offset = answer.next_offset
             if not held.revoked:
                 for record in answer.records:
-                    self._lane_of(held, record.key).queue.append(Work(record.key, record))
+                    self._queue(held, Work(record.key, record))
         self.step(now_ms)
 
     def _take_view(self, held: Held, view: GroupView) -> None:
@@ -229,12 +242,16 @@ class GroupConsumer(Leaseholder[Held]):
             if head is not None:
                 self._queue_head(held, key, head)
 
+    def _queue(self, held: Held, work: Work) -> None:
+        held.waiting_bytes += len(work.record.message)
+        self._lane_of(held, work.key).queue.append(work)
+
     def _queue_head(self, held: Held, key: bytes, head: ParkedEntry) -> None:
         """The head of a key that resumes waits in its lane once."""
         lane = self._lane_of(held, key)
         works = [*lane.queue, lane.work]
         if not any(w is not None and w.key == key and w.parked is not None for w in works):
-            lane.queue.append(Work(key, head))
+            self._queue(held, Work(key, head))
 
     def _lane_of(self, held: Held, key: bytes) -> Lane:
         return held.lanes[self.lane_of(key, len(held.lanes))]
@@ -257,7 +274,7 @@ class GroupConsumer(Leaseholder[Held]):
         lane.running = False
         if not ok:
             work.failures += 1
-        if not ok and work.failures <= self.retries:
+        if not ok and (self.retries < 0 or work.failures <= self.retries):
             lane.due_ms = now_ms + self.retry_ms
         elif isinstance(work.record, ParkedEntry):
             done = DoneParked(
@@ -268,6 +285,21 @@ class GroupConsumer(Leaseholder[Held]):
             self._ack(held, lane, work.record, now_ms)
         else:
             self._park(held, lane, work.record, now_ms, follow=False)
+        self.step(now_ms)
+
+    def on_unhandled(self, handle: Handle, now_ms: int) -> None:
+        """The application has not begun with a message, and will not now: its lane begins again
+        when it may."""
+        held = self.held.get(handle.pid)
+        if held is None or held.epoch != handle.epoch:
+            self.handled_late(handle.pid, handle.epoch)
+        else:
+            lane = held.lanes[handle.lane]
+            work, lane.work, lane.running = lane.work, None, False
+            assert work is not None
+            if not held.revoked:
+                held.waiting_bytes += len(work.record.message)
+                lane.queue.appendleft(work)
         self.step(now_ms)
 
     def on_answer(self, request: Request, answer: AckAnswer | ParkAnswer, now_ms: int) -> None:
@@ -306,6 +338,7 @@ class GroupConsumer(Leaseholder[Held]):
         head = held.parked.get(work.key)
         if answer.code is Code.NOT_PARKED and work.parked is None:
             # The key was released meanwhile: the message is handed out as any other.
+            held.waiting_bytes += len(work.record.message)
             lane.queue.appendleft(work)
         elif head is not None:
             self._queue_head(held, work.key, head)
@@ -320,8 +353,8 @@ class GroupConsumer(Leaseholder[Held]):
     def step(self, now_ms: int) -> None:
         """Does whatever is possible now. Safe at any time, as often as wanted."""
         for held in list(self.held.values()):
-            if held.revoked:
-                self._give_back(held, now_ms)
+            if held.revoked and self._give_back(held, now_ms):
+                continue
             for number, lane in enumerate(held.lanes):
                 self._step_lane(held, number, lane, now_ms)
             self._change_lanes(held)
@@ -336,6 +369,8 @@ class GroupConsumer(Leaseholder[Held]):
         for held in self.held.values():
             if self._may_fetch(held):
                 times.append(held.fetch_due_ms)
+            elif held.revoked_ms >= 0 and self.drain_ms:
+                times.append(held.revoked_ms + self.drain_ms)
             startable = self.may_start(held, now_ms)
             times += [
                 lane.due_ms
@@ -363,7 +398,9 @@ class GroupConsumer(Leaseholder[Held]):
                 self._start(held, number, lane, lane.work)
             return
         while lane.queue and lane.work is None and not held.revoked:
-            self._begin(held, number, lane, lane.queue.popleft(), now_ms)
+            work = lane.queue.popleft()
+            held.waiting_bytes -= len(work.record.message)
+            self._begin(held, number, lane, work, now_ms)
 
     def _begin(self, held: Held, number: int, lane: Lane, work: Work, now_ms: int) -> None:
         record = work.record
@@ -426,13 +463,20 @@ class GroupConsumer(Leaseholder[Held]):
         lane.due_ms = now_ms + self.timeout_ms
         self._actions.append(lane.request)
 
-    def _give_back(self, held: Held, now_ms: int) -> None:
-        """A revoked lease: nothing is begun; it is released when nothing runs."""
+    def _give_back(self, held: Held, now_ms: int) -> bool:
+        """A revoked lease: nothing is begun; it is released when nothing runs. Returns whether it
+        is."""
         for lane in held.lanes:
             lane.queue.clear()
-        if not held.busy:
-            self.end(held)
-            self.heartbeat_due_ms = now_ms
+        held.waiting_bytes = 0
+        if held.revoked_ms < 0:
+            held.revoked_ms = now_ms
+        held.abandoned = self.drain_ms > 0 and now_ms >= held.revoked_ms + self.drain_ms
+        if held.busy and not held.abandoned:
+            return False
+        self.end(held)
+        self.heartbeat_due_ms = now_ms
+        return True
 
     def set_lanes(self, lanes: int) -> None:
         """Another number of lanes; a partition takes it when its lanes are empty."""
@@ -449,7 +493,8 @@ class GroupConsumer(Leaseholder[Held]):
 
     def _may_fetch(self, held: Held) -> bool:
         changing = len(held.lanes) != self.lanes
-        return not held.revoked and not changing and held.queued < self.window
+        full = 0 < self.window_bytes <= held.waiting_bytes
+        return not (held.revoked or changing or full) and held.queued < self.window
 
     def _fetch(self, held: Held, now_ms: int) -> None:
         if not self._may_fetch(held) or now_ms < held.fetch_due_ms:

@@ -20,7 +20,7 @@ Source: ordered topics, sections 5, 6 and 9.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from convoymq.topics.answers import Answer, HandOverAnswer
@@ -36,12 +36,11 @@ from convoymq.topics.group import (
     Owner,
     Release,
 )
+from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases
 from convoymq.topics.lineage import Lineage, Mode, PartitionState
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import Span
 
-TTL_MS = 10_000
-MARGIN_MS = 1_000
 RETRY_MS = 200
 ASKED_KEPT_MAX = 1024
 
@@ -59,34 +58,6 @@ class Tell:
 
     pid: int
     command: HandOver | OpenCursor | Lease
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """A member renews what it holds, and says what it holds no more. Times are the member's.
-
-    What still runs under a lease that has ended counts as held. `group_epoch`: of the latest answer
-    that the member has seen.
-    """
-
-    member: str
-    sent_ms: int
-    group_epoch: int
-    held: Mapping[int, int]
-    released: Mapping[int, int]
-    leaves: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Leases:
-    """The answer to a heartbeat. Leases that are not listed have ended; revoked ones are to be
-    released when what runs has finished."""
-
-    member: str
-    sent_ms: int
-    group_epoch: int
-    leases: Mapping[int, int]
-    revoked: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)

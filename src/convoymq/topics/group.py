@@ -29,7 +29,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple
 
 from convoymq.topics.lineage import Mode
@@ -101,6 +101,24 @@ class Expire:
     idle_since_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Messages of a partition that the group goes on without (I15): what it had not acknowledged
+    there, and what it had parked there."""
+
+    pid: int
+    group_epoch: int
+    first: int
+    """The first offset that was not acknowledged, as far as known."""
+    end: int | None
+    """Offset behind the last message; None: nobody knows."""
+    parked_keys: int | None
+    """Keys that were parked in the partition; None: nobody knows."""
+    reason: str
+    time_ms: int
+
+
+LOSSES_KEPT_MAX = 1_000
 GroupCommand = Join | Leave | Grant | Release | Advance | Seek | Expire
 
 
@@ -142,6 +160,8 @@ class GroupState:
     """Time when the last member left, or the group was created; by the clock of the log."""
     expired: bool = False
     """Nothing is held back for it."""
+    losses: list[Loss] = field(default_factory=list)
+    """The latest of them, in the order in which they became known."""
 
     @classmethod
     def first(
@@ -247,6 +267,12 @@ class GroupState:
         self.starts = dict(command.starts)
         return True
 
+    def lose(self, loss: Loss) -> None:
+        """Records a loss; one for each partition and group epoch."""
+        known = {(each.pid, each.group_epoch) for each in self.losses}
+        if (loss.pid, loss.group_epoch) not in known:
+            self.losses = [*self.losses, loss][-LOSSES_KEPT_MAX:]
+
     def snapshot(self) -> bytes:
         """The whole state; equal states give equal bytes."""
         return json.dumps(
@@ -262,17 +288,20 @@ class GroupState:
                 sorted(self.lease_epochs.items()),
                 self.idle_since_ms,
                 self.expired,
+                [astuple(loss) for loss in self.losses],
             ]
         ).encode()
 
     @classmethod
     def restore(cls, snapshot: bytes) -> GroupState:
         """The state of a snapshot."""
-        name, cv, mode, start, epoch, starts, members, owners, leases, *idle = json.loads(snapshot)
+        name, cv, mode, start, epoch, starts, members, *rest = json.loads(snapshot)
+        owners, leases, idle_since_ms, expired, losses = rest
         state = cls(name, cv, dict(starts), Mode[mode], start, epoch, set(members))
         state.owners = {pid: Owner(*owner) for pid, *owner in owners}
         state.lease_epochs = dict(leases)
-        state.idle_since_ms, state.expired = idle
+        state.idle_since_ms, state.expired = idle_since_ms, expired
+        state.losses = [Loss(*loss) for loss in losses]
         return state
 
     def state_hash(self) -> int:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from convoymq.topics.coordinator import Heartbeat, Leases
+from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.refusals import Code
 
 RENEW_MS = 3_000
@@ -107,8 +107,10 @@ class Leaseholder(ABC, Generic[H]):
 
     def handled_late(self, pid: int, epoch: int) -> None:
         """A handler of a lease that has ended is done."""
-        self._running[pid, epoch] -= 1
-        if not self._running[pid, epoch]:
+        running = self._running.get((pid, epoch), 0)
+        if running > 1:
+            self._running[pid, epoch] = running - 1
+        elif running:
             del self._running[pid, epoch]
 
     def may_start(self, held: H, now_ms: int) -> bool:

@@ -34,8 +34,8 @@ from typing import Protocol
 from convoymq.topics.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
 from convoymq.topics.commands import AckRanges, DoneParked, Park
 from convoymq.topics.consumer import Fetch
-from convoymq.topics.coordinator import MARGIN_MS, TTL_MS, Leases
 from convoymq.topics.cursor import Cursor
+from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Leases
 from convoymq.topics.leaseholder import LOST, RENEW_MS, HeldLease, Leaseholder, SendHeartbeat
 from convoymq.topics.order_token import OrderToken
 from convoymq.topics.refusals import Code

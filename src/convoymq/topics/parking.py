@@ -5,7 +5,9 @@
 | park    | becomes parked | appended                 | appended                     |
 | follow  | NOT_PARKED     | appended                 | appended                     |
 | resume  | NOT_PARKED     | resumes                  | stays so                     |
-| done    | NOT_PARKED     | NOT_PARKED               | head leaves; empty: live     |
+| retry   | NOT_PARKED     | resumes for its head     | stays so                     |
+| done    | NOT_PARKED     | NOT_PARKED               | head leaves; empty: live;    |
+|         |                |                          | for its head: parked again   |
 | stop    | NOT_PARKED     | NOT_PARKED               | becomes parked again         |
 | skip    | NOT_PARKED     | head leaves; empty: live | head leaves; empty: live     |
 | replace | NOT_PARKED     | head has another content | head has another content     |
@@ -28,15 +30,19 @@ from convoymq.topics.refusals import Code
 
 PARKED_KEYS_MAX = 10_000
 PARKED_BYTES_MAX = 64 * 1024 * 1024
+ONCE = 2
+"""In a packed set, in place of `resuming`: for the head alone."""
 
 
 @dataclass(slots=True)
 class ParkedKey:
-    """One key: its entries in order. `resuming`: the head is delivered again."""
+    """One key: its entries in order. `resuming`: the head is delivered again. `once`: and nothing
+    behind it."""
 
     lp: int
     entries: list[ParkedEntry] = field(default_factory=list)
     resuming: bool = False
+    once: bool = False
 
 
 class ParkSet:
@@ -66,11 +72,12 @@ class ParkSet:
         self.bytes_used += len(entry.message)
         return Code.OK
 
-    def resume(self, key: bytes) -> Code:
-        """Has the entries of a key delivered again, in order."""
+    def resume(self, key: bytes, *, once: bool = False) -> Code:
+        """Has the entries of a key delivered again, in order; with `once` the head only."""
         parked = self.keys.get(key)
         if parked is None:
             return Code.NOT_PARKED
+        parked.once = once and (parked.once or not parked.resuming)
         parked.resuming = True
         return Code.OK
 
@@ -79,7 +86,7 @@ class ParkSet:
         parked = self.keys.get(key)
         if parked is None or not parked.resuming or parked.entries[0].token != token:
             return Code.NOT_PARKED
-        parked.resuming = False
+        parked.resuming = parked.once = False
         return Code.OK
 
     def done(self, key: bytes, token: OrderToken) -> Code:
@@ -87,7 +94,10 @@ class ParkSet:
         parked = self.keys.get(key)
         if parked is None or not parked.resuming:
             return Code.NOT_PARKED
-        return self.skip(key, token)
+        code = self.skip(key, token)
+        if code is Code.OK and parked.once:
+            parked.resuming = parked.once = False
+        return code
 
     def skip(self, key: bytes, token: OrderToken) -> Code:
         """The head leaves the park log; an empty one makes the key live."""
@@ -118,7 +128,7 @@ class ParkSet:
             [
                 key.hex(),
                 parked.lp,
-                parked.resuming,
+                ONCE if parked.once else parked.resuming,
                 [[e.version, e.offset, e.pid, e.message.hex()] for e in parked.entries],
             ]
             for key, parked in sorted(self.keys.items())
@@ -133,7 +143,7 @@ class ParkSet:
             assert isinstance(key, str)
             assert isinstance(entries, list)
             loaded = [ParkedEntry(v, o, pid, bytes.fromhex(text)) for v, o, pid, text in entries]
-            self.keys[bytes.fromhex(key)] = ParkedKey(lp, loaded, bool(resuming))
+            self.keys[bytes.fromhex(key)] = ParkedKey(lp, loaded, bool(resuming), resuming == ONCE)
             self.bytes_used += sum(len(entry.message) for entry in loaded)
 
     def check_invariants(self) -> None:

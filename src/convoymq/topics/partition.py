@@ -5,6 +5,7 @@
 | command      | CREATING | OPEN                                   | SEALED                      |
 |--------------|----------|----------------------------------------|-----------------------------|
 | Produce      | NOT_OPEN | appended, by range, epoch and sequence | CLOSED with the targets     |
+| ProduceRuns  | NOT_OPEN | the same, by run                       | CLOSED with the targets     |
 | OpenProducer | NOT_OPEN | fences older sessions                  | CLOSED                      |
 | Open         | opens    | OK, changes nothing                    | OK, changes nothing         |
 | Seal         | NOT_OPEN | appends CLOSE                          | the same answer; SEALED_BY  |
@@ -43,6 +44,8 @@ from convoymq.topics.answers import (
     ParkedEntry,
     ProduceAnswer,
     ProducerAnswer,
+    RunAnswer,
+    RunsAnswer,
     SealAnswer,
 )
 from convoymq.topics.commands import (
@@ -62,6 +65,8 @@ from convoymq.topics.commands import (
     OpenProducer,
     Park,
     Produce,
+    ProducedRun,
+    ProduceRuns,
     ReplaceParked,
     ResumeParked,
     Seal,
@@ -80,6 +85,7 @@ Outcome = (
     Answer
     | ProduceAnswer
     | ProducerAnswer
+    | RunsAnswer
     | SealAnswer
     | HandOverAnswer
     | AckAnswer
@@ -166,6 +172,34 @@ class PartitionMachine:
         self.dedup.record(producer, epoch, lp, seq, self.last_time_ms, command.source_pos)
         return ProduceAnswer(Code.OK, offset)
 
+    def produce_runs(self, command: ProduceRuns) -> RunsAnswer:
+        """As `produce` of every message of the runs, in order, in steps of whole runs. Hashes are
+        the sender's to check."""
+        if self.state is not PartitionState.OPEN:
+            creating = self.state is PartitionState.CREATING
+            refused = RunAnswer(Code.NOT_OPEN if creating else Code.CLOSED)
+            return RunsAnswer((refused,) * len(command.runs), self.to_version, self.targets)
+        answers = tuple([self._produce_run(command, run) for run in command.runs])
+        return RunsAnswer(answers)
+
+    def _produce_run(self, command: ProduceRuns, run: ProducedRun) -> RunAnswer:
+        lp, seq, count, base, source_pos = run
+        if not self.lo <= lp < self.hi:
+            return RunAnswer(Code.WRONG_RANGE)
+        dedup, producer, epoch = self.dedup, command.producer, command.epoch
+        code, expected = dedup.decide(producer, epoch, lp, seq, base)
+        if code is Code.PRODUCER_FENCED or code is Code.OUT_OF_SEQ:
+            return RunAnswer(code, expected=expected)
+        # What comes before `expected` is stored already.
+        stored = seq + count - expected
+        if stored <= 0:
+            return RunAnswer(Code.DUPLICATE, expected=expected)
+        offset = self.end_offset
+        self.end_offset = offset + stored
+        self.last_time_ms = max(self.last_time_ms, command.time_ms)
+        dedup.record(producer, epoch, lp, seq + count - 1, self.last_time_ms, source_pos)
+        return RunAnswer(Code.OK, offset, stored, seq + count)
+
     def _next_offset(self, command: Produce) -> int:
         offset = self.end_offset
         self.end_offset = offset + 1
@@ -196,14 +230,15 @@ class PartitionMachine:
         if self.state is not PartitionState.OPEN:
             creating = self.state is PartitionState.CREATING
             return ProducerAnswer(Code.NOT_OPEN if creating else Code.CLOSED)
-        if not self.dedup.fence(command.producer, command.epoch):
-            return ProducerAnswer(Code.PRODUCER_FENCED)
+        known = self.dedup.epochs.get(command.producer, 0)
+        if command.epoch and not self.dedup.fence(command.producer, command.epoch):
+            return ProducerAnswer(Code.PRODUCER_FENCED, epoch=known)
         stored = sorted(
             (lp, row.last_seq, row.source_pos)
             for (producer, lp), row in self.dedup.rows.items()
             if producer == command.producer
         )
-        return ProducerAnswer(Code.OK, tuple(stored))
+        return ProducerAnswer(Code.OK, tuple(stored), max(known, command.epoch))
 
     def expire_producers(self, command: ExpireProducers) -> Answer:
         """Not while a change may be about to read the table, and not what becomes its seed."""
@@ -413,7 +448,9 @@ class PartitionMachine:
         own = self.groups.get(command.group)
         if own is None or own.handed_over:
             return ParkAnswer(Code.NOT_VISIBLE)
-        return self._parked_answer(own, command.key, own.parked.resume(command.key))
+        return self._parked_answer(
+            own, command.key, own.parked.resume(command.key, once=command.once)
+        )
 
     def skip_parked(self, command: SkipParked) -> ParkAnswer:
         """An operator skips a head."""
@@ -558,6 +595,7 @@ class PartitionMachine:
 
 _METHODS: dict[type, str] = {
     Produce: "produce",
+    ProduceRuns: "produce_runs",
     OpenProducer: "open_producer",
     ExpireProducers: "expire_producers",
     Open: "open",

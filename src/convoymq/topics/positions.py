@@ -97,7 +97,7 @@ def from_vector(
         DataExpired: what it asks for is deleted.
     """
     listed = sorted((lineage.partition(pid) for pid in offsets), key=lambda each: each.lo)
-    _check_cover(listed, lineage.latest.logical)
+    check_cover(listed, lineage.latest.logical)
     before = frozenset(each for line in listed for each in lineage.ancestors(line.pid))
     if both := sorted(before & offsets.keys()):
         raise BadPosition(
@@ -126,7 +126,7 @@ def _ahead(lineage: Lineage, version: int) -> list[int]:
     ]
 
 
-def _check_cover(listed: list[Partition], logical: int) -> None:
+def check_cover(listed: list[Partition], logical: int) -> None:
     """Raises BadPosition unless sorted partitions cover all logical partitions once."""
     reached = 0
     for line in listed:

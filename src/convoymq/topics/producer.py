@@ -192,6 +192,18 @@ class TopicProducer:
         self._unmute(queue)
         self._pump(queue, now_ms)
 
+    def is_stale(self, ticket: int) -> bool:
+        """Returns whether a request that was not sent yet needs not be sent any more: its message
+        has an outcome, or comes again in another request."""
+        queue = self._tickets.get(ticket)
+        if queue is None:
+            return True
+        waits = bool(queue.messages) and queue.messages[0].seq <= queue.flights[ticket].seq
+        if waits and ticket >= queue.round:
+            return False
+        del queue.flights[ticket], self._tickets[ticket]
+        return True
+
     def _unmute(self, queue: LogicalQueue) -> None:
         if queue.muted and not queue.flights:
             queue.muted = False

@@ -48,6 +48,7 @@ class Code(Enum):
     """From a controller that has been replaced."""
     PARK_FULL = "PARK_FULL"
     NOT_PARKED = "NOT_PARKED"
+    GROUP_LIVE = "GROUP_LIVE"
 
 
 class TopicRefused(Refused):
@@ -235,6 +236,17 @@ class VersionConflict(TopicRefused):
         )
         self.expected = expected
         self.current = current
+
+
+class GroupLive(TopicRefused):
+    """The group has members."""
+
+    code = Code.GROUP_LIVE
+
+    def __init__(self, group: str, members: int) -> None:
+        super().__init__(f"group '{group}' has {members} members: stop them first")
+        self.group = group
+        self.members = members
 
 
 class NotParked(TopicRefused):

@@ -8,7 +8,7 @@ Source: ordered topics, sections 1.4, 4, 10.3 and 12.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from convoymq.topics import changes
@@ -101,10 +101,27 @@ class LearnClose:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """State of a group in a partition that is declared lost, by a replica that is left."""
+
+    group_epoch: int
+    first: int
+    """The first offset that was not acknowledged."""
+    parked_keys: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeclareLost:
-    """An operator gives up a partition that was sealed from outside: groups go on without it."""
+    """An operator gives up a partition that was sealed from outside: groups go on without it.
+
+    `end`: the offset behind its last message, and `groups`: what groups had done, as far as a
+    replica that is left knows.
+    """
 
     pid: int
+    time_ms: int = 0
+    end: int | None = None
+    groups: Mapping[str, LeftBehind] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +165,8 @@ class TopicState:
     """Partitions of the newest version that an amended change may have sealed."""
     sealed_early: dict[int, Seal] = field(default_factory=dict)
     """Sealed ones among them: each is the source of a next change."""
-    lost: set[int] = field(default_factory=set)
+    lost: dict[int, DeclareLost] = field(default_factory=dict)
+    """Partitions that an operator has given up; groups have losses for them (`topics.losses`)."""
 
     @classmethod
     def first(cls, route: Route) -> TopicState:
@@ -216,8 +234,8 @@ class TopicState:
                 self.lineage.opened(pid)
             case LearnClose(pid, close_offset):
                 self.lineage.learn_close(pid, close_offset)
-            case DeclareLost(pid):
-                self._declare_lost(pid)
+            case DeclareLost():
+                self._declare_lost(command)
             case Retire() | Delete():
                 raise AssertionError("they are applied with the versions of groups")
 
@@ -296,7 +314,7 @@ class TopicState:
         }
         return Kept(self.lineage.min_version, max(deleted.values(), default=0), deleted.keys())
 
-    def _declare_lost(self, pid: int) -> None:
-        if pid not in self.unknown_ends():
-            raise UnknownPartition(pid)
-        self.lost.add(pid)
+    def _declare_lost(self, command: DeclareLost) -> None:
+        if command.pid not in self.unknown_ends():
+            raise UnknownPartition(command.pid)
+        self.lost[command.pid] = command

@@ -24,7 +24,7 @@ from typing import Protocol, runtime_checkable
 import structlog
 
 from convoymq.kernels.batch import CMD_ENQUEUE, PendingCommand
-from convoymq.kernels.trace import TraceRows
+from convoymq.kernels.trace import TraceRows, name_hash
 from convoymq.model import trace as words
 from convoymq.trace import segments
 from convoymq.trace.segments import Origin
@@ -37,6 +37,8 @@ RETRY_US = 5_000_000
 STATE_SNAPSHOT_RUNS_MAX = 100_000
 """A queue of more runs gets no state snapshot, only its totals: the loop would stand still for it.
 """
+UNSIGNED = (1 << 64) - 1
+METADATA_GROUP = 0
 COUNT_OFFSET = 24
 """Of the number of messages in an ENQUEUE command."""
 
@@ -138,7 +140,8 @@ class QueueTrace:
         self._lost_unmarked = 0
         self._failed_us = 0
         self._empty = True
-        self._ended = True
+        # What was not ended in order is ended by this incarnation, even when nothing happens.
+        self._ended = through == 0
         """True if the last mark, if there is one, says that the trace ended in order."""
         writer.open(self._feed)
 
@@ -224,6 +227,65 @@ class QueueTrace:
             first if command else 0,
             acquired,
             delivered,
+        )
+
+    # --- partitions of ordered topics -------------------------------------------------------
+
+    def key_hash(self, logical: int, seed: int) -> None:
+        """Says to which logical partitions the order keys of messages belong."""
+        self.rows.logical = logical
+        self.rows.seed = seed
+
+    def publisher(self, session: int, publisher: int) -> None:
+        """A session publishes for a channel; 0: for somebody else of this node."""
+        self.rows.act(
+            words.PUBLISHER, 0, self._now_us(), 0, session, 0, 0, 0, 0, publisher, 0, 0, 0, 0
+        )
+
+    def tagged(self, session: int, commands: Sequence[PendingCommand], tags_end: int) -> None:
+        """A channel is about to hear that these publishes are stored: a row for each range of its
+        delivery tags, which are the order of publishing. Tags from `tags_end` on are nobody's."""
+        now = self._now_us()
+        for command in commands:
+            tags = command.tags if command.type == CMD_ENQUEUE else None
+            at = 0
+            for first, last in zip((tags or ())[::2], (tags or ())[1::2], strict=True):
+                count = last - first + 1
+                if first < tags_end:
+                    self.rows.act(
+                        words.TAGGED, 0, now, 0, session, 0, command.seq, first, count, 0, 0, at,
+                        0, 0,
+                    )  # fmt: skip
+                at += count
+
+    def handed_out(
+        self,
+        group: str,
+        member: str,
+        epoch: int,
+        first: int,
+        count: int,
+        failures: int,
+        parked: tuple[bytes, int] | None = None,
+    ) -> None:
+        """Messages of the partition are given to a member of a consumer group; `parked`: (key,
+        created version) of the head of a parked key, which may lie in another partition."""
+        key, version = (0, 0) if parked is None else (name_hash(parked[0]), parked[1])
+        self.rows.act(
+            words.HANDED_OUT,
+            0 if parked is None else words.PARKED_HEAD,
+            self._now_us(),
+            0,
+            name_hash(group.encode()) & UNSIGNED,
+            epoch,
+            name_hash(member.encode()),
+            first,
+            count,
+            key,
+            0,
+            version,
+            failures,
+            0,
         )
 
     # --- marks and state snapshots --------------------------------------------------------------
@@ -463,6 +525,12 @@ class Traces:
         made = QueueTrace(origin, self._writer, place, through=through, members=members)
         self._open[group] = made
         return made
+
+    def open_topics(
+        self, members: Callable[[], Iterable[tuple[int, int, bool]]]
+    ) -> QueueTrace | None:
+        """Returns the trace of what the metadata group decides about topics."""
+        return self.open("", words.TOPICS_QUEUE, words.TOPICS_TYPE, METADATA_GROUP, members)
 
     def end(self, group: int) -> None:
         """A queue is gone."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 ROW_GROUP_ROWS = 256 << 10
 NAME_BYTES_MAX = 200
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAME = re.compile(r"group-(\d+)-node-(\d+)-(\d+)-(\d+)\.(journal|parquet)")
 _SMALL = {"kind": "int8", "reason": "int8", "flags": "int32", "ordinal": "int32"}
 _WORDS = ("vhost", "queue", "type")
@@ -337,6 +338,7 @@ def convert(journal: Path, origin: Origin) -> Path | None:
             "lost": coverage.lost,
             "closed": coverage.closed,
             "rows": rows,
+            "host": host(),
         }
         writer.add_key_value_metadata({METADATA_KEY: json.dumps(facts).encode()})
         writer.close()
@@ -350,6 +352,15 @@ def convert(journal: Path, origin: Origin) -> Path | None:
     os.replace(part, done)
     journal.unlink()
     return done
+
+
+@cache
+def host() -> str:
+    """Returns what names this start of this machine; "" where nothing does."""
+    try:
+        return BOOT_ID.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _previous(journal: Path, origin: Origin) -> list[int] | None:

@@ -35,7 +35,8 @@ def test_the_commands_are_those_of_the_documentation() -> None:
     assert set(tools.commands_of(TOPICS)) == {
         "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
         "abort", "drain", "declare-lost", "groups", "delete-group", "lag", "seek",
-        "accept-loss", "park",
+        "accept-loss", "park", "create-group", "losses", "drains",
+        "revive",
     }  # fmt: skip
 
 
@@ -104,7 +105,30 @@ def test_the_commands_are_those_of_the_documentation() -> None:
             ("park", "skip", "orders", "g", "a2V5", "--base64"),
             ("POST", ORDERS + "/groups/g/park/skip", {"keys": ["a2V5"], "encoding": "base64"}),
         ),
+        (
+            ("park", "retry", "orders", "g", "k"),
+            ("POST", ORDERS + "/groups/g/park/retry", {"keys": ["k"], "encoding": "string"}),
+        ),
+        (
+            ("park", "replace", "orders", "g", "k", "--body", "better"),
+            (
+                "POST",
+                ORDERS + "/groups/g/park/replace",
+                {
+                    "keys": ["k"],
+                    "encoding": "string",
+                    "payload": "better",
+                    "payload_encoding": "string",
+                },
+            ),
+        ),
         (("abort", "orders", "c1"), ("DELETE", ORDERS + "/changes/c1", None)),
+        (("create-group", "orders", "g"), ("PUT", ORDERS + "/groups/g", {})),
+        (
+            ("create-group", "orders", "g", "--advance", "dag", "--latest"),
+            ("PUT", ORDERS + "/groups/g", {"advance": "dag", "position": "latest"}),
+        ),
+        (("revive", "n1"), ("DELETE", "convoy/topics/drains/n1", None)),
         (("delete-group", "orders", "g"), ("DELETE", ORDERS + "/groups/g", None)),
     ],
 )
@@ -130,12 +154,16 @@ def test_what_a_command_asks_for(
         (("route", "orders", "--version", "1", "--lineage"), "leave --version out"),
         (("seek", "orders", "g"), "one of --earliest"),
         (("seek", "orders", "g", "--earliest", "--latest"), "one of --earliest"),
+        (("create-group", "orders", "g", "--earliest", "--latest"), "one of --earliest"),
         (("seek", "orders", "g", "--vector", "0=1,0=2"), "partition 0 twice"),
         (("seek", "orders", "g", "--vector", "0"), "an offset is a number, not ''"),
         (("declare-lost", "orders", "x"), "a partition is a number"),
         (("park", "drop", "orders", "g"), "action is one of"),
         (("park", "list", "orders", "g", "k"), "takes no keys"),
         (("park", "resume", "orders", "g"), "take some"),
+        (("park", "replace", "orders", "g", "k"), "needs --body"),
+        (("park", "skip", "orders", "g", "k", "--body", "b"), "needs --body"),
+        (("park", "replace", "orders", "g", "k", "l", "--body", "b"), "takes one key"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_asked(
@@ -251,6 +279,12 @@ def test_lists(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.has(ORDERS + "/groups", [{"group": "g", "cv": 0}])
     assert run("groups", "orders", "-q") == 0
     assert "g\t0" in printed(capsys)[0]
+    api.has("convoy/topics/drains", [{"node": "n1", "state": "read_only", "sealed": 3}])
+    assert run("drains", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0])[0]["sealed"] == 3
+    api.has(ORDERS + "/losses", [{"group": "g", "pid": 0, "end": None}])
+    assert run("losses", "orders", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0])[0]["end"] is None
     api.has(ORDERS + "/groups/g/lag", [{"pid": 0, "lag": 7}])
     assert run("lag", "orders", "g", "--format", "json") == 0
     assert json.loads(printed(capsys)[0])[0]["lag"] == 7

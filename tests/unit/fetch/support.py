@@ -17,6 +17,8 @@ from convoymq.kernels.column_frame import ColumnFrame, build_frame
 from convoymq.kernels.column_records import encode_enqueue
 from convoymq.kernels.columns import VALUE
 from convoymq.management.metrics import render
+from convoymq.metadata.access import SHA256, hash_sha256
+from convoymq.metadata.commands import PutPermission, PutUser
 from convoymq.model.columnar import (
     ANSWER,
     PREFACE,
@@ -345,3 +347,13 @@ class Rig:
 
     async def count(self, name: str) -> int:
         return (await self.broker.queue_admin.find_queue("/", name).counts())[0]
+
+
+async def reader(rig: Rig, *, read: str = "", write: str = "") -> Peer:
+    """A peer whose user has just these permissions."""
+    store = rig.cluster.nodes[1].store
+    await store.execute(PutUser(name="u", password_hash=hash_sha256(b"u"), algorithm=SHA256))
+    await store.execute(PutPermission(user="u", vhost="/", configure="", write=write, read=read))
+    peer = rig.peer()
+    assert (await peer.log_in("u", "u")).status == 0
+    return peer

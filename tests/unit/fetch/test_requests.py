@@ -11,21 +11,9 @@ import pytest
 from convoymq.fetch import requests
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.columns import OFFSET, TIMESTAMP, VALUE
-from convoymq.metadata.access import SHA256, hash_sha256
-from convoymq.metadata.commands import PutPermission, PutUser
 from convoymq.model.columnar import ErrorCode, Op
 from convoymq.model.errors import Unavailable
-from tests.unit.fetch.support import TIME_MS, Peer, Rig, values_frame, values_of
-
-
-async def reader(rig: Rig, *, read: str = "", write: str = "") -> Peer:
-    """A peer whose user has just these permissions."""
-    store = rig.cluster.nodes[1].store
-    await store.execute(PutUser(name="u", password_hash=hash_sha256(b"u"), algorithm=SHA256))
-    await store.execute(PutPermission(user="u", vhost="/", configure="", write=write, read=read))
-    peer = rig.peer()
-    assert (await peer.log_in("u", "u")).status == 0
-    return peer
+from tests.unit.fetch.support import TIME_MS, Peer, Rig, reader, values_frame, values_of
 
 
 def rows(*texts: str) -> list[bytes]:

@@ -15,6 +15,7 @@ from convoymq.kernels.ordered_runs import (
     OrderedTarget,
     Slot,
     count_tags,
+    find_misplaced,
     order_hash,
     order_key,
 )
@@ -201,3 +202,49 @@ def test_an_open_or_untagged_command_is_not_placed() -> None:
     other.builder.discard_unsent()
     with pytest.raises(ValueError, match="has a tag"):
         target.append(other.pending[0])
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=12),
+    st.integers(0, 11),
+    st.integers(0, 3),
+)
+def test_the_first_record_of_another_logical_partition_is_found(
+    keys: list[bytes], broken: int, seed: int
+) -> None:
+    body, table = _enqueue_of(
+        [record_of("t", "", b"", Table.of({"x-order-key": key})) for key in keys]
+    )
+    lps = [logical_partition(key, LOGICAL, seed) for key in keys]
+    ones = [1] * len(keys)
+    assert find_misplaced(body, table, lps, ones, LOGICAL, seed) is None
+    if broken < len(keys):
+        wrong = [(lp + (row == broken)) % LOGICAL for row, lp in enumerate(lps)]
+        found = find_misplaced(body, table, wrong, ones, LOGICAL, seed)
+        assert found == (broken, lps[broken])
+
+
+def test_records_and_runs_have_to_fit() -> None:
+    body, table = _enqueue_of([record_of("t", key, b"") for key in ("k", "k", "")])
+    lp = logical_partition(b"k", LOGICAL)
+    assert find_misplaced(body, table, [lp, 0], [2, 1], LOGICAL) == (2, -1)
+    for counts in ([2, 2], [2, 0], [-1, 4]):
+        with pytest.raises(ValueError, match="runs of"):
+            find_misplaced(body, table, [lp, lp], counts, LOGICAL)
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        find_misplaced(body, table, [lp, lp], [2], LOGICAL)
+    for bad in (0, 31, len(body) + 32):
+        with pytest.raises(ValueError, match="no records"):
+            find_misplaced(body, bad, [lp], [3], LOGICAL)
+    with pytest.raises(ValueError, match="damaged"):
+        find_misplaced(body[:-4] + b"\xff" * 4, table, [lp, lp, 0], [1, 1, 1], LOGICAL)
+
+
+def _enqueue_of(records: list[bytes]) -> tuple[bytes, int]:
+    """Body of an ENQUEUE, and where its offsets lie."""
+    target = sender()
+    for record in records:
+        target.publish([record], 0, 0)
+    data = target.builder.take_entry(1, 1, 1, 0).data
+    ((_, _, _, _, count, table, offset, _),) = batch.commands(data)
+    return data[offset + 32 : offset + table + 4 * (count + 1)], table

@@ -43,17 +43,23 @@ class FakeAdmin:
             "describe": {"vhost": "/", "name": "orders"},
             "route": [{"pid": 0}],
             "split": CHANGE, "merge": CHANGE, "move": CHANGE, "change": CHANGE,
-            "drain": [{"pid": 0}],
             "groups": [{"group": "g"}],
             "lag": [{"pid": 0}],
             "seek": {"group": "g"},
             "accept_loss": [{"pid": 0, "first": 1, "end": 5}],
+            "losses": [{"group": "g", "pid": 3}],
         }  # fmt: skip
 
     @property
     def parked(self) -> FakeAdmin:
         made = FakeAdmin("parked.")
         made.asked, made.answers = self.asked, {"list": [PARKED]}
+        return made
+
+    @property
+    def drains(self) -> FakeAdmin:
+        made = FakeAdmin("drains.")
+        made.asked, made.answers = self.asked, {"drain": [{"pid": 0}], "report": [{"node": "n3"}]}
         return made
 
     def __getattr__(self, name: str) -> Any:
@@ -137,7 +143,18 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
             "POST", ORDERS + "/declare-lost", {"pid": 3}, 204,
             ("declare_lost", ("/", "orders", 3), {}),
         ),
-        ("POST", "/topics/drain", {"node": "n3"}, 200, ("drain", (3,), {})),
+        ("GET", ORDERS + "/losses", None, 200, ("losses", ("/", "orders"), {})),
+        (
+            "PUT", ORDERS + "/groups/new", {}, 204,
+            ("create_group", ("/", "orders", "new", "earliest", None), {}),
+        ),
+        (
+            "PUT", ORDERS + "/groups/new", {"advance": "dag", "time": 5}, 204,
+            ("create_group", ("/", "orders", "new", 5, "dag"), {}),
+        ),
+        ("POST", "/topics/drain", {"node": "n3"}, 200, ("drains.drain", (3,), {})),
+        ("GET", "/convoy/topics/drains", None, 200, ("drains.report", (), {})),
+        ("DELETE", "/convoy/topics/drains/n3", None, 204, ("drains.revive", (3,), {})),
         ("GET", ORDERS + "/groups", None, 200, ("groups", ("/", "orders"), {})),
         ("GET", ORDERS + "/groups/g/lag", None, 200, ("lag", ("/", "orders", "g"), {})),
         ("DELETE", ORDERS + "/groups/g", None, 204, ("delete_group", ("/", "orders", "g"), {})),
@@ -165,6 +182,15 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
         (
             "POST", ORDERS + "/groups/g/park/skip", {"keys": ["/w=="], "encoding": "base64"}, 204,
             ("parked.skip", ("/", "orders", "g", b"\xff"), {}),
+        ),
+        (
+            "POST", ORDERS + "/groups/g/park/retry", {"keys": ["k"]}, 204,
+            ("parked.resume", ("/", "orders", "g", b"k"), {"once": True}),
+        ),
+        (
+            "POST", ORDERS + "/groups/g/park/replace",
+            {"keys": ["k"], "payload": "/w==", "payload_encoding": "base64"}, 204,
+            ("parked.replace", ("/", "orders", "g", b"k", b"\xff"), {}),
         ),
     ],
 )  # fmt: skip
@@ -200,6 +226,8 @@ async def test_what_requests_ask_for(
         ("POST", ORDERS + "/move", {"pid": 0}, 400, "key node is missing"),
         ("POST", ORDERS + "/move", {"pid": 0, "node": "n9"}, 404, "no node 'n9'"),
         ("POST", "/topics/drain", {"node": "9"}, 404, "no node '9'"),
+        ("DELETE", "/convoy/topics/drains/9", None, 404, "no node '9'"),
+        ("PUT", ORDERS + "/groups/g", {"advance": "up"}, 400, "advance is one of linear, dag"),
         ("GET", ORDERS + "/changes/c2", None, 404, "change 'c2' of topic 'orders'"),
         ("GET", ORDERS + "/groups/h/lag", None, 404, "no group 'h' of topic 'orders'"),
         ("POST", ORDERS + "/groups/g/seek", {}, 400, "one of position, time and vector"),
@@ -213,6 +241,11 @@ async def test_what_requests_ask_for(
         ("POST", ORDERS + "/groups/g/seek", {"vector": {"a": 1}}, 400, "'a' is not a number"),
         ("POST", ORDERS + "/groups/g/seek", {"vector": {"0": -1}}, 400, "-1 is not a number"),
         ("POST", ORDERS + "/groups/g/park/skip", {}, 400, "keys must be a list"),
+        ("POST", ORDERS + "/groups/g/park/replace", {"keys": ["k"]}, 400, "payload is not a"),
+        (
+            "POST", ORDERS + "/groups/g/park/replace", {"keys": ["k", "l"], "payload": ""}, 400,
+            "that of one key",
+        ),
         ("POST", ORDERS + "/groups/g/park/skip", {"keys": [7]}, 400, "7 is not a string"),
         (
             "POST", ORDERS + "/groups/g/park/skip", {"keys": ["?"], "encoding": "base64"}, 400,
@@ -304,6 +337,9 @@ async def test_permissions(cluster: FakeCluster, api: httpx.AsyncClient, admin: 
         await ok(reader.put("/topics/%2F/other", json={"partitions": 1}), 401)
         await ok(reader.delete(ORDERS), 401)
         await ok(reader.post("/topics/drain", json={"node": "1"}), 401)
+        await ok(reader.get("/convoy/topics/drains"), 401)
+        await ok(reader.delete("/convoy/topics/drains/1"), 401)
+        await ok(reader.put(ORDERS + "/groups/other", json={}), 401)
         await ok(reader.post(ORDERS + "/declare-lost", json={"pid": 0}), 401)
         await ok(reader.post(ORDERS + "/groups/g/seek", json={"time": 1}))
     await ok(api.put("/permissions/%2F/reader", json=permissions | {"read": ""}), 204)

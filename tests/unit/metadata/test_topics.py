@@ -412,7 +412,7 @@ def test_states_pack_in_one_way_whatever_made_them() -> None:
     state.left_out |= {2, 0}
     state.sealed_early[2] = Seal(4, b"x")
     state.sealed_early[0] = Seal(None)
-    state.lost = {1}
+    state.lost = {1: topic.DeclareLost(1, 5, 9, {"g": topic.LeftBehind(1, 4, 0)})}
     other = unpack_state(pack_state(state))
     assert other == state
     other.sealed_early = dict(reversed(other.sealed_early.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from convoymq.topics.answers import FetchAnswer, GroupView, ParkAnswer, ParkedEntry, Record
 from convoymq.topics.commands import Park
 from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
-from convoymq.topics.coordinator import Leases
+from convoymq.topics.heartbeats import Leases
 from convoymq.topics.refusals import Code
 
 HEAD = ParkedEntry(0, 1, 3, b"m1")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from convoymq.topics.coordinator import Coordinator, Heartbeat, Propose
+from convoymq.topics.coordinator import Coordinator, Propose
 from convoymq.topics.group import Grant, GroupState, Join, Release, Seek
+from convoymq.topics.heartbeats import Heartbeat
 from convoymq.topics.lineage import Lineage
 from convoymq.topics.routes import first_route
 

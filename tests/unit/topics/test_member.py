@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from convoymq.topics import commands as c
 from convoymq.topics.answers import AckAnswer, ParkAnswer
 from convoymq.topics.consumer import Fetch
-from convoymq.topics.coordinator import Leases
+from convoymq.topics.heartbeats import Leases
 from convoymq.topics.leaseholder import SendHeartbeat
 from convoymq.topics.member import (
     Fetched,

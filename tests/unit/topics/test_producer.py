@@ -148,3 +148,20 @@ def test_without_sequences_a_logical_partition_is_muted_until_all_have_an_outcom
     assert sent(made) == []
     made.on_answer(2, ProduceAnswer(Code.CLOSED, to_version=1, targets=NEW.spans), 3)
     assert [pid for pid, _, _ in sent(made)] == [1, 1]
+
+
+def test_what_was_not_sent_yet_is_dropped_when_it_comes_again_or_is_stored() -> None:
+    made = producer()
+    for _ in range(3):
+        made.send(0, b"k", 0)
+    made.take_actions()
+    assert not made.is_stale(2)
+    made.on_answer(1, ProduceAnswer(Code.NOT_OPEN), 1)
+    made.tick(10)
+    assert sent(made) == [(0, 1, 1), (0, 2, 1), (0, 3, 1)]
+    # Of the first round.
+    assert [made.is_stale(ticket) for ticket in (1, 2, 3, 4, 5, 6)] == [True] * 3 + [False] * 3
+    made.on_answer(5, ProduceAnswer(Code.OK), 11)
+    assert [made.is_stale(ticket) for ticket in (4, 5, 6)] == [True, True, False]
+    made.fail(0, Code.BAD_HASH)
+    assert made.is_stale(6)

@@ -18,12 +18,12 @@ from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
 from convoymq.broker.topics import views
 from convoymq.broker.topics.cuts import Position, cut_of
+from convoymq.broker.topics.drains import TopicDrains
 from convoymq.broker.topics.parked import ParkedKeys
 from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S, TopicPartitions
 from convoymq.broker.topics.rows import (
     ChangeRow,
-    DrainRow,
-    DrainRows,
+    GapRows,
     GroupRow,
     GroupRows,
     LagRows,
@@ -48,18 +48,26 @@ from convoymq.metadata.commands import (
 from convoymq.metadata.machine import MetadataMachine, TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topics import partition_arguments, topic_missing
+from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
-from convoymq.model.refusals import cluster_partition_limit_reached
+from convoymq.model.refusals import (
+    cluster_partition_limit_reached,
+    group_data_expired,
+    queue_subject,
+)
+from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.routing.policy_keys import Setting
 from convoymq.topics.answers import LossAnswer
 from convoymq.topics.changes import Change, Phase, Seal, plan_merge, plan_move, plan_split
 from convoymq.topics.commands import AcceptLoss, DropGroup, ExpireProducers
 from convoymq.topics.group import GroupState, Seek, is_kept
 from convoymq.topics.hashing import MURMUR3_X86_32
+from convoymq.topics.lineage import Mode
 from convoymq.topics.refusals import (
     ChangePhase,
     ChangeRunning,
     Code,
+    GroupLive,
     UnknownPartition,
     VersionConflict,
 )
@@ -68,6 +76,7 @@ from convoymq.topics.topic import (
     Abort,
     Begin,
     DeclareLost,
+    LeftBehind,
     RecordSeal,
     TopicCommand,
     TopicState,
@@ -79,8 +88,6 @@ CHANGE_TIMEOUT_S = 30.0
 POLL_S = 0.01
 ATTEMPTS = 5
 """Plans of one change, while others publish versions."""
-TOPICS_AT_ONCE = 4
-"""Topics whose partitions a drained node gives away at a time."""
 Plan = Callable[[TopicState], Change]
 
 
@@ -88,6 +95,7 @@ class Store(Protocol):
     """Access to the replicated tree: `AsyncMetadataStore`."""
 
     tree: MetadataMachine
+    leader: int | None
 
     async def execute(self, command: Command, timeout: float = ..., /) -> object:
         """Applies a command and returns its reply. Raises BrokerError."""
@@ -108,6 +116,7 @@ class TopicAdmin:
         nodes: ClusterNodes,
         partitions: TopicPartitions,
         placement: Placement,
+        clock: Clock,
         timeout_s: float,
         queues_max: int = 0,
     ) -> None:
@@ -115,10 +124,20 @@ class TopicAdmin:
         self._nodes = nodes
         self._partitions = partitions
         self._placement = placement
+        self._clock = clock
         self._timeout_s = timeout_s
         self._queues_max = queues_max
         self.parked = ParkedKeys(metadata.tree, partitions)
         """Parked keys of groups."""
+        self.drains = TopicDrains(
+            metadata=metadata,
+            nodes=nodes,
+            partitions=partitions,
+            placement=placement,
+            move=self.move,
+            timeout_s=timeout_s,
+        )
+        """Nodes that give their partitions away."""
 
     # --- topics ----------------------------------------------------------------------------
 
@@ -147,7 +166,7 @@ class TopicAdmin:
         """
         route = first_route(logical, partitions)
         self._check_cluster_limit(vhost, name, partitions)
-        placed = self._placement.for_partitions(partitions, self._nodes.for_placement())
+        placed = self._placement.for_partitions(partitions, self.drains.placement_nodes())
         command = CreateTopic(
             vhost=vhost,
             name=name,
@@ -275,7 +294,7 @@ class TopicAdmin:
         record.state.route.span_of(pid)
         if to_node not in tree.nodes or not self._nodes.is_up(to_node):
             raise PreconditionFailed(f"node_not_running: node {node_name}")
-        if self._nodes.is_drained(to_node):
+        if self._nodes.is_drained(to_node) or self.drains.is_draining(to_node):
             raise PreconditionFailed(f"node {node_name} is drained")
         if self._partitions.leader(record, pid) == to_node:
             raise PreconditionFailed(f"partition {pid} is led by node {node_name} already")
@@ -348,61 +367,6 @@ class TopicAdmin:
             phase = "unknown" if row is None else row["phase"]
             raise ChangePhase(change_id, phase, "it cannot be aborted")
 
-    async def drain(self, node: int) -> DrainRows:
-        """Moves every open partition that a node leads to others, in each topic one by one. What
-        cannot be moved has an error in its row.
-
-        Raises:
-            NotFound: no such node.
-            PreconditionFailed: no other node could take them.
-        """
-        if node not in self._metadata.tree.nodes:
-            raise NotFound(f"node {node} is not in the cluster")
-        if not self._heirs(node):
-            raise PreconditionFailed("no other node could take the partitions")
-        turn = asyncio.Semaphore(TOPICS_AT_ONCE)
-
-        async def one(vhost: str, name: str) -> DrainRows:
-            async with turn:
-                return await self._drain_topic(vhost, name, node)
-
-        topics = [
-            (vhost.name, name)
-            for vhost in self._metadata.tree.vhosts.values()
-            for name in sorted(vhost.topics)
-        ]
-        found = await asyncio.gather(*(one(*topic) for topic in topics))
-        return [row for rows in found for row in rows]
-
-    async def _drain_topic(self, vhost: str, name: str, node: int) -> DrainRows:
-        rows: DrainRows = []
-        record = self._record(vhost, name)
-        for pid in record.state.route.pids:
-            if self._partitions.leader(record, pid) != node:
-                continue
-            row: DrainRow = {
-                "vhost": vhost, "topic": name, "pid": pid, "to_pid": None,
-                "node": self._nodes.name_of(node), "error": "",
-            }  # fmt: skip
-            rows.append(row)
-            try:
-                heir = self._placement.for_partitions(1, self._heirs(node))[0][0]
-                change = await self.move(vhost, name, pid, heir)
-                done = await self.wait_change(vhost, name, change["change_id"])
-            except BrokerError as error:
-                row["error"] = error.text
-            else:
-                row["to_pid"] = done["targets"][0]["pid"]
-                row["node"] = self._nodes.name_of(heir)
-        return rows
-
-    def _heirs(self, node: int) -> Sequence[int]:
-        return [
-            each
-            for each in self._nodes.running()
-            if each != node and not self._nodes.is_drained(each)
-        ]
-
     async def declare_lost(self, vhost: str, name: str, pid: int) -> None:
         """Gives up a partition whose majority is gone: its range goes on in a new partition, and
         groups go on without what it held.
@@ -425,9 +389,23 @@ class TopicAdmin:
             pass
         else:
             raise PreconditionFailed(f"partition {pid} answers: nothing of it is lost")
+        said = (await self._partitions.describe_all(record, [pid]))[pid]
         if pid in state.route.pids:
             await self._go_round(vhost, name, pid)
-        await self._change(vhost, name, DeclareLost(pid))
+        command = _declaration(pid, said, self._clock.now_ms())
+        code = await self._change(vhost, name, command)
+        if code:
+            raise PreconditionFailed(f"partition {pid} has said where it ends: it is not lost")
+        log.warning("topic.partition_lost", vhost=vhost, topic=name, pid=pid)
+
+    async def losses(self, vhost: str, name: str) -> LossRows:
+        """Returns what groups go on without, by group and time. Raises NotFound."""
+        record = self._record(vhost, name)
+        return [
+            views.loss_row(record, group, loss)
+            for _, group in sorted(record.groups.items())
+            for loss in group.losses
+        ]
 
     async def _go_round(self, vhost: str, name: str, pid: int) -> None:
         """Has a partition replaced that cannot be sealed."""
@@ -471,36 +449,55 @@ class TopicAdmin:
         return [views.lag_row(record, state, each, found) for each in partitions]
 
     async def create_group(
-        self, vhost: str, name: str, group: str, position: Position = "earliest"
+        self,
+        vhost: str,
+        name: str,
+        group: str,
+        position: Position = "earliest",
+        advance: str | None = None,
     ) -> bool:
-        """Creates a consumer group; False when it exists.
+        """Creates a consumer group; False when it exists. `advance`: a `lineage.Mode`; None:
+        linear, or what the group has.
 
         Raises:
             NotFound: no such topic.
-            PreconditionFailed: a name that is not possible.
+            PreconditionFailed: a name that is not possible; the group exists and advances
+                otherwise.
             BadPosition, UnknownPartition, DataExpired: a position that is not possible.
         """
         while True:
             record = self._record(vhost, name)
             if group in record.groups:
+                check_advance(record, group, advance)
+                if record.groups[group].has_lost_data(record.state.kept):
+                    raise group_data_expired(queue_subject(vhost, f"{name}/{group}"))
                 return False
             version, starts = await cut_of(record, position, self._partitions)
             command = CreateGroup(
-                vhost=vhost, name=name, group=group, version=version, starts=starts
+                vhost=vhost,
+                name=name,
+                group=group,
+                version=version,
+                starts=starts,
+                mode=advance or Mode.LINEAR.value,
             )
             try:
-                return bool(await self._metadata.execute(command, self._timeout_s))
+                made = bool(await self._metadata.execute(command, self._timeout_s))
             except PreconditionFailed:
                 if is_kept(self._record(vhost, name).state.kept, version, starts):
                     raise
                 # Retention has deleted what it would have begun in: the position is another one.
+                continue
+            if not made:
+                check_advance(self._record(vhost, name), group, advance)
+            return made
 
     async def delete_group(self, vhost: str, name: str, group: str) -> None:
         """Deletes a consumer group, with what it has parked.
 
         Raises:
             NotFound: no such group.
-            PreconditionFailed: it has members.
+            GroupLive: it has members.
             Unavailable: a partition did not answer in time.
         """
         record = self._record(vhost, name)
@@ -516,7 +513,8 @@ class TopicAdmin:
 
         Raises:
             NotFound: no such group.
-            PreconditionFailed: it has members.
+            GroupLive: it has members.
+            PreconditionFailed: something else has changed the group meanwhile.
             BadPosition, UnknownPartition, DataExpired: a position that is not possible.
         """
         record = self._record(vhost, name)
@@ -537,7 +535,7 @@ class TopicAdmin:
         record = self._record(vhost, name)
         return views.group_row(record, self._group(record, group), {})
 
-    async def accept_loss(self, vhost: str, name: str, group: str) -> LossRows:
+    async def accept_loss(self, vhost: str, name: str, group: str) -> GapRows:
         """Has a group go on behind messages that retention cut before it had read them; returns
         what it goes on without.
 
@@ -551,7 +549,7 @@ class TopicAdmin:
         answers = await asyncio.gather(
             *(queue.ask(AcceptLoss(group), self._timeout_s) for queue in queues.values())
         )
-        rows: LossRows = [
+        rows: GapRows = [
             {"pid": pid, "first": first, "end": end}
             for pid, answer in zip(queues, answers, strict=True)
             if isinstance(answer, LossAnswer)
@@ -567,10 +565,7 @@ class TopicAdmin:
     @staticmethod
     def _check_idle(record: TopicRecord, group: GroupState) -> None:
         if group.members:
-            raise PreconditionFailed(
-                f"group '{group.name}' of topic '{record.name}' in vhost '{record.vhost}' has "
-                f"{len(group.members)} members: stop them first"
-            )
+            raise GroupLive(group.name, len(group.members))
 
     # --- inside ----------------------------------------------------------------------------
 
@@ -606,6 +601,29 @@ class TopicAdmin:
         leader = self._partitions.leader(record, pid)
         node = self._nodes.name_of(leader) if leader else ""
         return views.partition_row(record, record.state.lineage.partition(pid), node)
+
+
+def check_advance(record: TopicRecord, group: str, advance: str | None) -> None:
+    """Refuses what a group that exists does otherwise. Raises PreconditionFailed."""
+    state = record.groups.get(group)
+    mode = None if state is None else state.mode.value
+    if mode is not None and advance not in (None, mode):
+        raise PreconditionFailed(
+            f"group '{group}' of topic '{record.name}' in vhost '{record.vhost}' has the advance "
+            f"'{mode}', not '{advance}'"
+        )
+
+
+def _declaration(pid: int, said: PartitionDescription | None, now_ms: int) -> DeclareLost:
+    """Returns the command by which a partition is given up. `said`: by a replica that is left."""
+    if said is None:
+        return DeclareLost(pid, now_ms)
+    groups = {
+        name: LeftBehind(own.group_epoch, own.watermark, own.parked_keys)
+        for name, own in sorted(said.groups.items())
+    }
+    end = said.end_offset if said.close_offset < 0 else said.close_offset
+    return DeclareLost(pid, now_ms, end, groups)
 
 
 def _new_id(kind: str) -> str:

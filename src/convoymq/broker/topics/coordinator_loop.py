@@ -19,7 +19,6 @@ from convoymq.broker.topics.group_messages import (
     HEARTBEAT,
     WAKE,
     GroupName,
-    node_of_member,
     pack_leases,
     unpack_heartbeat,
 )
@@ -34,12 +33,11 @@ from convoymq.topics.answers import Answer, HandOverAnswer
 from convoymq.topics.coordinator import (
     AskDrained,
     Coordinator,
-    Heartbeat,
-    Leases,
     Propose,
     Tell,
 )
 from convoymq.topics.group import GroupCommand
+from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.partition import Outcome
 from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
 
@@ -54,8 +52,8 @@ class _Seat:
 
     name: GroupName
     core: Coordinator
-    beats: dict[str, tuple[Heartbeat, Leases]] = field(default_factory=dict)
-    """The latest heartbeat of each member, and its answer."""
+    beats: dict[str, tuple[Heartbeat, Leases, int]] = field(default_factory=dict)
+    """The latest heartbeat of each member, its answer, and the node that it came from."""
     woken: set[str] = field(default_factory=set)
     """Members that were asked for a heartbeat, until it comes."""
     proposed: set[GroupCommand] = field(default_factory=set)
@@ -110,7 +108,7 @@ class GroupCoordinators:
     async def _on_message(self, node: int, message: object) -> object:
         match message:
             case [str(kind), *_] if kind == HEARTBEAT:
-                return self._on_heartbeat(*unpack_heartbeat(message))
+                return self._on_heartbeat(*unpack_heartbeat(message), node)
             case [str(kind), str(vhost), str(topic), str(group), int(pid), int(epoch)] if (
                 kind == DRAINED
             ):
@@ -121,7 +119,7 @@ class GroupCoordinators:
                 self._wake(member)
         return None
 
-    def _on_heartbeat(self, name: GroupName, beat: Heartbeat) -> list[object]:
+    def _on_heartbeat(self, name: GroupName, beat: Heartbeat, node: int) -> list[object]:
         """Returns the answer. Raises Unavailable, NotFound."""
         seat = self._seat(name)
         core = seat.core
@@ -134,7 +132,7 @@ class GroupCoordinators:
         if beat.leaves and not is_member:
             seat.beats.pop(beat.member, None)
         else:
-            seat.beats[beat.member] = (beat, leases)
+            seat.beats[beat.member] = (beat, leases, node)
         return pack_leases(leases, is_member=is_member)
 
     def on_change(self, change: Change) -> None:
@@ -260,15 +258,14 @@ class GroupCoordinators:
     def _wake_members(self, seat: _Seat) -> None:
         """Asks members for a heartbeat that would be answered otherwise than their last one."""
         core = seat.core
-        for member, (beat, answered) in list(seat.beats.items()):
+        for member, (beat, answered, node) in list(seat.beats.items()):
             if member not in core.state.members and member in core.leaving:
                 del seat.beats[member]
             elif member not in seat.woken and core.answer_to(beat) != answered:
                 seat.woken.add(member)
-                node = node_of_member(member)
                 if node == self._node:
                     self._wake(member)
-                elif node:
+                else:
                     self._control.tell(node, KIND_TOPIC_GROUP, [WAKE, member])
 
     def _propose(self, seat: _Seat, command: GroupCommand) -> None:

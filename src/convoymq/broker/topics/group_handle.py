@@ -1,8 +1,9 @@
 """Groups of topics, as channels see them: a queue named `topic/group`.
 
 A consumer of it is a member of the group. The group is created by its first consumer, which says
-where it begins (`x-stream-offset`: `first`, the default, `next`, or a time). Everything else that
-queues do, groups refuse by name.
+where it begins (`x-stream-offset`: `first`, the default, `next`, or a time) and how it goes from
+route version to route version (`x-group-advance`: `linear`, the default, or `dag`). Everything else
+that queues do, groups refuse by name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from convoymq.broker.topics.cuts import Position
 from convoymq.broker.topics.group_messages import GroupName, member_name
@@ -18,7 +20,7 @@ from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.order_headers import Place
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord, Vhost
 from convoymq.metadata.topics import topic_of_group
-from convoymq.model.errors import BrokerError, PreconditionFailed
+from convoymq.model.errors import BrokerError, PreconditionFailed, Subject
 from convoymq.model.refusals import (
     group_data_expired,
     invalid_argument,
@@ -37,15 +39,31 @@ from convoymq.queues.interface import (
     Row,
 )
 from convoymq.queues.stream.offsets import Start, parse_start
+from convoymq.topics.lineage import Mode
 from convoymq.topics.member import RETRIES
 
 OFFSET_ARGUMENT = "x-stream-offset"
 LIMIT_ARGUMENT = "x-delivery-limit"
 """Times that a returned message is handed out again, before it is parked; -1 = no limit."""
+ADVANCE_ARGUMENT = "x-group-advance"
+"""The way in which a group takes changes: a `lineage.Mode`."""
+ADVANCES = frozenset(mode.value for mode in Mode)
 COUNTS_TIMEOUT_S = 2.0
 
-CreateGroup = Callable[[str, str, str, Position], Awaitable[object]]
-"""(vhost, topic, group, position): creates a group that does not exist. Raises BrokerError."""
+CreateGroup = Callable[[str, str, str, Position, str | None], Awaitable[object]]
+"""(vhost, topic, group, position, advance): creates a group that does not exist. Raises
+BrokerError."""
+
+
+class Wanted(NamedTuple):
+    """Wishes of a consumer."""
+
+    position: Position
+    """The start of a new group."""
+    retries: int
+    """Times that a message is handed out again."""
+    advance: str | None
+    """A `lineage.Mode`; None: whatever the group has, linear for a new one."""
 
 
 class GroupClient(QueueClient):
@@ -82,17 +100,16 @@ class GroupClient(QueueClient):
     def subscribe(self, spec: ConsumerSpec) -> None:
         """Registers a consumer: joins the group."""
         try:
-            position, retries = self._check(spec)
+            wanted = self._check(spec)
         except BrokerError as refusal:
             # A name of its own: that of the handler is gone when this is called.
             error = refusal
             self._soon(lambda: self._events.on_subscribed(self, spec.number, error))
             return
-        self.queue.parts.spawn(self._join(spec, position, retries))
+        self.queue.parts.spawn(self._join(spec, wanted))
 
-    def _check(self, spec: ConsumerSpec) -> tuple[Position, int]:
-        """Returns where a new group begins, and how often a message is handed out again. Raises
-        BrokerError."""
+    def _check(self, spec: ConsumerSpec) -> Wanted:
+        """Raises BrokerError."""
         subject = queue_subject(self.queue.vhost, self.queue.name)
         if spec.no_ack:
             raise unserved_by_group("automatic acknowledgement", subject)
@@ -101,25 +118,32 @@ class GroupClient(QueueClient):
         limit = (spec.arguments or {}).get(LIMIT_ARGUMENT, RETRIES)
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < -1:
             raise invalid_argument(LIMIT_ARGUMENT, subject, '"expected integer from -1 on"')
+        advance = (spec.arguments or {}).get(ADVANCE_ARGUMENT)
+        if advance is not None and (not isinstance(advance, str) or advance not in ADVANCES):
+            raise invalid_argument(ADVANCE_ARGUMENT, subject, '"expected linear or dag"')
+        return Wanted(self._position(spec, subject), limit, advance)
+
+    def _position(self, spec: ConsumerSpec, subject: Subject) -> Position:
+        """Returns where a new group begins. Raises BrokerError."""
         if spec.stream_offset is None:
-            return "earliest", limit
+            return "earliest"
         start = parse_start(spec.stream_offset, self.queue.parts.clock.now_ms())
         if isinstance(start, str):
             raise invalid_argument(OFFSET_ARGUMENT, subject, start)
         if start.kind is Start.FIRST:
-            return "earliest", limit
+            return "earliest"
         if start.kind is Start.NEXT:
-            return "latest", limit
+            return "latest"
         if start.kind is Start.TIMESTAMP:
-            return start.value, limit
+            return start.value
         raise invalid_argument(
             OFFSET_ARGUMENT, subject, '"a group begins at first, next or a time"'
         )
 
-    async def _join(self, spec: ConsumerSpec, position: Position, retries: int) -> None:
+    async def _join(self, spec: ConsumerSpec, wanted: Wanted) -> None:
         queue = self.queue
         try:
-            await queue.create(position)
+            await queue.create(wanted.position, wanted.advance)
         except BrokerError as error:
             if not self.closed:
                 self._events.on_subscribed(self, spec.number, error)
@@ -135,7 +159,7 @@ class GroupClient(QueueClient):
             spec.number,
             self._deliver,
             window=spec.prefetch,
-            retries=retries,
+            retries=wanted.retries,
         )
         member.places = self.places_of(spec.number)
         self._events.on_subscribed(self, spec.number, None)
@@ -247,7 +271,7 @@ class GroupHandle(Queue):
     type = "topic-group"
     features = QueueFeatures(
         counts_failed_deliveries=True,
-        consumer_arguments=frozenset((OFFSET_ARGUMENT, LIMIT_ARGUMENT)),
+        consumer_arguments=frozenset((OFFSET_ARGUMENT, LIMIT_ARGUMENT, ADVANCE_ARGUMENT)),
     )
 
     def __init__(
@@ -273,12 +297,12 @@ class GroupHandle(Queue):
         self.clients[client] = None
         return client
 
-    async def create(self, position: Position) -> None:
+    async def create(self, position: Position, advance: str | None) -> None:
         """Creates the group, unless it exists. Raises BrokerError."""
         state = self.record.groups.get(self.group_name.group)
-        if state is None:
-            await self._create(*self.group_name, position)
-        elif state.has_lost_data(self.record.state.kept):
+        if state is None or advance is not None:
+            await self._create(*self.group_name, position, advance)
+        if state is not None and state.has_lost_data(self.record.state.kept):
             raise group_data_expired(queue_subject(self.vhost, self.name))
 
     async def ready(self, timeout: float) -> None:
@@ -290,7 +314,8 @@ class GroupHandle(Queue):
         state = self.record.groups.get(self.group_name.group)
         if state is None:
             return 0, 0
-        pids = self.record.state.lineage.route(state.cv).pids
+        # In DAG mode members own partitions of later versions as well.
+        pids = {*self.record.state.lineage.route(state.cv).pids, *state.owners}
         lags = await asyncio.gather(*(self._lag(pid) for pid in pids))
         return sum(lags), len(state.members)
 

@@ -1,13 +1,13 @@
 """Messages between members of topics' groups and their coordinators: CONTROL frames of kind
 KIND_TOPIC_GROUP, each a list.
 
-| message                                                          | to, answer                  |
-|------------------------------------------------------------------|-----------------------------|
-| heartbeat · vhost, topic, group, member, sent ms, group epoch,   | metadata leader; leases ·   |
-|   held, released, leaves                                         | sent ms, group epoch,       |
-|                                                                  | leases, revoked, is member  |
-| drained · vhost, topic, group, partition, group epoch            | metadata leader; none       |
-| wake · member                                                    | the member's node; none     |
+| message                                                          | to, answer                   |
+|------------------------------------------------------------------|------------------------------|
+| heartbeat · vhost, topic, group, member, sent ms, group epoch,   | metadata leader; leases ·    |
+|   held, released, leaves                                         | sent ms, group epoch,        |
+|                                                                  | leases, revoked, is member   |
+| drained · vhost, topic, group, partition, group epoch            | metadata leader; none        |
+| wake · member                                                    | node of its heartbeats; none |
 
 Leases and what is held are [partition, epoch, partition, epoch, …]. `wake`: the next heartbeat
 would be answered otherwise than the last one, so it is to be sent now. A node that does not lead
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from convoymq.model.errors import PeerError
-from convoymq.topics.coordinator import Heartbeat, Leases
+from convoymq.topics.heartbeats import Heartbeat, Leases
 
 HEARTBEAT = "heartbeat"
 DRAINED = "drained"
@@ -43,12 +43,6 @@ class GroupName(NamedTuple):
 def member_name(node: int, incarnation: int, session: int, consumer: int) -> str:
     """Returns the name of a member: that of its node comes first."""
     return f"{node}-{incarnation}-{session}-{consumer}"
-
-
-def node_of_member(member: str) -> int:
-    """Returns the node of a member; 0 for a name that is none of `member_name`."""
-    node, _, _ = member.partition("-")
-    return int(node) if node.isdecimal() else 0
 
 
 def pack_heartbeat(name: GroupName, beat: Heartbeat) -> list[object]:

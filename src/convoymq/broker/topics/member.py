@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import structlog
 
@@ -27,14 +28,14 @@ from convoymq.kernels.ordered_runs import order_key
 from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.store import MetadataStore
 from convoymq.model.clock import Clock, Timer
-from convoymq.model.errors import BrokerError
+from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.queues.interface import Delivery
 from convoymq.queues.partition import reads
 from convoymq.streamlog.reader import Run
 from convoymq.topics.answers import AckAnswer, ParkAnswer
 from convoymq.topics.consumer import Fetch
-from convoymq.topics.coordinator import Heartbeat
 from convoymq.topics.hashing import logical_partition
+from convoymq.topics.heartbeats import Heartbeat
 from convoymq.topics.leaseholder import SendHeartbeat
 from convoymq.topics.member import (
     RETRIES,
@@ -47,6 +48,7 @@ from convoymq.topics.member import (
 )
 from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
+from convoymq.trace.recorder import QueueTrace
 from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
 
 log = structlog.get_logger()
@@ -89,6 +91,13 @@ class RunBatch:
         return batch.slice_records(run.block, run.command, run.first + offset - self.offset, 1)
 
 
+class Wakeable(Protocol):
+    """A member, for its coordinator."""
+
+    def wake(self) -> None:
+        """Has it send its heartbeat now."""
+
+
 @dataclass(kw_only=True, slots=True)
 class MemberParts:
     """Parts of a node that its members use."""
@@ -100,14 +109,30 @@ class MemberParts:
     partitions: TopicPartitions
     clock: Clock
     spawn: Callable[[Coroutine[object, object, None]], object]
-    members: dict[str, Member] = field(default_factory=dict)
-    """Members of this node by name, until their coordinator has heard that they left."""
+    members: dict[str, Wakeable] = field(default_factory=dict)
+    """Members that speak through this node, by name, until their coordinator has heard that they
+    left."""
 
     def wake(self, member: str) -> None:
         """A coordinator wants to hear of a member now."""
         found = self.members.get(member)
         if found is not None:
             found.wake()
+
+    async def ask(self, message: list[object]) -> object:
+        """Asks the coordinator of a group. Raises Refused, Unavailable."""
+        leader = self.store.leader
+        if leader is None:
+            raise Unavailable("the metadata group has no leader")
+        return await self.control.request(leader, KIND_TOPIC_GROUP, message, HEARTBEAT_TIMEOUT_S)
+
+    async def tell_drained(self, name: GroupName, pid: int, group_epoch: int) -> None:
+        """Tells the coordinator that its group has drained a partition."""
+        try:
+            await self.ask([DRAINED, *name, pid, group_epoch])
+        except BrokerError:
+            # The coordinator asks by itself.
+            return
 
 
 class Member:
@@ -155,6 +180,8 @@ class Member:
         self._closes: dict[tuple[int, int], int] = {}
         self._expired: set[tuple[int, int]] = set()
         """Leases of partitions of which retention has cut what the group has not read."""
+        self._traces: dict[int, QueueTrace | None] = {}
+        """By partition, as long as it is read; None where it is not traced."""
         self._settled: list[Callable[[bool], None]] = []
         self._running = False
         self._timer: Timer | None = None
@@ -291,9 +318,14 @@ class Member:
                 return slot
         version = self._record().state.lineage.partition(pid).created_version
         slot = self._new_place(pid, version, first)
+        self._traces[pid] = self._trace_of(pid)
         self._slots[pid, epoch] = slot
         self._leases[slot] = (pid, epoch)
         return slot
+
+    def _trace_of(self, pid: int) -> QueueTrace | None:
+        queue = self._parts.partitions.find(self.name.vhost, self.name.topic, pid)
+        return None if queue is None else queue.trace
 
     def _take_parked(self, first: int, last: int) -> list[tuple[int, int, bytes]]:
         """Returns the heads of parked keys that stand behind message ids, and forgets them."""
@@ -323,7 +355,7 @@ class Member:
                         case HandOutParked():
                             self._hand_out_parked(action)
                         case TellDrained(pid, group_epoch):
-                            self._parts.spawn(self._tell_drained(pid, group_epoch))
+                            self._parts.spawn(self._parts.tell_drained(self.name, pid, group_epoch))
         finally:
             self._running = False
         self._check_settled()
@@ -353,6 +385,16 @@ class Member:
         assert isinstance(batch_of, RunBatch)
         run = batch_of.run
         slot = self._slot_of(action.pid, action.epoch, action.first, action.end)
+        trace = self._traces.get(action.pid)
+        if trace is not None:
+            trace.handed_out(
+                self.name.group,
+                self.core.member,
+                action.epoch,
+                action.first,
+                action.end - action.first,
+                action.failures,
+            )
         self._deliver(
             Delivery(
                 self.number,
@@ -375,6 +417,12 @@ class Member:
         message_id = self._id(slot, entry.offset)
         self._parked[message_id] = (action.pid, action.epoch, action.key)
         failures = action.failures
+        trace = self._trace_of(action.pid)
+        if trace is not None:
+            parked = (action.key, entry.version)
+            trace.handed_out(
+                self.name.group, self.core.member, action.epoch, entry.offset, 1, failures, parked
+            )
         self._deliver(
             Delivery(self.number, message_id, entry.message, 0, 0, 1, failures + 1, failures)
         )
@@ -435,7 +483,7 @@ class Member:
 
     async def _send_heartbeat(self, beat: Heartbeat) -> None:
         try:
-            answer = await self._ask(pack_heartbeat(self.name, beat))
+            answer = await self._parts.ask(pack_heartbeat(self.name, beat))
             leases, is_member = unpack_leases(self.core.member, answer)
         except BrokerError:
             self.core.heartbeat_due_ms = self._now() + RETRY_MS
@@ -459,21 +507,7 @@ class Member:
             self._leases.pop(self._slots.pop(lease), None)
             self._closes.pop(lease, None)
             self._expired.discard(lease)
-
-    async def _ask(self, message: list[object]) -> object:
-        leader = self._parts.store.leader
-        if leader is None:
-            raise BrokerError("the metadata group has no leader")
-        return await self._parts.control.request(
-            leader, KIND_TOPIC_GROUP, message, HEARTBEAT_TIMEOUT_S
-        )
-
-    async def _tell_drained(self, pid: int, group_epoch: int) -> None:
-        try:
-            await self._ask([DRAINED, *self.name, pid, group_epoch])
-        except BrokerError:
-            # The coordinator asks by itself.
-            return
+            self._traces.pop(lease[0], None)
 
 
 def _drop(delivery: Delivery) -> None:

@@ -6,10 +6,14 @@ over to the partitions after it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Callable
 from typing import TypedDict
 
 from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.kernels import batch
+from convoymq.kernels.batch import CommandBuilder, PublishTarget
+from convoymq.kernels.content import content_parts, split_record
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topics import topic_missing
@@ -17,13 +21,22 @@ from convoymq.model.errors import NotFound, Unavailable
 from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.partition.reads import ParkedRow
 from convoymq.topics.answers import ParkAnswer
-from convoymq.topics.commands import ResumeParked, SkipParked
+from convoymq.topics.commands import ReplaceParked, ResumeParked, SkipParked
 from convoymq.topics.hashing import logical_partition
 from convoymq.topics.lineage import Partition, PartitionState
 from convoymq.topics.refusals import Code, NotParked
 
 ELSEWHERE = frozenset((Code.NOT_PARKED, Code.NOT_VISIBLE))
 """Answers of a partition that has no such key, or has handed it over."""
+
+
+BODY_SIZE_AT = 4
+"""Place of the body's size in a content header payload."""
+FRAME_BODY_MAX = 131_072 - 8
+FLAGS_AT = 5
+"""Place of the flags in a command."""
+SAME_SIZE = 1
+"""Flag of an ENQUEUE command: its records have one size."""
 
 
 class ParkedKeyRow(TypedDict):
@@ -68,8 +81,11 @@ class ParkedKeys:
             async for row in _rows(self._partition(record, pid), group)
         ]
 
-    async def resume(self, vhost: str, name: str, group: str, key: bytes) -> None:
-        """Has the messages of a key delivered again, in order.
+    async def resume(
+        self, vhost: str, name: str, group: str, key: bytes, *, once: bool = False
+    ) -> None:
+        """Has the messages of a key delivered again, in order; with `once` the first one, and the
+        others wait on.
 
         Raises:
             NotFound: no such topic or group.
@@ -78,21 +94,42 @@ class ParkedKeys:
         """
         record = self._topic(vhost, name, group)
         for pid in _ahead(record, group, key):
-            answer = await self._partition(record, pid).ask(ResumeParked(group, key))
+            answer = await self._partition(record, pid).ask(ResumeParked(group, key, once))
             if _is_done(answer):
                 return
         raise NotParked(group, key)
 
     async def skip(self, vhost: str, name: str, group: str, key: bytes) -> None:
         """Gives the first message of a key up. Raises as `resume` does."""
+        await self._change_head(
+            vhost, name, group, key, lambda row: SkipParked(group, key, row.head)
+        )
+
+    async def replace(self, vhost: str, name: str, group: str, key: bytes, body: bytes) -> None:
+        """Gives the first message of a key another body; what else it has stays. It waits on.
+        Raises as `resume` does."""
+        await self._change_head(
+            vhost,
+            name,
+            group,
+            key,
+            lambda row: ReplaceParked(group, key, row.head, with_body(row.message, body)),
+        )
+
+    async def _change_head(
+        self,
+        vhost: str,
+        name: str,
+        group: str,
+        key: bytes,
+        command: Callable[[ParkedRow], SkipParked | ReplaceParked],
+    ) -> None:
         record = self._topic(vhost, name, group)
         for pid in _ahead(record, group, key):
             partition = self._partition(record, pid)
             async for row in _rows(partition, group):
-                if row.key == key:
-                    answer = await partition.ask(SkipParked(group, key, row.head))
-                    if _is_done(answer):
-                        return
+                if row.key == key and _is_done(await partition.ask(command(row))):
+                    return
         raise NotParked(group, key)
 
     def _topic(self, vhost: str, name: str, group: str) -> TopicRecord:
@@ -109,6 +146,27 @@ class ParkedKeys:
         if found is None:
             raise Unavailable(f"partition {pid} of topic '{record.name}' is not open here yet")
         return found
+
+
+def with_body(message: bytes, body: bytes) -> bytes:
+    """Returns an ENQUEUE command of one message with another body."""
+    names, content = split_record(batch.record(message, 0, 0))
+    header, _ = content_parts(content)
+    header = header[:BODY_SIZE_AT] + struct.pack(">Q", len(body)) + header[BODY_SIZE_AT + 8 :]
+    frames = [_frame(2, header)]
+    frames += [
+        _frame(3, body[at : at + FRAME_BODY_MAX]) for at in range(0, len(body), FRAME_BODY_MAX)
+    ]
+    builder = CommandBuilder()
+    target = PublishTarget(builder, 0, None)
+    flags = message[FLAGS_AT] & ~SAME_SIZE
+    target.publish((names, *frames), len(body), 0, flags)
+    builder.discard_unsent()
+    return batch.slice_records(bytes(target.pending[0].bytes()), 0, 0, 1)
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", kind, 0, len(payload)) + payload + b"\xce"
 
 
 def _ahead(record: TopicRecord, group: str, key: bytes | None = None) -> list[int]:

@@ -30,12 +30,15 @@ class TopicParts:
         spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
         metadata = broker.metadata
+        self._spawn = spawn
+        self._placement = broker.placement
         self.partitions = TopicPartitions(metadata.tree, broker.local, broker.host.leader_of)
         self.admin = TopicAdmin(
             metadata=metadata,
             nodes=broker.nodes,
             partitions=self.partitions,
             placement=broker.placement,
+            clock=clock,
             timeout_s=broker.settings.operation_timeout_s,
             queues_max=broker.settings.cluster_queues_max,
         )
@@ -43,9 +46,7 @@ class TopicParts:
             node=broker.node_id,
             store=metadata,
             partitions=self.partitions,
-            place=lambda first: broker.placement.for_partitions(1, broker.placement_nodes(), first)[
-                0
-            ],
+            place=self._place,
             clock=clock,
             call_soon=call_soon,
             spawn=spawn,
@@ -79,6 +80,10 @@ class TopicParts:
         self.groups = TopicGroups(members, self.admin.create_group)
         broker.queue_admin.find_group = self.groups.find
 
+    def _place(self, first: int) -> tuple[int, ...]:
+        nodes = self.admin.drains.placement_nodes()
+        return self._placement.for_partitions(1, nodes, first)[0]
+
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
         self.controller.on_change(change)
@@ -91,3 +96,4 @@ class TopicParts:
         self.controller.tick()
         self.coordinators.tick()
         self.upkeep.tick()
+        self.admin.drains.tick(self._spawn)

@@ -30,6 +30,7 @@ class TopicPublisher(QueueClient):
             handle.clock,
             bytes_max=handle.limits.pending_bytes_max,
             budget=handle.limits.budget,
+            publisher=session,
         )
 
     @property

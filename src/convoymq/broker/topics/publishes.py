@@ -100,6 +100,7 @@ class OrderedPublishes(NullEvents):
     Args:
         bytes_max: most bytes that may wait here; the channel goes on at half of it.
         budget: what all channels and queues may have under way together.
+        publisher: session of the channel, for the trace.
     """
 
     def __init__(
@@ -111,11 +112,13 @@ class OrderedPublishes(NullEvents):
         *,
         bytes_max: int,
         budget: PendingBudget,
+        publisher: int = 0,
     ) -> None:
         self.target = OrderedTarget(route.logical, seed, self)
         self.target.pending_bytes_max = bytes_max
         self.target.budget = self._budget = budget
         self.route = route
+        self.publisher = publisher
         self.sent_again = 0
         """Records that a partition refused."""
         self.closed = False

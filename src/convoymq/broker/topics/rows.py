@@ -143,13 +143,32 @@ class LagRow(TypedDict):
     """Sealed partitions that the group has to finish before it may read this one."""
 
 
-class LossRow(TypedDict):
-    """Messages that a group goes on without."""
+class GapRow(TypedDict):
+    """Messages that retention cut, and that a group goes on without."""
 
     pid: int
     first: int
     end: int
     """Exclusive."""
+
+
+class LossRow(TypedDict):
+    """Messages of a partition that a group goes on without."""
+
+    group: str
+    group_epoch: int
+    pid: int
+    lo: int
+    hi: int
+    first: int
+    """The first offset that was not acknowledged, as far as known."""
+    end: int | None
+    """Offset behind the last message; None: nobody knows."""
+    parked_keys: int | None
+    """Keys that were parked in the partition; None: nobody knows."""
+    reason: str
+    """`declared_lost`."""
+    time_ms: int
 
 
 class DrainRow(TypedDict):
@@ -165,10 +184,29 @@ class DrainRow(TypedDict):
     """Empty: done."""
 
 
+class DrainStateRow(TypedDict):
+    """A node that gives its partitions away, and what is left on it."""
+
+    node: str
+    state: str
+    """`draining`, `read_only` or `removable`."""
+    open: int
+    """Open partitions of which it is a member."""
+    sealed: int
+    """Sealed ones."""
+    bytes: int
+    """Of both, as far as they answered in time."""
+    slowest_group: str
+    """The group, as `TOPIC/GROUP`, that is furthest behind the changes that sealed them; empty:
+    none is."""
+
+
 TopicRows: TypeAlias = list[TopicRow]
 PartitionRows: TypeAlias = list[PartitionRow]
 PartitionDetails: TypeAlias = list[PartitionDetail]
 DrainRows: TypeAlias = list[DrainRow]
+DrainStateRows: TypeAlias = list[DrainStateRow]
 GroupRows: TypeAlias = list[GroupRow]
 LagRows: TypeAlias = list[LagRow]
 LossRows: TypeAlias = list[LossRow]
+GapRows: TypeAlias = list[GapRow]

@@ -8,6 +8,7 @@ from convoymq.broker.topics.rows import (
     ChangeRow,
     GroupRow,
     LagRow,
+    LossRow,
     OwnerRow,
     PartitionDetail,
     PartitionRow,
@@ -18,7 +19,7 @@ from convoymq.metadata.machine import TopicRecord
 from convoymq.queues.partition.reads import GroupDescription, PartitionDescription
 from convoymq.topics.changes import Change, Kind, Phase
 from convoymq.topics.commands import EARLIEST, LATEST
-from convoymq.topics.group import GroupState
+from convoymq.topics.group import GroupState, Loss
 from convoymq.topics.lineage import FIRST_USER_OFFSET, Lineage, Partition, PartitionState
 from convoymq.topics.routes import Span
 
@@ -218,6 +219,23 @@ def lag_row(
         "parked_keys": 0 if own is None else own.parked_keys,
         "data_expired": own is not None and own.expired,
         "waits_for": sorted(waits_for),
+    }
+
+
+def loss_row(record: TopicRecord, group: GroupState, loss: Loss) -> LossRow:
+    """Returns the row of what a group goes on without."""
+    partition = record.state.lineage.partition(loss.pid)
+    return {
+        "group": group.name,
+        "group_epoch": loss.group_epoch,
+        "pid": loss.pid,
+        "lo": partition.lo,
+        "hi": partition.hi,
+        "first": loss.first,
+        "end": loss.end,
+        "parked_keys": loss.parked_keys,
+        "reason": loss.reason,
+        "time_ms": loss.time_ms,
     }
 
 

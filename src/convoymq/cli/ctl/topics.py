@@ -28,14 +28,18 @@ CHANGE = (
     "change_id", "kind", "phase", "base_version", "next_version", "attempt", "sources", "targets"
 )  # fmt: skip
 GROUPS = ("group", "cv", "latest", "mode", "state", "members", "waits_for")
+LOSSES = (
+    "group", "pid", "lo", "hi", "first", "end", "parked_keys", "reason", "time_ms"
+)  # fmt: skip
+GAPS = ("pid", "first", "end")
 LAG = (
     "pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys",
     "data_expired",
 )  # fmt: skip
-LOSSES = ("pid", "first", "end")
 SETTINGS = ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl")
 PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
-PARK_ACTIONS = ("list", "resume", "skip")
+PARK_ACTIONS = ("list", "resume", "retry", "skip", "replace")
+DRAINS = ("node", "state", "open", "sealed", "bytes", "slowest_group")
 DRAINED = ("vhost", "topic", "pid", "to_pid", "node", "error")
 REFUSED = frozenset((400, 404, 410))
 """Status of answers to what cannot be done as it was asked for."""
@@ -212,6 +216,17 @@ def drain(invocation: Invocation) -> Output:
     return shown
 
 
+def drains(invocation: Invocation) -> Output:
+    """Nodes that give their partitions away, and what is left on them."""
+    return Rows(DRAINS, rows_of(_ask(invocation, "GET", "convoy/topics/drains")), nulls=True)
+
+
+def revive(invocation: Invocation) -> Output:
+    """Ends a drain."""
+    _ask(invocation, "DELETE", "convoy/topics/drains/{target}")
+    return None
+
+
 def declare_lost(invocation: Invocation) -> Output:
     """Gives a partition up whose end nobody knows."""
     body: JsonObject = {"pid": int(invocation.word("pid"))}
@@ -227,6 +242,27 @@ def groups(invocation: Invocation) -> Output:
     return Rows(GROUPS, rows_of(_ask(invocation, "GET", TOPIC + "/groups")), nulls=True)
 
 
+def create_group(invocation: Invocation) -> Output:
+    """Creates a consumer group, before its first consumer comes."""
+    body: JsonObject = {}
+    if _named_positions(invocation):
+        body.update(_position(invocation))
+    if "advance" in invocation.values:
+        body["advance"] = invocation.value("advance", "")
+    _ask(invocation, "PUT", GROUP, body)  # type: ignore[arg-type]
+    return None
+
+
+def _check_create_group(invocation: Invocation) -> None:
+    if _named_positions(invocation):
+        _position(invocation)
+
+
+def losses(invocation: Invocation) -> Output:
+    """Messages that groups go on without."""
+    return Rows(LOSSES, rows_of(_ask(invocation, "GET", TOPIC + "/losses")), nulls=True)
+
+
 def delete_group(invocation: Invocation) -> Output:
     """Deletes a consumer group."""
     _ask(invocation, "DELETE", GROUP)
@@ -238,9 +274,13 @@ def lag(invocation: Invocation) -> Output:
     return Rows(LAG, rows_of(_ask(invocation, "GET", GROUP + "/lag")), nulls=True)
 
 
+def _named_positions(invocation: Invocation) -> list[str]:
+    return [name for name in ("earliest", "latest", "time", "vector") if name in invocation.values]
+
+
 def _position(invocation: Invocation) -> JsonObject:
     """Returns the position that the switches name. Raises Misused."""
-    named = [name for name in ("earliest", "latest", "time", "vector") if name in invocation.values]
+    named = _named_positions(invocation)
     if len(named) != 1:
         raise Misused("Say one of --earliest, --latest, --time MS and --vector PID=OFFSET,…", DATA)
     match named[0]:
@@ -276,15 +316,17 @@ def _check_seek(invocation: Invocation) -> None:
 def accept_loss(invocation: Invocation) -> Output:
     """Has a group go on behind messages that retention cut before it had read them."""
     rows = rows_of(_ask(invocation, "POST", GROUP + "/accept-loss"))
-    return Rows(LOSSES, rows)
+    return Rows(GAPS, rows)
 
 
 def park(invocation: Invocation) -> Output:
-    """Parked keys of a group: lists them, resumes them, or skips their first messages."""
+    """Parked keys of a group: lists and resumes them; retries, skips, replaces first messages."""
     if invocation.word("action") == "list":
         return Rows(PARKED, rows_of(_ask(invocation, "GET", GROUP + "/park")), nulls=True)
     encoding = "base64" if invocation.flag("base64") else "string"
     body: JsonObject = {"keys": list(invocation.rest), "encoding": encoding}
+    if invocation.word("action") == "replace":
+        body.update(payload=invocation.value("body", ""), payload_encoding=encoding)
     _ask(invocation, "POST", GROUP + "/park/{action}", body)  # type: ignore[arg-type]
     return None
 
@@ -294,10 +336,17 @@ def _check_park(invocation: Invocation) -> None:
     if action not in PARK_ACTIONS:
         raise Misused(f"Bad argument: action is one of {', '.join(PARK_ACTIONS)}", DATA)
     if (action == "list") == bool(invocation.rest):
-        raise Misused("`list` takes no keys, `resume` and `skip` take some", DATA)
+        raise Misused("`list` takes no keys, the other actions take some", DATA)
+    if (action == "replace") != ("body" in invocation.values):
+        raise Misused("`replace`, and no other action, needs --body TEXT", DATA)
+    if action == "replace" and len(invocation.rest) != 1:
+        raise Misused("`replace` takes one key", DATA)
 
 
 WAIT = Switch("wait", int)
+POSITIONS = (
+    Switch("earliest"), Switch("latest"), Switch("time", int), Switch("vector", str)
+)  # fmt: skip
 
 COMMANDS = (
     Command(
@@ -405,11 +454,26 @@ COMMANDS = (
     ),
     Command(
         name="drain",
-        summary="Moves the open partitions that a node leads to other nodes",
+        summary="Has a node give its partitions away, and waits until it has no open one to give",
         tools=HERE,
         arguments=("target",),
         banner="Moving partitions off node {target}...",
         run=drain,
+    ),
+    Command(
+        name="drains",
+        summary="Lists the nodes that give their partitions away, and what is left on them",
+        tools=HERE,
+        banner="Listing drains...",
+        run=drains,
+    ),
+    Command(
+        name="revive",
+        summary="Ends a drain: the node gets partitions again",
+        tools=HERE,
+        arguments=("target",),
+        banner="Ending the drain of node {target}...",
+        run=revive,
     ),
     Command(
         name="declare-lost",
@@ -429,6 +493,25 @@ COMMANDS = (
         switches=(VHOST,),
         banner="Listing groups of topic {name}...",
         run=groups,
+    ),
+    Command(
+        name="create-group",
+        summary="Creates a consumer group, from the first message on unless a position is given",
+        tools=HERE,
+        arguments=("name", "group"),
+        switches=(VHOST, Switch("advance", str, choices=("linear", "dag")), *POSITIONS),
+        check=_check_create_group,
+        banner="Creating group {group} of topic {name}...",
+        run=create_group,
+    ),
+    Command(
+        name="losses",
+        summary="Lists what groups go on without, because a partition was declared lost",
+        tools=HERE,
+        arguments=("name",),
+        switches=(VHOST,),
+        banner="Listing losses of topic {name}...",
+        run=losses,
     ),
     Command(
         name="delete-group",
@@ -455,10 +538,7 @@ COMMANDS = (
         arguments=("name", "group"),
         switches=(
             VHOST,
-            Switch("earliest"),
-            Switch("latest"),
-            Switch("time", int),
-            Switch("vector", str),
+            *POSITIONS,
         ),
         check=_check_seek,
         banner="Seeking group {group} of topic {name}...",
@@ -475,10 +555,10 @@ COMMANDS = (
     ),
     Command(
         name="park",
-        summary="Lists the parked keys of a group, resumes them, or skips their first messages",
+        summary="Lists and resumes parked keys of a group; retries, skips, replaces first messages",
         tools=HERE,
         arguments=("action", "name", "group", "key*"),
-        switches=(VHOST, Switch("base64")),
+        switches=(VHOST, Switch("base64"), Switch("body", str)),
         check=_check_park,
         run=park,
     ),

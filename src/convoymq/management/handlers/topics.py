@@ -9,6 +9,8 @@ from convoymq.management.call import CREATED, DONE, Call, Status
 from convoymq.management.fields import number, text_in
 from convoymq.management.routes import Routes
 from convoymq.management.topics import (
+    POSITION_KEYS,
+    body_in,
     keys_in,
     numbers_in,
     parked_json,
@@ -17,6 +19,7 @@ from convoymq.management.topics import (
     whole_number,
 )
 from convoymq.model.json import JsonObject
+from convoymq.topics.lineage import Mode
 from convoymq.topics.routes import LOGICAL_DEFAULT
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from convoymq.broker.topics.rows import ChangeRow
 
 ACCEPTED = 202
+ADVANCES = tuple(mode.value for mode in Mode)
 
 routes = Routes()
 
@@ -201,12 +205,33 @@ async def declare_lost(call: Call) -> Status:
     return Status(DONE)
 
 
+@routes.listing("topics/{vhost}/{name}/losses")
+async def losses(call: Call) -> list[JsonObject]:
+    """Returns what groups go on without."""
+    return [dict(row) for row in await _admin(call).losses(*_topic(call))]
+
+
 @routes.add("POST", "topics/drain")
 async def drain(call: Call) -> object:
-    """Moves the open partitions that a node leads."""
+    """Has a node give its partitions away, and waits until it has no more that it could."""
     call.need(call.is_administrator)
     node = _node(call, text_in(await call.json(), "node"))
-    return await _admin(call).drain(node)
+    return await _admin(call).drains.drain(node)
+
+
+@routes.listing("convoy/topics/drains")
+async def drains(call: Call) -> list[JsonObject]:
+    """Returns the nodes that give their partitions away, and what is left on them."""
+    call.need(call.is_administrator)
+    return [dict(row) for row in await _admin(call).drains.report()]
+
+
+@routes.add("DELETE", "convoy/topics/drains/{node}")
+async def revive(call: Call) -> Status:
+    """Ends a drain."""
+    call.need(call.is_administrator)
+    await _admin(call).drains.revive(_node(call, call.path["node"]))
+    return Status(DONE)
 
 
 # --- groups ------------------------------------------------------------------------------------
@@ -215,6 +240,21 @@ async def drain(call: Call) -> object:
 @routes.listing("topics/{vhost}/{name}/groups")
 async def groups(call: Call) -> list[JsonObject]:
     return [dict(row) for row in await _admin(call).groups(*_topic(call))]
+
+
+@routes.add("PUT", "topics/{vhost}/{name}/groups/{group}")
+async def put_group(call: Call) -> Status:
+    """Creates a group; one that exists and advances as it is asked for is fine."""
+    vhost, name = _topic(call)
+    group = call.path["group"]
+    call.may("read", "queue", f"{name}/{group}")
+    body = await call.json()
+    advance = text_in(body, "advance") if "advance" in body else None
+    if advance is not None and advance not in ADVANCES:
+        raise bad_request(f"advance is one of {', '.join(ADVANCES)}, not {advance!r}")
+    position = position_in(body) if body.keys() & POSITION_KEYS else "earliest"
+    made = await _admin(call).create_group(vhost, name, group, position, advance)
+    return Status(CREATED if made else DONE)
 
 
 @routes.add("DELETE", "topics/{vhost}/{name}/groups/{group}")
@@ -251,6 +291,27 @@ async def resume(call: Call) -> Status:
     place = _readable(call)
     for key in keys_in(await call.json()):
         await _admin(call).parked.resume(*place, key)
+    return Status(DONE)
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/retry")
+async def retry(call: Call) -> Status:
+    """Has the first messages of parked keys delivered again; the others wait on."""
+    place = _readable(call)
+    for key in keys_in(await call.json()):
+        await _admin(call).parked.resume(*place, key, once=True)
+    return Status(DONE)
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/park/replace")
+async def replace(call: Call) -> Status:
+    """Gives the first message of a parked key another body."""
+    place = _readable(call)
+    body = await call.json()
+    keys = keys_in(body)
+    if len(keys) != 1:
+        raise bad_request("a body replaces that of one key")
+    await _admin(call).parked.replace(*place, keys[0], body_in(body))
     return Status(DONE)
 
 

@@ -9,35 +9,49 @@ refused and where their keys live now. It goes on in a new client.
 Commands are repeated until they are answered: within a session each counts once; one whose session
 ended with the answer under way is sent again in the next one, so commands must bear that. A client
 that sends commands publishes nothing: its answers are not those of publishes.
+
+Messages of a producer with sequences are PRODUCE and ENQUEUE, answered with the outcome of each
+run. They are no publishes of a channel, and have no tags. When the session ends nobody knows what
+became of them, and their sequences tell when they are sent again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand
+from convoymq.kernels.ordered_runs import UNTAGGED
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.refusals import managed_queue, missing
 from convoymq.queues.interface import ClientEvents, PublisherEvents, QueueClient
 from convoymq.queues.partition.codec import (
     CMD_PARTITION,
+    CMD_PRODUCE,
     decode_outcome,
     encode_command,
+    encode_runs,
 )
 from convoymq.queues.sessions import APPLIED_REJECTED, REPLIES_KEPT_MAX
 from convoymq.queues.stream.client import StreamClient
-from convoymq.topics.commands import Command
+from convoymq.topics.answers import RunsAnswer
+from convoymq.topics.commands import Command, ProducedRun
 from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
 
 if TYPE_CHECKING:
     from convoymq.queues.partition.queue import PartitionQueue
 
+Enqueue = tuple[int, int, int, bytes]
+"""Flags, messages, position of the offsets table, and body of an ENQUEUE command."""
+
 Told = Callable[["Outcome | None", "BrokerError | None"], None]
 """Gets the outcome of a command, or why there is none; called once."""
+
+RunsTold = Callable[["RunsAnswer | None", "BrokerError | None"], None]
+"""Gets the outcome of a producer's runs, or why nobody knows it; called once."""
 
 UNDER_WAY_MAX = REPLIES_KEPT_MAX * 3 // 4
 """Commands that one session may have under way: the partition keeps answers for repeats of no more
@@ -57,6 +71,14 @@ class PartitionPublisherEvents(PublisherEvents, Protocol):
         command, in their order, behind the confirms of what was stored before them."""
 
 
+@runtime_checkable
+class OfChannel(Protocol):
+    """Events of a publisher that sends the messages of a channel on."""
+
+    publisher: int
+    """Session of the channel, for the trace."""
+
+
 class _Command:
     """A command that was told, until it is answered."""
 
@@ -67,6 +89,17 @@ class _Command:
         self.done = done
         self.lost: PendingCommand | None = None
         """The same command, when it is applied and its answer was lost."""
+
+
+class _Runs:
+    """Runs of a producer that were sent, until they are answered."""
+
+    __slots__ = ("done", "lost")
+
+    def __init__(self, done: RunsTold) -> None:
+        self.done = done
+        self.lost: PendingCommand | None = None
+        """Their ENQUEUE, when it is applied and its answer was lost."""
 
 
 class PartitionClient(StreamClient):
@@ -81,6 +114,23 @@ class PartitionClient(StreamClient):
         #: Seq -> command under way, in order; then those that wait for their turn.
         self._told: dict[int, _Command] = {}
         self._untold: deque[_Command] = deque()
+        #: Seq of an ENQUEUE -> runs under way, in order.
+        self._runs: dict[int, _Runs] = {}
+
+    # --- trace ---------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        super()._open()
+        trace = self.queue.trace
+        if trace is not None:
+            events = self._events
+            trace.publisher(self.session, events.publisher if isinstance(events, OfChannel) else 0)
+
+    def _trace_confirms(self, done: Sequence[PendingCommand], *, deleted: bool = False) -> None:
+        super()._trace_confirms(done, deleted=deleted)
+        trace = self.queue.trace
+        if trace is not None and not deleted:
+            trace.tagged(self.session, done, UNTAGGED)
 
     # --- commands ------------------------------------------------------------------------
 
@@ -98,6 +148,58 @@ class PartitionClient(StreamClient):
             seq = self.target.command(CMD_PARTITION, 0, 0, len(body), body)
             self._told[seq] = told
 
+    @property
+    def takes_runs(self) -> bool:
+        """Returns whether the session may have more runs under way: it takes two numbers each."""
+        if not self._runs:
+            return True
+        return self._target.seq - next(iter(self._runs)) < UNDER_WAY_MAX - 2
+
+    def produce(
+        self,
+        producer: int,
+        epoch: int,
+        runs: Sequence[ProducedRun],
+        enqueue: Enqueue,
+        done: RunsTold,
+    ) -> None:
+        """Has messages of a producer with sequences stored; `done` gets the outcome of each run.
+
+        Args:
+            enqueue: their records, in the order of the runs.
+        """
+        sent = _Runs(done)
+
+        def unknown(_duplicates: int, error: BrokerError | None) -> None:
+            if self._runs.pop(seq, None) is not None:
+                subject = self._subject()
+                sent.done(None, error or Unavailable(f"{subject} ended the session"))
+
+        announced = encode_runs(producer, epoch, runs)
+        self.target.command(CMD_PRODUCE, 0, 0, len(announced), announced)
+        flags, messages, position, body = enqueue
+        seq = self._target.command(batch.CMD_ENQUEUE, flags, messages, position, body, unknown)
+        self._runs[seq] = sent
+
+    def _produced(self, command: PendingCommand, seq: int, status: int, reply: object) -> None:
+        sent = self._runs.get(command.seq)
+        if sent is None:
+            super()._produced(command, seq, status, reply)
+        elif command.seq != seq or not self._tell_runs(seq, reply):
+            sent.lost = command
+            self._repeat(command)
+
+    def _tell_runs(self, seq: int, reply: object) -> bool:
+        """Passes the answer to runs on; False when it is none: one for all commands up to `seq`."""
+        outcome = decode_outcome(reply) if isinstance(reply, bytes) else None
+        if isinstance(outcome, RunsAnswer):
+            self._runs.pop(seq).done(outcome, None)
+        elif isinstance(reply, str):
+            self._runs.pop(seq).done(None, self._refusal(reply))
+        else:
+            return False
+        return True
+
     def _answered(self, command: PendingCommand, seq: int, status: int, reply: object) -> None:
         if command.type != CMD_PARTITION:
             super()._answered(command, seq, status, reply)
@@ -110,7 +212,9 @@ class PartitionClient(StreamClient):
                 self._ask_again(told)
 
     def _heard_again(self, seq: int, status: int, reply: object) -> None:
-        if seq in self._told and isinstance(reply, bytes):
+        if seq in self._runs:
+            self._tell_runs(seq, reply)
+        elif seq in self._told and isinstance(reply, bytes):
             self._tell_outcome(seq, reply)
         else:
             super()._heard_again(seq, status, reply)
@@ -123,20 +227,26 @@ class PartitionClient(StreamClient):
 
     def _ask_again(self, told: _Command) -> None:
         """A repeated command gets its answer from the session's record."""
-        command = told.lost
-        if command is not None and command.chunk.data is not None:
+        if told.lost is not None:
+            self._repeat(told.lost)
+
+    def _repeat(self, command: PendingCommand) -> None:
+        if command.chunk.data is not None:
             end = command.offset + command.length
             self._target.builder.adopt(command.chunk.data, command.offset, end)
 
     def is_waiting(self) -> bool:
         """Returns whether something is expected from the queue."""
-        return bool(self._told) or super().is_waiting()
+        return bool(self._told or self._runs) or super().is_waiting()
 
     def on_silence(self) -> None:
         """Called about once a second while something is expected: asks again."""
         super().on_silence()
         for told in list(self._told.values()):
             self._ask_again(told)
+        for sent in list(self._runs.values()):
+            if sent.lost is not None:
+                self._repeat(sent.lost)
 
     # --- publishes -----------------------------------------------------------------------
 
@@ -169,7 +279,9 @@ class PartitionClient(StreamClient):
         for command in self._target.pending:
             if command.seq > last:
                 break
-            if command.seq >= first and command.type == batch.CMD_ENQUEUE:
+            # What became of a producer's runs their own answer says.
+            is_publish = command.type == batch.CMD_ENQUEUE and command.seq not in self._runs
+            if command.seq >= first and is_publish:
                 refused.append((command, command.tags, command.note))
                 command.tags = command.note = None
         return refused
@@ -191,7 +303,11 @@ class PartitionClient(StreamClient):
         unanswered = [*self._told.values(), *self._untold]
         self._told.clear()
         self._untold.clear()
+        lost = [sent for sent in self._runs.values() if sent.lost is not None]
+        for sent in lost:
+            sent.done(None, error)
         super()._events_end(error, published_ok=published_ok, renew=renew)
+        self._runs.clear()
         if renew:
             self.refusal = None
             for told in unanswered:

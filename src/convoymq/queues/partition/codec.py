@@ -6,7 +6,7 @@ Numbers and fields of a released version stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import GenericAlias
 from typing import Generic, TypeVar, get_type_hints
 
@@ -21,15 +21,20 @@ from convoymq.topics.answers import (
     ParkAnswer,
     ProduceAnswer,
     ProducerAnswer,
+    RunsAnswer,
     SealAnswer,
 )
-from convoymq.topics.commands import Command
+from convoymq.topics.commands import Command, ProducedRun
 from convoymq.topics.partition import Outcome
 
 Value = TypeVar("Value")
 
 CMD_PARTITION = 22
 """Type of the command in a batch; its `arg` has the number of bytes in the body."""
+
+CMD_PRODUCE = 23
+"""Type of the command that says whose messages the session's next ENQUEUE brings, in which runs;
+its `arg` has the number of bytes in the body."""
 
 COMMANDS: dict[int, type[Command]] = {
     1: of_partitions.OpenProducer,
@@ -60,8 +65,13 @@ OUTCOMES: dict[int, type[Outcome]] = {
     6: AckAnswer,
     7: ParkAnswer,
     8: LossAnswer,
+    9: RunsAnswer,
 }
 
+PackedRuns = tuple[int, int, list[ProducedRun]]
+"""Producer, epoch, runs."""
+
+_RUNS = msgspec.msgpack.Decoder(PackedRuns)
 _HEAD = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 
 
@@ -116,3 +126,19 @@ def encode_outcome(outcome: Outcome) -> bytes:
 def decode_outcome(data: bytes) -> Outcome:
     """Returns the outcome that was encoded. Raises ValueError."""
     return _OF_OUTCOMES.decode(data)
+
+
+def encode_runs(producer: int, epoch: int, runs: Sequence[ProducedRun]) -> bytes:
+    """Returns the body of a PRODUCE command."""
+    return msgspec.msgpack.encode((producer, epoch, runs))
+
+
+def decode_runs(data: bytes) -> PackedRuns:
+    """Returns producer, epoch and runs of a PRODUCE command. Raises ValueError."""
+    try:
+        producer, epoch, runs = _RUNS.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"malformed runs of a producer: {error}") from error
+    if any(run.seq < 1 or run.messages < 1 for run in runs):
+        raise ValueError("malformed runs of a producer: sequences count from 1")
+    return producer, epoch, runs

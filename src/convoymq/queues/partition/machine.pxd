@@ -6,7 +6,7 @@ from convoymq.queues.stream.machine cimport StreamMachine
 
 cdef class PartitionGroupMachine(StreamMachine):
     cdef public object state
-    cdef public dict refused
+    cdef public dict refused, announced
     cdef _enqueue(
         self, Session session, uint64_t index, uint64_t count, bytes data, Py_ssize_t offset
     )

@@ -6,11 +6,16 @@ Messages come as ENQUEUE commands and get the stream's offsets; the offset withi
 one more, because OPEN is 0. Everything else that `topics.commands` has comes in PARTITION commands
 of sessions, each answered with its packed outcome.
 
-| the partition is | ENQUEUE of a session     | PARTITION           |
-|------------------|--------------------------|---------------------|
-| CREATING         | refused, NOT_OPEN        | `topics.partition`  |
-| OPEN             | appended as a whole      | `topics.partition`  |
-| SEALED           | refused, CLOSED          | `topics.partition`  |
+| the partition is | ENQUEUE of a session     | behind PRODUCE      | PARTITION           |
+|------------------|--------------------------|---------------------|---------------------|
+| CREATING         | refused, NOT_OPEN        | NOT_OPEN            | `topics.partition`  |
+| OPEN             | appended as a whole      | appended, by run    | `topics.partition`  |
+| SEALED           | refused, CLOSED          | CLOSED              | `topics.partition`  |
+
+PRODUCE names the producer of the session's next ENQUEUE, and its runs: records of one logical
+partition with sequences in succession. The ENQUEUE is answered with the outcome of each run. What
+is a repeat, or refused, gets no offset; the rest lies in index ranges of its own. Sequences tell
+what overtook, so that a refusal means nothing to later commands.
 
 A refusal holds for the session: every later ENQUEUE of it is refused too, with the same code.
 Otherwise what a publisher had under way behind a refused message could overtake it when the
@@ -19,14 +24,16 @@ answer to the session says from which command on it was refused, so that one ans
 loses nothing.
 
 The range of a message is its sender's to get right, who routes by a published route: the range of
-a partition never changes. Range, hash and sequence are not looked at per message here.
+a partition never changes. Range, hash and sequence are not looked at per message here; ranges and
+sequences of a producer's runs are.
 
 Retention drops closed segments as in a stream, and the start of the partition follows: a group that
 has not read them stops (`DATA_EXPIRED`), or in a weak topic goes on with a recorded loss. TRIM
 drops the segments below its offset.
 
 Invariants: those of both parts; the partition's next data offset is one beyond the stream's, and
-one more behind CLOSE; sessions with a refusal are known sessions.
+one more behind CLOSE; sessions with a refusal, or with runs before their
+ENQUEUE, are known sessions.
 
 Source: ordered topics, sections 1.2 and 3; ADR 0062.
 """
@@ -34,7 +41,15 @@ Source: ordered topics, sections 1.2 and 3; ADR 0062.
 from __future__ import annotations
 
 from convoymq.kernels import batch
-from convoymq.queues.partition.codec import CMD_PARTITION, decode_command, encode_outcome
+from convoymq.model import trace as words
+from convoymq.queues.partition import tracing
+from convoymq.queues.partition.codec import (
+    CMD_PARTITION,
+    CMD_PRODUCE,
+    decode_command,
+    decode_runs,
+    encode_outcome,
+)
 from convoymq.queues.partition.rules import PartitionRules
 from convoymq.queues.sessions import (
     APPLIED_OK,
@@ -47,7 +62,7 @@ from convoymq.queues.stream.machine import COMMAND_TYPES as STREAM_COMMAND_TYPES
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_APPLIED
-from convoymq.topics.commands import Open, Trim
+from convoymq.topics.commands import Open, ProduceRuns, Trim
 from convoymq.topics.lineage import PartitionState
 from convoymq.topics.partition import PartitionMachine
 from convoymq.topics.refusals import Code
@@ -63,7 +78,9 @@ which the targets are, targets as [lo, hi, pid]]."""
 _STREAM_COMMANDS = [
     type for type in range(256) if STREAM_COMMAND_TYPES[2][type >> 3] >> (type & 7) & 1
 ]
-COMMAND_TYPES = {1: supported.command_table((*_STREAM_COMMANDS, CMD_PARTITION))}
+COMMAND_TYPES = {
+    1: supported.command_table((*_STREAM_COMMANDS, CMD_PARTITION, CMD_PRODUCE)),
+}
 
 
 class PartitionGroupMachine(StreamMachine):
@@ -88,21 +105,85 @@ class PartitionGroupMachine(StreamMachine):
             self.state.open(Open(CREATION, version, 0))
         #: Session -> (seq of its first refused ENQUEUE, code).
         self.refused: dict[int, tuple[int, Code]] = {}
+        #: Session -> body of the PRODUCE that came last, until its ENQUEUE.
+        self.announced: dict[int, bytes] = {}
 
     # ---------------------------------------------------------------- messages
 
     def _enqueue(
         self, session: Session | None, index: int, count: int, data: bytes, offset: int
     ) -> None:
+        if self.announced and session is not None and session.id in self.announced:
+            self._produce(session, index, count, data, offset)
+            return
         state = self.state
         if state.state is not PartitionState.OPEN or (
             session is not None and session.id in self.refused
         ):
             self._refuse(session)
             return
+        before = self.next
         # Not by super(): in the compiled build it finds no methods of C.
         StreamMachine._enqueue(self, session, index, count, data, offset)
         self._follow()
+        if self.trace is not None:
+            new = self.next - before
+            self.trace.keys(
+                words.KEYED, data, index, offset, count - new, new, before + FIRST_OFFSET
+            )
+
+    def _produce(self, session: Session, index: int, count: int, data: bytes, offset: int) -> None:
+        """An ENQUEUE behind PRODUCE: what is stored of it, by run."""
+        session.producer = None
+        producer, epoch, runs = decode_runs(self.announced.pop(session.id))
+        if sum([run.messages for run in runs]) != count:
+            self._broken = True
+            self._reply(session, APPLIED_REJECTED, "runs and messages do not fit")
+            return
+        answer = self.state.produce_runs(ProduceRuns(producer, epoch, tuple(runs), self.time_ms))
+        size = batch.enqueue_bytes(data, offset)
+        first = end = begin = 0
+        for run, its in zip(runs, answer.runs, strict=True):
+            end += run.messages
+            if self.trace is not None and its.stored:
+                self.trace.add(
+                    words.PRODUCED, 0, 0, producer, epoch, run.seq + run.messages - its.stored,
+                    run.lp, its.stored, index, offset, its.offset, 0, 0,
+                )  # fmt: skip
+            if its.stored < run.messages:
+                self._append_part(session, index, data, offset, first, begin - first, size, count)
+                first = end - its.stored
+                self.duplicates += run.messages - its.stored if its.expected >= run.seq else 0
+            begin = end
+        self._append_part(session, index, data, offset, first, end - first, size, count)
+        if self.trace is not None:
+            stored = sum([its.stored for its in answer.runs])
+            if stored < count:
+                left = count - stored
+                self._trace_published(words.DUPLICATE, session, left, index, offset, stored)
+        self._reply(session, APPLIED_OK, encode_outcome(answer))
+
+    def _append_part(
+        self,
+        session: Session,
+        index: int,
+        data: bytes,
+        command: int,
+        first: int,
+        part: int,
+        size: int,
+        count: int,
+    ) -> None:
+        """Appends records of an ENQUEUE with `count` records of `size` bytes."""
+        if part:
+            self._broken = self._broken or first > 0
+            self._trace_published(0, session, part, index, command, first)
+            if self.trace is not None:
+                at = self.next + FIRST_OFFSET
+                self.trace.keys(words.KEYED, data, index, command, first, part, at)
+            self._append(index, command, first, part, size * part // count)
+        if first + part < count:
+            self._broken = True
 
     def _refuse(self, session: Session | None) -> None:
         """Answers an ENQUEUE that is not appended."""
@@ -118,7 +199,9 @@ class PartitionGroupMachine(StreamMachine):
 
     def _follow(self) -> None:
         """The partition's offsets follow the stream's."""
-        self.state.append_until(self.next + FIRST_OFFSET, self.time_ms)
+        # Of a command in runs the state may have counted what comes next.
+        end = max(self.next + FIRST_OFFSET, self.state.end_offset)
+        self.state.append_until(end, self.time_ms)
 
     def refusal_of(self, session_id: int) -> Refusal | None:
         """Returns what a session is told with every answer; None: nothing of it was refused."""
@@ -155,17 +238,25 @@ class PartitionGroupMachine(StreamMachine):
     def _remove_session(self, session: Session) -> None:
         super()._remove_session(session)
         self.refused.pop(session.id, None)
+        self.announced.pop(session.id, None)
 
     # ---------------------------------------------------------------- commands
 
     def _session_command(
         self, session: Session, kind: int, count: int, arg: int, data: bytes, offset: int
     ) -> None:
+        if kind == CMD_PRODUCE:
+            self.announced[session.id] = batch.command_body(data, offset)[:arg]
+            self._answer(session)
+            return
         if kind != CMD_PARTITION:
             super()._session_command(session, kind, count, arg, data, offset)
             return
         command = decode_command(batch.command_body(data, offset)[:arg])
-        outcome = self.state.apply(command)
+        if self.trace is None:
+            outcome = self.state.apply(command)
+        else:
+            outcome = tracing.applied(self.trace, self.state, command)
         if isinstance(command, Trim):
             self._drop_below(self.state.log_start - FIRST_OFFSET)
         self._reply(session, APPLIED_OK, encode_outcome(outcome))
@@ -216,14 +307,21 @@ class PartitionGroupMachine(StreamMachine):
             assert state.end_offset == self.next + FIRST_OFFSET + closed
         assert not self.truncated or self.first + FIRST_OFFSET <= state.log_start
         assert self.refused.keys() <= self.sessions.keys()
+        assert self.announced.keys() <= self.sessions.keys()
 
     # ---------------------------------------------------------------- snapshots
 
     def _pack(self) -> dict[str, object]:
         refused = [(session, seq, code.value) for session, (seq, code) in self.refused.items()]
-        return {**super()._pack(), "partition": self.state.snapshot(), "refused": refused}
+        return {
+            **super()._pack(),
+            "partition": self.state.snapshot(),
+            "refused": refused,
+            "announced": list(self.announced.items()),
+        }
 
     def _restore(self, known: Packed) -> None:
         super()._restore(known)
         self.state.restore(known["partition"])
         self.refused = {session: (seq, Code(code)) for session, seq, code in known["refused"]}
+        self.announced = dict(known["announced"])

@@ -19,7 +19,7 @@ from convoymq.topics.answers import (
 )
 from convoymq.topics.commands import OpenProducer, Produce
 from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
-from convoymq.topics.coordinator import Leases
+from convoymq.topics.heartbeats import Leases
 from convoymq.topics.leaseholder import SendHeartbeat
 from convoymq.topics.partition import Outcome
 from convoymq.topics.producer import TopicProducer

@@ -20,8 +20,9 @@ from convoymq.topics.changes import Change
 from convoymq.topics.commands import HandOver, Lease, Open, OpenCursor
 from convoymq.topics.commands import Seal as SealCommand
 from convoymq.topics.controller import Controller
-from convoymq.topics.coordinator import Coordinator, Heartbeat, Leases
+from convoymq.topics.coordinator import Coordinator
 from convoymq.topics.group import Advance, GroupCommand, GroupState, Release, Seek
+from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.lineage import Mode, PartitionState
 from convoymq.topics.partition import Outcome
 from convoymq.topics.routes import Route

@@ -57,6 +57,8 @@ class FindingRow(TypedDict, total=False):
     k2: int
     k3: int
     k4: int
+    v1: int
+    v2: int
     n: int
     text: str | None
 

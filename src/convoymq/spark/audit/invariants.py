@@ -26,6 +26,22 @@ class Invariant(IntEnum):
     NOTHING_LOST = 15
     DROPPED_BY_RULE = 16
     TOTALS = 17
+    # Checks A1 to A15 of ordered topics, in their order.
+    TOPIC_LOG_ORDER = 18
+    TOPIC_STORED_ONCE = 19
+    TOPIC_ACCEPTED_STORED = 20
+    TOPIC_ONE_PLACE = 21
+    TOPIC_VERSIONS = 22
+    TOPIC_GROUP_STEPS = 23
+    TOPIC_GATE = 24
+    TOPIC_DELIVERY_ORDER = 25
+    TOPIC_REDELIVERY = 26
+    TOPIC_ONE_OWNER = 27
+    TOPIC_NOTHING_LOST = 28
+    TOPIC_PARK_ORDER = 29
+    TOPIC_EFFECTS_ONCE = 30
+    TOPIC_COUNTS = 31
+    TOPIC_END_STATE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +122,78 @@ PROMISES: dict[Invariant, Promise] = {
     Invariant.TOTALS: Promise(
         "the queue's own totals balance",
         "In every state snapshot, published = settled + dropped + purged + in the queue.",
+    ),
+    Invariant.TOPIC_LOG_ORDER: Promise(
+        "A1 a key's messages are stored in the order of publishing",
+        "By publisher and key, order tokens rise with delivery tags or sequences, over all "
+        "partitions.",
+    ),
+    Invariant.TOPIC_STORED_ONCE: Promise(
+        "A2 every publish is stored once",
+        "No delivery tag of a channel and no sequence of a producer has two places in a topic.",
+    ),
+    Invariant.TOPIC_ACCEPTED_STORED: Promise(
+        "A3 what was accepted is stored, and nothing else",
+        "Every confirmed tag has its message in a partition's log, and every stored message came "
+        "in a session that a node had opened.",
+    ),
+    Invariant.TOPIC_ONE_PLACE: Promise(
+        "A4 a key is written in one place at a time",
+        "Messages lie in the range of their partition, none at or behind CLOSE, and none in a "
+        "target before its sources were closed.",
+    ),
+    Invariant.TOPIC_VERSIONS: Promise(
+        "A5 route versions are consecutive and complete",
+        "Each version covers every logical partition once, and differs from the one before by one "
+        "split, merge or move of neighbours.",
+    ),
+    Invariant.TOPIC_GROUP_STEPS: Promise(
+        "A6 groups go from version to version",
+        "Each step goes to the next version, once, after it was published, and after the sources "
+        "of its change were handed over.",
+    ),
+    Invariant.TOPIC_GATE: Promise(
+        "A7 a partition is read after its ancestors",
+        "A group gets the first message of a partition after its step to a version with that "
+        "partition, and after the last acknowledgement in every ancestor.",
+    ),
+    Invariant.TOPIC_DELIVERY_ORDER: Promise(
+        "A8 a key's messages are delivered in order",
+        "First deliveries follow the order tokens; in another lease than the message before, only "
+        "when that one was acknowledged or parked, or came there again.",
+    ),
+    Invariant.TOPIC_REDELIVERY: Promise(
+        "A9 only what is not acknowledged comes again",
+        "No delivery of a message after its acknowledgement, but for a seek.",
+    ),
+    Invariant.TOPIC_ONE_OWNER: Promise(
+        "A10 one owner of a partition in a group",
+        "Leases do not overlap and their epochs rise; what is delivered and acknowledged belongs "
+        "to the lease in force.",
+    ),
+    Invariant.TOPIC_NOTHING_LOST: Promise(
+        "A11 no message is lost on the way to a group",
+        "When a group leaves a partition, each message is acknowledged, parked, or a recorded "
+        "loss; nothing is acknowledged that was not delivered.",
+    ),
+    Invariant.TOPIC_PARK_ORDER: Promise(
+        "A12 nothing overtakes a parked message",
+        "While a message is parked, no later one of its key is delivered; parked ones come one "
+        "after the other.",
+    ),
+    Invariant.TOPIC_EFFECTS_ONCE: Promise(
+        "A13 effects happen once, in order",
+        "Where sinks recorded effects: one is applied for each acknowledged message, and tokens "
+        "of applied ones rise by key.",
+    ),
+    Invariant.TOPIC_COUNTS: Promise(
+        "A14 counts of partitions are right",
+        "A closed partition holds as many messages as lie between OPEN and CLOSE, and keys are "
+        "known of all.",
+    ),
+    Invariant.TOPIC_END_STATE: Promise(
+        "A15 sinks end in the state of the source",
+        "Where both recorded: the last applied effect of every key has the value of its last "
+        "change at the source.",
     ),
 }

@@ -41,6 +41,7 @@ EDGE_INVARIANTS = {
     EDGE_IDS: Invariant.DELIVERY_NUMBERS,
     EDGE_PLACE: Invariant.FIRST_DELIVERY_ORDER,
 }
+NODE_BITS = 8
 NODE_SHIFT = 56
 """A session's number begins with its node's."""
 CAME = -1

@@ -37,6 +37,8 @@ from convoymq.spark.audit.findings import (
 )
 from convoymq.spark.audit.invariants import Invariant
 from convoymq.spark.audit.result import AuditReport, gather
+from convoymq.spark.audit.topics import effects
+from convoymq.spark.audit.topics.job import TopicJob
 from convoymq.trace import segments
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ DECIDED = (
     words.RETURNED,
     words.DROPPED,
     words.OWNER,
+    *words.TOPIC_DECIDED,
 )
 SMALL = {"kind": "tinyint", "reason": "tinyint", "flags": "int", "ordinal": "int"}
 FILE_SCHEMA = ", ".join(
@@ -65,7 +68,7 @@ PARTITIONS_MAX = 10_000
 FEWEST = 8
 EXAMPLES = 5
 
-Finding: TypeAlias = "Row | _Found"
+Finding: TypeAlias = "Row | Found"
 Progress = Callable[[str], None]
 
 
@@ -95,8 +98,11 @@ def audit(
     files, footers = read_footers(paths)
     wanted = set(queues)
     if wanted:
-        kept = [k for k, footer in enumerate(footers) if footer["queue"] in wanted]
-        missing = wanted - {footers[k]["queue"] for k in kept}
+        kept = [k for k, footer in enumerate(footers) if _names(footer) & wanted]
+        missing = wanted - {name for k in kept for name in _names(footers[k])}
+        if any(footers[k]["type"] == words.PARTITION_TYPE for k in kept):
+            routes = [k for k, each in enumerate(footers) if each["type"] == words.TOPICS_TYPE]
+            kept = sorted({*kept, *routes})
         if missing:
             raise Misuse(f"no trace of queue '{sorted(missing)[0]}' below the given paths")
         files, footers = [files[k] for k in kept], [footers[k] for k in kept]
@@ -112,7 +118,7 @@ def audit(
     elif callable(spark):
         tell("session")
         spark = spark()
-    job = _Job(spark, files, facts, footers)
+    job = Job(spark, files, facts, footers, effects.files_of(paths))
     with job.settings():
         found = [cast(FindingRow, row.asDict()) for step in job.steps(tell) for row in step]
     report = gather(facts, found)
@@ -120,6 +126,13 @@ def audit(
     report.files = len(files)
     report.duration_s = time.monotonic() - started
     return report
+
+
+def _names(footer: Footer) -> set[str]:
+    """Returns the names under which a queue may be asked for: a partition by that of its topic."""
+    queue = footer["queue"]
+    topic = queue.removeprefix(words.PARTITION_PREFIX).rpartition(".")[0]
+    return {queue, topic} if footer["type"] == words.PARTITION_TYPE else {queue}
 
 
 def read_footers(
@@ -150,7 +163,7 @@ def read_footers(
     return [str(file) for file in files], footers
 
 
-class _Job:
+class Job:
     """One run of the audit."""
 
     def __init__(
@@ -159,10 +172,12 @@ class _Job:
         files: list[str],
         facts: list[QueueFacts],
         footers: list[Footer],
+        others: Sequence[Path] = (),
     ) -> None:
         from pyspark.sql import functions as F  # noqa: N812
 
         self.spark = spark
+        self.others = others
         self.footers = footers
         self.facts = facts
         self.f = F
@@ -198,25 +213,27 @@ class _Job:
         """Yields the rows of `findings.SCHEMA`, step by step."""
         tell("replicas")
         yield self.replicas()
-        tell("messages")
-        yield self._summed(self.messages()).collect()
+        if self._groups(streams=False):
+            tell("messages")
+            yield self.summed(self.messages()).collect()
         tell("order")
         yield self.log_order()
         tell("confirms")
-        yield self._summed(self.confirms()).collect()
+        yield self.summed(self.confirms()).collect()
         tell("sent")
-        yield self._summed(self.sent()).collect()
+        yield self.summed(self.sent()).collect()
         tell("rows")
         yield self.missing()
+        yield from TopicJob(self, self.others).steps(tell)
 
     # --- parts of the plan ---------------------------------------------------------------
 
-    def _small(self, rows: Sequence[tuple[object, ...]], schema: str) -> DataFrame:
+    def small(self, rows: Sequence[tuple[object, ...]], schema: str) -> DataFrame:
         return self.f.broadcast(self.spark.createDataFrame(rows, schema))
 
     def _within(self, frame: DataFrame, ranges: Sequence[tuple[object, ...]]) -> DataFrame:
         """Returns the rows whose entry lies in a (start, end] of their own node and incarnation."""
-        known = self._small(
+        known = self.small(
             ranges, "`group` bigint, node int, incarnation bigint, low bigint, high bigint"
         )
         inside = (self.f.col("index") > self.f.col("low")) & (
@@ -231,9 +248,10 @@ class _Job:
             for r in each.primary
         ]
         rows = self.raw_primary.where(self.f.col("kind").isin(*DECIDED))
-        return self._within(rows, ranges).withColumns(self._packed(self.f.col("ordinal")))
+        return self._within(rows, ranges).withColumns(self.packed(self.f.col("ordinal")))
 
-    def _packed(self, ordinal: Column | int) -> dict[str, Column]:
+    def packed(self, ordinal: Column | int) -> dict[str, Column]:
+        """Columns that sweeps have instead of some of the files'."""
         F = self.f  # noqa: N806
         return {
             "order": F.shiftleft("index", ORDINAL_BITS) + ordinal,
@@ -243,12 +261,15 @@ class _Job:
         }
 
     def _groups(self, *, streams: bool) -> list[int]:
-        return [each.group for each in self.facts if (each.type == "stream") == streams]
+        """Queues, or logs: messages stay there when they are consumed."""
+        return [each.group for each in self.facts if (each.type in words.LOG_TYPES) == streams]
 
-    def _swept(
+    def swept(
         self, frame: DataFrame, columns: Sequence[str], keys: Sequence[str], sort: Sequence[str],
         sweep: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+        schema: str = SPARK_SCHEMA,
     ) -> DataFrame:  # fmt: skip
+        """Returns what a sweep finds in rows that lie together by `keys`, in the order `sort`."""
         F = self.f  # noqa: N806
         wide = frame.select(*[F.col(f"`{name}`").cast("bigint").alias(name) for name in columns])
 
@@ -257,9 +278,9 @@ class _Job:
 
         # A number of our own: Spark's default is many small tasks, each with its worker's cost.
         placed = wide.repartition(self.partitions, *keys).sortWithinPartitions(*sort)
-        return placed.mapInArrow(run, SPARK_SCHEMA)
+        return placed.mapInArrow(run, schema)
 
-    def _summed(self, found: DataFrame) -> DataFrame:
+    def summed(self, found: DataFrame) -> DataFrame:
         """Findings with equal keys as one; violations keep some of their examples."""
         F = self.f  # noqa: N806
         counted = F.col("what").isin("violation", "unproved")
@@ -291,11 +312,11 @@ class _Job:
         ]  # fmt: skip
         state = self._within(
             self.raw.where(F.col("kind") == words.STATE), state_snapshots
-        ).withColumns(self._packed(F.lit(LAST_ORDINAL)))
+        ).withColumns(self.packed(F.lit(LAST_ORDINAL)))
         columns = messages.COLUMNS
         both = rows.select(*columns).unionByName(state.select(*columns))
         sort = (*messages.KEYS, "order")
-        return self._swept(
+        return self.swept(
             both, columns, ("group", "position_index"), sort, messages.MessageSweep(self.scope)
         )
 
@@ -307,7 +328,7 @@ class _Job:
         rows = self.decided.where(
             F.col("kind").isin(words.PUBLISHED, words.DELIVERED, words.OWNER)
         ).withColumn("part", F.shiftright("index", LOG_PART_BITS))
-        found = self._swept(
+        found = self.swept(
             rows,
             order.LOG_COLUMNS,
             order.LOG_KEYS,
@@ -315,7 +336,7 @@ class _Job:
             order.LogSweep(self.scope),
         ).persist()
         try:
-            made = self._summed(found.where("what <> 'edge'")).collect()
+            made = self.summed(found.where("what <> 'edge'")).collect()
             return made + self._joints(found.where("what = 'edge'")).collect()
         finally:
             found.unpersist()
@@ -327,7 +348,7 @@ class _Job:
         F = self.f  # noqa: N806
         window = Window.partitionBy("group", "k1", "k2", "k3").orderBy("k4")
         whole = [each.group for each in self.facts if each.start == 0]
-        first_span = self._small(
+        first_span = self.small(
             _first_spans(self.scope),
             "`group` bigint, first_span bigint",
         )
@@ -392,24 +413,25 @@ class _Job:
             for each in self.facts
             if each.start == 0 and not any(gap.node == 0 for gap in each.gaps)
         }
-        known: Column = F.lit(0)
-        for group, end in ends.items():
-            known = F.when((F.col("group") == group) & (F.col("time_us") <= end), 1).otherwise(
-                known
-            )
-        return known
+        if not ends:
+            return F.lit(0)
+        # A map, not a chain of conditions: those of many queues take Spark long to plan.
+        until = F.create_map(*[F.lit(number) for pair in ends.items() for number in pair])
+        known: Column = (F.col("time_us") <= until[F.col("group")]).cast("int")
+        return F.coalesce(known, F.lit(0))
 
     def _is_told(self) -> Column:
         """1 for decided rows of clients whose node has told of all that it did."""
         F = self.f  # noqa: N806
         node = F.shiftrightunsigned("session", order.NODE_SHIFT)
-        known: Column = F.lit(0)
-        for each in self.facts:
-            broken = {gap.node for gap in each.gaps}
-            told = sorted(each.nodes - broken)
-            if told and not each.lost:
-                mine = (F.col("group") == each.group) & node.isin(told)
-                known = F.when(mine, 1).otherwise(known)
+        told = [
+            (each.group << order.NODE_BITS) + number
+            for each in self.facts
+            if not each.lost
+            for number in each.nodes - {gap.node for gap in each.gaps}
+        ]
+        mine = F.shiftleft("group", order.NODE_BITS) + node
+        known: Column = mine.isin(told).cast("int")
         return known
 
     def missing(self) -> Sequence[Finding]:
@@ -444,7 +466,7 @@ class _Job:
                 n = marked - (0 if row is None else row[f"f_{name}"])
                 if n > 0:
                     made.append({"what": "missing", "group": incarnation[0], "k1": k, "n": n})
-        return [_Found(row) for row in made]
+        return [Found(row) for row in made]
 
     def confirms(self) -> DataFrame:
         """Confirms against publishes."""
@@ -472,7 +494,7 @@ class _Job:
         keys = ("group", "session")
         sort = (*keys, "seq", "phase")
         sweep = order.ConfirmSweep(self.scope)
-        return self._swept(rows, order.CONFIRM_COLUMNS, keys, sort, sweep)
+        return self.swept(rows, order.CONFIRM_COLUMNS, keys, sort, sweep)
 
     # --- sent ----------------------------------------------------------------------------
 
@@ -480,7 +502,7 @@ class _Job:
         """Returns what nodes wrote to consumers, against what was decided."""
         F = self.f  # noqa: N806
         sent = self.raw.where(F.col("kind") == words.SENT).withColumns(
-            {**self._packed(F.lit(0)), "whole": self._is_whole()}
+            {**self.packed(F.lit(0)), "whole": self._is_whole()}
         )
         decided = self.decided.withColumn("whole", self._is_told())
         queue = F.col("group").isin(self._groups(streams=False))
@@ -504,9 +526,8 @@ class _Job:
         published = decided.where(
             stream & (F.col("kind") == words.PUBLISHED) & (F.col("reason") == 0)
         ).withColumns(nobody)
-        return found.unionByName(
-            self._sent(published, sent.where(stream).withColumns(nobody), shared=True)
-        )
+        of_logs = self._sent(published, sent.where(stream).withColumns(nobody), shared=True)
+        return found.unionByName(of_logs) if self._groups(streams=False) else of_logs
 
     def _sent(self, decided: DataFrame, sent: DataFrame, *, shared: bool) -> DataFrame:
         F = self.f  # noqa: N806
@@ -530,7 +551,7 @@ class _Job:
         )
         keys = order.SENT_KEYS
         sort = (*keys, "first_id", "kind")
-        return self._swept(cut, order.SENT_COLUMNS, keys, sort, order.SentSweep(shared=shared))
+        return self.swept(cut, order.SENT_COLUMNS, keys, sort, order.SentSweep(shared=shared))
 
     # --- replicas ------------------------------------------------------------------------
 
@@ -572,8 +593,8 @@ class _Job:
         self, rows: DataFrame, suspects: list[tuple[int, int]], ranges: Sequence[tuple[object, ...]]
     ) -> Sequence[Finding]:
         F = self.f  # noqa: N806
-        few = rows.join(self._small(suspects, "`group` bigint, part bigint"), ["group", "part"])
-        known = self._small(
+        few = rows.join(self.small(suspects, "`group` bigint, part bigint"), ["group", "part"])
+        known = self.small(
             [(r[0], r[1], r[2], r[3], r[4]) for r in ranges],
             "`group` bigint, r_node int, r_incarnation bigint, r_low bigint, r_high bigint",
         )
@@ -673,7 +694,7 @@ def _suspects(
     return suspects
 
 
-class _Found(dict[str, object]):
+class Found(dict[str, object]):
     """A finding that was not made by Spark."""
 
     def asDict(self) -> dict[str, object]:  # noqa: N802

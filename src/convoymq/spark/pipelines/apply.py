@@ -7,8 +7,10 @@ that is not known is merged: after an older checkpoint was put back, old numbers
 events. Three columns make the MERGE safe against late
 events: `_position` and `_offset` (a row is only replaced by a younger event: one of a higher
 position, or of the same position and a higher offset) and `_deleted` (a tombstone stays, or an
-older insert would bring the row back). `purge` removes tombstones by age, `rows` reads a table
-without them.
+older insert would bring the row back). Of an ordered topic `_position` is the route version that
+created the event's partition: with the offset there it is the order token, which grows along the
+history of a key through splits, merges and moves. `purge` removes tombstones by age, `rows` reads a
+table without them.
 
 An event is applied whole or not at all: JSON that Spark would read as NULL, or as another number,
 because it does not fit the schema, is a bad event.
@@ -46,6 +48,9 @@ META = (POSITION, OFFSET, DELETED, CHANGED_AT)
 CORRUPT = "_corrupt_record"
 KEYS_PROPERTY = "convoymq.keys"
 """Of the Delta table: the columns that name a row."""
+TOPIC_PROPERTY = "convoymq.topic"
+"""Of the Delta table: the topic that it follows, name and time of creation. Tokens of another topic
+compare with nothing."""
 
 UPSERTS = {"debezium": ("c", "r", "u"), "flat": ("c", "create", "i", "insert", "r", "read", "u",
                                                  "update", "upsert")}  # fmt: skip
@@ -105,6 +110,17 @@ class Events:
     positions the one with the higher offset is the later."""
 
 
+@dataclass(frozen=True, slots=True)
+class FollowedTopic:
+    """Topic whose order tokens order the events."""
+
+    name: str
+    created_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.created_ms}"
+
+
 @dataclass(slots=True, kw_only=True)
 class TableReport:
     """Counts of one table."""
@@ -132,7 +148,8 @@ def apply(
     spark: SparkSession,
     *,
     servers: str,
-    stream: str,
+    stream: str = "",
+    topic: str = "",
     tables: Sequence[TableSpec],
     checkpoint: str | os.PathLike[str],
     events: Events | None = None,
@@ -145,7 +162,7 @@ def apply(
 
     Args:
         servers: `host:port` of nodes, comma between.
-        stream: the stream of change events.
+        stream, topic: of change events, one of them. In a topic the tokens order them.
         tables: the tables; with more than one, each has a name.
         checkpoint: a directory: Spark's checkpoint and the pipeline's id. Tables remember batches
             by that id.
@@ -160,19 +177,30 @@ def apply(
     """
     rules = events or Events()
     targets = [_Target(spark, spec) for spec in tables]
-    _check(targets, rules)
+    if bool(stream) == bool(topic):
+        raise OptionError("give either a stream or a topic to apply")
+    source = {"servers": servers, "startingOffsets": "earliest", **(options or {})}
+    source |= {"topic": topic} if topic else {"subscribe": stream}
+    _check(targets, rules, of_topic=bool(topic))
+    followed = _followed(source) if topic else None
     for target in targets:
-        _fit_table(target)
+        _fit_table(target, followed)
     place = Path(checkpoint)
     report = ApplyReport(tables={target.label: TableReport() for target in targets})
-    writer = _BatchApplier(targets, rules, app_id(place), report, bad_path, probe, checkpoint=place)
+    writer = _BatchApplier(
+        targets,
+        rules,
+        app_id(place),
+        report,
+        bad_path,
+        probe,
+        checkpoint=place,
+        followed=followed,
+    )
     started = time.monotonic()
-    reader = spark.readStream.format("convoymq").option("servers", servers)
-    reader = reader.option("subscribe", stream).option("startingOffsets", "earliest")
+    rows_read = spark.readStream.format("convoymq").options(**source).load()
     query = (
-        reader.options(**dict(options or {}))
-        .load()
-        .writeStream.queryName(f"apply {stream}")
+        rows_read.writeStream.queryName(f"apply {stream or topic}")
         .foreachBatch(writer)
         .option("checkpointLocation", str(place))
     )
@@ -237,7 +265,19 @@ class _Target:
             raise OptionError(f"table {self.label}: columns {taken} are the pipeline's own")
 
 
-def _check(targets: Sequence[_Target], rules: Events) -> None:
+def _followed(source: Mapping[str, str]) -> FollowedTopic:
+    """Asks the broker for the topic. Raises OptionError, SourceError, ClientError."""
+    from convoymq.spark.option_table import Use, parse_options
+    from convoymq.spark.options import StreamReadOptions
+    from convoymq.spark.topic_broker import Topic
+
+    # Spark takes options in any case of letters; of two spellings it takes the last.
+    values = parse_options("convoymq", {name.lower(): value for name, value in source.items()})
+    topic = Topic(StreamReadOptions.of(values, Use.STREAM_READ))
+    return FollowedTopic(topic.name, topic.history().created_ms)
+
+
+def _check(targets: Sequence[_Target], rules: Events, *, of_topic: bool = False) -> None:
     if not targets:
         raise OptionError("nothing to apply to: name tables")
     names = [target.spec.name for target in targets]
@@ -245,6 +285,8 @@ def _check(targets: Sequence[_Target], rules: Events) -> None:
         raise OptionError("several tables: each needs a name of its own, as the events have it")
     if rules.envelope not in ("debezium", "flat"):
         raise OptionError(f"envelope {rules.envelope}: there are debezium and flat")
+    if rules.position_field and of_topic:
+        raise OptionError("events of a topic are ordered by their tokens, not by a position field")
     if rules.position_field and not re.fullmatch(r"\w+(\.\w+)*", rules.position_field):
         raise OptionError(f"position field {rules.position_field!r}: a path such as source.pos")
 
@@ -262,8 +304,10 @@ class _BatchApplier:
         probe: Probe | None,
         *,
         checkpoint: Path | None = None,
+        followed: FollowedTopic | None = None,
     ) -> None:
         self._checkpoint = checkpoint
+        self._followed = followed
         self._targets = targets
         self._rules = rules
         self._app = app
@@ -274,6 +318,7 @@ class _BatchApplier:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         from pyspark.sql import functions as f
 
+        self._check_topic(batch_id)
         # Without this every action below would read the source again.
         batch = batch.where(f.length("value") > 0).persist()
         try:
@@ -284,6 +329,18 @@ class _BatchApplier:
         finally:
             batch.unpersist()
 
+    def _check_topic(self, batch_id: int) -> None:
+        """Raises SourceError: the batch is of another topic of this name (`failOnDataLoss`)."""
+        followed, place = self._followed, self._checkpoint
+        if followed is None or place is None:
+            return
+        created_ms = json.loads(offsets_of(place, batch_id)).get("created")
+        if created_ms != followed.created_ms:
+            raise SourceError(
+                f"topic {followed.name} was deleted and created again, and its order tokens begin "
+                "anew: it needs tables and a checkpoint of its own"
+            )
+
     def _apply(self, target: _Target, batch: DataFrame, batch_id: int) -> None:
         from deltalake import DeltaTable, Transaction
         from pyspark.sql import Window
@@ -292,7 +349,8 @@ class _BatchApplier:
         counts = self._report.tables[target.label]
         place = self._checkpoint
         plan = "" if place is None else plan_id(offsets_of(place, batch_id))
-        parsed = _parsed(batch, self._rules, target.row)
+        by_token = self._followed is not None
+        parsed = _parsed(batch, self._rules, target.row, by_token=by_token)
         if target.spec.name:
             parsed = parsed.where(f.col("_table") == target.spec.name)
         reason = _reason(target, self._rules)
@@ -320,7 +378,7 @@ class _BatchApplier:
                 return
             path = target.spec.path
             if not DeltaTable.is_deltatable(path):
-                _create(path, chosen, target)
+                _create(path, chosen, target, self._followed)
             slices = -(-keys // MERGE_ROWS_MAX)
             done = 0
             for number in range(slices):
@@ -395,7 +453,9 @@ def _table_name(rules: Events) -> Column:
     return _json_path(rules, path)
 
 
-def _parsed(batch: DataFrame, rules: Events, row: StructType) -> DataFrame:
+def _parsed(
+    batch: DataFrame, rules: Events, row: StructType, *, by_token: bool = False
+) -> DataFrame:
     """Adds `_table`, `_op`, `_row` (the row, or what named it before it was deleted), `_text` (the
     same row, every value as the text of its JSON), `_misread` (something does not fit the schema),
     `_deleted` and `_position`."""
@@ -423,7 +483,7 @@ def _parsed(batch: DataFrame, rules: Events, row: StructType) -> DataFrame:
     position = (
         _json_path(rules, rules.position_field).try_cast("long")
         if rules.position_field
-        else f.col("offset")
+        else f.col("route_version" if by_token else "offset")
     )
     return (
         parsed.withColumn("_table", _table_name(rules))
@@ -579,17 +639,20 @@ def _reason(target: _Target, rules: Events) -> Column:
     )
 
 
-def _create(path: str, chosen: DataFrame, target: _Target) -> None:
+def _create(path: str, chosen: DataFrame, target: _Target, followed: FollowedTopic | None) -> None:
     from deltalake import DeltaTable, Schema
 
     if "://" not in path:
         Path(path).mkdir(parents=True, exist_ok=True)
     empty = chosen.limit(0).toArrow()
+    properties: dict[str, str | None] = {KEYS_PROPERTY: ",".join(target.spec.keys)}
+    if followed is not None:
+        properties[TOPIC_PROPERTY] = str(followed)
     DeltaTable.create(
         path,
         Schema.from_arrow(empty.schema),
         mode="ignore",
-        configuration={KEYS_PROPERTY: ",".join(target.spec.keys)},
+        configuration=properties,
         raise_if_key_not_exists=False,
     )
 
@@ -600,11 +663,12 @@ def _schema_of(table: DeltaTable) -> StructType:
     return StructType.fromJson(json.loads(table.schema().to_json()))
 
 
-def _fit_table(target: _Target) -> None:
+def _fit_table(target: _Target, followed: FollowedTopic | None = None) -> None:
     """Adds columns of the schema that an existing table lacks: NULL until the next event of a row.
 
     Raises:
-        OptionError: the table has other keys, other types, or columns that the schema lacks.
+        OptionError: the table has other keys, other types, columns that the schema lacks, or
+            another order of its events.
     """
     from deltalake import DeltaTable, Schema
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -617,7 +681,15 @@ def _fit_table(target: _Target) -> None:
     held = {each.name: each.dataType for each in _schema_of(table)}
     if not {POSITION, DELETED, CHANGED_AT} <= held.keys():
         raise OptionError(f"table {label}: {path} is a table that this pipeline has not made")
-    keys = table.metadata().configuration.get(KEYS_PROPERTY, ",".join(target.spec.keys))
+    properties = table.metadata().configuration
+    order = properties.get(TOPIC_PROPERTY)
+    if order != (None if followed is None else str(followed)):
+        found = "positions" if order is None else f"the order tokens of topic {order}"
+        wanted = "positions" if followed is None else f"the order tokens of topic {followed}"
+        raise OptionError(
+            f"table {label}: its rows have {found}, which do not compare with {wanted}"
+        )
+    keys = properties.get(KEYS_PROPERTY, ",".join(target.spec.keys))
     if set(keys.split(",")) != set(target.spec.keys):
         raise OptionError(f"table {label}: its rows are named by {keys}, not {target.spec.keys}")
     unknown = sorted(held.keys() - {*target.row.fieldNames(), *META})

@@ -133,7 +133,7 @@ async def test_what_is_no_change_is_refused(cluster: FakeCluster) -> None:
         (topics.split("/", "none", 0), NotFound),
         (topics.wait_change("/", "orders", "none"), NotFound),
         (topics.abort("/", "orders", "none"), ChangePhase),
-        (topics.drain(9), NotFound),
+        (topics.drains.drain(9), NotFound),
     ):
         with pytest.raises(kind):
             await wrong
@@ -161,12 +161,26 @@ async def test_a_drained_node_leads_nothing(cluster: FakeCluster) -> None:
     topics = admin(cluster, 3)
     await topics.create("/", "orders", partitions=3, logical=12)
     await topics.create("/", "other", partitions=3, logical=12)
-    rows = await topics.drain(2)
+    rows = await topics.drains.drain(2)
     assert {row["topic"] for row in rows} == {"orders", "other"}
     assert all(not row["error"] and row["node"] != "n2" and row["to_pid"] for row in rows)
     for name in ("orders", "other"):
         assert "n2" not in {each["node"] for each in await topics.route("/", name)}
-    assert await topics.drain(2) == []
+    assert await topics.drains.drain(2) == []
+    # Its replicas stay: there is no other node for them.
+    (left,) = await topics.drains.report()
+    assert (left["node"], left["state"], left["slowest_group"]) == ("n2", "read_only", "")
+    assert left["open"] + left["sealed"] > 0
+    (pid, _, _) = (each["pid"] for each in await topics.route("/", "orders"))
+    with pytest.raises(PreconditionFailed, match="node n2 is drained"):
+        await topics.move("/", "orders", pid, 2)
+    for name in ("orders", "other"):
+        await topics.delete("/", name)
+    assert (await topics.drains.report())[0]["state"] == "removable"
+    await topics.drains.revive(2)
+    assert await topics.drains.report() == []
+    with pytest.raises(NotFound):
+        await topics.drains.revive(9)
 
 
 async def test_groups_begin_and_seek_where_they_are_told(cluster: FakeCluster) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from convoymq.broker.topics.controller_loop import ControllerLoop
 from convoymq.metadata.records import TopicRecord
-from convoymq.model.errors import Unavailable
+from convoymq.model.errors import PreconditionFailed, Unavailable
 from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.topics.changes import Phase
 from convoymq.topics.commands import Open, Seal
@@ -218,10 +218,12 @@ async def test_a_restored_tree_is_followed(cluster: FakeCluster) -> None:
     assert record(cluster, 2).state.route.version == 1
 
 
+@pytest.mark.provokes("topic.partition_lost")
 async def test_a_lost_partition_is_gone_round(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = cluster.nodes[3].broker.topics
+    await topics.create_group("/", "orders", "behind")
     with pytest.raises(Exception, match="partition 0 answers: nothing of it is lost"):
         await topics.declare_lost("/", "orders", 0)
     tell = PartitionQueue.tell
@@ -234,10 +236,21 @@ async def test_a_lost_partition_is_gone_round(
     monkeypatch.setattr("convoymq.broker.topics.admin.QUESTION_TIMEOUT_S", 0.05)
     await topics.declare_lost("/", "orders", 0)
     state = record(cluster).state
-    assert (state.route.pids, state.lost, state.running) == ((2, 1), {0}, None)
+    assert (state.route.pids, set(state.lost), state.running) == ((2, 1), {0}, None)
     assert "amq.partition.orders.0" not in cluster.nodes[3].machine.vhosts["/"].queues
     rows = await topics.route("/", "orders", lineage=True)
     assert [(row["pid"], row["state"], row["node"]) for row in rows if row["pid"] == 0] == [
         (0, "lost", "")
     ]
     await topics.declare_lost("/", "orders", 0)
+    # Who comes later begins behind it, or goes on without it as well.
+    await topics.create_group("/", "orders", "ahead", "latest")
+    assert await topics.create_group("/", "orders", "dag", advance="dag")
+    assert not await topics.create_group("/", "orders", "dag")
+    with pytest.raises(PreconditionFailed, match="has the advance 'dag', not 'linear'"):
+        await topics.create_group("/", "orders", "dag", advance="linear")
+    losses = await topics.losses("/", "orders")
+    assert [(row["group"], row["pid"], row["first"], row["end"]) for row in losses] == [
+        ("behind", 0, 1, 1), ("dag", 0, 1, 1),
+    ]  # fmt: skip
+    assert {row["reason"] for row in losses} == {"declared_lost"}

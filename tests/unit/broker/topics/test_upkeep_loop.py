@@ -174,11 +174,11 @@ async def test_a_group_holds_what_it_has_not_read_until_it_expires(cluster: Fake
     )
     assert handle is not None
     with pytest.raises(PreconditionFailed, match="DATA_EXPIRED: queue 'orders/g' in vhost '/' had"):
-        await handle.create("earliest")
+        await handle.create("earliest", None)
     assert await handle.counts() == (0, 0)
     row = await topics.seek("/", "orders", "g", "earliest")
     assert (row["state"], row["cv"]) == ("idle", 1)
-    await handle.create("earliest")
+    await handle.create("earliest", None)
 
 
 async def test_a_topic_says_when_its_groups_expire(cluster: FakeCluster) -> None:

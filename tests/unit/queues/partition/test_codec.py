@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoymq.queues.partition import codec
-from convoymq.topics.commands import Command, HandOver, Produce
+from convoymq.topics.commands import Command, HandOver, Produce, ProduceRuns
 from convoymq.topics.order_token import OrderToken
 from convoymq.topics.partition import Outcome
 from convoymq.topics.routes import Span
@@ -34,7 +34,7 @@ def test_an_outcome_comes_back(outcome: Outcome) -> None:
 
 
 def test_every_command_and_outcome_has_a_number_but_messages() -> None:
-    assert set(codec.COMMANDS.values()) | {Produce} == set(get_args(Command))
+    assert set(codec.COMMANDS.values()) | {Produce, ProduceRuns} == set(get_args(Command))
     assert set(codec.OUTCOMES.values()) == set(get_args(Outcome))
 
 

@@ -11,13 +11,24 @@ from hypothesis import strategies as st
 
 from convoymq.kernels import batch
 from convoymq.kernels.entries import HEADER_SIZE
+from convoymq.kernels.trace import TraceRows
+from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
-from convoymq.queues.partition.codec import decode_outcome
+from convoymq.queues.partition.codec import CMD_PRODUCE, decode_outcome, encode_runs
 from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
 from convoymq.replication.machine import EFFECT_APPLIED
 from convoymq.topics import commands as c
-from convoymq.topics.answers import AckAnswer, LossAnswer, SealAnswer
+from convoymq.topics.answers import (
+    AckAnswer,
+    LossAnswer,
+    ProducerAnswer,
+    RunAnswer,
+    RunsAnswer,
+    SealAnswer,
+)
+from convoymq.topics.commands import ProducedRun as Run
+from convoymq.topics.dedup import DedupTable, SourceSeal, seed_of
 from convoymq.topics.lineage import PartitionState
 from convoymq.topics.partition import PartitionMachine
 from convoymq.topics.refusals import Code
@@ -29,6 +40,8 @@ from tests.unit.queues.partition.support import (
     A,
     B,
     Bench,
+    bodies_of,
+    produce,
     tell,
 )
 from tests.unit.queues.quorum.support import Log, apply
@@ -109,6 +122,117 @@ def test_readers_of_the_log_find_what_was_stored_and_nothing_else() -> None:
     while (run := reader.next(1, 1 << 30)) is not None:
         found.append(len(batch.record(run.block, run.command, run.first)) - 4)
     assert found == [3, 4]
+
+
+def test_runs_of_a_producer_are_stored_once_and_without_gaps() -> None:
+    bench = Bench()
+    assert bench.produce(Run(1, 1, 2), Run(6, 1, 1)) == RunsAnswer(
+        (RunAnswer(Code.OK, 1, 2, 3), RunAnswer(Code.OK, 3, 1, 2))
+    )
+    # One repeat, one in part, one that overtook another, one of elsewhere, one that is new.
+    answer = bench.produce(
+        Run(1, 1, 2), Run(6, 1, 3), Run(2, 2, 2), Run(9, 1, 1), Run(3, 1, 1), session=B
+    )
+    assert answer == RunsAnswer(
+        (
+            RunAnswer(Code.DUPLICATE, expected=3),
+            RunAnswer(Code.OK, 4, 2, 4),
+            RunAnswer(Code.OUT_OF_SEQ, expected=1),
+            RunAnswer(Code.WRONG_RANGE),
+            RunAnswer(Code.OK, 6, 1, 2),
+        )
+    )
+    bench.publish(2)
+    assert bench.produce(Run(3, 2, 1), epoch=2).runs[0].code is Code.OUT_OF_SEQ
+    assert bench.produce(Run(3, 1, 1), epoch=2).runs[0].code is Code.OK
+    assert bench.produce(Run(1, 3, 1)).runs[0].code is Code.PRODUCER_FENCED
+    pairs = [(1, 1), (1, 2), (6, 1), (6, 2), (6, 3), (3, 1), (0, 0), (3, 1)]
+    assert bench.bodies() == [bytes(pair) for pair in pairs]
+    assert bench.machine.duplicates == 3
+
+
+def test_runs_go_on_where_the_partition_opens_and_hear_where_it_went() -> None:
+    bench = Bench(opened=False)
+    assert bench.produce(Run(1, 1, 1)).runs == (RunAnswer(Code.NOT_OPEN),)
+    bench.ask(OPEN)
+    assert bench.produce(Run(1, 1, 1)).runs == (RunAnswer(Code.OK, 1, 1, 2),)
+    sealed = bench.ask(SEAL)
+    assert isinstance(sealed, SealAnswer)
+    answer = bench.produce(Run(1, 2, 1), Run(1, 3, 1))
+    assert [run.code for run in answer.runs] == [Code.CLOSED] * 2
+    assert (answer.to_version, answer.targets) == (4, SEAL.targets)
+    # What comes after the split knows what was before.
+    table = DedupTable.load(seed_of(0, 4, [SourceSeal(0, 8, sealed.dedup)]))
+    assert table.decide(5, 1, 1, 1, 1) == (Code.DUPLICATE, 2)
+    assert not bench.machine.refused
+
+
+def test_the_answer_to_runs_is_kept_for_repeats_and_snapshots_lie_between() -> None:
+    bench = Bench()
+    produce(bench.log, [Run(1, 1, 1)])
+    bench.seal()
+    entry = bench.log.entries[-1]
+    bench.log.builder.adopt(entry.data, HEADER_SIZE, len(entry.data))
+    (reply,) = [e[4] for e in bench.seal() if e[4] is not None]
+    assert decode_outcome(reply) == RunsAnswer((RunAnswer(Code.OK, 1, 1, 2),))
+    # The two commands may come in two entries.
+    body = encode_runs(5, 1, [Run(1, 2, 1)])
+    bench.log.command(A, CMD_PRODUCE, len(body), body=body)
+    bench.seal()
+    assert bench.machine.announced == bench.copy().announced == {A: body}
+    bench.publish(2)
+    assert bench.machine.announced == {}
+    assert bench.machine.state.dedup.last_seq(5, 1, 1) == 2
+
+
+def test_what_a_producer_has_stored_is_in_the_trace() -> None:
+    bench = Bench()
+    rows = bench.machine.trace = TraceRows()
+    rows.logical = 8
+    bench.produce(Run(1, 1, 2), Run(2, 2, 1))
+    bench.produce(Run(1, 2, 2))
+    count, data = rows.take()
+    columns = memoryview(data).cast("q")
+    names = ("kind", "session", "consumer", "seq", "first_id", "count", "position_first")
+    found = zip(
+        *(columns[words.ROW_COLUMNS.index(name) * count :][:count] for name in names), strict=True
+    )
+    produced = [row[1:] for row in found if row[0] == words.PRODUCED]
+    # Producer, session, first sequence, logical partition, messages, offset.
+    assert produced == [(5, 1, 1, 1, 2, 1), (5, 1, 3, 1, 1, 3)]
+    kinds = list(columns[words.ROW_COLUMNS.index("kind") * count :][:count])
+    assert words.KEYED in kinds
+    assert words.PUBLISHED in kinds
+
+
+def test_runs_that_do_not_fit_their_messages_store_nothing() -> None:
+    bench = Bench()
+    produce(bench.log, [Run(1, 1, 2)], messages=1)
+    assert bench.seal()[-1][3:] == (APPLIED_REJECTED, "runs and messages do not fit")
+    assert bench.produce(Run(1, 1, 2)).runs[0].code is Code.OK
+    body = encode_runs(5, 1, [Run(1, 3, 1)])
+    bench.log.command(A, CMD_PRODUCE, len(body), body=body)
+    bench.log.command(A, batch.CMD_SESSION_CLOSE, count=bench.log.openings[A])
+    bench.seal()
+    assert bench.machine.announced == {}
+
+
+def test_retention_goes_on_in_the_middle_of_runs() -> None:
+    bench = Bench(segment_bytes=2, max_bytes=4)
+    for seq in range(1, 9, 2):
+        bench.produce(Run(1, seq, 2), Run(2, seq, 1), Run(3, (seq + 1) // 2, 1))
+    assert bench.machine.state.log_start == bench.machine.first + 1 > 1
+
+
+def test_a_new_session_of_a_producer_learns_what_is_stored() -> None:
+    bench = Bench()
+    bench.produce(Run(1, 1, 2, 1, b"at 2"), Run(4, 1, 1, 1, b"at 3"), epoch=3)
+    stored = ((1, 2, b"at 2"), (4, 1, b"at 3"))
+    assert bench.ask(c.OpenProducer(5, 0)) == ProducerAnswer(Code.OK, stored, 3)
+    assert bench.ask(c.OpenProducer(6, 0)) == ProducerAnswer(Code.OK, (), 0)
+    assert bench.ask(c.OpenProducer(5, 4)) == ProducerAnswer(Code.OK, stored, 4)
+    assert bench.ask(c.OpenProducer(5, 3)) == ProducerAnswer(Code.PRODUCER_FENCED, epoch=4)
+    assert bench.produce(Run(1, 3, 1), epoch=3).runs[0].code is Code.PRODUCER_FENCED
 
 
 def test_acknowledged_ranges_never_reach_beyond_what_is_there() -> None:
@@ -207,6 +331,23 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.sampled_from([A, B]), st.integers(1, 3)),
         st.tuples(st.just("tell"), COMMANDS),
+        st.tuples(
+            st.just("produce"),
+            st.sampled_from([A, B]),
+            st.integers(1, 2),
+            st.lists(
+                st.builds(
+                    Run,
+                    st.integers(0, 8),
+                    st.integers(1, 4),
+                    st.integers(1, 3),
+                    st.integers(0, 2),
+                    st.sampled_from([b"", b"p"]),
+                ),
+                min_size=1,
+                max_size=4,
+            ),
+        ),
         st.tuples(st.just("tell"), st.sampled_from([OPEN, OPEN, SEAL])),
         st.just(("seal",)),
         st.just(("repeat",)),
@@ -223,11 +364,15 @@ class Model:
         self.refused: set[int] = set()
         self.outcomes: list[Any] = []
         self.waiting: list[tuple[Any, ...]] = []
+        self.stored: list[bytes] = []
 
     def end_entry(self, time_ms: int) -> None:
         for step in self.waiting:
             if step[0] == "tell":
                 self.outcomes.append(self.pure.apply(step[1]))
+                continue
+            if step[0] == "produce":
+                self.produce(step, time_ms)
                 continue
             for _ in range(step[2]):
                 if step[1] in self.refused:
@@ -238,10 +383,24 @@ class Model:
                     self.refused.add(step[1])
         self.waiting.clear()
 
+    def produce(self, step: tuple[Any, ...], time_ms: int) -> None:
+        """Message by message; a run ends with its source position."""
+        _, _, epoch, runs = step
+        for lp, seq, count, base, source_pos in runs:
+            if self.pure.refusal(c.Produce(5, epoch, lp, seq, b"")) is not Code.OK:
+                continue
+            for i in range(count):
+                position = source_pos if i == count - 1 else b""
+                message = c.Produce(5, epoch, lp, seq + i, b"", base, time_ms, position)
+                if self.pure.apply(message).code is Code.OK:
+                    self.stored.append(bytes((lp, seq + i)))
+
 
 def play(log: Log, step: tuple[Any, ...]) -> None:
     if step[0] == "publish":
-        log.publish(step[1], [1] * step[2])
+        log.publish(step[1], [2] * step[2])
+    elif step[0] == "produce":
+        produce(log, step[3], epoch=step[2], session=step[1])
     elif step[0] == "tell":
         tell(log, step[1])
     elif step[0] == "repeat" and log.entries:
@@ -278,3 +437,5 @@ def test_the_machine_equals_the_pure_one_and_snapshots_go_on(steps: list[tuple[A
                 outcome = decode_outcome(effect[4])
                 assert outcomes.setdefault(effect[2], outcome) == outcome
     assert list(outcomes.values()) == model.outcomes
+    found = bodies_of(machine, log)
+    assert [body for body in found if body != bytes(2)] == model.stored

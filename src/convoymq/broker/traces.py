@@ -1,0 +1,37 @@
+"""The traces of a node, as its configuration wants them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from convoymq.metadata.machine import MetadataMachine
+from convoymq.metadata.topic_trace import TopicTrace
+from convoymq.model.config import Config
+from convoymq.trace.recorder import Traces, TraceSettings
+
+
+def make_traces(
+    config: Config, data: Path, node: int, incarnation: int, machine: MetadataMachine
+) -> Traces:
+    """Returns what writes the traces of a node's queues. Of topics of traced virtual hosts the
+    metadata machine records from now on what it decides."""
+    trace = config.trace
+    traces = Traces(
+        Path(trace.directory).expanduser() if trace.directory else data / "trace",
+        node,
+        incarnation,
+        TraceSettings(
+            vhosts=trace.vhosts,
+            segment_max_bytes=trace.segment_max_bytes,
+            segment_max_age_ms=trace.segment_max_age_ms,
+            retention_bytes=trace.retention_bytes,
+            backlog_max_bytes=trace.backlog_max_bytes,
+        ),
+    )
+    if trace.vhosts:
+        # Incarnations are told as unknown: one in which no topic changed writes no file.
+        topics = traces.open_topics(lambda: [(each, 0, True) for each in machine.nodes])
+        if topics is not None:
+            machine.topic_trace = TopicTrace(trace.vhosts)
+            topics.attach(machine.topic_trace)
+    return traces

@@ -1,0 +1,1 @@
+"""Checks A1 to A15 of ordered topics (ADR 0071)."""

@@ -1,0 +1,339 @@
+"""Topics whose trace is written to real files without a cluster: one node, its metadata machine's
+rules, and the machines of partitions.
+
+Every topic goes the same way: messages of six keys, a group with two members, a lease that moves, a
+parked key that is resumed, a split, and the group's step behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from convoymq.metadata.records import TopicRecord
+from convoymq.metadata.topic_trace import TopicTrace, topic_id
+from convoymq.metadata.topics import partition_queue_name
+from convoymq.model import trace as words
+from convoymq.queues.partition.codec import decode_outcome
+from convoymq.queues.partition.machine import FIRST_OFFSET, PartitionGroupMachine
+from convoymq.replication.machine import EFFECT_APPLIED
+from convoymq.topics import changes
+from convoymq.topics import commands as c
+from convoymq.topics import group as g
+from convoymq.topics import topic as t
+from convoymq.topics.changes import Phase
+from convoymq.topics.hashing import logical_partition
+from convoymq.topics.order_token import OrderToken
+from convoymq.topics.routes import first_route
+from convoymq.trace.effects import EffectLog, SourceLog
+from convoymq.trace.recorder import QueueTrace
+from convoymq.trace.segments import Origin
+from convoymq.trace.writer import Writer
+from tests.unit.queues.partition.support import TELLER, tell
+from tests.unit.queues.quorum.support import Log, session_id
+
+LOGICAL = 8
+SEED = 5
+KEYS = [b"key-%d" % number for number in range(6)]
+GROUP = "billing"
+CHANNEL = session_id(1, 7)
+MEMBERS = ("1-1-5-1", "1-1-6-1")
+GROUPS_PER_TOPIC = 8
+STEP_US = 20_000
+"""Between two things that happen: clocks may differ by less."""
+
+
+class Clock:
+    """The one clock of the node."""
+
+    def __init__(self) -> None:
+        self.us = 1_000_000_000
+
+    def __call__(self) -> int:
+        self.us += 1
+        return self.us
+
+    def pass_by(self) -> int:
+        """Something has happened; returns the time in ms."""
+        self.us = self.us // STEP_US * STEP_US + STEP_US
+        return self.us // 1000
+
+
+class Routes:
+    """The metadata group's trace of all topics, below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = Clock()
+        self.writer = Writer(root, retention_bytes=1 << 40, backlog_max_bytes=1 << 30)
+        self.recorder = self.recorder_of("", words.TOPICS_QUEUE, words.TOPICS_TYPE, 0)
+        self.trace = TopicTrace(("/",))
+        self.recorder.attach(self.trace)
+        self.index = 0
+        self.topics: list[Topic] = []
+
+    def recorder_of(self, vhost: str, queue: str, type: str, group: int) -> QueueTrace:
+        origin = Origin(vhost=vhost, queue=queue, type=type, group=group, node=1, incarnation=1)
+        return QueueTrace(
+            origin,
+            self.writer,
+            origin.directory(self.root),
+            through=0,
+            now_us=self.clock,
+            members=lambda: [(1, 1, True)],
+        )
+
+    def entry(self) -> TopicTrace:
+        """The next entry of the metadata group."""
+        assert self.trace.trace is not None
+        self.index += 1
+        self.trace.trace.begin(self.index, 1, self.clock.pass_by())
+        return self.trace
+
+    def topic(self, name: str) -> Topic:
+        made = Topic(self, name, 1 + GROUPS_PER_TOPIC * len(self.topics))
+        self.topics.append(made)
+        return made
+
+    def close(self) -> None:
+        for topic in self.topics:
+            for partition in topic.partitions.values():
+                partition.trace.close()
+        self.recorder.close()
+        assert self.writer.close(60)
+
+
+class Partition:
+    """One partition: its log, machine and trace."""
+
+    def __init__(self, topic: Topic, pid: int, lo: int, hi: int, version: int) -> None:
+        self.topic = topic
+        self.pid = pid
+        self.log = Log()
+        settings = {"pid": pid, "lo": lo, "hi": hi, "created_version": version}
+        self.machine = PartitionGroupMachine(settings)
+        routes = topic.routes
+        name = partition_queue_name(topic.name, pid)
+        self.trace = routes.recorder_of("/", name, words.PARTITION_TYPE, topic.first_group + pid)
+        self.trace.key_hash(LOGICAL, SEED)
+        self.trace.attach(self.machine)
+        self.session = session_id(1, 100 + topic.first_group + pid)
+        self.stored: list[tuple[int, bytes, int]] = []
+        """(offset, key, delivery tag)."""
+        self.done = 0
+        """Messages that the group is through with."""
+
+    def seal(self) -> list[Any]:
+        """The next entry of the log."""
+        self.log.time_ms = self.topic.routes.clock.pass_by() - 1
+        entry = self.log.seal(1)
+        self.machine.apply(entry.index, entry.time_ms, entry.data)
+        effects, self.machine.effects = self.machine.effects, []
+        return effects
+
+    def ask(self, command: c.Command) -> Any:
+        tell(self.log, command)
+        replies = [e[4] for e in self.seal() if e[0] == EFFECT_APPLIED and e[1] == TELLER]
+        return decode_outcome(replies[-1])
+
+    def publish(self, key: bytes, tag: int) -> None:
+        if not self.stored:
+            self.trace.publisher(self.session, CHANNEL)
+        target = self.log._target(self.session)
+        body = b"%d" % tag
+        target.publish([b"\0" + bytes([len(key)]) + key, b"h", body], len(body), tag)
+        for effect in self.seal():
+            if effect[0] == EFFECT_APPLIED and effect[1] == self.session:
+                confirmed = target.applied(effect[2])
+                self.trace.confirms(self.session, confirmed)
+                self.trace.tagged(self.session, confirmed, 1 << 62)
+        self.stored.append((FIRST_OFFSET + len(self.stored), key, tag))
+
+    def token(self, offset: int) -> OrderToken:
+        return OrderToken(self.machine.state.created_version, offset)
+
+
+class Topic:
+    """One topic and its group."""
+
+    def __init__(self, routes: Routes, name: str, first_group: int) -> None:
+        self.routes = routes
+        self.name = name
+        self.first_group = first_group
+        self.tag = 0
+        queues = {
+            partition_queue_name(name, pid): SimpleNamespace(group=first_group + pid)
+            for pid in range(GROUPS_PER_TOPIC)
+        }
+        self.vhost: Any = SimpleNamespace(name="/", queues=queues)
+        state = t.TopicState.first(first_route(LOGICAL, 2))
+        self.record = TopicRecord(
+            vhost="/", name=name, mode="strict", hash_id=1, hash_seed=SEED, created_ms=first_group,
+            state=state,
+        )  # fmt: skip
+        routes.entry().created(self.vhost, self.record)
+        self.partitions = {
+            span.pid: Partition(self, span.pid, span.lo, span.hi, 0) for span in state.route.spans
+        }
+        self.group = g.GroupState.first(GROUP, 0, {})
+        self.record.groups[GROUP] = self.group
+        routes.entry().group_created(self.record, self.group)
+        for member in MEMBERS:
+            self.change_group(g.Join(member))
+
+    @property
+    def number(self) -> int:
+        return topic_id(self.record)
+
+    def change_group(self, command: g.GroupCommand) -> None:
+        owner = self.group.owners.get(command.pid) if isinstance(command, g.Release) else None
+        state = self.record.state
+        assert self.group.apply(command, state.route.version)
+        self.routes.entry().group_changed(self.record, self.group, command, owner)
+
+    def publish(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.tag += 1
+            lp = logical_partition(key, LOGICAL, SEED)
+            span = next(s for s in self.record.state.route.spans if s.lo <= lp < s.hi)
+            self.partitions[span.pid].publish(key, self.tag)
+
+    # --- the group -------------------------------------------------------------------------
+
+    def own(self, pid: int, member: str, states: tuple[bytes, ...] = ()) -> None:
+        """A member gets a partition; the first one opens the cursor."""
+        partition = self.partitions[pid]
+        owner = self.group.owners.get(pid)
+        if owner is None:
+            partition.ask(c.OpenCursor(GROUP, 1, 0, states))
+        else:
+            self.change_group(g.Release(pid, owner.epoch))
+        self.change_group(g.Grant(pid, member, 1, self.group.lease_epochs.get(pid, 0)))
+        partition.ask(c.Lease(GROUP, 1, self.group.owners[pid].epoch, member))
+
+    def hand_out(self, pid: int, first: int, count: int = 1, failures: int = 0) -> None:
+        self.routes.clock.pass_by()
+        owner = self.group.owners[pid]
+        trace = self.partitions[pid].trace
+        trace.handed_out(GROUP, owner.member, owner.epoch, first, count, failures)
+
+    def acknowledge(self, pid: int, first: int, last: int) -> None:
+        epoch = self.group.owners[pid].epoch
+        answer = self.partitions[pid].ask(c.AckRanges(GROUP, 1, epoch, (first, last)))
+        assert answer.code.value == "OK", answer
+
+    def consume(self, pid: int, until: int | None = None) -> None:
+        """Each message is handed out and acknowledged."""
+        partition = self.partitions[pid]
+        for offset, _, _ in partition.stored[partition.done : until]:
+            self.hand_out(pid, offset)
+            self.acknowledge(pid, offset, offset)
+            partition.done += 1
+
+    def park_and_resume(self, pid: int) -> None:
+        """The next message fails and is parked, the later ones of its key behind it; then they are
+        delivered and done."""
+        partition = self.partitions[pid]
+        epoch = self.group.owners[pid].epoch
+        (first, key, _), *rest = partition.stored[partition.done :]
+        parked = [first, *(offset for offset, other, _ in rest if other == key)]
+        assert len(parked) > 1
+        lp = logical_partition(key, LOGICAL, SEED)
+        self.hand_out(pid, first)
+        for offset in parked:
+            partition.ask(c.Park(GROUP, 1, epoch, offset, key, lp, b"copy", offset != first))
+        for offset, other, _ in rest:
+            if other != key:
+                self.hand_out(pid, offset)
+                self.acknowledge(pid, offset, offset)
+        partition.ask(c.ResumeParked(GROUP, key))
+        for offset in parked:
+            self.routes.clock.pass_by()
+            version = partition.token(offset).created_version
+            owner = self.group.owners[pid]
+            partition.trace.handed_out(
+                GROUP, owner.member, epoch, offset, 1, 0, parked=(key, version)
+            )
+            partition.ask(c.DoneParked(GROUP, 1, epoch, key, partition.token(offset)))
+        partition.done = len(partition.stored)
+
+    # --- changes ---------------------------------------------------------------------------
+
+    def split(self, pid: int, cut: int) -> tuple[int, ...]:
+        """Splits a partition that is consumed, and takes the group along; returns the targets."""
+        state = self.record.state
+        plan = changes.plan_split(state.route, pid, [cut], state.next_pid, "split")
+        targets = [span.pid for span in plan.targets]
+        commands: list[t.TopicCommand] = [t.Begin(plan)]
+        commands += [t.TargetReady("split", 1, target) for target in targets]
+        commands += [t.ToPhase("split", 1, phase) for phase in (Phase.TARGETS_READY, Phase.SEALING)]
+        self._change(commands)
+        source = self.partitions[pid]
+        sealed = source.ask(c.Seal("split", 1, plan.next_version, plan.targets, term=1))
+        seal = changes.Seal(sealed.close_offset, sealed.dedup)
+        now_ms = self.routes.clock.us // 1000
+        self._change(
+            [
+                t.RecordSeal("split", pid, seal),
+                t.ToPhase("split", 1, Phase.SEALED),
+                t.Publish("split", now_ms),
+            ]
+        )
+        for span in plan.targets:
+            made = Partition(self, span.pid, span.lo, span.hi, plan.next_version)
+            self.partitions[span.pid] = made
+            made.ask(c.Open("split", plan.next_version, 1, sealed.dedup))
+        handed = source.ask(c.HandOver(GROUP, 1))
+        assert handed.code.value == "OK", handed
+        self.change_group(g.Release(pid, self.group.owners[pid].epoch))
+        self.change_group(g.Advance(1, self.group.cv, self.group.cv + 1))
+        for target in targets:
+            self.own(target, MEMBERS[0], (handed.state,))
+        return tuple(targets)
+
+    def _change(self, commands: Iterable[t.TopicCommand]) -> None:
+        for command in commands:
+            assert self.record.state.apply(command) is None, command
+            self.routes.entry().changed(self.vhost, self.record, command)
+
+
+def run(routes: Routes, name: str) -> Topic:
+    """A topic that goes the whole way; see the module text."""
+    topic = routes.topic(name)
+    topic.own(0, MEMBERS[0])
+    topic.own(1, MEMBERS[0])
+    topic.publish(KEYS * 3)
+    topic.consume(0, 2)
+    # What the first member has of partition 1 is handed out again by the second.
+    topic.hand_out(1, 1, 3)
+    topic.acknowledge(1, 1, 1)
+    topic.own(1, MEMBERS[1])
+    topic.partitions[1].done = 1
+    topic.consume(1)
+    topic.park_and_resume(0)
+    for pid in topic.split(0, 2):
+        topic.publish(KEYS)
+        topic.consume(pid)
+    topic.publish(KEYS)
+    for pid in sorted(topic.group.owners):
+        topic.consume(pid)
+    return topic
+
+
+def write_effects(root: Path, topic: Topic) -> None:
+    """What a source and a sink of the topic would write: the value of a key is its latest tag."""
+    stored = [
+        (tag, key, partition.token(offset))
+        for partition in topic.partitions.values()
+        for offset, key, tag in partition.stored
+    ]
+    with (
+        SourceLog(root, topic.name, topic.name) as source,
+        EffectLog(root, topic.name, topic.name, GROUP) as sink,
+    ):
+        for tag, key, token in sorted(stored):
+            source.changed(key.decode(), str(tag))
+            sink.applied(key.decode(), str(token), str(tag))
+            sink.ignored(key.decode(), str(token))
