@@ -23,8 +23,8 @@ from convoymq.topics.group import (
     Release,
     Seek,
 )
-from convoymq.topics.lineage import Mode
-from convoymq.topics.topic import DeclareLost, Publish, TopicCommand
+from convoymq.topics.lineage import Mode, PartitionState
+from convoymq.topics.topic import DeclareLost, Delete, Publish, TopicCommand
 
 NAME_BYTES_MAX = 64
 """A longer name is cut."""
@@ -75,6 +75,10 @@ class TopicTrace:
             self._route(vhost, record)
         elif isinstance(command, DeclareLost):
             self._add(words.GIVEN_UP, topic_id(record), command.pid, 0, 0)
+        elif isinstance(command, Delete):
+            for pid in sorted(command.expired):
+                if record.state.lineage.partitions[pid].state is PartitionState.DELETED:
+                    self._add(words.GIVEN_UP, topic_id(record), pid, flags=words.GROUP_GONE)
 
     def _route(self, vhost: Vhost, record: TopicRecord) -> None:
         """The ranges of the newest version."""

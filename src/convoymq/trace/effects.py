@@ -1,4 +1,4 @@
-"""What happened outside of the broker, written down for the audit of a topic (checks A13 and A15).
+"""Effects of sinks and changes of sources, for the audit of a topic (checks A13 and A15).
 
 A sink writes what it did with each message, a source what it published. Lines of JSON, in files of
 one process each: `effects-*.jsonl` and `source-*.jsonl`, below one of the audit's directories.
@@ -49,7 +49,7 @@ class _Lines:
 
 
 class EffectLog(_Lines):
-    """What a sink does with the messages of a group. `name` is one of this process."""
+    """Lines about what a sink does with the messages of a group. `name` is one of this process."""
 
     def __init__(self, directory: Path | str, name: str, topic: str, group: str) -> None:
         super().__init__(Path(directory) / f"effects-{name}.jsonl")
@@ -68,7 +68,7 @@ class EffectLog(_Lines):
 
 
 class SourceLog(_Lines):
-    """What a source publishes. `name` is one of this process."""
+    """Lines about what a source publishes. `name` is one of this process."""
 
     def __init__(self, directory: Path | str, name: str, topic: str) -> None:
         super().__init__(Path(directory) / f"source-{name}.jsonl")

@@ -156,6 +156,11 @@ class PartitionGroupMachine(StreamMachine):
                 self.duplicates += run.messages - its.stored if its.expected >= run.seq else 0
             begin = end
         self._append_part(session, index, data, offset, first, end - first, size, count)
+        if self.trace is not None:
+            stored = sum([its.stored for its in answer.runs])
+            if stored < count:
+                left = count - stored
+                self._trace_published(words.DUPLICATE, session, left, index, offset, stored)
         self._reply(session, APPLIED_OK, encode_outcome(answer))
 
     def _append_part(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from convoymq.kernels.trace import TraceRows, name_hash
 from convoymq.model import trace as words
-from convoymq.topics.answers import HandOverAnswer, LossAnswer
+from convoymq.topics.answers import HandOverAnswer, LossAnswer, RunsAnswer
 from convoymq.topics.commands import (
     AcceptLoss,
     Ack,
@@ -40,7 +40,9 @@ def applied(rows: TraceRows, state: PartitionMachine, command: Command) -> Outco
     before = _State(state, command)
     outcome = state.apply(command)
     record = _RECORDS.get(type(command))
-    if record is not None and outcome.code in (Code.OK, Code.SEALED_BY):
+    if isinstance(outcome, RunsAnswer) or record is None:
+        return outcome
+    if outcome.code in (Code.OK, Code.SEALED_BY):
         record(rows, state, command, outcome, before)
     return outcome
 

@@ -54,7 +54,7 @@ class Lease(NamedTuple):
 
 
 class CursorRow(NamedTuple):
-    """Where a reader begins in a partition."""
+    """Begin of a reader in a partition."""
 
     start: int
     order: int
@@ -171,7 +171,7 @@ class TopicsFacts:
     topics: dict[int, TopicFacts] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     bound_us: int = MANY_HOSTS_US
-    """How far clocks may contradict each other."""
+    """Bound of contradictions between clocks."""
 
     @property
     def by_group(self) -> dict[int, PartitionFacts]:

@@ -138,7 +138,7 @@ class TopicJob:
         )
 
     def partitions(self, scope: TopicScope, placed: DataFrame) -> DataFrame:
-        """What became of every message of every partition."""
+        """Follows every message of every partition."""
         F = self.f  # noqa: N806
         mine = F.col("group").isin(self.groups)
         names = [name for name in partitions.COLUMNS if name != "part"]
@@ -180,7 +180,7 @@ class TopicJob:
         )
 
     def keys(self, scope: TopicScope, found: DataFrame, topics: dict[str, int]) -> DataFrame:
-        """What each key went through."""
+        """Follows every key over its partitions."""
         F = self.f  # noqa: N806
         rows = found.where(F.col("what") == ROW).select(
             *[F.col(f"x_{name}").alias(name) for name in keys.COLUMNS]
@@ -202,22 +202,7 @@ def _told(facts: TopicsFacts, rows: Sequence[FindingRow]) -> Iterator[Sequence[F
     from convoymq.spark.audit.plan import Found
 
     seen: dict[int, rules.Seen] = defaultdict(rules.Seen)
-    plain: list[Finding] = []
-    for row in rows:
-        each = seen[row["group"]]
-        match row["what"]:
-            case "topic_keyed":
-                each.keyed += row["n"]
-            case "topic_published":
-                each.published += row["n"]
-            case "topic_last":
-                each.last = max(each.last, row["n"])
-            case "edge":
-                reader = (row["k2"], row["k3"])
-                each.delivered_us[reader] = min(each.delivered_us[reader], row["v1"])
-                each.settled_us[reader] = max(each.settled_us[reader], row["v2"])
-            case _:
-                plain.append(Found(row))
+    plain: list[Finding] = [Found(row) for row in rows if not seen[row["group"]].take(row)]
     yield plain
 
     yield [

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from convoymq.model import trace as words
+from convoymq.spark.audit.findings import FindingRow
 from convoymq.spark.audit.invariants import Invariant
 from convoymq.spark.audit.topics.control import (
     NEVER_US,
@@ -36,7 +37,7 @@ class Wrong(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """What the sweep over a partition's messages has seen of it, all parts together."""
+    """Findings of the sweep over a partition's messages, all parts together."""
 
     keyed: int = 0
     published: int = 0
@@ -46,6 +47,23 @@ class Seen:
     """Of the first hand-out."""
     settled_us: dict[Reader, int] = field(default_factory=lambda: defaultdict(lambda: -1))
     """Of the latest first acknowledgement."""
+
+    def take(self, row: FindingRow) -> bool:
+        """Takes a finding of the sweep up; returns whether it is one of these."""
+        match row["what"]:
+            case "topic_keyed":
+                self.keyed += row["n"]
+            case "topic_published":
+                self.published += row["n"]
+            case "topic_last":
+                self.last = max(self.last, row["n"])
+            case "edge":
+                reader = (row["k2"], row["k3"])
+                self.delivered_us[reader] = min(self.delivered_us[reader], row["v1"])
+                self.settled_us[reader] = max(self.settled_us[reader], row["v2"])
+            case _:
+                return False
+        return True
 
 
 def check_topics(facts: TopicsFacts, seen: dict[int, Seen]) -> Iterator[Wrong]:
