@@ -21,7 +21,7 @@ from convoymq.topics.retention import (
     may_retire,
 )
 from convoymq.topics.routes import first_route
-from convoymq.topics.topic import Begin, TopicState
+from convoymq.topics.topic import Begin, DeclareLost, TopicState
 from tests.unit.topics.histories import History, histories
 
 EVERYTHING = 1 << 40
@@ -102,7 +102,7 @@ def test_a_lost_partition_needs_no_answer() -> None:
     history = History.begin(8, 1)
     history.move(0)
     state = state_of(history)
-    state.lost.add(0)
+    state.lost[0] = DeclareLost(0)
     assert judge(state, [], Limits(max_age_ms=100), {}, 0).deleted == (0,)
 
 
