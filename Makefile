@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # Modules that are used are compiled to .pyc when they are imported first; most never are.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 SEEDS ?= 2000
+# Some containers set it; every process of a test would then compile what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup build demo test test-spark-full lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
 
