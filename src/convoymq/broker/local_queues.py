@@ -97,7 +97,7 @@ class LocalQueues:
     """Local handles of queues that are groups, with and without a replica here."""
     member_of: set[int] = field(default_factory=set)
     _served: dict[int, GroupQueue] = field(default_factory=dict)
-    """Those of them that have, or had until a moment ago, clients here."""
+    """Handles of queues that have, or had until a moment ago, clients here."""
     _touched: set[int] | None = None
     """None = everything has to be looked at."""
     _line: deque[int] = field(default_factory=deque)
