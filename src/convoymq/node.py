@@ -664,6 +664,8 @@ class Node:
             permit_global_qos=defaults.permit_global_qos,
             cluster_queues_max=defaults.cluster_queues_max,
             cluster_exchanges_max=defaults.cluster_exchanges_max,
+            topic_group_ttl_ms=defaults.topic_group_ttl_ms,
+            topic_producer_ttl_ms=defaults.topic_producer_ttl_ms,
             connections_max=self.config.listeners.connections_max,
             certificate_file=self.config.ssl.certfile,
             publish_pending_max_bytes=defaults.publish_pending_max_bytes,

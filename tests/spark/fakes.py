@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from convoymq.client import errors
 from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
+from convoymq.client.topics import TopicRoute, route_of
 from convoymq.fetch.topic_routes import lineage_rows
 from convoymq.kernels import columns as bits
 from convoymq.kernels.column_frame import ColumnFrame, build_frame
@@ -217,9 +218,9 @@ class FakeTopic:
             if name not in self.broker.streams:
                 self.broker.stream(name)
 
-    def answer(self) -> dict[str, Any]:
+    def route(self) -> TopicRoute:
         route = self.history.route
-        return {
+        answer = {
             "vhost": "/",
             "topic": self.name,
             "version": route.version,
@@ -231,6 +232,7 @@ class FakeTopic:
             "ranges": [[span.lo, span.hi, span.pid] for span in route.spans],
             "partitions": lineage_rows(self.history.lineage, self.lost),
         }
+        return route_of(answer)
 
 
 class FakeBroker:
@@ -334,14 +336,14 @@ class FakeClient:
         ]
 
     def topic_route(
-        self, topic: str, *, newer_than: int = -1, wait_ms: int = 0
-    ) -> Mapping[str, object]:
+        self, topic: str, *, newer_than: int = -1, wait_ms: int = 0, lineage: bool = True
+    ) -> TopicRoute:
         self._called("topic_route")
         if topic in self.broker.refuse_reads:
             raise errors.AccessRefused(f"read access to {topic} refused")
         if topic not in self.broker.topics:
             raise errors.NotFound(f"no topic '{topic}' in vhost '/'")
-        return self.broker.topics[topic].answer()
+        return self.broker.topics[topic].route()
 
     def offsets(
         self, queries: Iterable[tuple[str, str, int | None]]

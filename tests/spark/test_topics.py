@@ -77,7 +77,7 @@ def test_a_query_runs_on_through_changes_kills_and_restarts(
 
     def read_all() -> bool:
         assert query.exception() is None
-        return spark.read.schema(rows.schema).parquet(out).count() >= published.count
+        return sum(each.numInputRows for each in query.recentProgress) >= published.count
 
     def last_cut() -> set[int]:
         assert query.exception() is None
@@ -209,3 +209,37 @@ def test_a_table_follows_a_topic_through_a_split(
     create(nodes.cluster, "changes", 1)
     with pytest.raises(OptionError, match="which do not compare with"):
         pipeline.apply(spark, topic="changes", **given)
+
+
+# --- sink --------------------------------------------------------------------------------------
+
+
+def test_a_sink_writes_each_row_once_over_a_change(
+    spark: SparkSession, nodes: Broker, reading: Callable[..., DataFrame], tmp_path: Path
+) -> None:
+    published = Published(nodes, "origin")
+    create(nodes.cluster, "copy", 2)
+    published.more()
+    checkpoint = tmp_path / "checkpoint"
+    rows = reading("origin", stream=True, startingOffsets="earliest").select("key", "value")
+
+    def run() -> None:
+        writer = rows.writeStream.format("convoymq").option("checkpointLocation", str(checkpoint))
+        writer = writer.options(servers=nodes.servers, topic="copy")
+        assert writer.trigger(availableNow=True).start().awaitTermination(90)
+
+    run()
+    published.check(reading("copy"))
+    changed(nodes.cluster, "copy", "split", pid=0)
+    # The batch is repeated: what it stored before the split is known behind it.
+    for file in (checkpoint / "commits").glob("*0*"):
+        file.unlink()
+    changed(nodes.cluster, "origin", "split", pid=1)
+    published.more()
+    run()
+    published.check(reading("copy"))
+    batch = spark.createDataFrame([(b"key-0", b"120")], "key binary, value binary")
+    batch.write.format("convoymq").mode("append").options(
+        servers=nodes.servers, topic="copy", producerName="once"
+    ).save()
+    assert reading("copy").count() == published.count + 1

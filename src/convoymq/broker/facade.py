@@ -61,6 +61,7 @@ from convoymq.transport.control import ControlPlane
 if TYPE_CHECKING:
     from convoymq.broker.topics.admin import TopicAdmin
     from convoymq.broker.topics.parts import TopicParts
+    from convoymq.broker.topics.upkeep_loop import UpkeepCounters
     from convoymq.kernels.route_cache import RouteCacheVersion
 
 log = structlog.get_logger()
@@ -320,6 +321,11 @@ class Broker:
                 self, self._clock, self._loop.call_soon, self._tasks.spawn
             )
         return self._topic_parts
+
+    @property
+    def topic_upkeep(self) -> UpkeepCounters | None:
+        """Returns what this node has done for the retention of topics; None without topics."""
+        return None if self._topic_parts is None else self._topic_parts.upkeep.counters
 
     @property
     def topics(self) -> TopicAdmin:

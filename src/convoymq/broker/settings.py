@@ -52,6 +52,11 @@ class BrokerSettings:
     exclusive may be declared."""
     cluster_queues_max: int = 0
     """[cluster_queue_limit] Queues of the cluster; 0 = any number."""
+    topic_group_ttl_ms: int = 604_800_000
+    """[topics.group_ttl] Groups of topics without members expire after it, unless the topic says
+    otherwise."""
+    topic_producer_ttl_ms: int = 604_800_000
+    """[topics.producer_ttl] Partitions forget producers that sent nothing for so long."""
     cluster_exchanges_max: int = 0
     """[cluster_exchange_limit] Exchanges of the cluster; 0 = any number."""
     connections_max: int = 65_536

@@ -58,8 +58,10 @@ LEFT_RETRY_MS = 20
 """Pause of a member that has left, until its group knows."""
 WAKE_WAIT_MS = 30_000
 POLL_S = 1.0
-LASTING = frozenset((ErrorCode.NOT_FOUND, ErrorCode.ACCESS_REFUSED, ErrorCode.NOT_IMPLEMENTED))
+LASTING = frozenset((ErrorCode.ACCESS_REFUSED, ErrorCode.NOT_IMPLEMENTED))
 """Errors that another try does not change."""
+MISSING_MS = 2_000
+"""A group that is not found for so long is gone: a new leader may not know it yet."""
 
 Lease = tuple[int, int]
 """(partition, epoch)."""
@@ -142,9 +144,13 @@ class MemberThread(threading.Thread):
         """(Time, command) to be sent again."""
         self._beat_ms = -1
         """Time at which the heartbeat without an answer was sent; -1: none is under way."""
+        self._beat_again = False
+        """Another one was due meanwhile."""
         self._is_member = True
         self._is_waiting = False
         self._wait_due_ms = 0
+        self._missing_ms = -1
+        """First of the answers in succession that the group is not found; -1: there is none."""
 
     # --- other threads ---------------------------------------------------------------------
 
@@ -251,7 +257,8 @@ class MemberThread(threading.Thread):
                         self._request(action)
                     case Ignore():
                         pass
-            self._flush()
+        # Also without an action: an answer may have made room.
+        self._flush()
         self._wait_to_be_woken()
 
     def _show_leases(self) -> None:
@@ -280,9 +287,15 @@ class MemberThread(threading.Thread):
     def _answer(self, frame: Frame | None) -> Frame | None:
         """Returns an answer that is no error; None: another try may have one. Raises ClientError:
         none will."""
-        if frame is None or not frame.status:
+        if frame is None:
+            return None
+        if not frame.status:
+            self._missing_ms = -1
             return frame
-        if frame.status in LASTING:
+        missing = frame.status == ErrorCode.NOT_FOUND
+        if missing and self._missing_ms < 0:
+            self._missing_ms = now_ms()
+        if frame.status in LASTING or (missing and now_ms() >= self._missing_ms + MISSING_MS):
             raise errors.of_answer(frame.status, frame.map)
         return None
 
@@ -291,8 +304,9 @@ class MemberThread(threading.Thread):
     def _send_heartbeat(self, beat: Heartbeat) -> None:
         if self._beat_ms >= 0:
             # The one under way is answered first, or its server is given up.
-            self._core.heartbeat_due_ms = now_ms() + HEARTBEAT_RETRY_MS
+            self._beat_again = True
             return
+        self._beat_again = False
         self._beat_ms = beat.sent_ms
         fields = {
             "member": beat.member,
@@ -321,6 +335,8 @@ class MemberThread(threading.Thread):
         )
         self._core.on_leases(leases, now)
         self._is_member = bool(answer.map.get("is_member"))
+        if self._beat_again:
+            self._core.heartbeat_due_ms = now + 1
         if self._core.is_gone and self._is_member:
             self._core.heartbeat_due_ms = now + LEFT_RETRY_MS
 

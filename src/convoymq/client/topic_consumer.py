@@ -161,8 +161,14 @@ class TopicConsumer:
         """
         count = workers or self.lanes
         with ThreadPoolExecutor(count, thread_name_prefix=f"{self.topic}/{self.group}") as pool:
-            for done in [pool.submit(self._work, handler) for _ in range(count)]:
-                done.result()
+            running = [pool.submit(self._work, handler) for _ in range(count)]
+            try:
+                for done in running:
+                    done.result()
+            except BaseException:
+                # The pool waits for the others.
+                self.stop()
+                raise
         self._raise_failure()
 
     def _work(self, handler: Handler) -> None:

@@ -29,7 +29,6 @@ from convoymq.fetch.fields import (
 )
 from convoymq.fetch.producing import Producing
 from convoymq.fetch.streams import Run, Stream
-from convoymq.fetch.topic_members import TopicMembers
 from convoymq.fetch.topic_producing import TopicProducing
 from convoymq.fetch.topic_routes import TopicRoutes
 from convoymq.fetch.turns import Slice
@@ -43,11 +42,13 @@ from convoymq.model.errors import (
     StorageFault,
     Unavailable,
 )
+from convoymq.model.late_imports import import_late
 from convoymq.queues.interface import Queue
 from convoymq.queues.reservation_reads import RunsRequest
 
 if TYPE_CHECKING:
     from convoymq.fetch.connection import FetchConnection
+    from convoymq.fetch.topic_members import TopicMembers
     from convoymq.metadata.machine import QueueRecord
 
 NEAR_NAMES_MAX = 3
@@ -73,13 +74,23 @@ READS = frozenset(
         Op.TOPIC_PRODUCER,
         Op.GROUP_JOIN,
         Op.GROUP_HEARTBEAT,
+        Op.GROUP_WAKE,
         Op.GROUP_FETCH,
+        Op.GROUP_SETTLE,
         Op.GROUP_SEEK,
     )
 )
 """Operations that are worked out once more before NOT_FOUND is answered."""
 
 
+GROUP_OPS = (
+    Op.GROUP_JOIN,
+    Op.GROUP_HEARTBEAT,
+    Op.GROUP_WAKE,
+    Op.GROUP_FETCH,
+    Op.GROUP_SETTLE,
+    Op.GROUP_SEEK,
+)
 WITH_ROWS = (Op.PRODUCE, Op.CHECK_PRODUCE, Op.TOPIC_PRODUCE)
 """Operations whose requests have a payload."""
 
@@ -95,7 +106,7 @@ class Requests:
         self._producing = Producing(connection)
         routes = TopicRoutes(connection)
         self._topic_producing = TopicProducing(connection, self._producing, routes)
-        self._members = TopicMembers(connection)
+        self._members: TopicMembers | None = None
         self._handlers: dict[int, Callable[[Frame], Awaitable[dict[str, object] | None]]] = {
             Op.METADATA: self._metadata,
             Op.OFFSETS: self._offsets,
@@ -110,7 +121,7 @@ class Requests:
             Op.TOPIC_ROUTE: routes.route,
             Op.TOPIC_PRODUCE: self._topic_producing.produce,
             Op.TOPIC_PRODUCER: self._topic_producing.session,
-            **self._members.handlers,
+            **dict.fromkeys(GROUP_OPS, self._ask_members),
         }
 
     async def serve(self, frame: Frame) -> dict[str, object] | None:
@@ -145,7 +156,17 @@ class Requests:
         """The connection is gone."""
         self._producing.close()
         self._topic_producing.close()
-        self._members.close()
+        if self._members is not None:
+            self._members.close()
+
+    async def _ask_members(self, frame: Frame) -> dict[str, object] | None:
+        if self._members is None:
+            # With the first member: nodes without ordered topics do not carry it.
+            import_late("convoymq.fetch.topic_members")
+            from convoymq.fetch.topic_members import TopicMembers
+
+            self._members = TopicMembers(self._connection)
+        return await self._members.handlers[frame.op](frame)
 
     # --- queues ----------------------------------------------------------------------------
 

@@ -94,6 +94,10 @@ HELP: dict[str, str] = {
     "rabbitmq_alarms_free_disk_space_watermark":
         "1 while this node's disk alarm blocks publishers",
     "rabbitmq_alarms_file_descriptor_limit": "1 while no file descriptor is left",
+    "convoy_topic_partitions_deleted_total":
+        "Sealed partitions of ordered topics that retention deleted, led by this node",
+    "convoy_topic_groups_expired_total":
+        "Groups of ordered topics that expired without members, led by this node",
     "convoy_deliveries_local_total": "Messages that this node handed to its own clients",
     "convoy_deliveries_proxied_total":
         "Messages sent, as leader, for nodes without a live replica",

@@ -100,6 +100,7 @@ async def render(
     rows = [row async for row in in_slices(broker.cluster.local_rows())]
     await _queues(text, broker, rows, per_object=per_object)
     _process(text, broker, node_info)
+    _topics(text, broker)
     _replication(text, broker)
     if broker.traces is not None:
         _traces(text, broker.traces)
@@ -243,6 +244,13 @@ def _traces(text: _Text, traces: Traces) -> None:
     text.gauge("convoy_trace_queues", traces.queues)
     text.counter("convoy_trace_rows_lost_total", traces.rows_lost)
     text.counter("convoy_trace_write_errors_total", traces.write_errors)
+
+
+def _topics(text: _Text, broker: Broker) -> None:
+    done = broker.topic_upkeep
+    deleted, expired = (0, 0) if done is None else (done.partitions_deleted, done.groups_expired)
+    text.counter("convoy_topic_partitions_deleted_total", deleted)
+    text.counter("convoy_topic_groups_expired_total", expired)
 
 
 def _replication(text: _Text, broker: Broker) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from convoymq.management.bodies import bad_request
 from convoymq.management.fields import number, text_in
+from convoymq.metadata.topic_settings import TOPIC_SETTINGS
 from convoymq.model.json import JsonObject
 from convoymq.topics.refusals import Code
 
@@ -23,6 +24,7 @@ ENCODINGS = ("string", "base64")
 
 STATUS: Mapping[Code, int] = {
     Code.BAD_TOPIC: 400,
+    Code.TOO_MANY_PARTITIONS: 400,
     Code.BAD_CUT: 400,
     Code.NOT_ADJACENT: 400,
     Code.BAD_POSITION: 400,
@@ -57,6 +59,18 @@ def numbers_in(body: JsonObject, key: str) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > NUMBERS_MAX:
         raise bad_request(f"key {key} is not a list of at most {NUMBERS_MAX} numbers")
     return tuple(_number(key, each) for each in value)
+
+
+def settings_in(body: JsonObject) -> dict[str, bool | int | str]:
+    """Returns the settings of a new topic. Raises ApiError."""
+    found: dict[str, bool | int | str] = {}
+    for name in TOPIC_SETTINGS:
+        value = body.get(name)
+        if value is not None:
+            if not isinstance(value, bool | int | str):
+                raise bad_request(f"key {name}: {value!r} is no setting")
+            found[name] = value
+    return found
 
 
 def position_in(body: JsonObject) -> Position:

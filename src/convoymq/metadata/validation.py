@@ -70,7 +70,7 @@ def validated(command: Command, tree: MetadataMachine) -> Command:
             import_late("convoymq.metadata.topic_validation")
             from convoymq.metadata.topic_validation import check_topic_command
 
-            check_topic_command(command)
+            check_topic_command(command, tree)
             return command
         return _checked(command, tree)
     except Refused:

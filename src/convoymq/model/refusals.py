@@ -379,6 +379,32 @@ def cluster_queue_limit_reached(vhost: str, name: str, limit: int) -> Preconditi
     )
 
 
+def partition_limit_reached(topic: str, vhost: str, limit: int) -> PreconditionFailed:
+    """A virtual host has no room for partitions of a topic: they count as queues."""
+    return PreconditionFailed(
+        f"cannot create partitions of topic '{topic}': queue limit in vhost '{vhost}' ({limit}) "
+        "is reached",
+    )
+
+
+def cluster_partition_limit_reached(vhost: str, topic: str, limit: int) -> PreconditionFailed:
+    """The cluster has no room for partitions of a topic: they count as queues."""
+    return PreconditionFailed(
+        f"cannot create partitions of topic '{topic}' in vhost '{vhost}': queue limit in cluster "
+        f"({limit}) is reached",
+    )
+
+
+def group_data_expired(subject: Subject) -> PreconditionFailed:
+    """A group of a topic had no member for so long that messages are deleted which it has not
+    read."""
+    return PreconditionFailed(
+        f"DATA_EXPIRED: {subject} had no member for too long, and messages that it has not read "
+        "are deleted: seek the group, or delete it",
+        subject=subject,
+    )
+
+
 def cluster_exchange_limit_reached(vhost: str, name: str, limit: int) -> PreconditionFailed:
     """The cluster has as many exchanges as it may have."""
     subject = exchange_subject(vhost, name)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convoymq.client.client import QUEUE_TYPES
-from convoymq.client.errors import AccessRefused, NotFound
+from convoymq.client.errors import AccessRefused, ClientError, NotFound
 from convoymq.kernels import columns as bits
+from convoymq.model.columnar import ErrorCode
 from convoymq.spark import clients
 from convoymq.spark.errors import SourceError
 from convoymq.spark.offsets import Partition, Positions
@@ -175,15 +176,33 @@ def sample_row_bytes(client: Client, stream: str, offset: int) -> float:
     return (ends[sample.rows] - ends[0]) / sample.rows
 
 
-def check_target(connection: Connection, name: str, *, stream: bool) -> None:
-    """Raises SourceError when there is no such stream, or queue that is no stream."""
+def is_topic(client: Client, name: str) -> bool:
+    """Returns whether the user may read or write an ordered topic of this name."""
+    try:
+        client.topic_route(name, lineage=False)
+    except (AccessRefused, NotFound):
+        return False
+    except ClientError as error:
+        # A server of release 0.3 has no topics.
+        if error.code == ErrorCode.NOT_IMPLEMENTED:
+            return False
+        raise
+    return True
+
+
+def check_target(connection: Connection, name: str, *, stream: bool) -> bool:
+    """Returns whether it is an ordered topic. Raises SourceError when there is no such topic or
+    stream, or queue that is no stream."""
     client = clients.connect(connection)
     types = ("stream",) if stream else QUEUE_TYPES
     # A user who may write but not read sees nothing here: then the broker's own answer decides.
     if client.metadata(names=[name], types=types):
-        return
+        return False
+    if stream and is_topic(client, name):
+        return True
     if client.metadata(names=[name], types=QUEUE_TYPES):
         raise SourceError(explain_missing(client, [name]))
+    return False
 
 
 def explain_missing(client: Client, names: Iterable[str]) -> str:

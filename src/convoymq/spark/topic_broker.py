@@ -6,19 +6,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from convoymq.client.errors import NotFound
 from convoymq.spark import clients
 from convoymq.spark.broker import sample_row_bytes
 from convoymq.spark.errors import SourceError
-from convoymq.spark.offsets import number
 from convoymq.spark.option_values import EARLIEST, LATEST
 from convoymq.spark.topic_planning import Cut, History, check_vector, placed
 from convoymq.topics.lineage import FIRST_USER_OFFSET, Partition, PartitionState
 
 if TYPE_CHECKING:
     from convoymq.client import Client
+    from convoymq.client.topics import TopicPartition, TopicRoute
     from convoymq.spark.options import Place, StreamReadOptions
 
 LOST = "lost"
@@ -200,54 +198,36 @@ def partition_queue(topic: str, pid: int) -> str:
     return f"amq.partition.{topic}.{pid}"
 
 
-def history_of(route: Mapping[str, object]) -> History:
-    """Returns the history that an answer to TOPIC_ROUTE has. Raises SourceError."""
-    try:
-        rows = msgspec.convert(route["partitions"], list[_Row])
-    except (KeyError, msgspec.ValidationError) as error:
-        raise SourceError(f"the broker's answer has no lineage: {error!r}") from None
+def history_of(route: TopicRoute) -> History:
+    """Returns the history that a route with lineage has. Raises SourceError."""
     return History(
-        topic=str(route.get("topic")),
-        created_ms=number(route, "created_ms"),
-        version=number(route, "version"),
-        logical=number(route, "logical"),
-        hash_seed=number(route, "hash_seed"),
-        partitions={row.pid: row.line() for row in rows},
-        lost=frozenset(row.pid for row in rows if row.state == LOST),
+        topic=route.topic,
+        created_ms=route.created_ms,
+        version=route.version,
+        logical=route.logical,
+        hash_seed=route.hash_seed,
+        partitions={row.pid: _line(row) for row in route.partitions},
+        lost=frozenset(row.pid for row in route.partitions if row.state == LOST),
     )
 
 
-class _Row(msgspec.Struct, array_like=True, frozen=True):
-    """A partition in an answer."""
-
-    pid: int
-    lo: int
-    hi: int
-    state: str
-    created_version: int
-    sealed_version: int | None
-    close_offset: int | None
-    parents: tuple[int, ...]
-    children: tuple[int, ...]
-
-    def line(self) -> Partition:
-        """Returns the line of the lineage. Raises SourceError: a state that is not known."""
-        state = PartitionState.SEALED.value if self.state == LOST else self.state
-        try:
-            known = PartitionState(state)
-        except ValueError:
-            raise SourceError(f"partition {self.pid} is {self.state}: this is not known") from None
-        return Partition(
-            self.pid,
-            self.lo,
-            self.hi,
-            self.created_version,
-            sealed_version=self.sealed_version,
-            close_offset=self.close_offset,
-            parents=self.parents,
-            children=self.children,
-            state=known,
-        )
+def _line(row: TopicPartition) -> Partition:
+    """Returns the line of the lineage. Raises SourceError: a state that is not known."""
+    try:
+        state = PartitionState("sealed" if row.state == LOST else row.state)
+    except ValueError:
+        raise SourceError(f"partition {row.pid} is {row.state}: this is not known") from None
+    return Partition(
+        row.pid,
+        row.lo,
+        row.hi,
+        row.created_version,
+        sealed_version=row.sealed_version,
+        close_offset=row.close_offset,
+        parents=row.parents,
+        children=row.children,
+        state=state,
+    )
 
 
 def _first_of(now: Mapping[int, PartitionNow], pid: int) -> int:

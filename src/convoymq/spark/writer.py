@@ -40,6 +40,7 @@ from convoymq.spark.broker import check_target
 from convoymq.spark.errors import OptionError, SchemaError, SourceError
 from convoymq.spark.frames import binary_buffers, header_buffers, plain_binary
 from convoymq.spark.schema import HEADERS
+from convoymq.spark.topic_writer import write_topic
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -87,20 +88,20 @@ class BatchWriter(DataSourceArrowWriter):
     """A batch write. Made in the driver, pickled into the tasks."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        _check_writable(options, schema, overwrite)
+        self._of_topic = _check_writable(options, schema, overwrite)
         self._options = options
         self._name = options.producer_name or str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
         """In a task."""
-        return _write(self._options, iterator, self._name, 0)
+        return _write(self._options, iterator, self._name, 0, of_topic=self._of_topic)
 
 
 class MicroBatchWriter(DataSourceStreamArrowWriter):
     """A streaming write. Made anew for each batch, and again to commit it."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        _check_writable(options, schema, overwrite)
+        self._of_topic = _check_writable(options, schema, overwrite)
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
@@ -113,11 +114,12 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
                 "Spark did not tell the task its query and batch, so a repeat could not be told "
                 "from new rows"
             )
-        return _write(self._options, iterator, query, int(batch))
+        return _write(self._options, iterator, query, int(batch), of_topic=self._of_topic)
 
 
-def _check_writable(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-    """In the driver: what can be known before a row is written."""
+def _check_writable(options: SinkOptions, schema: StructType, overwrite: bool) -> bool:
+    """In the driver: what can be known before a row is written. Returns whether rows go to an
+    ordered topic."""
     if overwrite:
         raise OptionError("a log can't be overwritten: use mode append, or output mode append")
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
@@ -132,11 +134,20 @@ def _check_writable(options: SinkOptions, schema: StructType, overwrite: bool) -
             _check_type(types, "routing_key", ("string",), needed=True)
         if options.queue is not None:
             check_target(options.connection, options.queue, stream=False)
-        return
-    if options.topic is not None:
-        check_target(options.connection, options.topic, stream=True)
-    elif "topic" not in types:
-        raise SchemaError("give the option topic, or a column topic, that names the stream")
+        return False
+    if options.topic is None:
+        if "topic" not in types:
+            raise SchemaError("give the option topic, or a column topic, that names the stream")
+        return False
+    of_topic = check_target(options.connection, options.topic, stream=True)
+    if of_topic:
+        _check_type(types, "key", _TEXT_TYPES, needed=True)
+        if options.message_ids or "message_id" in types:
+            raise SchemaError(
+                "rows for an ordered topic have no message ids: leave messageId=auto and the "
+                "column message_id out"
+            )
+    return of_topic
 
 
 def _check_type(
@@ -154,10 +165,18 @@ def _check_type(
 
 
 def _write(
-    options: SinkOptions, batches: Iterator[pa.RecordBatch], name: str, batch_id: int
+    options: SinkOptions,
+    batches: Iterator[pa.RecordBatch],
+    name: str,
+    batch_id: int,
+    *,
+    of_topic: bool,
 ) -> TaskResult:
     context = TaskContext.get()
     task = context.partitionId() if context is not None else 0
+    if of_topic:
+        rows, duplicates = write_topic(options, batches, f"{name}:{task}", batch_id)
+        return TaskResult(rows, duplicates, 0)
     sending = _Sending(options, f"{name}:{task}", f"{name}/{batch_id}/{task}/", batch_id)
     with ThreadPoolExecutor(1, thread_name_prefix="convoymq-produce") as thread:
         # One request is under way while the next is made.

@@ -98,6 +98,12 @@ class DedupTable:
         self.epochs[producer] = epoch
         return True
 
+    @property
+    def oldest_ms(self) -> int | None:
+        """Time at which the row was last used that is idle for longest; None without rows. Cost:
+        all rows."""
+        return min((row.last_time_ms for row in self.rows.values()), default=None)
+
     def expire(self, before_ms: int) -> None:
         """Forgets rows that were last used before a time."""
         self.rows = {k: row for k, row in self.rows.items() if row.last_time_ms >= before_ms}

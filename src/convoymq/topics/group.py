@@ -123,7 +123,7 @@ GroupCommand = Join | Leave | Grant | Release | Advance | Seek | Expire
 
 
 class Kept(NamedTuple):
-    """What of a topic is still there."""
+    """Versions and partitions of a topic that are still there."""
 
     oldest: int = 0
     """The first version that a group may begin at."""
@@ -157,9 +157,9 @@ class GroupState:
     owners: dict[int, Owner] = field(default_factory=dict)
     lease_epochs: dict[int, int] = field(default_factory=dict)
     idle_since_ms: int = 0
-    """When the last member left, or the group was created; by the clock of the log."""
+    """Time when the last member left, or the group was created; by the clock of the log."""
     expired: bool = False
-    """It holds nothing back."""
+    """Nothing is held back for it."""
     losses: list[Loss] = field(default_factory=list)
     """The latest of them, in the order in which they became known."""
 

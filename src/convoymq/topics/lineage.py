@@ -315,26 +315,33 @@ class Lineage:
             for each in kept
         )
 
-    def retire(
+    def retirable(
         self, group_versions: Collection[int], lost: Collection[int] = ()
     ) -> tuple[int, ...]:
-        """Record that sealed partitions are behind every group, and return them. One whose end is
-        not known yet is still asked for it, unless it is lost.
+        """Return the sealed partitions that are behind every group, the oldest first. One whose end
+        is not known yet is still asked for it, unless it is lost.
 
         Args:
             group_versions: of all groups that are registered and not expired.
         """
         reached = min(group_versions, default=self.latest.version)
-        found = [
+        found = (
             each
-            for each in self._oldest_first()
+            for each in self.partitions.values()
             if each.state is PartitionState.SEALED
             and (each.sealed_version or 0) <= reached
             and (each.close_offset is not None or each.pid in lost)
-        ]
-        for each in found:
-            each.state = PartitionState.RETIRED
-        return tuple(each.pid for each in found)
+        )
+        return tuple(each.pid for each in sorted(found, key=_age_order))
+
+    def retire(
+        self, group_versions: Collection[int], lost: Collection[int] = ()
+    ) -> tuple[int, ...]:
+        """Record that what is `retirable` is retired, and return it."""
+        found = self.retirable(group_versions, lost)
+        for pid in found:
+            self.partitions[pid].state = PartitionState.RETIRED
+        return found
 
     def deletable(
         self, has_expired: Callable[[int], bool], group_versions: Collection[int] = ()

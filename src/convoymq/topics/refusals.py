@@ -40,6 +40,7 @@ class Code(Enum):
     NOT_ADJACENT = "NOT_ADJACENT"
     BAD_CUT = "BAD_CUT"
     BAD_TOPIC = "BAD_TOPIC"
+    TOO_MANY_PARTITIONS = "TOO_MANY_PARTITIONS"
     BAD_POSITION = "BAD_POSITION"
     UNKNOWN_PARTITION = "UNKNOWN_PARTITION"
     DATA_EXPIRED = "DATA_EXPIRED"
@@ -346,6 +347,17 @@ class BadTopic(TopicRefused):
     """The numbers of logical and physical partitions do not make a topic."""
 
     code = Code.BAD_TOPIC
+
+
+class TooManyPartitions(TopicRefused):
+    """A route version has as many partitions as it may have."""
+
+    code = Code.TOO_MANY_PARTITIONS
+
+    def __init__(self, count: int, most: int) -> None:
+        super().__init__(f"{count} partitions are too many: a topic has at most {most} at a time")
+        self.count = count
+        self.most = most
 
 
 class UnknownPartition(TopicRefused):

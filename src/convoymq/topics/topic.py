@@ -306,7 +306,7 @@ class TopicState:
 
     @property
     def kept(self) -> Kept:
-        """What groups may still read."""
+        """Returns what groups may still read."""
         deleted = {
             pid: each.sealed_version or 0
             for pid, each in self.lineage.partitions.items()

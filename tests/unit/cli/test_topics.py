@@ -35,7 +35,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
     assert set(tools.commands_of(TOPICS)) == {
         "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
         "abort", "drain", "declare-lost", "groups", "delete-group", "lag", "seek",
-        "park", "create-group", "losses", "drains",
+        "accept-loss", "park", "create-group", "losses", "drains",
         "revive",
     }  # fmt: skip
 
@@ -48,6 +48,34 @@ def test_the_commands_are_those_of_the_documentation() -> None:
             ("create", "orders", "--partitions", "4", "--logical", "64", "--mode", "weak"),
             ("PUT", ORDERS, {"partitions": 4, "logical": 64, "mode": "weak"}),
         ),
+        (
+            (
+                "create",
+                "orders",
+                "--partitions",
+                "1",
+                "--max-age",
+                "7D",
+                "--max-length-bytes",
+                "9",
+                "--stream-max-segment-size-bytes",
+                "5",
+                "--group-ttl",
+                "1h",
+            ),
+            (
+                "PUT",
+                ORDERS,
+                {
+                    "partitions": 1,
+                    "max-age": "7D",
+                    "max-length-bytes": 9,
+                    "stream-max-segment-size-bytes": 5,
+                    "group-ttl": "1h",
+                },
+            ),
+        ),
+        (("accept-loss", "orders", "g"), ("POST", ORDERS + "/groups/g/accept-loss", None)),
         (("delete", "orders", "--vhost", "a/b"), ("DELETE", "topics/a%2Fb/orders", None)),
         (
             ("declare-lost", "orders", "3"),

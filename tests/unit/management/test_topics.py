@@ -46,6 +46,7 @@ class FakeAdmin:
             "groups": [{"group": "g"}],
             "lag": [{"pid": 0}],
             "seek": {"group": "g"},
+            "accept_loss": [{"pid": 0, "first": 1, "end": 5}],
             "losses": [{"group": "g", "pid": 3}],
         }  # fmt: skip
 
@@ -90,11 +91,20 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
         ("GET", ORDERS, None, 200, ("describe", ("/", "orders"), {})),
         (
             "PUT", "/topics/%2F/new", {"partitions": 4}, 201,
-            ("create", ("/", "new"), {"partitions": 4, "logical": 1024, "mode": "strict"}),
+            ("create", ("/", "new"),
+             {"partitions": 4, "logical": 1024, "mode": "strict", "settings": {}}),
         ),
         (
             "PUT", "/topics/%2F/new", {"partitions": 4, "logical": 8, "mode": "weak"}, 201,
-            ("create", ("/", "new"), {"partitions": 4, "logical": 8, "mode": "weak"}),
+            ("create", ("/", "new"),
+             {"partitions": 4, "logical": 8, "mode": "weak", "settings": {}}),
+        ),
+        (
+            "PUT", "/topics/%2F/new",
+            {"partitions": 1, "max-age": "7D", "max-length-bytes": 9}, 201,
+            ("create", ("/", "new"),
+             {"partitions": 1, "logical": 1024, "mode": "strict",
+              "settings": {"max-age": "7D", "max-length-bytes": 9}}),
         ),
         ("DELETE", ORDERS, None, 204, ("delete", ("/", "orders"), {})),
         (
@@ -160,6 +170,10 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
             "POST", ORDERS + "/groups/g/seek", {"vector": {"0": 5, "1": 7}}, 200,
             ("seek", ("/", "orders", "g", {0: 5, 1: 7}), {}),
         ),
+        (
+            "POST", ORDERS + "/groups/g/accept-loss", None, 200,
+            ("accept_loss", ("/", "orders", "g"), {}),
+        ),
         ("GET", ORDERS + "/groups/g/park", None, 200, ("parked.list", ("/", "orders", "g"), {})),
         (
             "POST", ORDERS + "/groups/g/park/resume", {"keys": ["k"]}, 204,
@@ -217,6 +231,7 @@ async def test_what_requests_ask_for(
         ("GET", ORDERS + "/changes/c2", None, 404, "change 'c2' of topic 'orders'"),
         ("GET", ORDERS + "/groups/h/lag", None, 404, "no group 'h' of topic 'orders'"),
         ("POST", ORDERS + "/groups/g/seek", {}, 400, "one of position, time and vector"),
+        ("PUT", ORDERS, {"partitions": 1, "max-age": [7]}, 400, "max-age: [7] is no setting"),
         (
             "POST", ORDERS + "/groups/g/seek", {"position": "latest", "time": 1}, 400,
             "one of position, time and vector",

@@ -45,6 +45,7 @@ EXAMPLES: tuple[tuple[TopicRefused, Code, str], ...] = (
     (refusals.NotAdjacent((1, 3)), Code.NOT_ADJACENT, "partitions 1, 3 cannot be merged"),
     (refusals.BadCut(3, 0, 4, (9,)), Code.BAD_CUT, "split at 9: cut points are rising"),
     (refusals.BadTopic("text"), Code.BAD_TOPIC, "text"),
+    (refusals.TooManyPartitions(9, 8), Code.TOO_MANY_PARTITIONS, "at most 8 at a time"),
     (refusals.UnknownPartition(3, 1), Code.UNKNOWN_PARTITION, "no partition 3 in version 1"),
     (refusals.BadPosition("text"), Code.BAD_POSITION, "text"),
     (refusals.DataExpired(3, 1, 5), Code.DATA_EXPIRED, "begins at offset 5"),

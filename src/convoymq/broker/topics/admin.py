@@ -23,6 +23,7 @@ from convoymq.broker.topics.parked import ParkedKeys
 from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S, TopicPartitions
 from convoymq.broker.topics.rows import (
     ChangeRow,
+    GapRows,
     GroupRow,
     GroupRows,
     LagRows,
@@ -49,10 +50,16 @@ from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topics import partition_arguments, topic_missing
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
+from convoymq.model.refusals import (
+    cluster_partition_limit_reached,
+    group_data_expired,
+    queue_subject,
+)
 from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.routing.policy_keys import Setting
+from convoymq.topics.answers import LossAnswer
 from convoymq.topics.changes import Change, Phase, Seal, plan_merge, plan_move, plan_split
-from convoymq.topics.commands import DropGroup, ExpireProducers
+from convoymq.topics.commands import AcceptLoss, DropGroup, ExpireProducers
 from convoymq.topics.group import GroupState, Seek, is_kept
 from convoymq.topics.hashing import MURMUR3_X86_32
 from convoymq.topics.lineage import Mode
@@ -99,6 +106,7 @@ class TopicAdmin:
 
     Args:
         timeout_s: for one command of the tree.
+        queues_max: of the cluster, with partitions; 0 = any number.
     """
 
     def __init__(
@@ -110,6 +118,7 @@ class TopicAdmin:
         placement: Placement,
         clock: Clock,
         timeout_s: float,
+        queues_max: int = 0,
     ) -> None:
         self._metadata = metadata
         self._nodes = nodes
@@ -117,6 +126,7 @@ class TopicAdmin:
         self._placement = placement
         self._clock = clock
         self._timeout_s = timeout_s
+        self._queues_max = queues_max
         self.parked = ParkedKeys(metadata.tree, partitions)
         """Parked keys of groups."""
         self.drains = TopicDrains(
@@ -155,6 +165,7 @@ class TopicAdmin:
             Unavailable: no majority in time; nothing is left behind.
         """
         route = first_route(logical, partitions)
+        self._check_cluster_limit(vhost, name, partitions)
         placed = self._placement.for_partitions(partitions, self.drains.placement_nodes())
         command = CreateTopic(
             vhost=vhost,
@@ -260,6 +271,7 @@ class TopicAdmin:
             return plan_split(state.route, pid, tuple(at) or middle, state.next_pid, change_id)
 
         change_id = _new_id("split")
+        self._check_cluster_limit(vhost, name, len(at) + 1 if at else 2)
         return await self._begin(vhost, name, plan)
 
     async def merge(self, vhost: str, name: str, pids: Sequence[int]) -> ChangeRow:
@@ -457,6 +469,8 @@ class TopicAdmin:
             record = self._record(vhost, name)
             if group in record.groups:
                 check_advance(record, group, advance)
+                if record.groups[group].has_lost_data(record.state.kept):
+                    raise group_data_expired(queue_subject(vhost, f"{name}/{group}"))
                 return False
             version, starts = await cut_of(record, position, self._partitions)
             command = CreateGroup(
@@ -521,12 +535,45 @@ class TopicAdmin:
         record = self._record(vhost, name)
         return views.group_row(record, self._group(record, group), {})
 
+    async def accept_loss(self, vhost: str, name: str, group: str) -> GapRows:
+        """Has a group go on behind messages that retention cut before it had read them; returns
+        what it goes on without.
+
+        Raises:
+            NotFound: no such group.
+            Unavailable: a partition did not answer in time.
+        """
+        record = self._record(vhost, name)
+        ahead = views.partitions_ahead(record, self._group(record, group))
+        queues = {each.pid: self._partitions.get(record, each.pid) for each in ahead}
+        answers = await asyncio.gather(
+            *(queue.ask(AcceptLoss(group), self._timeout_s) for queue in queues.values())
+        )
+        rows: GapRows = [
+            {"pid": pid, "first": first, "end": end}
+            for pid, answer in zip(queues, answers, strict=True)
+            if isinstance(answer, LossAnswer)
+            for _, first, end in answer.losses
+        ]
+        for row in rows:
+            log.warning(
+                "topics.loss_accepted", vhost=vhost, topic=name, group=group,
+                partition=row["pid"], first=row["first"], end=row["end"],
+            )  # fmt: skip
+        return rows
+
     @staticmethod
     def _check_idle(record: TopicRecord, group: GroupState) -> None:
         if group.members:
             raise GroupLive(group.name, len(group.members))
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _check_cluster_limit(self, vhost: str, name: str, more: int) -> None:
+        """Refuses partitions beyond the cluster's limit of queues. Raises PreconditionFailed."""
+        limit = self._queues_max
+        if limit and len(self._metadata.tree.queue_index.by_group) + more > limit:
+            raise cluster_partition_limit_reached(vhost, name, limit)
 
     def _record(self, vhost: str, name: str) -> TopicRecord:
         record = self._metadata.tree.vhost(vhost).topics.get(name)

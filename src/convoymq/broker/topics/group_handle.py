@@ -22,6 +22,7 @@ from convoymq.metadata.machine import Change, ChangeKind, TopicRecord, Vhost
 from convoymq.metadata.topics import topic_of_group
 from convoymq.model.errors import BrokerError, PreconditionFailed, Subject
 from convoymq.model.refusals import (
+    group_data_expired,
     invalid_argument,
     missing,
     queue_subject,
@@ -298,8 +299,11 @@ class GroupHandle(Queue):
 
     async def create(self, position: Position, advance: str | None) -> None:
         """Creates the group, unless it exists. Raises BrokerError."""
-        if not self.exists or advance is not None:
+        state = self.record.groups.get(self.group_name.group)
+        if state is None or advance is not None:
             await self._create(*self.group_name, position, advance)
+        if state is not None and state.has_lost_data(self.record.state.kept):
+            raise group_data_expired(queue_subject(self.vhost, self.name))
 
     async def ready(self, timeout: float) -> None:
         """See `Queue`: members wait by themselves."""

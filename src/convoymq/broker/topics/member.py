@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+import structlog
+
 from convoymq.broker.topics.group_messages import (
     DRAINED,
     GroupName,
@@ -48,6 +50,8 @@ from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
 from convoymq.trace.recorder import QueueTrace
 from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
+
+log = structlog.get_logger()
 
 FETCH_BYTES = 1 << 20
 FETCH_WAIT_MS = 5_000
@@ -174,6 +178,8 @@ class Member:
         self._parked: dict[int, tuple[int, int, bytes]] = {}
         """Message id -> (partition, epoch, key) of heads of parked keys."""
         self._closes: dict[tuple[int, int], int] = {}
+        self._expired: set[tuple[int, int]] = set()
+        """Leases of partitions of which retention has cut what the group has not read."""
         self._traces: dict[int, QueueTrace | None] = {}
         """By partition, as long as it is read; None where it is not traced."""
         self._settled: list[Callable[[bool], None]] = []
@@ -447,10 +453,21 @@ class Member:
         else:
             if found.close_offset >= 0:
                 self._closes[fetch.pid, fetch.epoch] = found.close_offset
+            if found.code is Code.DATA_EXPIRED:
+                self._note_expired(fetch.pid, fetch.epoch)
             batches = [RunBatch(run) for run in found.runs]
             answer = Fetched(found.code, batches, found.next_offset, found.view)
         self.core.on_fetched(fetch, answer, self._now())
         self.run()
+
+    def _note_expired(self, pid: int, epoch: int) -> None:
+        """Says once in a lease that the group has to wait for an operator."""
+        if (pid, epoch) not in self._expired:
+            self._expired.add((pid, epoch))
+            log.warning(
+                "topics.data_expired",
+                vhost=self.name.vhost, topic=self.name.topic, group=self.name.group, partition=pid,
+            )  # fmt: skip
 
     def _send(self, request: Send) -> None:
         queue = self._parts.partitions.find(self.name.vhost, self.name.topic, request.pid)
@@ -489,6 +506,7 @@ class Member:
         for lease in over:
             self._leases.pop(self._slots.pop(lease), None)
             self._closes.pop(lease, None)
+            self._expired.discard(lease)
             self._traces.pop(lease[0], None)
 
 

@@ -11,6 +11,7 @@ from convoymq.broker.topics.coordinator_loop import GroupCoordinators
 from convoymq.broker.topics.group_handle import TopicGroups
 from convoymq.broker.topics.member import MemberParts
 from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.broker.topics.upkeep_loop import UpkeepLoop
 from convoymq.metadata.machine import Change
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class TopicParts:
             placement=broker.placement,
             clock=clock,
             timeout_s=broker.settings.operation_timeout_s,
+            queues_max=broker.settings.cluster_queues_max,
         )
         self.controller = ControllerLoop(
             node=broker.node_id,
@@ -49,7 +51,14 @@ class TopicParts:
             call_soon=call_soon,
             spawn=spawn,
         )
-
+        self.upkeep = UpkeepLoop(
+            node=broker.node_id,
+            store=metadata,
+            partitions=self.partitions,
+            clock=clock,
+            group_ttl_ms=broker.settings.topic_group_ttl_ms,
+            producer_ttl_ms=broker.settings.topic_producer_ttl_ms,
+        )
         members = MemberParts(
             node=broker.node_id,
             incarnation=broker.nodes.incarnation,
@@ -78,6 +87,7 @@ class TopicParts:
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
         self.controller.on_change(change)
+        self.upkeep.on_change(change)
         self.coordinators.on_change(change)
         self.groups.on_change(change)
 
@@ -85,4 +95,5 @@ class TopicParts:
         """To be called a few times a second."""
         self.controller.tick()
         self.coordinators.tick()
+        self.upkeep.tick()
         self.admin.drains.tick(self._spawn)

@@ -24,6 +24,8 @@ class TopicRow(TypedDict):
     change: str
     """Id of the running change; empty: none runs."""
     created_ms: int
+    settings: dict[str, bool | int | str]
+    """As given when it was created."""
 
 
 class SpanRow(TypedDict):
@@ -104,6 +106,11 @@ class GroupRow(TypedDict):
     group: str
     mode: str
     """`linear` or `dag`."""
+    state: str
+    """`active`, `idle` without members, `expired`: it holds nothing back, or `data_expired`: so it
+    is, and messages are deleted that it has not read."""
+    idle_since_ms: int | None
+    """Time when the last member left, or the group was created; None while it has members."""
     cv: int
     """The route version that the group reads."""
     latest: int
@@ -129,8 +136,20 @@ class LagRow(TypedDict):
     lag: int | None
     """Messages that are not acknowledged."""
     parked_keys: int
+    data_expired: bool
+    """Retention has cut what the group has not read: it stops here until somebody accepts the
+    loss, or seeks."""
     waits_for: list[int]
     """Sealed partitions that the group has to finish before it may read this one."""
+
+
+class GapRow(TypedDict):
+    """Messages that retention cut, and that a group goes on without."""
+
+    pid: int
+    first: int
+    end: int
+    """Exclusive."""
 
 
 class LossRow(TypedDict):
@@ -190,3 +209,4 @@ DrainStateRows: TypeAlias = list[DrainStateRow]
 GroupRows: TypeAlias = list[GroupRow]
 LagRows: TypeAlias = list[LagRow]
 LossRows: TypeAlias = list[LossRow]
+GapRows: TypeAlias = list[GapRow]

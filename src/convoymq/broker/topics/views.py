@@ -44,6 +44,7 @@ def topic_row(record: TopicRecord) -> TopicRow:
         "groups": sorted(record.groups),
         "change": "" if state.running is None else state.running.change_id,
         "created_ms": record.created_ms,
+        "settings": dict(record.settings),
     }
 
 
@@ -158,6 +159,8 @@ def group_row(record: TopicRecord, group: GroupState, found: Descriptions) -> Gr
     return {
         "group": group.name,
         "mode": group.mode.value,
+        "state": _group_state(record, group),
+        "idle_since_ms": None if group.members else group.idle_since_ms,
         "cv": group.cv,
         "latest": record.state.route.version,
         "group_epoch": group.group_epoch,
@@ -165,6 +168,14 @@ def group_row(record: TopicRecord, group: GroupState, found: Descriptions) -> Gr
         "owners": owners,
         "waits_for": waits_for,
     }
+
+
+def _group_state(record: TopicRecord, group: GroupState) -> str:
+    if group.has_lost_data(record.state.kept):
+        return "data_expired"
+    if group.expired:
+        return "expired"
+    return "active" if group.members else "idle"
 
 
 def partitions_ahead(record: TopicRecord, group: GroupState) -> list[Partition]:
@@ -206,6 +217,7 @@ def lag_row(
         "close_offset": partition.close_offset,
         "lag": lag,
         "parked_keys": 0 if own is None else own.parked_keys,
+        "data_expired": own is not None and own.expired,
         "waits_for": sorted(waits_for),
     }
 

@@ -27,11 +27,16 @@ LINEAGE = (
 CHANGE = (
     "change_id", "kind", "phase", "base_version", "next_version", "attempt", "sources", "targets"
 )  # fmt: skip
-GROUPS = ("group", "cv", "latest", "mode", "members", "waits_for")
+GROUPS = ("group", "cv", "latest", "mode", "state", "members", "waits_for")
 LOSSES = (
     "group", "pid", "lo", "hi", "first", "end", "parked_keys", "reason", "time_ms"
 )  # fmt: skip
-LAG = ("pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys")
+GAPS = ("pid", "first", "end")
+LAG = (
+    "pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys",
+    "data_expired",
+)  # fmt: skip
+SETTINGS = ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl")
 PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
 PARK_ACTIONS = ("list", "resume", "retry", "skip", "replace")
 DRAINS = ("node", "state", "open", "sealed", "bytes", "slowest_group")
@@ -80,8 +85,10 @@ def _check_create(invocation: Invocation) -> None:
 
 def create(invocation: Invocation) -> Output:
     """Creates a topic and its exchange."""
-    keys = ("partitions", "logical", "mode")
-    body: JsonObject = {key: invocation.values[key] for key in keys if key in invocation.values}
+    values = invocation.values
+    names = ("partitions", "logical", "mode", *SETTINGS)
+    keys = {name: name.replace("-", "_") for name in names}
+    body: JsonObject = {name: values[key] for name, key in keys.items() if key in values}
     _ask(invocation, "PUT", TOPIC, body)  # type: ignore[arg-type]
     return None
 
@@ -306,6 +313,12 @@ def _check_seek(invocation: Invocation) -> None:
     _position(invocation)
 
 
+def accept_loss(invocation: Invocation) -> Output:
+    """Has a group go on behind messages that retention cut before it had read them."""
+    rows = rows_of(_ask(invocation, "POST", GROUP + "/accept-loss"))
+    return Rows(GAPS, rows)
+
+
 def park(invocation: Invocation) -> Output:
     """Parked keys of a group: lists and resumes them; retries, skips, replaces first messages."""
     if invocation.word("action") == "list":
@@ -346,6 +359,10 @@ COMMANDS = (
             Switch("partitions", int),
             Switch("logical", int),
             Switch("mode", str, choices=("strict", "weak")),
+            Switch("max-age", str),
+            Switch("max-length-bytes", int),
+            Switch("stream-max-segment-size-bytes", int),
+            Switch("group-ttl", str),
         ),
         check=_check_create,
         banner="Creating topic {name}...",
@@ -526,6 +543,15 @@ COMMANDS = (
         check=_check_seek,
         banner="Seeking group {group} of topic {name}...",
         run=seek,
+    ),
+    Command(
+        name="accept-loss",
+        summary="Has a group go on behind messages that retention cut before it had read them",
+        tools=HERE,
+        arguments=("name", "group"),
+        switches=(VHOST,),
+        banner="Accepting the loss of group {group} of topic {name}...",
+        run=accept_loss,
     ),
     Command(
         name="park",

@@ -15,6 +15,7 @@ from convoymq.management.topics import (
     numbers_in,
     parked_json,
     position_in,
+    settings_in,
     whole_number,
 )
 from convoymq.model.json import JsonObject
@@ -107,6 +108,7 @@ async def put_topic(call: Call) -> Status:
         partitions=whole_number(body, "partitions"),
         logical=whole_number(body, "logical", LOGICAL_DEFAULT),
         mode=text_in(body, "mode", "strict"),
+        settings=settings_in(body),
     )
     return Status(CREATED)
 
@@ -270,6 +272,12 @@ async def lag(call: Call) -> list[JsonObject]:
 async def seek(call: Call) -> object:
     place = _readable(call)
     return await _admin(call).seek(*place, position_in(await call.json()))
+
+
+@routes.add("POST", "topics/{vhost}/{name}/groups/{group}/accept-loss")
+async def accept_loss(call: Call) -> object:
+    """Has the group go on behind messages that retention cut."""
+    return await _admin(call).accept_loss(*_readable(call))
 
 
 @routes.listing("topics/{vhost}/{name}/groups/{group}/park")

@@ -362,6 +362,28 @@ class DefaultsConfig:
         low=0,
         high=1_000_000_000,
     )
+    topic_group_ttl_ms: int = key(
+        "topics.group_ttl",
+        604_800_000,
+        """How long a consumer group of an ordered topic may be without members before it expires:
+        nothing is kept for it any more. Topics may say otherwise (`group-ttl`). Shorter: the next
+        member may come too late. Set it alike on all nodes: the metadata leader decides.""",
+        parse=parse_int,
+        unit="ms",
+        low=1_000,
+        high=31_536_000_000,
+    )
+    topic_producer_ttl_ms: int = key(
+        "topics.producer_ttl",
+        604_800_000,
+        """How long a partition of an ordered topic remembers an idempotent producer that sends
+        nothing. Repeats of one that is forgotten are refused, not stored again. Longer costs
+        memory.""",
+        parse=parse_int,
+        unit="ms",
+        low=60_000,
+        high=31_536_000_000,
+    )
     cluster_exchanges_max: int = key(
         "cluster_exchange_limit",
         0,

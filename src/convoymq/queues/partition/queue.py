@@ -257,6 +257,16 @@ class PartitionQueue(StreamQueue):
             ["fetch", self.group, *request], answered, leader=True, wait_ms=request.wait_ms
         )
 
+    def forgettable_producers(self, before_ms: int) -> bool:
+        """Returns whether there may be producers that sent nothing since a time: a node without a
+        replica does not know."""
+        machine = self.machine()
+        if machine is None:
+            return True
+        assert isinstance(machine, PartitionGroupMachine)
+        oldest_ms = machine.state.dedup.oldest_ms
+        return oldest_ms is not None and oldest_ms < before_ms
+
     # --- looking at it -------------------------------------------------------------------
 
     def describe(self, done: Answer[PartitionDescription]) -> None:

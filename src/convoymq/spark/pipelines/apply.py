@@ -162,8 +162,7 @@ def apply(
 
     Args:
         servers: `host:port` of nodes, comma between.
-        stream, topic: the stream of change events, or the ordered topic; one of them. Events of a
-            row need the same order key in a topic: its tokens order them.
+        stream, topic: of change events, one of them. In a topic the tokens order them.
         tables: the tables; with more than one, each has a name.
         checkpoint: a directory: Spark's checkpoint and the pipeline's id. Tables remember batches
             by that id.
@@ -199,11 +198,9 @@ def apply(
         followed=followed,
     )
     started = time.monotonic()
+    rows_read = spark.readStream.format("convoymq").options(**source).load()
     query = (
-        spark.readStream.format("convoymq")
-        .options(**source)
-        .load()
-        .writeStream.queryName(f"apply {stream or topic}")
+        rows_read.writeStream.queryName(f"apply {stream or topic}")
         .foreachBatch(writer)
         .option("checkpointLocation", str(place))
     )

@@ -109,7 +109,8 @@ async def test_a_partition_splits_merges_and_moves(cluster: FakeCluster) -> None
         "split", split["targets"], True,
     )  # fmt: skip
     old = await topics.route("/", "orders", 1)
-    assert [(each["pid"], each["state"]) for each in old] == [(1, "sealed"), (2, "sealed")]
+    assert [each["pid"] for each in old] == [1, 2]
+    assert {each["state"] for each in old} <= {"sealed", "retired"}
     lineage = await topics.route("/", "orders", lineage=True)
     assert [each["pid"] for each in lineage] == [0, 1, 2, 3, 4]
     assert [each["close_offset"] for each in lineage] == [1, 1, 1, 1, None]

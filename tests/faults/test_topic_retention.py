@@ -1,0 +1,180 @@
+"""Retention of ordered topics on a real cluster: sealed partitions, groups without members, and the
+files of what is deleted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pika  # type: ignore[import-untyped]
+import pytest
+
+from convoymq.cli.cluster import LocalCluster
+from tests.clusters import call, serving_cluster
+from tests.faults.test_damage import log_directory
+from tests.faults.test_topics import metadata_leader, restart
+from tests.faults.topic_traffic import changed, create, leader_of, path
+from tests.faults.traffic import until
+from tests.ports import cluster_ports
+
+BASE_PORT = cluster_ports()
+SOON_S = 60.0
+KEY = "key"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with serving_cluster(tmp_path_factory.mktemp("retention"), BASE_PORT) as made:
+        create(made, "first", 1)
+        yield made
+
+
+@pytest.fixture
+def channel(cluster: LocalCluster) -> Iterator[Any]:
+    """A channel of node 2 that confirms."""
+    parameters = pika.ConnectionParameters("127.0.0.1", cluster.nodes[1].amqp_port)
+    connection = pika.BlockingConnection(parameters)
+    opened = connection.channel()
+    opened.confirm_delivery()
+    yield opened
+    if connection.is_open:
+        connection.close()
+
+
+def publish(channel: Any, topic: str, numbers: range, size: int = 8) -> None:
+    for number in numbers:
+        channel.basic_publish(topic, KEY, str(number).zfill(size).encode())
+
+
+def consume(channel: Any, queue: str, count: int) -> list[int]:
+    """Consumes and acknowledges, and cancels the consumer."""
+    channel.basic_qos(prefetch_count=10)
+    found = []
+    for method, _, body in channel.consume(queue, inactivity_timeout=SOON_S):
+        assert body is not None, f"{queue} has {found} and no more"
+        found.append(int(body))
+        channel.basic_ack(method.delivery_tag)
+        if len(found) == count:
+            break
+    channel.cancel()
+    return found
+
+
+def lineage(cluster: LocalCluster, topic: str) -> dict[int, str]:
+    """The state of every partition that there ever was."""
+    status, rows = call(cluster, "GET", path(topic, "route") + "?lineage=true")
+    assert status == 200, rows
+    return {row["pid"]: row["state"] for row in rows}
+
+
+def group(cluster: LocalCluster, topic: str, name: str) -> dict[str, Any]:
+    status, rows = call(cluster, "GET", path(topic, "groups"))
+    assert status == 200, rows
+    return next(row for row in rows if row["group"] == name)
+
+
+def moved(cluster: LocalCluster, topic: str, pid: int) -> int:
+    """Moves a partition and returns its successor."""
+    to = 1 + leader_of(cluster, topic, pid) % 3
+    (successor,) = changed(cluster, topic, "move", pid=pid, node=str(to))
+    return successor
+
+
+def directories(cluster: LocalCluster) -> set[tuple[int, str]]:
+    """Node and name of the directory of each group."""
+    return {
+        (node.number, found.name)
+        for node in cluster.nodes
+        for found in (log_directory(cluster, node.number) / "groups").glob("*")
+    }
+
+
+def test_a_sealed_partition_goes_when_its_time_is_over_and_a_group_does_not_need_it(
+    cluster: LocalCluster, channel: Any
+) -> None:
+    create(cluster, "aged", 1, **{"max-age": "2s"})
+    publish(channel, "aged", range(3))
+    assert consume(channel, "aged/work", 1) == [0]
+    successor = moved(cluster, "aged", 0)
+    publish(channel, "aged", range(3, 6))
+    assert lineage(cluster, "aged")[0] == "sealed", "the group holds it, whatever its age"
+    assert consume(channel, "aged/work", 5) == [1, 2, 3, 4, 5]
+    until(lambda: lineage(cluster, "aged") == {0: "deleted", successor: "open"}, "kept", SOON_S)
+    # Its record of the lineage stays, and those who come later begin behind it.
+    assert consume(channel, "aged/late", 3) == [3, 4, 5]
+    until(lambda: not group(cluster, "aged", "late")["members"], "a member stays", SOON_S)
+    status, answer = call(
+        cluster, "POST", path("aged", "groups", "late", "seek"), {"vector": {"0": 1}}
+    )
+    assert (status, answer["code"]) == (410, "DATA_EXPIRED")
+
+
+def test_a_group_without_members_expires_and_is_told_so(
+    cluster: LocalCluster, channel: Any
+) -> None:
+    create(cluster, "idle", 1, **{"max-age": "1s", "group-ttl": "1s"})
+    publish(channel, "idle", range(3))
+    assert consume(channel, "idle/work", 1) == [0]
+    successor = moved(cluster, "idle", 0)
+    until(lambda: group(cluster, "idle", "work")["state"] == "data_expired", "it lives", SOON_S)
+    assert lineage(cluster, "idle") == {0: "deleted", successor: "open"}
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+        channel.basic_consume("idle/work", lambda *_: None)
+    assert refused.value.reply_code == 406
+    assert "DATA_EXPIRED" in refused.value.reply_text
+    fresh = channel.connection.channel()
+    fresh.confirm_delivery()
+    publish(fresh, "idle", range(3, 5))
+    status, row = call(
+        cluster, "POST", path("idle", "groups", "work", "seek"), {"position": "earliest"}
+    )
+    assert (status, row["cv"]) == (200, 1), row
+    assert consume(fresh, "idle/work", 2) == [3, 4]
+
+
+def test_a_range_keeps_so_many_bytes_over_its_partitions(
+    cluster: LocalCluster, channel: Any
+) -> None:
+    settings = {"max-length-bytes": 4000, "stream-max-segment-size-bytes": 1000}
+    create(cluster, "sized", 1, **settings)
+    publish(channel, "sized", range(10), 100)
+    successor = moved(cluster, "sized", 0)
+    until(lambda: lineage(cluster, "sized")[0] == "retired", "not retired", SOON_S)
+    publish(channel, "sized", range(10, 100), 100)
+    until(lambda: lineage(cluster, "sized") == {0: "deleted", successor: "open"}, "kept", SOON_S)
+    _, row = call(cluster, "GET", path("sized"))
+    (kept,) = row["partition_rows"]
+    assert 1 < kept["log_start"] <= 80, kept
+    assert row["settings"] == settings
+    assert consume(channel, "sized/work", 1)[0] >= 10
+
+
+def test_a_deleted_topic_leaves_no_files_though_the_metadata_leader_is_killed(
+    cluster: LocalCluster, channel: Any
+) -> None:
+    before = directories(cluster)
+    create(cluster, "gone", 3)
+    publish(channel, "gone", range(3))
+    moved(cluster, "gone", 0)
+    made = directories(cluster) - before
+    channel.connection.close()
+    killed = metadata_leader(cluster)
+    asked = next(n for n in (1, 2, 3) if n != killed)
+    asking = threading.Thread(target=call, args=(cluster, "DELETE", path("gone"), None, asked))
+    asking.start()
+    cluster.kill(killed)
+    asking.join()
+
+    def is_gone() -> bool:
+        # When the leader died too early nobody has heard of it.
+        status, _ = call(cluster, "DELETE", path("gone"), None, asked)
+        return status == 404
+
+    until(is_gone, "it is there", SOON_S)
+    restart(cluster, killed)
+    status, rows = call(cluster, "GET", "queues/%2F")
+    assert status == 200
+    assert not [row["name"] for row in rows if row["name"].startswith("amq.partition.gone")]
+    assert made, "nothing was on disk"
+    until(lambda: not made & directories(cluster), "files are left", SOON_S)
