@@ -8,7 +8,7 @@ SEEDS ?= 2000
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build demo test test-spark-full lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build demo demo-cdc test test-spark-full lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -33,6 +33,10 @@ build: $(VENV)/.compiles ## Compile what has changed
 
 demo: setup ## A three-node cluster, 336,776 real events, a killed leader, a report
 	$(BIN)/python examples/demo.py
+
+demo-cdc: setup ## A MariaDB database followed through a topic that is split, merged and moved
+	-@tools/install_mariadb.sh
+	$(BIN)/python examples/demo_cdc.py
 
 test: setup lint types ## Everything that must be green
 	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder

@@ -1,13 +1,49 @@
-"""Holds what tests claim to provoke against what they did (`tests.provocation`)."""
+"""Holds what tests claim to provoke against what they did (`tests.provocation`); and the order in
+which the processes of pytest-xdist get files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import provocation
 from tests.provocation import Observed
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
+
+SPARK_GROUPS = {
+    f"tests/spark/test_{name}.py": group
+    for group, names in {
+        "spark-1": ("apply", "archive", "spark"),
+        "spark-2": ("audit", "pipelines", "processes", "triage"),
+    }.items()
+    for name in names
+}
+"""File → its group. The files of a group go to one process, which starts Spark and a cluster once
+for all of them; the groups take equally long."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest groups come first, so that all processes end at about the same time."""
+    items.sort(key=lambda item: item.nodeid.split("::")[0] not in SPARK_GROUPS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Whole files go to a process, as `--dist loadfile` has it, and whole groups of Spark's."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return SPARK_GROUPS.get(file, file)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

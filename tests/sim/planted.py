@@ -110,7 +110,7 @@ def vote_without_log_check() -> None:
 @plant(
     "a vote is sent before it is on disk",
     "blackout,crash,slow,spike,isolate,suspect,transfer",
-    first=25,
+    first=27,
 )
 def vote_before_it_is_durable() -> None:
     core = _core()
@@ -126,7 +126,7 @@ def vote_before_it_is_durable() -> None:
 @plant(
     "a candidate asks for votes before its own is on disk",
     "blackout,crash,slow,spike,isolate,suspect,transfer",
-    first=17,
+    first=19,
 )
 def asks_before_its_vote_is_durable() -> None:
     from convoymq.replication.raft.types import VOTE
@@ -212,7 +212,7 @@ def overlap_truncates() -> None:
     core.on_append = planted
 
 
-@plant("a follower takes the leader's commit index for entries that it has not compared")
+@plant("a follower takes the leader's commit index for entries that it has not compared", first=4)
 def commit_beyond_match() -> None:
     core = _core()
     on_append = core.on_append
@@ -343,7 +343,7 @@ def returned_as_fresh() -> None:
     _backlog().give_back = planted
 
 
-@plant("a dead letter is done when its target refuses it", "none", unaided=True, first=5)
+@plant("a dead letter is done when its target refuses it", "none", unaided=True, first=7)
 def refused_dead_letters_are_done() -> None:
     from convoymq.queues.dead_letter_worker import DeadLetterWorker
 
@@ -656,7 +656,7 @@ def next_active_does_not_wait() -> None:
     consumers.choose_active = planted
 
 
-@plant("without a limit, what is given back goes to the head", "none", unaided=True, first=4)
+@plant("without a limit, what is given back goes to the head", "none", unaided=True, first=6)
 def unlimited_returns_go_to_the_head() -> None:
     backlog = _backlog()
     backlog.requeue = lambda self, run: self.give_back(run, 0)
@@ -754,7 +754,7 @@ def node_up_serves_nobody() -> None:
     "a consumer becomes active while the one before it holds messages",
     "none",
     unaided=True,
-    first=4,
+    first=6,
 )
 def two_single_active_consumers() -> None:
     consumers = _consumers()
@@ -772,7 +772,7 @@ def two_single_active_consumers() -> None:
     consumers.choose_active = planted
 
 
-@plant("who waits longest becomes active, whatever the priorities", "none", unaided=True, first=4)
+@plant("who waits longest becomes active, whatever the priorities", "none", unaided=True, first=6)
 def activation_ignores_priority() -> None:
     def planted(self: Any) -> Any:
         for consumer in self.waiting:
@@ -1031,7 +1031,7 @@ def pull_skips_what_was_lost() -> None:
     StreamClient._pulled = planted  # type: ignore[method-assign]
 
 
-@plant("a session that was left behind never ends", "none")
+@plant("a session that was left behind never ends", "none", first=2)
 def left_behind_for_ever() -> None:
     from convoymq.queues.session_audit import SessionAudit
 
@@ -1082,7 +1082,7 @@ def tables_decide_on_apply() -> None:
     Queues.declare = planted  # type: ignore[method-assign]
 
 
-@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster", first=6)
+@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster", first=8)
 def forgotten_are_forgotten() -> None:
     tree = _tree()
     restore = tree.restore
@@ -1210,7 +1210,7 @@ def survivor_drops_its_end() -> None:
     _changes().force = planted
 
 
-@plant("recovered queues are not filled up again", "lost_majority", "cluster")
+@plant("recovered queues are not filled up again", "lost_majority", "cluster", first=6)
 def recovered_queues_stay_small() -> None:
     from convoymq.metadata.members import MembershipManager
 

@@ -9,7 +9,7 @@ from functools import cache
 
 from convoymq.sim.world import Result, run_seed
 
-SEEDS = (1, 2, 3, 5)
+SEEDS = (2, 3, 6)
 
 PROGRAM = """
 import sys

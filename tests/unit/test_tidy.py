@@ -4,6 +4,7 @@ asserts that are really on."""
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,13 +38,26 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A source, parsed once for all tests."""
+    return ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[None]:
+    """What was parsed is gone after these tests: it is some hundred thousand objects."""
+    yield
+    parsed.cache_clear()
+
+
 def test_asserts_are_on() -> None:
     assert __debug__
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_every_module_says_what_it_is(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    docstring = ast.get_docstring(parsed(path))
     assert docstring, f"{relative(path)} has no docstring"
     first = docstring.splitlines()[0]
     assert len(first) <= 100
@@ -52,7 +66,7 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_public_names_have_docstrings(path: Path) -> None:
     missing = []
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             stub = path.with_suffix(".pyi")
             # The stub holds the docstrings of a kernel; an HTTP handler's path says what it does.
@@ -69,7 +83,7 @@ def test_public_names_have_docstrings(path: Path) -> None:
 
 def docstrings(path: Path) -> Iterator[ast.Constant]:
     """Yields the docstrings of modules, classes and functions, and those below attributes."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         match node:
             case ast.Expr(value=ast.Constant(value=str()) as docstring):
                 yield docstring
@@ -86,7 +100,7 @@ def test_docstrings_begin_with_no_pronoun(path: Path) -> None:
 
 
 def is_generated(path: Path) -> bool:
-    return GENERATED in (ast.get_docstring(ast.parse(path.read_text())) or "")
+    return GENERATED in (ast.get_docstring(parsed(path)) or "")
 
 
 def test_files_are_within_their_bound() -> None:
@@ -104,7 +118,7 @@ def test_functions_are_within_their_bound() -> None:
     for path in SOURCES:
         is_kernel = path.parent.name == "kernels"
         bound = KERNEL_FUNCTION_LINES_MAX if is_kernel else FUNCTION_LINES_MAX
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 if lines > bound:
@@ -116,8 +130,7 @@ def test_uses_of_any_are_within_their_bound() -> None:
     """As types: imports do not count."""
     uses = {
         relative(path): sum(
-            isinstance(node, ast.Name) and node.id == "Any"
-            for node in ast.walk(ast.parse(path.read_text()))
+            isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(parsed(path))
         )
         for path in (*SOURCES, *STUBS)
     }

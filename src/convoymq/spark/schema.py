@@ -73,7 +73,7 @@ STREAM_COLUMNS: Mapping[str, Column] = {
 }
 
 _ORDER_KEY = bits.ROUTING_KEY | bits.HEADERS
-"""Where the order key of a message stands."""
+"""Columns in which the order key of a message stands."""
 
 TOPIC_COLUMNS: Mapping[str, Column] = {
     **STREAM_COLUMNS,
@@ -84,7 +84,7 @@ TOPIC_COLUMNS: Mapping[str, Column] = {
     "route_version": Column(LongType(), 0),
     "order_token": Column(StringType(), 0),
 }
-"""Those of streams, and a message's place in its topic."""
+"""Columns of streams, and a message's place in its topic."""
 
 QUEUE_COLUMNS: Mapping[str, Column] = {
     "key": STREAM_COLUMNS["key"],

@@ -28,7 +28,7 @@ class History:
 
     topic: str
     created_ms: int
-    """When it was created: a topic that is deleted and created again has another time."""
+    """Time of creation: a topic that is deleted and created again has another one."""
     version: int
     """Of the newest route."""
     logical: int

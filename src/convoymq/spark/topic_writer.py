@@ -39,7 +39,7 @@ Headers = Mapping[str, bytes]
 
 
 class Producer(Protocol):
-    """What is needed of a `client.topic_producer.TopicProducer`."""
+    """Part of a `client.topic_producer.TopicProducer` that is needed here."""
 
     @property
     def pending(self) -> int:
@@ -116,7 +116,7 @@ class Row:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one logical partition is in an attempt."""
+    """State of one logical partition in an attempt."""
 
     stored: Position | None
     """Of attempts before, in the same micro-batch; None when it makes no difference any more."""

@@ -12,6 +12,7 @@ from convoymq.kernels.trace import TraceRows, name_hash
 from convoymq.model import trace as words
 from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.topics import commands as c
+from convoymq.topics.commands import ProducedRun as Run
 from convoymq.topics.hashing import logical_partition
 from convoymq.topics.order_token import OrderToken
 from convoymq.trace.effects import EffectLog, SourceLog
@@ -115,6 +116,29 @@ def replayed(bench: Bench) -> list[Row]:
     for entry in bench.log.entries:
         machine.apply(entry.index, entry.time_ms, entry.data)
     return taken(rows)
+
+
+def test_runs_of_a_producer_are_told_with_what_was_stored_of_them() -> None:
+    bench = Bench(created_version=0, opened=False)
+    rows = bench.machine.trace = TraceRows()
+    bench.produce(Run(1, 1, 2), Run(6, 1, 1))
+    bench.produce(Run(1, 1, 2), Run(6, 1, 3), Run(2, 2, 2))
+    found = taken(rows)
+    produced = [row for row in found if row["kind"] == words.PRODUCED]
+    names = ("session", "consumer", "seq", "first_id", "count", "position_first")
+    assert [tuple(row[name] for name in names) for row in produced] == [
+        (5, 1, 1, 1, 2, 1),
+        (5, 1, 1, 6, 1, 3),
+        (5, 1, 2, 6, 2, 4),
+    ]
+    keyed = [row for row in found if row["kind"] == words.KEYED]
+    assert sum(row["count"] for row in keyed) == 5
+    published = [row for row in found if row["kind"] == words.PUBLISHED]
+    assert [(row["reason"], row["count"]) for row in published] == [
+        (0, 3), (0, 2), (words.DUPLICATE, 5)
+    ]  # fmt: skip
+    # Only the first row of a command begins at 0: the audit takes others for another command.
+    assert [row["position_first"] for row in published] == [0, 3, 2]
 
 
 def test_a_topic_tells_of_all_that_happens_to_it(tmp_path: Path) -> None:

@@ -413,12 +413,14 @@ class Job:
             for each in self.facts
             if each.start == 0 and not any(gap.node == 0 for gap in each.gaps)
         }
+        nothing: Column = F.lit(0)
         if not ends:
-            return F.lit(0)
+            return nothing
         # A map, not a chain of conditions: those of many queues take Spark long to plan.
         until = F.create_map(*[F.lit(number) for pair in ends.items() for number in pair])
-        known: Column = (F.col("time_us") <= until[F.col("group")]).cast("int")
-        return F.coalesce(known, F.lit(0))
+        known = (F.col("time_us") <= until[F.col("group")]).cast("int")
+        found: Column = F.coalesce(known, nothing)
+        return found
 
     def _is_told(self) -> Column:
         """1 for decided rows of clients whose node has told of all that it did."""

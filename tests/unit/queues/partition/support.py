@@ -9,6 +9,7 @@ from convoymq.client.rows import frame_of
 from convoymq.kernels import batch
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_records import encode_enqueue
+from convoymq.queues.partition.client import Enqueue
 from convoymq.queues.partition.codec import (
     CMD_PARTITION,
     CMD_PRODUCE,
@@ -38,6 +39,15 @@ def tell(log: Log, command: c.Command, session: int = TELLER) -> None:
     log.command(session, CMD_PARTITION, len(body), body=body)
 
 
+def enqueue_of(runs: Sequence[c.ProducedRun], messages: int | None = None) -> Enqueue:
+    """The ENQUEUE of runs, or of the first messages of them."""
+    values = [bytes((run.lp, run.seq + i)) for run in runs for i in range(run.messages)]
+    values = values[:messages]
+    frame = ColumnFrame(frame_of(values))
+    body, count, position = encode_enqueue(frame, 0, len(values), b"t", b"k")
+    return 0, count, position, body
+
+
 def produce(
     log: Log,
     runs: Sequence[c.ProducedRun],
@@ -48,12 +58,9 @@ def produce(
     messages: int | None = None,
 ) -> None:
     """PRODUCE and its ENQUEUE. Bodies are two bytes: the logical partition, the sequence."""
-    values = [bytes((run.lp, run.seq + i)) for run in runs for i in range(run.messages)]
-    values = values[:messages]
     announced = encode_runs(producer, epoch, runs)
     log.command(session, CMD_PRODUCE, len(announced), body=announced)
-    frame = ColumnFrame(frame_of(values))
-    body, count, position = encode_enqueue(frame, 0, len(values), b"t", b"k")
+    _, count, position, body = enqueue_of(runs, messages)
     log.command(session, batch.CMD_ENQUEUE, position, count=count, body=body)
 
 

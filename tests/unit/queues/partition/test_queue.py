@@ -13,11 +13,12 @@ from convoymq.queues.partition.reads import Fetch, Fetched
 from convoymq.queues.session_client import OVER_AFTER_MS
 from convoymq.queues.sessions import REPLIES_KEPT_MAX
 from convoymq.topics import commands as c
-from convoymq.topics.answers import AckAnswer, Answer, SealAnswer
+from convoymq.topics.answers import AckAnswer, Answer, RunAnswer, RunsAnswer, SealAnswer
+from convoymq.topics.commands import ProducedRun as Run
 from convoymq.topics.order_token import OrderToken
 from convoymq.topics.refusals import Code
 from tests.unit.queues.partition.cluster import PartitionCluster
-from tests.unit.queues.partition.support import OPEN, SEAL
+from tests.unit.queues.partition.support import OPEN, SEAL, enqueue_of
 from tests.unit.queues.quorum.cluster import publish
 from tests.unit.queues.stream.cluster import Result, reading, start
 from tests.unit.queues.stream.test_queue import run
@@ -157,6 +158,87 @@ def test_clients_purge_no_partition() -> None:
     (purged,) = events.heard
     assert purged[:2] == ("purged", 0)
     assert isinstance(purged[2], AccessRefused)
+
+
+# --- producers with sequences ----------------------------------------------------------------
+
+
+def send(cluster: PartitionCluster, client: Any, *runs: Run) -> Result:
+    """Sends runs without waiting."""
+    result = Result()
+    client.produce(5, 1, list(runs), enqueue_of(runs), result)
+    return result
+
+
+@pytest.mark.parametrize("node", [1, 2, 4])
+def test_runs_are_answered_on_any_node_and_go_on_after_a_refusal(node: int) -> None:
+    cluster = PartitionCluster()
+    client, events = cluster.nodes[node].open()
+    first, second = send(cluster, client, Run(1, 1, 2)), send(cluster, client, Run(1, 2, 2))
+    gap = send(cluster, client, Run(1, 9, 1))
+    cluster.run()
+    assert first.found == RunsAnswer((RunAnswer(Code.OK, 1, 2, 3),))
+    assert second.found == RunsAnswer((RunAnswer(Code.OK, 3, 1, 4),))
+    assert gap.found.code is Code.OUT_OF_SEQ
+    cluster.tell(SEAL)
+    closed = send(cluster, client, Run(1, 4, 1))
+    cluster.run()
+    assert (closed.found.code, closed.found.targets) == (Code.CLOSED, SEAL.targets)
+    assert (events.closed, client.refusal) == ([], None)
+    assert not client.is_waiting()
+
+
+def test_an_answer_to_runs_that_is_lost_is_asked_for_again() -> None:
+    cluster = PartitionCluster()
+    client, _ = cluster.nodes[4].open()
+    cluster.drop_frames.add(link_frames.FRAME_APPLIED)
+    lost = send(cluster, client, Run(1, 1, 1))
+    cluster.run()
+    cluster.drop_frames.clear()
+    # Its answer says that both are applied.
+    later = send(cluster, client, Run(1, 2, 1))
+    cluster.run()
+    assert lost.found.runs == (RunAnswer(Code.OK, 1, 1, 2),)
+    assert later.found.runs == (RunAnswer(Code.OK, 2, 1, 3),)
+
+
+def test_nobody_knows_what_became_of_runs_whose_session_ended() -> None:
+    cluster = PartitionCluster()
+    client, _ = cluster.nodes[2].open()
+    stored = send(cluster, client, Run(1, 1, 1))
+    cluster.run()
+    assert stored.found.code is Code.OK
+    cluster.cut.add(2)
+    unknown = send(cluster, client, Run(1, 2, 1))
+    cluster.nodes[1].queue.on_node_down(2, definite=True)
+    cluster.run()
+    cluster.cut.clear()
+    cluster.wait(OVER_AFTER_MS + 5000)
+    assert isinstance(unknown.error, Unavailable)
+    again = send(cluster, client, Run(1, 1, 2))
+    cluster.run()
+    assert again.found.code is Code.OK
+    assert again.found.runs[0].expected == 3
+
+
+def test_runs_under_way_into_a_deleted_partition_have_no_outcome() -> None:
+    cluster = PartitionCluster()
+    client, _ = cluster.nodes[2].open()
+    result = send(cluster, client, Run(1, 1, 1))
+    cluster.nodes[2].queue.on_deleted()
+    assert isinstance(result.error, NotFound)
+
+
+def test_a_session_takes_no_more_runs_than_answers_are_kept() -> None:
+    cluster = PartitionCluster()
+    client, _ = cluster.nodes[3].open()
+    results = []
+    while client.takes_runs:
+        results.append(send(cluster, client, Run(1, len(results) + 1, 1)))
+    assert 10 < 2 * len(results) < REPLIES_KEPT_MAX
+    cluster.run()
+    assert client.takes_runs
+    assert all(result.found.code is Code.OK for result in results)
 
 
 # --- commands --------------------------------------------------------------------------------

@@ -317,6 +317,8 @@ class _Reading:
         self.settled_order = np.full(n, NEVER, np.int64)
         self.how = np.zeros(n, np.int64)
         self._settle()
+        if known.given_up:
+            self.how[self.settled_us < 0] = BY_LOSS
         self._hand_out()
 
     def _settle(self) -> None:
@@ -382,7 +384,8 @@ class _Reading:
         delivered = np.zeros(len(messages), bool)
         delivered[out] = True
         unseen = np.isin(self.how, (BY_ACK, BY_PARK)) & ~delivered
-        self._say(findings, Invariant.TOPIC_NOTHING_LOST, unseen, shown, judged=known.told)
+        judged = known.told and not known.repeats
+        self._say(findings, Invariant.TOPIC_NOTHING_LOST, unseen, shown, judged=judged)
         self._gate(findings, start)
 
     def _gate(self, findings: Findings, start: int) -> None:

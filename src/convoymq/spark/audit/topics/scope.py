@@ -52,6 +52,11 @@ class PartitionScope:
     leases: dict[tuple[int, int], LeaseSpan] = field(default_factory=dict)
     """By (consumer group, epoch)."""
     ungrouped: frozenset[int] = frozenset()
+    given_up: bool = False
+    """Declared lost, or deleted: groups go on without what they had not read."""
+    repeats: bool = False
+    """A partition before it was closed from outside: what was stored there may come again, and
+    members leave it out."""
 
 
 @dataclass(slots=True)
@@ -86,6 +91,8 @@ def scope_of(facts: TopicsFacts, sinks: Iterable[tuple[int, int]] = ()) -> Topic
             each.whole,
             each.told,
             ungrouped=frozenset(each.ungrouped),
+            given_up=each.pid in facts.topics[each.topic].given_up,
+            repeats=any(line.external for line in facts.topics[each.topic].ancestors(each)),
         )
         for reader, cursor in each.cursors.items():
             left = each.handed_over.get(reader)

@@ -122,6 +122,11 @@ def _whole(scope: TopicScope, group: int) -> bool:
     return known is not None and known.whole
 
 
+def _repeats(scope: TopicScope, group: int) -> bool:
+    known = scope.partitions.get(group)
+    return known is not None and known.repeats
+
+
 class ProducerSweep:
     """For `mapInArrow`: whole producers of a logical partition."""
 
@@ -148,8 +153,10 @@ def follow_producers(columns: Columns, scope: TopicScope, findings: Findings) ->
     begin, end = mine["seq"], mine["seq"] + mine["count"]
     again = np.zeros(len(at), bool)
     gap = np.zeros(len(at), bool)
-    again[1:] = same[1:] & (begin[1:] < end[:-1])
-    gap[1:] = same[1:] & (begin[1:] > end[:-1])
+    # Behind a partition that was closed from outside sequences begin where they may.
+    repeats = np.array([_repeats(scope, each) for each in mine["group"].tolist()], bool)
+    again[1:] = same[1:] & (begin[1:] < end[:-1]) & ~repeats[1:]
+    gap[1:] = same[1:] & (begin[1:] > end[:-1]) & ~repeats[1:]
 
     def example(k: int) -> dict[str, object]:
         names = ("session", "consumer", "lp", "seq", "count", "version", "offset")

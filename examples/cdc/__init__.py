@@ -1,0 +1,1 @@
+"""Parts of `examples/demo_cdc.py`."""

@@ -1,0 +1,464 @@
+"""The demo of ordered topics: Delta tables equal a database's tables, whatever happens between.
+
+    MariaDB ──binary log──▶ reader ──▶ topic, key = primary key ──▶ Spark `apply` ──▶ Delta tables
+                                            └──▶ a consumer group that checks the order of each row
+
+While sysbench writes: partitions are split twice, moved and merged, a broker, the reader and the
+Spark driver are killed with SIGKILL, a row's changes are parked and resumed, and a node is drained
+of partitions. In the end every table is compared with the database row by row. Then the same
+changes go through an exchange that hashes modulo the number of its queues, and two queues are added
+half-way: how many of them arrive out of order is counted. Exit code 1 if a promise broke.
+
+    python examples/demo_cdc.py [--base-port 27600] [--directory DIR] [--out FILE] [--seconds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from cdc.database import MariaDb, Missing, Sysbench, execute
+from cdc.order import GroupChecker, ModuloRun, Order
+from cdc.reader import PAUSES_FILE, STATE_FILE, STOP_FILE, sequence_of
+from cdc.report import pauses_of, write_report
+from convoymq.cli.cluster import LocalCluster
+
+TOPIC = "changes"
+GROUP = "checker"
+TABLES = ("sbtest1", "sbtest2")
+SCHEMA = "id int, k int, c string, pad string"
+ROWS = 1_000
+RATE = 60
+"""Transactions a second; each updates two rows, and deletes and inserts a third."""
+MODULO_EVENTS = 2_000
+QUEUES = (3, 5)
+WAIT_S = 60.0
+AUTHORIZATION = "Basic Z3Vlc3Q6Z3Vlc3Q="
+STEP_PAUSE_S = 2.0
+AUDIT_WAIT_S = 600.0
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
+    """Waits for a condition. Raises RuntimeError: it did not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"waited {seconds:g} s: {what}")
+        time.sleep(0.1)
+
+
+@dataclass(slots=True)
+class Events:
+    """What was done, and when."""
+
+    console: Console
+    rows: list[tuple[float, str]] = field(default_factory=list)
+    _begin: float = field(default_factory=time.time)
+
+    def note(self, text: str) -> None:
+        """Adds an event and shows it."""
+        now = time.time()
+        self.rows.append((now, text))
+        self.console.print(f"{now - self._begin:6.1f} s  {text}", highlight=False)
+
+
+class Api:
+    """HTTP API of the cluster: the first node that answers."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    def __call__(self, method: str, path: str, body: object = None) -> object:
+        """Returns the answer's JSON. Raises RuntimeError: refused, or nobody answers."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            for node in self._cluster.nodes:
+                if node.pid is None:
+                    continue
+                request = urllib.request.Request(
+                    f"http://127.0.0.1:{node.http_port}/api/{path}",
+                    data=None if body is None else json.dumps(body).encode(),
+                    method=method,
+                    headers={"authorization": AUTHORIZATION, "content-type": "application/json"},
+                )
+                try:
+                    with urllib.request.urlopen(request, timeout=30) as answer:
+                        return json.loads(answer.read() or b"null")
+                except urllib.error.HTTPError as error:
+                    text = error.read().decode(errors="replace")
+                    if error.code < 500 or time.monotonic() > deadline:
+                        raise RuntimeError(f"{method} {path}: {error.code} {text}") from None
+                except OSError:
+                    continue
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{method} {path}: no node answers")
+            time.sleep(0.2)
+
+    def rows(self, path: str) -> list[dict[str, object]]:
+        """Returns the rows of a listing."""
+        found = self("GET", path)
+        assert isinstance(found, list)
+        return found
+
+
+class Topic:
+    """The topic of changes."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self.path = f"topics/%2F/{TOPIC}"
+
+    def route(self) -> list[dict[str, object]]:
+        """Returns the open partitions, by range."""
+        return self._api.rows(f"{self.path}/route")
+
+    def change(self, kind: str, body: object) -> None:
+        """Carries a change out."""
+        found = self._api("POST", f"{self.path}/{kind}", body)
+        assert isinstance(found, dict)
+        id = found["change_id"]
+
+        def is_finished() -> bool:
+            now = self._api("GET", f"{self.path}/changes/{id}")
+            return isinstance(now, dict) and bool(now["is_finished"])
+
+        until(is_finished, f"{kind} {id} goes on")
+
+    def widest(self) -> dict[str, object]:
+        """Returns the open partition with the most logical partitions."""
+        return max(self.route(), key=lambda row: int(str(row["hi"])) - int(str(row["lo"])))
+
+
+class Part:
+    """A process of the demo, that may be killed and started again."""
+
+    def __init__(self, name: str, command: Sequence[str], directory: Path) -> None:
+        self.name = name
+        self.log = directory / f"{name}.log"
+        self._command = list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it, in a session of its own: what it starts is killed with it."""
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self) -> None:
+        """SIGKILL to it and what it has started."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def check(self) -> None:
+        """Raises RuntimeError: it has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            raise RuntimeError(f"the {self.name} has ended: see {self.log}")
+
+    def wait(self, seconds: float) -> None:
+        """Waits for its end. Raises RuntimeError: not in time, or it failed."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise RuntimeError(f"the {self.name} does not end: see {self.log}") from None
+        if code:
+            raise RuntimeError(f"the {self.name} has failed: see {self.log}")
+
+
+class Demo:
+    """The whole run."""
+
+    def __init__(
+        self, cluster: LocalCluster, database: MariaDb, directory: Path, events: Events
+    ) -> None:
+        self.cluster = cluster
+        self.database = database
+        self.directory = directory
+        self.events = events
+        self.api = Api(cluster)
+        self.topic = Topic(self.api)
+        self.servers = ",".join(f"127.0.0.1:{node.amqp_port}" for node in cluster.nodes)
+        self.order = Order()
+        ports = [node.amqp_port for node in cluster.nodes]
+        self.checker = GroupChecker(ports, f"{TOPIC}/{GROUP}", self.order)
+        self.reader = Part("reader", self._reader_command(), directory)
+        self.spark = Part("apply", self._apply_command("--every", "500 milliseconds"), directory)
+
+    def _reader_command(self) -> list[str]:
+        command = [sys.executable, str(Path(__file__).with_name("cdc") / "reader.py")]
+        command += ["--port", str(self.database.port), "--servers", self.servers]
+        command += ["--topic", TOPIC, "--directory", str(self.directory / "reader")]
+        return command + [each for table in TABLES for each in ("--table", table)]
+
+    def _apply_command(self, *more: str) -> list[str]:
+        command = [sys.executable, "-m", "convoymq.cli", "pipeline", "apply", "--topic", TOPIC]
+        command += ["--envelope", "flat", "--servers", self.servers, "--master", "local[2]"]
+        command += ["--checkpoint", str(self.directory / "checkpoint")]
+        for table in TABLES:
+            command += ["--table", f"{table}={self.directory / table}"]
+            command += ["--schema", SCHEMA, "--key", "id"]
+        return [*command, *more]
+
+    # --- while sysbench writes ---------------------------------------------------------------
+
+    def run(self, sysbench: Sysbench, seconds: int) -> None:
+        """Everything up to the moment when the last change is in the tables."""
+        self.api("PUT", self.topic.path, {"partitions": 2})
+        self.reader.start()
+        self.spark.start()
+        self.checker.start()
+        until(lambda: self.order.seen >= len(TABLES) * ROWS, "the snapshot is not in the topic")
+        self.events.note(f"{self.order.seen} rows of the snapshot are in the topic")
+        sysbench.start(seconds, RATE)
+        for step in (
+            self.split, self.kill_reader, self.split, self.kill_node, self.move, self.park,
+            self.kill_spark, self.merge, self.drain,
+        ):  # fmt: skip
+            self.go_on()
+            step()
+        if not sysbench.runs:
+            self.events.note("sysbench ended before the last step: the machine is slow")
+        sysbench.wait()
+        self.finish()
+
+    def go_on(self) -> None:
+        """Waits until more changes have come through."""
+        seen = self.order.seen
+        until(lambda: self.order.seen > seen + RATE, "no changes arrive")
+        time.sleep(STEP_PAUSE_S)
+        self.reader.check()
+        self.spark.check()
+
+    def split(self) -> None:
+        """Splits the widest partition."""
+        pid = self.topic.widest()["pid"]
+        self.topic.change("split", {"pid": pid})
+        self.events.note(f"partition {pid} is split")
+
+    def move(self) -> None:
+        """Moves a partition to another node."""
+        row = self.topic.widest()
+        names = [str(node["name"]) for node in self.api.rows("nodes")]
+        other = next(name for name in names if name != row["node"])
+        self.topic.change("move", {"pid": row["pid"], "node": other})
+        self.events.note(f"partition {row['pid']} is moved to {other}")
+
+    def merge(self) -> None:
+        """Merges the first two partitions."""
+        pids = [row["pid"] for row in self.topic.route()[:2]]
+        self.topic.change("merge", {"pids": pids})
+        self.events.note(f"partitions {pids[0]} and {pids[1]} are merged")
+
+    def kill_reader(self) -> None:
+        """Kills the reader in the middle of what it does."""
+        self.reader.kill()
+        self.reader.start()
+        self.events.note("the reader was killed, and goes on where it was")
+
+    def kill_node(self) -> None:
+        """Kills the node that leads the widest partition, and starts it again."""
+        name = str(self.topic.widest()["node"])
+        node = next(node for node in self.cluster.nodes if f"-{node.number}@" in name)
+        self.cluster.kill(node.number)
+        self.go_on()
+        self.cluster.start_node(node.number)
+        self.cluster.wait_ready(WAIT_S)
+        self.events.note(f"node {node.number} was killed, others led its partitions, it is back")
+
+    def kill_spark(self) -> None:
+        """Kills the Spark driver with its Java."""
+        self.spark.kill()
+        self.spark.start()
+        self.events.note("the Spark driver was killed, and goes on from its checkpoint")
+
+    def park(self) -> None:
+        """Rejects a row's change; the row's later ones wait behind it, other rows go on."""
+        key = self.checker.poison = self.order.busiest_key
+        until(lambda: self.checker.rejected == key, f"no further change of {key}")
+        group = f"{self.topic.path}/groups/{GROUP}"
+        until(lambda: self.api.rows(f"{group}/park"), f"{key} is not parked")
+        self.go_on()
+        self.api("POST", f"{group}/park/resume", {"keys": [key]})
+        until(lambda: not self.api.rows(f"{group}/park"), f"{key} is still parked")
+        self.events.note(f"{key} was parked for a while, and resumed in order")
+
+    def drain(self) -> None:
+        """Has a node's partitions moved to the others, and takes the node back."""
+        name = str(self.topic.widest()["node"])
+        self.api("POST", "topics/drain", {"node": name})
+        until(lambda: all(row["node"] != name for row in self.topic.route()), f"{name} has some")
+        self.api("DELETE", f"convoy/topics/drains/{name}")
+        self.events.note(f"{name} was drained of partitions")
+
+    def finish(self) -> None:
+        """The reader stores the last change, and Spark applies all there is."""
+        with self.database.connect() as connection:
+            ((gtid,),) = execute(connection, "SELECT @@gtid_binlog_pos")
+        (self.directory / "reader" / STOP_FILE).write_text(gtid)
+        self.reader.wait(WAIT_S)
+        state = json.loads((self.directory / "reader" / STATE_FILE).read_text())
+        assert sequence_of(state["gtid"]) >= sequence_of(gtid)
+        self.spark.kill()
+        last = Part("apply-rest", self._apply_command(), self.directory)
+        last.start()
+        last.wait(2 * WAIT_S)
+        self.events.note("the last change is in the tables")
+
+    def lag(self) -> int:
+        """Returns how many messages the checker's group has not acknowledged."""
+        rows = self.api.rows(f"{self.topic.path}/groups/{GROUP}/lag")
+        return sum(int(str(row["lag"])) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A table of the database beside its copy."""
+
+    table: str
+    rows: int
+    copied: int
+    different: int
+    """Rows that one side lacks, or that are not equal."""
+
+
+def compare(database: MariaDb, directory: Path) -> list[Difference]:
+    """Compares every table with its Delta table, row by row."""
+    from deltalake import DeltaTable
+
+    found = []
+    with database.connect() as connection:
+        for table in TABLES:
+            rows = set(execute(connection, f"SELECT id, k, c, pad FROM {table}"))
+            copy = DeltaTable(str(directory / table)).to_pyarrow_table()
+            columns = [copy[name].to_pylist() for name in ("id", "k", "c", "pad", "_deleted")]
+            copied = [tuple(row[:4]) for row in zip(*columns, strict=True) if not row[4]]
+            different = len(rows ^ set(copied)) + len(copied) - len(set(copied))
+            found.append(Difference(table, len(rows), len(copied), different))
+    return found
+
+
+def audit(directory: Path, nodes: int) -> bool:
+    """Proves from the nodes' traces that nothing was lost, repeated or reordered."""
+    command = [sys.executable, "-m", "convoymq.cli", "pipeline", "audit", "--master", "local[2]"]
+    command += [str(directory / "cluster" / f"node-{number}") for number in range(1, nodes + 1)]
+    part = Part("audit", command, directory)
+    part.start()
+    try:
+        part.wait(AUDIT_WAIT_S)
+    except RuntimeError:
+        return False
+    return True
+
+
+def show(
+    console: Console, demo: Demo, differences: Sequence[Difference], modulo: Order
+) -> list[str]:
+    """Prints what the run has found; returns the promises that broke."""
+    table = Table("table", "rows in the database", "rows in Delta", "different")
+    for each in differences:
+        table.add_row(each.table, f"{each.rows:,}", f"{each.copied:,}", f"{each.different:,}")
+    console.print(table)
+    table = Table("order of each row's changes", "changes", "out of order")
+    table.add_row(
+        "topic, split, merged, moved", f"{demo.order.seen:,}", f"{demo.order.violations:,}"
+    )
+    table.add_row(
+        f"modulo {QUEUES[0]} queues, then {QUEUES[1]}", f"{modulo.seen:,}", f"{modulo.violations:,}"
+    )
+    console.print(table)
+    broken = [f"{each.table} differs" for each in differences if each.different]
+    if demo.order.violations:
+        broken.append("changes of a row were out of order in the topic")
+    if not modulo.violations:
+        broken.append("the comparison was in order as well, so it proves nothing")
+    return broken
+
+
+def run(directory: Path, out: Path, base_port: int, seconds: int, console: Console) -> int:
+    """Exit code: 0 every promise was kept, 1 one broke."""
+    events = Events(console)
+    settings = {"trace.vhosts": "/"}
+    with (
+        MariaDb(directory / "database", base_port + 90) as database,
+        LocalCluster(directory / "cluster", 3, base_port, settings) as cluster,
+    ):
+        sysbench = Sysbench(database.port, len(TABLES), ROWS, directory / "sysbench.log")
+        sysbench.prepare()
+        cluster.wait_ready(WAIT_S)
+        demo = Demo(cluster, database, directory, events)
+        try:
+            demo.run(sysbench, seconds)
+            differences = compare(database, directory)
+            until(lambda: demo.lag() == 0, "the group has not processed everything")
+            changes = demo.order.changes[len(TABLES) * ROWS :][:MODULO_EVENTS]
+            modulo = ModuloRun(cluster.nodes[0].amqp_port, QUEUES)
+            modulo.run(changes)
+            lineage = demo.api.rows(f"{demo.topic.path}/route?lineage=true")
+        finally:
+            sysbench.stop()
+            demo.reader.kill()
+            demo.spark.kill()
+        demo.checker.stop()
+        cluster.stop()
+        is_proved = audit(directory, len(cluster.nodes))
+        events.note("the traces are audited")
+    broken = show(console, demo, differences, modulo.order)
+    if not is_proved:
+        broken.append(f"the audit of the traces found something: {directory / 'audit.log'}")
+    pauses = pauses_of(directory / "reader" / PAUSES_FILE)
+    page = write_report(out, events.rows, lineage, pauses, demo.order.stalls)
+    console.print(f"report: {page}", highlight=False)
+    for text in broken:
+        console.print(f"[bold red]{text}[/]")
+    return 1 if broken else 0
+
+
+def main() -> int:
+    """Exit code: 0 every promise was kept, 1 one broke or the run failed, 2 MariaDB is missing."""
+    parser = argparse.ArgumentParser(description="A database followed through a changing topic")
+    parser.add_argument("--base-port", type=int, default=27600)
+    parser.add_argument("--directory", type=Path, help="default: a temporary one")
+    parser.add_argument("--out", type=Path, default=Path("demo-cdc.html"), help="the report")
+    parser.add_argument("--seconds", type=int, default=75, help="of load on the database")
+    parser.add_argument("--keep", action="store_true", help="keep the directory")
+    options = parser.parse_args()
+    console = Console()
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="convoy-cdc-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    code = 1
+    try:
+        code = run(directory.absolute(), options.out, options.base_port, options.seconds, console)
+    except Missing as error:
+        console.print(f"[bold yellow]{error}[/]", highlight=False)
+        code = 2
+    except RuntimeError as error:
+        console.print(f"[bold red]{error}[/]", highlight=False)
+    if code == 1:
+        console.print(f"logs: {directory}", highlight=False)
+    elif options.directory is None and not options.keep:
+        shutil.rmtree(directory, ignore_errors=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
