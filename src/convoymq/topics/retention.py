@@ -51,7 +51,7 @@ class Stored:
     last_time_ms: int
     """Of its last message."""
     is_cut: bool = False
-    """It drops messages itself: what comes before it need not be kept for its length."""
+    """Messages of it were dropped: what comes before it need not be kept for its length."""
 
 
 @dataclass(frozen=True, slots=True)
