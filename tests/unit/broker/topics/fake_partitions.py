@@ -76,13 +76,13 @@ class FakePartition:
 
 class FakeClient:
     """A client of a partition. What it was given is applied when a test says so; a client that was
-    refused once is refused for ever."""
+    refused once is refused for ever, with the same code."""
 
     def __init__(self, partition: FakePartition, events: Any) -> None:
         self.partition = partition
         self.events = events
         self.target = PublishTarget(batch.CommandBuilder(), 1 << 56, self)
-        self.refused = False
+        self.refusal: Code | None = None
         self.closed = False
 
     def check_flow(self) -> None:
@@ -106,10 +106,11 @@ class FakeClient:
         command: PendingCommand = self.target.pending[0]
         self.target.applied(command.seq)
         span = self.partition.span
-        self.refused |= self.partition.state != "open"
-        if self.refused:
-            code = Code.NOT_OPEN if self.partition.state == "creating" else Code.CLOSED
-            self.events.on_closed(self, command, code, self.partition.version + 1)
+        if self.refusal is None and self.partition.state != "open":
+            creating = self.partition.state == "creating"
+            self.refusal = Code.NOT_OPEN if creating else Code.CLOSED
+        if self.refusal is not None:
+            self.events.on_closed(self, command, self.refusal, self.partition.version + 1)
             return
         data = command.chunk.data
         assert data is not None, span
