@@ -41,6 +41,13 @@ def test_parking_behind_a_lost_partition_is_judged(seed: int) -> None:
     assert result.failure is None, result.detail
 
 
+@pytest.mark.parametrize("seed", [910671, 930299])
+def test_a_source_that_a_merge_leaves_out_takes_messages_again(seed: int) -> None:
+    """It was given up to be sealed from outside, and the merge was amended without it."""
+    result = run_topic_seed(seed)
+    assert result.failure is None, result.detail
+
+
 def test_one_seed_gives_one_trace() -> None:
     lines: list[str] = []
     again: list[str] = []

@@ -9,7 +9,7 @@ Source: ordered topics, section 10.2 and 10.3.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 TTL_MS = 3_000
 MARGIN_MS = 500
@@ -46,6 +46,11 @@ class ServerLeases:
     def give_up(self, server: Hashable) -> None:
         """The controller renews the lease no more."""
         self._given_up.add(server)
+
+    def take_back(self, needed: Collection[Hashable]) -> None:
+        """The controller renews leases again but those of the servers that it still has to know
+        to accept nothing: a merge may have been amended without one."""
+        self._given_up.intersection_update(needed)
 
     def succeed(self, given_up: set[Hashable], now_ms: int) -> None:
         """Another controller begins: its predecessor may have answered every server just now. What

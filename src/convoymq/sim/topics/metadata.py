@@ -124,6 +124,10 @@ class ControllerSeat:
 
     def _step(self, controller: Controller) -> None:
         now = self.world.engine.now
+        if controller is self.acting:
+            change = self.metadata.topic.running
+            sources = () if change is None else change.sources
+            self.world.leases.take_back(self.metadata.blocked.union(sources))
         expired = [p for p in self.world.partitions if self.world.leases.is_over(p, now)]
         controller.step(now, expired)
         self._perform(controller)
