@@ -150,6 +150,34 @@ def test_a_range_keeps_so_many_bytes_over_its_partitions(
     assert consume(channel, "sized/work", 1)[0] >= 10
 
 
+def test_a_policy_acts_in_a_topic_that_exists(cluster: LocalCluster, channel: Any) -> None:
+    """The topic has no settings of its own. First the policy bounds what a partition keeps, then
+    one with a greater priority has the sealed one deleted."""
+    create(cluster, "ruled", 1)
+
+    def rule(name: str, priority: int, **definition: object) -> None:
+        body = {"pattern": "^ruled$", "apply-to": "topics", "definition": definition}
+        body["priority"] = priority
+        status, answer = call(cluster, "PUT", f"policies/%2F/{name}", body)
+        assert status in (201, 204), answer
+
+    def log_start() -> int:
+        _, row = call(cluster, "GET", path("ruled"))
+        return int(row["partition_rows"][0]["log_start"])
+
+    rule("small", 1, **{"max-length-bytes": 4000, "stream-max-segment-size-bytes": 1000})
+    numbers = iter(range(100_000))
+
+    def is_cut() -> bool:
+        publish(channel, "ruled", range(next(numbers), next(numbers) + 20), 100)
+        return log_start() > 1
+
+    until(is_cut, "the policy does not act in the partition", SOON_S)
+    successor = moved(cluster, "ruled", 0)
+    rule("young", 2, **{"max-age": "1s"})
+    until(lambda: lineage(cluster, "ruled") == {0: "deleted", successor: "open"}, "kept", SOON_S)
+
+
 def test_a_deleted_topic_leaves_no_files_though_the_metadata_leader_is_killed(
     cluster: LocalCluster, channel: Any
 ) -> None:
