@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -146,10 +147,23 @@ def serving_cluster(
     """
     with cli.LocalCluster(directory, nodes, base_port, dict(settings or {})) as made:
         made.wait_ready(READY_S)
+        wait_http(made)
         until(lambda: made.api("overview"), "the HTTP API does not answer", READY_S)
         if policies:
             until(lambda: serves_policies(made), "policies are not served", READY_S)
         yield made
+
+
+def wait_http(cluster: cli.LocalCluster) -> None:
+    """Waits until every running node has opened its HTTP port, which it does when it is ready."""
+    for port in [node.http_port for node in cluster.nodes if node.pid is not None]:
+        until(lambda port=port: is_open(port), f"port {port} is not open", READY_S)
+
+
+def is_open(port: int) -> bool:
+    """Returns whether a connection to a port of this machine is taken; raises OSError if not."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
 
 
 def serves_policies(cluster: cli.LocalCluster) -> bool:
@@ -162,10 +176,7 @@ def serves_policies(cluster: cli.LocalCluster) -> bool:
 def call(
     cluster: cli.LocalCluster, method: str, path: str, body: object = None, node: int = 0
 ) -> tuple[int, Any]:
-    """Status and JSON of a request to the HTTP API of a node; 0 = the first one that runs.
-
-    A node opens its HTTP port after its AMQP port: a refused connection is tried again.
-    """
+    """Status and JSON of a request to the HTTP API of a node; 0 = the first one that runs."""
     asked = next(n for n in cluster.nodes if n.number == node or (not node and n.pid is not None))
     request = urllib.request.Request(
         f"http://127.0.0.1:{asked.http_port}/api/{path}",
@@ -173,14 +184,25 @@ def call(
         method=method,
         headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
     )
+    try:
+        with answered(request) as answer:
+            content = answer.read()
+            return answer.status, json.loads(content) if content else None
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def answered(request: urllib.request.Request) -> Any:
+    """The answer to a request, as of `urlopen`.
+
+    A node opens its HTTP port after its AMQP port: a refused connection is tried again.
+    """
     deadline = time.monotonic() + READY_S
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                content = answer.read()
-                return answer.status, json.loads(content) if content else None
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
+            return urllib.request.urlopen(request, timeout=20)
+        except urllib.error.HTTPError:
+            raise
         except urllib.error.URLError as error:
             if not isinstance(error.reason, ConnectionRefusedError) or time.monotonic() > deadline:
                 raise

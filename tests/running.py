@@ -10,11 +10,12 @@ import asyncio
 import itertools
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from convoymq.logs import LogOutput
 from convoymq.model.config import load
 from convoymq.node import Node
+from tests.clusters import answered
 from tests.ports import PORTS_PER_CLUSTER, cluster_ports
 
 DEADLINE_S = 20.0
@@ -111,7 +112,7 @@ class Nodes:
         where = f"http://127.0.0.1:{self.ports[number][port]}{path}"
 
         def get() -> str:
-            with urlopen(Request(where, headers={"authorization": GUEST}), timeout=10) as answer:
+            with answered(Request(where, headers={"authorization": GUEST})) as answer:
                 return str(answer.read().decode())
 
         return await asyncio.to_thread(get)

@@ -11,6 +11,7 @@ from types import FrameType
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import wait_http
 from tests.ports import cluster_ports
 
 HERE = Path(__file__).parent
@@ -53,6 +54,7 @@ def start_cluster(tmp_path: Path) -> Iterator[StartCluster]:
             )
             stack.enter_context(made)
             made.wait_ready()
+            wait_http(made)
             return made
 
         yield start

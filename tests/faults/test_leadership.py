@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import answered
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import Traffic, connect, counter, declare, in_step, running, until
 
@@ -44,7 +45,7 @@ def begin_rebalancing(cluster: LocalCluster, node: int, rate: int) -> None:
     url = f"http://127.0.0.1:{cluster.nodes[node - 1].http_port}/api/rebalance/queues"
     body = json.dumps({"rate": rate}).encode()
     request = urllib.request.Request(url, body, {"authorization": GUEST}, method="POST")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with answered(request) as answer:
         assert answer.status == 204
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.clusters import Cluster
+from tests.clusters import Cluster, answered
 
 PATIENCE_S = 30.0
 
@@ -120,7 +120,7 @@ def api(cluster: Cluster, method: str, path: str, body: object = None) -> Any:
         method=method,
         headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with answered(request) as answer:
         return json.loads(answer.read() or b"null")
 
 

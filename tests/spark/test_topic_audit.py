@@ -41,6 +41,8 @@ from tests.spark.test_audit import rewrite
 from tests.unit.trace.topic_injuries import INJURIES, Copy, Original, Rows
 
 PORT = cluster_ports()
+TEST_TIME_LIMIT_S = 400
+"""Of `conftest.time_limit`: a cluster with a kill and three changes, and two audits."""
 ONE_EACH: dict[Invariant, Callable[[Copy], None]] = {
     check: injury for injury, check in INJURIES.items()
 }

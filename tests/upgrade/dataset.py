@@ -19,6 +19,7 @@ import pika  # type: ignore[import-untyped]
 from convoymq.admin_socket import ask
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
+from tests.clusters import answered
 from tests.faults.traffic import until
 from tests.interop.test_columnar import values_frame
 from tests.upgrade.features import Filling, has_policies
@@ -74,7 +75,7 @@ def http(cluster: LocalCluster, method: str, path: str, content: Any = None) -> 
         method=method,
         headers={"Authorization": "Basic " + b64encode(b"guest:guest").decode()},
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with answered(request) as answer:
         text = answer.read()
     return json.loads(text) if text else None
 

@@ -16,6 +16,7 @@ import pika  # type: ignore[import-untyped]
 import pika.exceptions  # type: ignore[import-untyped]
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import answered
 from tests.faults.traffic import connect
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -59,7 +60,7 @@ def http(cluster: LocalCluster, node: int, method: str, path: str, body: Any = N
         method=method,
         headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with answered(request) as answer:
         content = answer.read()
         return json.loads(content) if content else None
 

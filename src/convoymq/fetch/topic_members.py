@@ -179,6 +179,8 @@ class TopicMembers:
 
     async def _seek(self, frame: Frame) -> Answer:
         request = read(GroupSeek, frame.map)
+        # A member that has left just now must not be one here any more.
+        await self._broker.metadata_reads.catch_up()
         self._topic(request)
         row = await self._broker.topics.seek(*self._name(request), _start(request.position))
         return {"version": row["cv"]}

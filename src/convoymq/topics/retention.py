@@ -4,7 +4,7 @@
 |------------------|-------------------------------------------------------------------------------|
 | sealed partition | retired when all groups have left it behind; deleted as a whole when its last |
 |                  | message is older than `max_age_ms`, or when what follows it holds             |
-|                  | `max_bytes` on every way to the newest partitions                             |
+|                  | `max_bytes` on every way to the newest partitions, or is cut there            |
 | group            | expired when nobody was a member for `group_ttl_ms`                           |
 | producer         | forgotten when it sent nothing for its time; not while a change runs, whose   |
 |                  | targets would begin with another table than their sources had                 |
@@ -28,6 +28,7 @@ from convoymq.topics.topic import TopicState
 
 GROUP_TTL_MS = 7 * 24 * 3600 * 1000
 PRODUCER_TTL_MS = GROUP_TTL_MS
+ENDLESS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Stored:
     bytes: int
     last_time_ms: int
     """Of its last message."""
+    is_cut: bool = False
+    """Messages of it were dropped: what comes before it need not be kept for its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class _Followed:
         if found is None:
             self.unknown.add(pid)
             return 0
-        return found.bytes
+        return ENDLESS if found.is_cut else found.bytes
 
 
 def due_groups(

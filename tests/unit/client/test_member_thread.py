@@ -99,7 +99,7 @@ class World:
         self.turn()
 
     def fetched(self, *messages: tuple[bytes, bytes], first: int = 1, view: bool = True) -> None:
-        told: dict[str, object] = {}
+        told: dict[str, Any] = {}
         if view:
             told["view"] = {"acked": [1], "parked": [], "park_version": 0}
         self.answer(

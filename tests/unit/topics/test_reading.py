@@ -74,20 +74,20 @@ def expected(history: History, lp: int, first: int | None = None) -> list[tuple[
 
 
 def read_all(
-    draw: st.DrawFn, lines: list[Row], plan: ReadPlan, whole: int | None
+    data: st.DataObject, lines: list[Row], plan: ReadPlan, whole: int | None
 ) -> dict[int, list[tuple[int, int]]]:
     """Reads in any order that the plan allows; begins again elsewhere now and then."""
     by_pid = {line.pid: line for line in lines}
     got: dict[int, list[tuple[int, int]]] = {}
     while True:
-        if draw(st.integers(0, 4)) == 0:
+        if data.draw(st.integers(0, 4)) == 0:
             plan = ReadPlan(lines, plan.position, whole, ranges=plan.ranges)
         left = [each for each in plan.readable() if each.offset < end_of(by_pid[each.pid])]
         if not left:
             return got
-        each = draw(st.sampled_from(left))
+        each = data.draw(st.sampled_from(left))
         line = by_pid[each.pid]
-        until = draw(st.integers(each.offset + 1, end_of(line)))
+        until = data.draw(st.integers(each.offset + 1, end_of(line)))
         for offset in range(each.offset, until):
             lp = lp_of(line, offset)
             assert plan.is_mine(lp) or plan.is_partial(each.pid)
@@ -103,7 +103,7 @@ def test_a_reader_gets_every_message_of_each_key_once_and_in_order(
 ) -> None:
     lines = rows(history.lineage)
     logical = history.route.logical
-    got = read_all(data.draw, lines, ReadPlan(lines, roots(lines), logical), logical)
+    got = read_all(data, lines, ReadPlan(lines, roots(lines), logical), logical)
     for lp in range(logical):
         assert got.get(lp, []) == expected(history, lp)
 
@@ -115,7 +115,7 @@ def test_a_reader_of_one_partition_gets_its_logical_partitions_and_no_others(
 ) -> None:
     lines = rows(history.lineage)
     start = data.draw(st.sampled_from(lines))
-    got = read_all(data.draw, lines, ReadPlan(lines, {start.pid: 0}), None)
+    got = read_all(data, lines, ReadPlan(lines, {start.pid: 0}), None)
     assert got.keys() <= set(range(start.lo, start.hi))
     for lp in range(start.lo, start.hi):
         assert got.get(lp, []) == expected(history, lp, start.pid)

@@ -21,7 +21,7 @@ from convoymq.topics.retention import (
     may_retire,
 )
 from convoymq.topics.routes import first_route
-from convoymq.topics.topic import Begin, TopicState
+from convoymq.topics.topic import Begin, DeclareLost, TopicState
 from tests.unit.topics.histories import History, histories
 
 EVERYTHING = 1 << 40
@@ -88,11 +88,21 @@ def test_a_sealed_partition_goes_when_enough_follows_it_on_every_way() -> None:
     assert (verdict.deleted, verdict.waits_for_bytes) == ((0,), False)
 
 
+def test_a_sealed_partition_goes_before_its_successor_drops_messages() -> None:
+    """Partitions that take messages stay below the limit by themselves."""
+    history = History.begin(8, 1)
+    (moved,) = history.move(0)
+    state = state_of(history)
+    stored = {moved: Stored(70, 1, is_cut=True)}
+    assert judge(state, [], Limits(max_bytes=100), stored, 5).deleted == (0,)
+    assert judge(state, [], Limits(max_age_ms=100), {**stored, 0: Stored(1, 1)}, 5).deleted == ()
+
+
 def test_a_lost_partition_needs_no_answer() -> None:
     history = History.begin(8, 1)
     history.move(0)
     state = state_of(history)
-    state.lost.add(0)
+    state.lost[0] = DeclareLost(0)
     assert judge(state, [], Limits(max_age_ms=100), {}, 0).deleted == (0,)
 
 
@@ -106,7 +116,9 @@ def test_what_is_deleted_is_too_old_or_followed_by_enough(
     state = state_of(history)
     lineage = state.lineage
     stored = {
-        pid: Stored(data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9)))
+        pid: Stored(
+            data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9)), data.draw(st.booleans())
+        )
         for pid in lineage.partitions
     }
     limits = data.draw(
@@ -124,7 +136,8 @@ def test_what_is_deleted_is_too_old_or_followed_by_enough(
 
     def followed(pid: int) -> int:
         children = lineage.partition(pid).children
-        return min((stored[child].bytes + followed(child) for child in children), default=0)
+        held = {child: 99 if stored[child].is_cut else stored[child].bytes for child in children}
+        return min((held[child] + followed(child) for child in children), default=0)
 
     for pid in verdict.deleted:
         age, most = limits.max_age_ms, limits.max_bytes

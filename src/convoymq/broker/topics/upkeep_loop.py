@@ -27,7 +27,7 @@ from convoymq.topics import retention
 from convoymq.topics.commands import Command as PartitionCommand
 from convoymq.topics.commands import ExpireProducers
 from convoymq.topics.group import Expire, GroupState
-from convoymq.topics.lineage import PartitionState
+from convoymq.topics.lineage import FIRST_USER_OFFSET, PartitionState
 from convoymq.topics.partition import Outcome
 from convoymq.topics.retention import Limits, Stored, Verdict
 from convoymq.topics.topic import Delete, Retire, TopicCommand
@@ -301,7 +301,8 @@ class UpkeepLoop:
             if found is None:
                 self._look_at(key, now_ms + RETRY_MS)
                 return
-            known.stored[pid] = Stored(found.bytes, found.last_time_ms)
+            is_cut = found.log_start > FIRST_USER_OFFSET
+            known.stored[pid] = Stored(found.bytes, found.last_time_ms, is_cut)
             if found.state != PartitionState.SEALED.name:
                 known.fresh_ms[pid] = now_ms + SIZES_MS
             self._look_at(key, now_ms)
