@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pika  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from convoymq.cli.ctl.command import TOPICS
+from convoymq.cli.ctl.main import main
 from tests.clusters import call, serving_cluster
 from tests.faults.test_damage import log_directory
 from tests.faults.test_topics import metadata_leader, restart
@@ -152,6 +155,45 @@ def test_a_range_keeps_so_many_bytes_over_its_partitions(
     assert 1 < kept["log_start"] <= 80, kept
     assert row["settings"] == settings
     assert consume(channel, "sized/work", 1)[0] >= 10
+
+
+def test_a_policy_acts_in_a_topic_that_exists(
+    cluster: LocalCluster, channel: Any, tmp_path: Path
+) -> None:
+    """The topic has no settings of its own. First the policy bounds what a partition keeps, then
+    one with a greater priority has the sealed one deleted. The page shows both partitions."""
+    create(cluster, "ruled", 1)
+
+    def rule(name: str, priority: int, **definition: object) -> None:
+        body = {"pattern": "^ruled$", "apply-to": "topics", "definition": definition}
+        body["priority"] = priority
+        status, answer = call(cluster, "PUT", f"policies/%2F/{name}", body)
+        assert status in (201, 204), answer
+
+    def log_start() -> int:
+        _, row = call(cluster, "GET", path("ruled"))
+        return int(row["partition_rows"][0]["log_start"])
+
+    rule("small", 1, **{"max-length-bytes": 4000, "stream-max-segment-size-bytes": 1000})
+    numbers = iter(range(100_000))
+
+    def is_cut() -> bool:
+        publish(channel, "ruled", range(next(numbers), next(numbers) + 20), 100)
+        return log_start() > 1
+
+    until(is_cut, "the policy does not act in the partition", SOON_S)
+    successor = moved(cluster, "ruled", 0)
+    rule("young", 2, **{"max-age": "1s"})
+    until(lambda: lineage(cluster, "ruled") == {0: "deleted", successor: "open"}, "kept", SOON_S)
+    publish(channel, "ruled", range(3))
+    consume(channel, "ruled/work", 1)
+    file = tmp_path / "page.html"
+    at = f"http://127.0.0.1:{cluster.nodes[0].http_port}"
+    assert main(TOPICS, ["show", "ruled", "--html", str(file), "--seconds", "0", "--url", at]) == 0
+    text = file.read_text()
+    assert "partition 0: 0 to 1023, deleted, versions 0 to 0" in text
+    assert f"partition {successor}: 0 to 1023, open, versions 1 to 1" in text
+    assert "<td>work</td><td>1 of 1</td>" in text
 
 
 def test_a_deleted_topic_leaves_no_files_though_the_metadata_leader_is_killed(

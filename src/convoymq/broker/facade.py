@@ -417,7 +417,7 @@ class Broker:
         due = self.local.on_change(change)
         self.reconciliation.on_change(change)
         if change.kind is ChangeKind.TOPIC or (
-            change.kind is ChangeKind.RESTORED and self._has_topics()
+            change.kind in (ChangeKind.RESTORED, ChangeKind.POLICIES) and self._has_topics()
         ):
             self.topic_parts.on_change(change)
         if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED):

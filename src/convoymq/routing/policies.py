@@ -8,6 +8,9 @@ are matched in linear time (`model.patterns`).
 A policy applies to a queue type only when the type serves all of its keys for queues; keys for
 exchanges do not count there. What acts in the end are the *effective settings*: policy and operator
 policy joined, and both joined with the queue's arguments, key by key (`policy_keys`).
+
+Ordered topics and their partitions get policies for `topics` only, by the name of the topic: what
+is meant for queues must not shorten a log that groups rely on.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from convoymq.routing.policy_keys import (
     BY_ARGUMENT,
     EXCHANGE_KEYS,
     KEYS,
+    TOPIC_KEYS,
     Setting,
     checked_definition,
     invalid,
@@ -33,6 +37,7 @@ from convoymq.routing.types import ALTERNATE_EXCHANGE, Exchange, Queue
 ALL = "all"
 QUEUES = "queues"
 EXCHANGES = "exchanges"
+TOPICS = "topics"
 PRIORITY_MAX = 1 << 31
 
 
@@ -111,7 +116,15 @@ class Policies:
         rules = rules_of(queue.type.value)
         if rules is None:
             return _NONE
-        return self._first(queue.name, lambda policy: applies_to_type(policy, rules))
+        owner = queue.arguments.get(rules.owner_argument) if rules.owner_argument else None
+        name = queue.name if owner is None else owner.term()
+        return self._first(name, lambda policy: applies_to_type(policy, rules))
+
+    def for_topic(self, name: str) -> Chosen:
+        """Returns the policies that an ordered topic gets."""
+        if not self:
+            return _NONE
+        return self._first(name, _applies_to_topics)
 
     def for_exchange(self, name: str) -> Chosen:
         """Returns the policies that an exchange gets."""
@@ -175,9 +188,19 @@ def _matches(pattern: Pattern | None, name: str) -> bool:
 
 def applies_to_type(policy: Policy, rules: TypeRules) -> bool:
     """Returns whether a policy is for queues of a type, and the type serves its keys."""
-    if policy.apply_to not in (ALL, QUEUES, rules.policy_scope):
+    if policy.apply_to not in _scopes_of(rules):
         return False
     return all(key in rules.policies or key in EXCHANGE_KEYS for key in policy.definition)
+
+
+def _scopes_of(rules: TypeRules) -> tuple[str, ...]:
+    """Returns the scopes that reach queues of a type. Parts of something else have one of their
+    own."""
+    return (rules.policy_scope,) if rules.is_managed else (ALL, QUEUES, rules.policy_scope)
+
+
+def _applies_to_topics(policy: Policy) -> bool:
+    return policy.apply_to == TOPICS and policy.definition.keys() <= TOPIC_KEYS
 
 
 def check_policy(policy: Policy, *, operator: bool = False) -> None:
@@ -200,7 +223,7 @@ def check_policy(policy: Policy, *, operator: bool = False) -> None:
     if policy.apply_to not in scopes or not policy.apply_to:
         raise invalid(
             f"apply-to '{policy.apply_to}' unrecognised; should be one of: 'queues', "
-            "'classic_queues', 'quorum_queues', 'streams', 'exchanges', or 'all'"
+            "'classic_queues', 'quorum_queues', 'streams', 'topics', 'exchanges', or 'all'"
         )
     checked_definition(policy.definition, operator=operator)
     _check_scope(policy)
@@ -216,7 +239,7 @@ def _check_scope(policy: Policy) -> None:
         return
     if policy.apply_to == EXCHANGES:
         raise _conflict(policy, wanted, "queues only")
-    types = [rules for rules in all_types() if policy.apply_to in (ALL, QUEUES, rules.policy_scope)]
+    types = [rules for rules in all_types() if policy.apply_to in _scopes_of(rules)]
     if any(wanted <= rules.policies for rules in types):
         return
     for key in sorted(wanted):
@@ -270,3 +293,13 @@ def _value_of(field: Field) -> Setting | None:
     if isinstance(field.value, bool | int):
         return field.value
     return field.term() if field.code == "S" else None
+
+
+def topic_settings(
+    name: str, own: Mapping[str, Setting], policies: Policies
+) -> Mapping[str, Setting]:
+    """Returns what acts in an ordered topic: its policies and the settings of its creation."""
+    settings = dict(policies.for_topic(name).definition)
+    for key, value in own.items():
+        settings[key] = KEYS[key].with_argument(settings[key], value) if key in settings else value
+    return settings

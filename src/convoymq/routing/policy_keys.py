@@ -260,12 +260,17 @@ _ROWS: tuple[Key, ...] = (
         noun="filter size. Valid range is 16-255",
     ),
     Key(name="initial-cluster-size", check=_integer(0, 255), noun="cluster size"),
+    Key(name="group-ttl", check=_max_age, noun="time to live of groups"),
     Key(name="alternate-exchange", check=_text, noun="alternate exchange name"),
 )
 
 KEYS: Mapping[str, Key] = {key.name: key for key in _ROWS}
 EXCHANGE_KEYS = frozenset(("alternate-exchange",))
 """Keys that act in exchanges, and mean nothing to a queue."""
+TOPIC_KEYS = frozenset(
+    ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl")
+)
+"""Keys that act in ordered topics."""
 BY_ARGUMENT: Mapping[str, Key] = {
     key.argument or f"x-{key.name}": key for key in _ROWS if key.name not in EXCHANGE_KEYS
 }

@@ -45,6 +45,8 @@ class TypeRules:
     policy_scope: str = ""
     """Name in `apply-to` of a policy for queues of the type; empty: they have no name of their
     own."""
+    owner_argument: str = ""
+    """Argument that names what the queues are parts of: policies match that name."""
     is_managed: bool = False
     """Queues of the type are parts of something else, which alone declares, binds, fills and
     deletes them."""

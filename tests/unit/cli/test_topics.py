@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from tests.unit.cli.test_ctl import FakeApi, printed
 from convoymq.cli.ctl import tools, topics, transport
 from convoymq.cli.ctl.command import TOPICS
 from convoymq.cli.ctl.main import main
+from convoymq.cli.ctl.topic_page import Sample, topic_page
+from convoymq.model.json import Json, JsonObject
 
 ORDERS = "topics/%2F/orders"
 SPLIT = {"change_id": "c1", "kind": "split", "phase": "done", "base_version": 0, "next_version": 1,
@@ -36,7 +39,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
         "abort", "drain", "declare-lost", "groups", "delete-group", "lag", "seek",
         "accept-loss", "park", "create-group", "losses", "drains",
-        "revive",
+        "revive", "show",
     }  # fmt: skip
 
 
@@ -291,6 +294,53 @@ def test_lists(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.has(ORDERS + "/groups/g/park", [{"key": "k", "lp": 3}])
     assert run("park", "list", "orders", "g", "--format", "json") == 0
     assert json.loads(printed(capsys)[0])[0]["lp"] == 3
+
+
+def test_a_page_shows_route_history_rates_and_groups(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = [{"pid": 1, "state": "open", "end_offset": 11}, {"pid": 0, "state": "sealed"}]
+    api.has(ORDERS, {"name": "or<ders", "vhost": "/", "version": 1, "logical": 1024,
+                     "partitions": 2, "partition_rows": rows})  # fmt: skip
+    lineage = [{"pid": 0, "lo": 0, "hi": 1024, "state": "sealed", "created_version": 0,
+                "sealed_version": 1},
+               {"pid": 1, "lo": 0, "hi": 1023, "state": "open", "created_version": 1,
+                "sealed_version": None},
+               {"pid": 2, "lo": 1023, "hi": 1024, "state": "open", "created_version": 1,
+                "sealed_version": None}]  # fmt: skip
+    api.has(ORDERS + "/route?lineage=true", lineage)
+    api.has(ORDERS + "/groups", [{"group": "g&", "cv": 0, "latest": 1}])
+    api.has(ORDERS + "/groups/g%26/lag",
+            [{"pid": 0, "state": "sealed", "lag": 7, "owner": "m", "waits_for": []},
+             {"pid": 1, "state": "open", "lag": None, "owner": "", "waits_for": [0]}])  # fmt: skip
+    file = tmp_path / "page.html"
+    assert run("show", "orders", "--html", str(file), "--seconds", "0") == 0
+    assert str(file) in printed(capsys)[0]
+    text = file.read_text()
+    assert text.count("<rect") == 3 + 1, "three partitions, and a bar for the one with a rate"
+    assert "partition 0: 0 to 1023, sealed, versions 0 to 0" in text
+    assert "partition 1: 0 to 1022, open, versions 1 to 1" in text
+    assert "<td>g&amp;</td><td>0 of 1</td><td>0</td>" in text
+    assert "<td>7</td>" in text
+    assert "<td>partition 0</td>" in text
+    assert "or&lt;ders" in text
+    assert "http" not in text, "the page needs no network"
+    assert run("show", "orders", "--html", str(tmp_path / "none" / "p"), "--seconds", "0") == 65
+    assert run("show", "orders") == 65
+
+
+def test_rates_and_the_time_for_a_lag_are_those_between_two_samples() -> None:
+    def sample(end: int, watermark: int) -> Sample:
+        rows: list[Json] = [{"pid": 4, "state": "open", "end_offset": end}]
+        topic: JsonObject = {"name": "t", "vhost": "/", "partition_rows": rows}
+        lag: JsonObject = {"pid": 4, "lag": end - watermark, "watermark": watermark}
+        return Sample(topic, {"g": [lag]})
+
+    text = topic_page([], [{"group": "g"}], sample(100, 10), sample(300, 60), 2.0)
+    assert ">100</text>" in text, "200 messages in 2 s"
+    assert "<td>240</td><td>9.6</td>" in text, "240 messages at 25 a second"
+    still = topic_page([], [{"group": "g"}], sample(100, 10), sample(100, 10), 2.0)
+    assert "<td>90</td><td>unknown</td>" in still
 
 
 def test_a_drain_fails_when_a_partition_stays(

@@ -67,7 +67,7 @@ async def test_a_policy_is_set_shown_replaced_and_removed(
         ({"pattern": "("}, "pattern should be a regular expression but is invalid: "),
         ({"priority": "high"}, 'priority should be a number, actually was <<"high">>'),
         ({"priority": 1.5}, "priority should be a number, actually was 1.5"),
-        ({"apply-to": "topics"}, "apply-to 'topics' unrecognised"),
+        ({"apply-to": "tables"}, "apply-to 'tables' unrecognised"),
         ({"apply-to": 5}, "apply-to should be a string, actually was 5"),
         ({"apply-to": "exchanges"}, "apply-to 'exchanges' conflicts with max-length"),
     ],

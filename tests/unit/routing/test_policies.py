@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 import convoymq.queues.drivers  # noqa: F401
 from convoymq.model.errors import ValidationFailed
 from convoymq.model.tables import EMPTY, Table
-from convoymq.routing.policies import Chosen, Policies, Policy, check_policy, effective_settings
+from convoymq.routing.policies import (
+    Chosen,
+    Policies,
+    Policy,
+    check_policy,
+    effective_settings,
+    topic_settings,
+)
 from convoymq.routing.policy_keys import KEYS, Setting, checked_definition
 from convoymq.routing.queue_types import TypeRules, add_type, rules_of
 from convoymq.routing.topology import Topology
@@ -93,6 +100,7 @@ def quorum_serves_all() -> Iterator[None]:
         ("stream-max-segment-size-bytes", 1, 1 << 40, "1099511627776 is not a valid segment size"),
         ("stream-filter-size-bytes", 16, 15, "15 is not a valid filter size"),
         ("initial-cluster-size", 3, -1, "-1 is not a valid cluster size"),
+        ("group-ttl", "7D", 7, "7 is not a valid time to live of groups"),
         ("alternate-exchange", "x", {"a": 1}, '#{<<"a">> => 1} is not a valid alternate exchange'),
     ],
 )
@@ -146,7 +154,7 @@ def test_operator_policies_have_fewer_keys() -> None:
         (policy(priority=1.5), "priority should be a number"),
         (policy(priority=True), "priority should be a number"),
         (policy(priority=1 << 40), "priority should be a number"),
-        (policy(apply_to="topics"), "apply-to 'topics' unrecognised; should be one of"),
+        (policy(apply_to="tables"), "apply-to 'tables' unrecognised; should be one of"),
         (policy(apply_to=""), "apply-to '' unrecognised"),
         (policy(name=""), "a policy needs a name"),
         (policy(definition={"alternate-exchange": "x"}, apply_to="queues"), "exchanges only"),
@@ -225,6 +233,49 @@ def test_scopes_choose_among_types() -> None:
         assert {
             each for each in ("classic", "quorum", "stream") if table.for_queue(queue(type=each))[0]
         } == types
+
+
+def test_topics_and_their_partitions_get_policies_for_topics_only() -> None:
+    part = queue("amq.partition.orders.3", "partition", x_partition_topic="orders")
+    kept = {"max-length-bytes": 5}
+    for scope in ("all", "queues", "streams"):
+        table = policies(policy(apply_to=scope, definition=kept))
+        assert table.for_topic("orders") == Chosen()
+        assert table.for_queue(part) == Chosen()
+    table = policies(
+        policy("all of a topic", "^orders$", apply_to="topics", definition={"group-ttl": "1D"}),
+        policy("parts", r"^amq\.", apply_to="topics", priority=9, definition=kept),
+        operator=(policy(apply_to="topics", definition=kept),),
+    )
+    assert table.for_topic("orders").definition == {"group-ttl": "1D", **kept}
+    assert effective_settings(part, table) == {"group-ttl": "1D", **kept}
+    for other in ("classic", "quorum", "stream"):
+        assert table.for_queue(queue("orders", other)) == Chosen()
+
+
+def test_settings_of_a_topic_are_joined_as_those_of_a_queue() -> None:
+    definition = {"max-age": "7D", "max-length-bytes": 9, "group-ttl": "1D"}
+    table = policies(policy(apply_to="topics", definition=definition))
+    own: Mapping[str, Setting] = {"max-age": "1h", "max-length-bytes": 20}
+    assert topic_settings("orders", own, table) == {**definition, "max-age": "1h"}
+    assert topic_settings("orders", own, policies()) == own
+
+
+@pytest.mark.parametrize(
+    ("definition", "scope", "reason"),
+    [
+        ({"max-length": 5}, "topics", "conflicts with max-length: for classic_queues, quorum"),
+        ({"group-ttl": "1D"}, "queues", "conflicts with group-ttl: for topics only"),
+        ({"group-ttl": "1D"}, "all", "conflicts with group-ttl: for topics only"),
+        ({"group-ttl": 5}, "topics", "5 is not a valid time to live of groups"),
+        ({"alternate-exchange": "x"}, "topics", "for exchanges only"),
+    ],
+)
+def test_keys_and_scopes_of_topics_go_together(
+    definition: Mapping[str, Setting], scope: str, reason: str
+) -> None:
+    with pytest.raises(ValidationFailed, match=reason):
+        check_policy(policy(apply_to=scope, definition=definition))
 
 
 def test_a_pattern_that_this_release_does_not_take_matches_nothing() -> None:

@@ -7,7 +7,7 @@ when something of it is due, and, while it waits for a number of bytes, every fe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from convoymq.metadata.topic_settings import GROUP_TTL, MAX_AGE, Settings, durat
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.routing.policies import topic_settings
 from convoymq.topics import retention
 from convoymq.topics.commands import Command as PartitionCommand
 from convoymq.topics.commands import ExpireProducers
@@ -173,6 +174,10 @@ class UpkeepLoop:
         """Has a topic looked at, at the latest then."""
         self._due_ms[key] = min(due_ms, self._due_ms.get(key, due_ms))
 
+    def _settings(self, record: TopicRecord) -> Settings:
+        policies = self._store.tree.vhosts[record.vhost].policies
+        return topic_settings(record.name, record.settings, policies)
+
     # --- one topic -------------------------------------------------------------------------
 
     def _look(self, key: TopicKey, now_ms: int) -> None:
@@ -181,7 +186,7 @@ class UpkeepLoop:
         if record is None:
             self._known.pop(key, None)
             return
-        settings = settings_of(record)
+        settings = self._settings(record)
         self._expire_groups(key, record, settings, now_ms)
         if retention.may_retire(record.state, record.held_versions):
             # What comes of it is looked at when it is applied.
@@ -316,8 +321,3 @@ class UpkeepLoop:
                 if queue is not None and queue.forgettable_producers(before_ms):
                     # The next look tells it again, if nobody heard it.
                     queue.tell(ExpireProducers(before_ms), lambda outcome, error: None)
-
-
-def settings_of(record: TopicRecord) -> Mapping[str, bool | int | str]:
-    """Returns the settings that a topic has now."""
-    return record.settings

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
 from convoymq.cli.ctl.command import TOPICS, Command, Invocation, object_of, rows_of
@@ -11,8 +13,14 @@ from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
 from convoymq.cli.ctl.outputs import Output, Rows, Text
 from convoymq.model.json import Json, JsonObject
 
+if TYPE_CHECKING:
+    from convoymq.cli.ctl.topic_page import Sample
+
 POLL_S = 0.05
 WAIT_S = 60
+SAMPLE_S = 2
+"""Time over which the rates of a page are means."""
+SAMPLE_S_MAX = 3600
 HERE = (TOPICS,)
 TOPIC = "topics/{vhost}/{name}"
 GROUP = TOPIC + "/groups/{group}"
@@ -343,12 +351,62 @@ def _check_park(invocation: Invocation) -> None:
         raise Misused("`replace` takes one key", DATA)
 
 
+# --- pages -------------------------------------------------------------------------------------
+
+
+def _sample(invocation: Invocation, groups: list[str]) -> Sample:
+    from convoymq.cli.ctl.topic_page import Sample
+
+    topic = object_of(_ask(invocation, "GET", TOPIC))
+    lags = {}
+    for group in groups:
+        invocation.words["group"] = group
+        lags[group] = rows_of(_ask(invocation, "GET", GROUP + "/lag"))
+    return Sample(topic, lags)
+
+
+def show(invocation: Invocation) -> Output:
+    """Writes a page about a topic: route history, rates of the partitions, groups."""
+    from convoymq.cli.ctl.topic_page import topic_page
+
+    rows = rows_of(_ask(invocation, "GET", TOPIC + "/groups"))
+    lineage = rows_of(_ask(invocation, "GET", TOPIC + "/route?lineage=true"))
+    names = [str(each["group"]) for each in rows]
+    first = _sample(invocation, names)
+    begun = time.monotonic()
+    time.sleep(invocation.value("seconds", SAMPLE_S))
+    last = _sample(invocation, names)
+    seconds = max(time.monotonic() - begun, 1e-3)
+    path = Path(invocation.value("html", ""))
+    try:
+        path.write_text(topic_page(lineage, rows, first, last, round(seconds, 1) or seconds))
+    except OSError as error:
+        raise Failure(DATA, f"{path} cannot be written: {error.strerror}") from error
+    return Text(f"Written: {path}", {"file": str(path)})
+
+
+def _check_show(invocation: Invocation) -> None:
+    if not invocation.value("html", ""):
+        raise Misused("Say which file the page is written to: --html FILE", DATA)
+    if not 0 <= invocation.value("seconds", SAMPLE_S) <= SAMPLE_S_MAX:
+        raise Misused(f"Bad argument: --seconds is 0 to {SAMPLE_S_MAX}", DATA)
+
+
 WAIT = Switch("wait", int)
 POSITIONS = (
     Switch("earliest"), Switch("latest"), Switch("time", int), Switch("vector", str)
 )  # fmt: skip
 
 COMMANDS = (
+    Command(
+        name="show",
+        summary="Writes a page about a topic: route history, rates of the partitions, groups",
+        tools=HERE,
+        arguments=("name",),
+        switches=(VHOST, Switch("html", str), Switch("seconds", int)),
+        check=_check_show,
+        run=show,
+    ),
     Command(
         name="create",
         summary="Creates an ordered topic, and an exchange of its name to publish to",

@@ -15,6 +15,8 @@ from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.partition.rules import PARTITION
 from convoymq.queues.stream.driver import stream_settings
+from convoymq.routing.policies import TOPICS
+from convoymq.routing.policy_keys import TOPIC_KEYS
 from convoymq.routing.queue_types import Argument, TypeRules
 
 if TYPE_CHECKING:
@@ -56,6 +58,9 @@ class PartitionDriver(GroupDriver):
                 "x-initial-cluster-size",
             )
         ),
+        policies=TOPIC_KEYS,
+        policy_scope=TOPICS,
+        owner_argument=TOPIC_ARGUMENT,
         own=(
             Argument(TOPIC_ARGUMENT, _check_name),
             *(Argument(name, _check_number) for name, _ in _NUMBERS),
