@@ -6,8 +6,8 @@ import itertools
 import os
 
 FIRST = 6000
-PORTS_PER_CLUSTER = 50
-CLUSTERS = 30
+PORTS_PER_CLUSTER = 44
+CLUSTERS = 38
 WORKERS_MAX = 4
 """Links listen 20,000 above the base port: all stay below 32,768, where the system's own choice for
 outgoing connections begins."""
@@ -29,7 +29,7 @@ _singles = itertools.count()
 def cluster_ports() -> int:
     """Returns a base port, as of `LocalCluster`, that no other caller of any process gets.
 
-    The 50 ports from there on belong to the caller, and those 10,000 and 20,000 above them.
+    The 44 ports from there on belong to the caller, and those 10,000 and 20,000 above them.
     """
     number = next(_numbers)
     assert number < CLUSTERS, "more clusters than tests have ports for"
