@@ -217,6 +217,11 @@ class GroupConsumer(Leaseholder[Held]):
         if held is None or held.epoch != fetch.epoch or not held.fetching:
             return
         held.fetching = False
+        if answer.code is Code.LEASE_FENCED:
+            self.end(held)
+            self.heartbeat_due_ms = now_ms
+            self.step(now_ms)
+            return
         if answer.code is not Code.OK:
             held.fetch_due_ms = now_ms + self.retry_ms
             return

@@ -80,6 +80,8 @@ class Known:
     opened: set[int] = field(default_factory=set)
     leased: dict[int, int] = field(default_factory=dict)
     """Lease epochs that the partitions have confirmed."""
+    fenced: dict[int, int] = field(default_factory=dict)
+    """Lease epochs that they have refused: see `partition.GroupCursor.fenced`."""
 
 
 class Coordinator:
@@ -156,10 +158,17 @@ class Coordinator:
             if owner.member == heartbeat.member
             and owner.group_epoch == state.group_epoch
             and self.may_renew(pid, owner.epoch)
-            and owner.epoch in (known.leased.get(pid), heartbeat.held.get(pid))
+            and owner.epoch
+            in (known.leased.get(pid), known.fenced.get(pid), heartbeat.held.get(pid))
         }
         wanted = self.wanted_owners()
-        revoked = frozenset(pid for pid in leases if wanted.get(pid) != heartbeat.member)
+        # What is fenced is told as revoked, also to a member that has not heard of it: its release
+        # says that nobody works on it.
+        revoked = frozenset(
+            pid
+            for pid, epoch in leases.items()
+            if wanted.get(pid) != heartbeat.member or known.fenced.get(pid) == epoch
+        )
         return Leases(heartbeat.member, heartbeat.sent_ms, state.group_epoch, leases, revoked)
 
     def may_renew(self, pid: int, epoch: int) -> bool:
@@ -196,6 +205,8 @@ class Coordinator:
                 known.opened.add(pid)
             case Lease() if answer.code is Code.OK:
                 known.leased[pid] = command.epoch
+            case Lease() if answer.code is Code.LEASE_FENCED:
+                known.fenced[pid] = command.epoch
             case Lease() if answer.code is Code.NOT_VISIBLE:
                 # Handed over, or its cursor is not open: both are found out by asking again.
                 known.opened.discard(pid)

@@ -327,6 +327,11 @@ class GroupMember(Leaseholder[Share]):
         if share is None or share.asked is not fetch:
             return
         share.asked = None
+        if answer.code is Code.LEASE_FENCED:
+            self.end(share)
+            self.heartbeat_due_ms = now_ms
+            self.step(now_ms)
+            return
         if answer.code is not Code.OK:
             expired = answer.code is Code.DATA_EXPIRED
             share.fetch_due_ms = now_ms + (EXPIRED_MS if expired else self.retry_ms)

@@ -305,6 +305,21 @@ def test_a_fenced_member_forgets_what_it_had() -> None:
     assert not world.member.held
 
 
+def test_a_member_that_is_fenced_when_it_fetches_gives_up_what_it_has() -> None:
+    """It may have fetched what its group goes on without, and hands none of it out."""
+    world = World([b"a"] * 4, window=1)
+    assert world.member.held[3].buffered
+    world.machine.apply(c.Trim(3, weak=True))
+    share = world.member.held[3]
+    assert share.asked is not None
+    world.member.on_fetched(share.asked, Fetched(world.machine.check_fetch("g", 1, 1)), world.now)
+    world.run()
+    assert not world.member.held
+    assert world.heartbeats[-1].heartbeat.released == {3: 1}
+    world.lease()
+    assert world.hand == [1, 3]
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from("aaaarjwswlvp"), st.integers(0, 50)), min_size=5, max_size=80
 )
