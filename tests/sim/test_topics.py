@@ -48,6 +48,13 @@ def test_a_source_that_a_merge_leaves_out_takes_messages_again(seed: int) -> Non
     assert result.failure is None, result.detail
 
 
+@pytest.mark.parametrize("seed", [20001381])
+def test_a_lost_partition_that_comes_back_accepts_nothing(seed: int) -> None:
+    """Its server got a lease again when its end was no longer waited for."""
+    result = run_topic_seed(seed)
+    assert result.failure is None, result.detail
+
+
 def test_one_seed_gives_one_trace() -> None:
     lines: list[str] = []
     again: list[str] = []
