@@ -249,7 +249,8 @@ class PartitionMachine:
         """Not while a change may be about to read the table, and not what becomes its seed."""
         if self.state is not PartitionState.OPEN:
             return Answer(Code.CLOSED)
-        self.dedup.expire(command.before_ms)
+        if command.before_ms:
+            self.dedup.expire(command.before_ms, command.now_ms)
         return Answer(Code.OK)
 
     # Control entries
