@@ -196,6 +196,24 @@ def test_a_message_that_fails_too_often_is_parked_and_moves_with_its_range(
         reader.ack()
 
 
+def test_one_message_of_a_key_at_a_time_with_any_prefetch(
+    cluster: LocalCluster, client: Opened
+) -> None:
+    create(cluster, "single", 1)
+    client().publish("single", "a1", "a2", "b1", "a3")
+    reader = client(2, prefetch=100)
+    reader.consume("single/g", arguments={"x-key-in-flight": 1})
+    until(lambda: reader.pump() and len(reader.hand) == 2, "two keys do not come")
+    assert [body for _, _, body in reader.hand] == [b"a1", b"b1"]
+    reader.nack(requeue=True)
+    until(lambda: reader.pump() and len(reader.hand) == 2, "it does not come again")
+    assert [body for _, _, body in reader.hand] == [b"b1", b"a1"]
+    reader.ack()
+    for body in ("a1", "a2", "a3"):
+        reader.wait(body)
+        reader.ack()
+
+
 def test_members_share_partitions_and_take_over_what_one_leaves(
     cluster: LocalCluster, client: Opened
 ) -> None:
@@ -310,6 +328,10 @@ def test_consumers_hear_that_their_topic_is_gone(cluster: LocalCluster, client: 
         (
             lambda c: c.basic_consume("refused/g", print, arguments={"x-delivery-limit": "two"}),
             "x-delivery-limit",
+        ),
+        (
+            lambda c: c.basic_consume("refused/g", print, arguments={"x-key-in-flight": 2}),
+            "x-key-in-flight",
         ),
         (
             lambda c: c.basic_consume("refused/g", print, arguments={"x-stream-offset": 7}),

@@ -352,6 +352,28 @@ def expired_group_comes_back_in_silence() -> list[Patch]:
     return [(GroupState, "has_lost_data", lambda self, kept: False)]
 
 
+@mutant("producers that are not silent are forgotten", f"{NETWORK},forget,restart")
+def producers_are_forgotten_too_early() -> list[Patch]:
+    expire = DedupTable.expire
+    return [(DedupTable, "expire", lambda self, before, now: expire(self, now, now))]
+
+
+@mutant(
+    "the session of a producer fences nobody where it has stored nothing",
+    f"{NETWORK},forget,restart",
+)
+def fences_are_forgotten_at_once() -> list[Patch]:
+    expire = DedupTable.expire
+
+    def planted(self: Any, before_ms: int, now_ms: int) -> None:
+        expire(self, before_ms, now_ms)
+        for producer in self.idle:
+            del self.epochs[producer]
+        self.idle.clear()
+
+    return [(DedupTable, "expire", planted)]
+
+
 @mutant("a group that has expired advances behind what is deleted", f"{CHANGES},expire,pause")
 def expired_group_advances() -> list[Patch]:
     advance = GroupState._advance
@@ -374,6 +396,48 @@ def expired_in_silence() -> list[Patch]:
         return replace(answer, losses=())
 
     return [(PartitionMachine, "trim", planted)]
+
+
+SLOW_OWNER = "abort,controller,empty,lanes,loss,move,park,pause,seek,trim"
+
+
+@mutant("who may have fetched what is lost keeps its lease", SLOW_OWNER, 20004316)
+def owner_goes_on_after_a_loss() -> list[Patch]:
+    lose = PartitionMachine._lose
+
+    def planted(self: Any, name: str, own: Any) -> Any:
+        lost = lose(self, name, own)
+        own.fenced = False
+        return lost
+
+    return [(PartitionMachine, "_lose", planted)]
+
+
+@mutant("a group goes on behind a loss while its owner is fenced", SLOW_OWNER, 20004316)
+def drained_while_the_owner_is_fenced() -> list[Patch]:
+    drained = PartitionMachine.drained
+
+    def planted(self: Any, group: str) -> bool:
+        own = self.groups.get(group)
+        if own is None or not own.fenced:
+            return drained(self, group)
+        own.fenced = False
+        found = drained(self, group)
+        own.fenced = True
+        return found
+
+    return [(PartitionMachine, "drained", planted)]
+
+
+@mutant("a fenced lease is not told as revoked", f"{CHANGES},trim,pause,coordinator,loss")
+def fenced_lease_is_not_revoked() -> list[Patch]:
+    on_answer = Coordinator.on_answer
+
+    def planted(self: Any, pid: int, command: Any, answer: Any, now_ms: int) -> None:
+        on_answer(self, pid, command, answer, now_ms)
+        self.known.fenced.clear()
+
+    return [(Coordinator, "on_answer", planted)]
 
 
 @mutant("what was drained before a seek counts after it", f"{CHANGES},seek")

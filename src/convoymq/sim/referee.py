@@ -25,6 +25,8 @@ from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER, Effect,
 from convoymq.sim.delivery_model import Answer, DeliveryModel, HandOut
 from convoymq.sim.delivery_parts import Key, Message, Place, name_of
 
+INVARIANTS_EVERY = 4
+"""Entries of a run after which the machine checks itself."""
 DIFFERENCES_SHOWN = 3
 ATTRIBUTES_VERSION = 2
 OPEN_PLACES = (Place.READY, Place.WAITING, Place.HELD, Place.RESERVED)
@@ -73,6 +75,8 @@ class Referee:
         self.group = group
         self.model = self._new_model(group, settings)
         self._clients = clients
+        # What is broken stays so: in a run every entry costs more than it tells.
+        self._invariants_every = INVARIANTS_EVERY if clients else 1
         self.handed: dict[tuple[int, int], list[tuple[Message, int, int]]] = {}
         """(session, consumer) -> (message, acquired, failed) by message id, for ever."""
         self.received: set[tuple[int, int, int]] = set()
@@ -195,13 +199,15 @@ class Referee:
     def check_machine(self, machine: Machine) -> None:
         """Compares counters with those of a machine that applied the same index."""
         assert isinstance(machine, QuorumMachine)
-        check_invariants(machine)
         model = self.model
+        if not model.index % self._invariants_every:
+            check_invariants(machine)
         places = model.places
         totals = machine.totals()
+        ready = model.ready()
         seen = {
-            "ready": len(model.ready()),
-            "returned_ready": sum(1 for m in model.ready() if m.outs or m.waited),
+            "ready": len(ready),
+            "returned_ready": sum(1 for m in ready if m.outs or m.waited),
             "unacked": places[Place.HELD] + places[Place.RESERVED],
             "consumers": model.consumer_count() + model.reservation_count(),
             "published": len(model.messages),

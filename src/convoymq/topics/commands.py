@@ -60,9 +60,10 @@ class OpenProducer:
 
 @dataclass(frozen=True, slots=True)
 class ExpireProducers:
-    """Forgets what was last used before a time."""
+    """Forgets what was last used before a time. `before_ms` 0: changes nothing, and only asks."""
 
     before_ms: int
+    now_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,6 +217,11 @@ class GroupConsumer(Leaseholder[Held]):
         if held is None or held.epoch != fetch.epoch or not held.fetching:
             return
         held.fetching = False
+        if answer.code is Code.LEASE_FENCED:
+            self.end(held)
+            self.heartbeat_due_ms = now_ms
+            self.step(now_ms)
+            return
         if answer.code is not Code.OK:
             held.fetch_due_ms = now_ms + self.retry_ms
             return
@@ -497,7 +502,7 @@ class GroupConsumer(Leaseholder[Held]):
         return not (held.revoked or changing or full) and held.queued < self.window
 
     def _fetch(self, held: Held, now_ms: int) -> None:
-        if not self._may_fetch(held) or now_ms < held.fetch_due_ms:
+        if now_ms < held.fetch_due_ms or not self._may_fetch(held):
             return
         held.fetching = True
         held.fetch_due_ms = now_ms + FETCH_TIMEOUTS * self.timeout_ms

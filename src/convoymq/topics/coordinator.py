@@ -80,6 +80,8 @@ class Known:
     opened: set[int] = field(default_factory=set)
     leased: dict[int, int] = field(default_factory=dict)
     """Lease epochs that the partitions have confirmed."""
+    fenced: dict[int, int] = field(default_factory=dict)
+    """Lease epochs that they have refused: see `partition.GroupCursor.fenced`."""
 
 
 class Coordinator:
@@ -156,10 +158,17 @@ class Coordinator:
             if owner.member == heartbeat.member
             and owner.group_epoch == state.group_epoch
             and self.may_renew(pid, owner.epoch)
-            and owner.epoch in (known.leased.get(pid), heartbeat.held.get(pid))
+            and owner.epoch
+            in (known.leased.get(pid), known.fenced.get(pid), heartbeat.held.get(pid))
         }
-        wanted = self.wanted_owners()
-        revoked = frozenset(pid for pid in leases if wanted.get(pid) != heartbeat.member)
+        wanted = self.wanted_owners(self.readable())
+        # What is fenced is told as revoked, also to a member that has not heard of it: its release
+        # says that nobody works on it.
+        revoked = frozenset(
+            pid
+            for pid, epoch in leases.items()
+            if wanted.get(pid) != heartbeat.member or known.fenced.get(pid) == epoch
+        )
         return Leases(heartbeat.member, heartbeat.sent_ms, state.group_epoch, leases, revoked)
 
     def may_renew(self, pid: int, epoch: int) -> bool:
@@ -196,6 +205,8 @@ class Coordinator:
                 known.opened.add(pid)
             case Lease() if answer.code is Code.OK:
                 known.leased[pid] = command.epoch
+            case Lease() if answer.code is Code.LEASE_FENCED:
+                known.fenced[pid] = command.epoch
             case Lease() if answer.code is Code.NOT_VISIBLE:
                 # Handed over, or its cursor is not open: both are found out by asking again.
                 known.opened.discard(pid)
@@ -209,11 +220,12 @@ class Coordinator:
         self._expire_members(now_ms)
         for version in self.changes_ahead():
             self._take_change(version, now_ms)
-        for pid in self.readable():
+        readable = self.readable()
+        for pid in readable:
             if pid not in self.known.opened:
                 self._open(pid, now_ms)
         if not self.state.has_former_owners():
-            self._place(now_ms)
+            self._place(readable, now_ms)
 
     def take_actions(self) -> list[Action]:
         """Returns the actions that are due, in order."""
@@ -368,10 +380,10 @@ class Coordinator:
         """A cursor of a target is opened when all sources of its change are handed over."""
         return all(self._is_left(parent) for parent in self.lineage.partition(pid).parents)
 
-    def wanted_owners(self) -> dict[int, str]:
+    def wanted_owners(self, pids: list[int]) -> dict[int, str]:
         """Returns the owner that each readable partition should have."""
         lineage, owners = self.lineage, self.state.owners
-        pids, members = self.readable(), self.state.members - self.leaving
+        members = self.state.members - self.leaving
         inputs = (pids, members, dict(owners))
         if self._assigned_for != inputs:
             partitions = [lineage.partition(pid) for pid in pids]
@@ -388,9 +400,9 @@ class Coordinator:
             )
         return self._assigned
 
-    def _place(self, now_ms: int) -> None:
+    def _place(self, readable: list[int], now_ms: int) -> None:
         state, known = self.state, self.known
-        for pid, member in self.wanted_owners().items():
+        for pid, member in self.wanted_owners(readable).items():
             owner = state.owners.get(pid)
             if owner is None:
                 if pid in known.opened:

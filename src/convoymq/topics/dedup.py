@@ -51,11 +51,14 @@ class SourceSeal:
 class DedupTable:
     """The table of one physical partition."""
 
-    __slots__ = ("epochs", "rows", "seedless")
+    __slots__ = ("epochs", "idle", "rows", "seedless")
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int], Row] = {}
         self.epochs: dict[int, int] = {}
+        self.idle: dict[int, int] = {}
+        """Of producers without rows, the time at which that was first seen: their older sessions
+        stay fenced for as long as rows are kept."""
         self.seedless: list[Range] = []
 
     def last_seq(self, producer: int, epoch: int, lp: int) -> int:
@@ -96,6 +99,7 @@ class DedupTable:
         if epoch < self.epochs.get(producer, 0):
             return False
         self.epochs[producer] = epoch
+        self.idle.pop(producer, None)
         return True
 
     @property
@@ -104,11 +108,14 @@ class DedupTable:
         all rows."""
         return min((row.last_time_ms for row in self.rows.values()), default=None)
 
-    def expire(self, before_ms: int) -> None:
-        """Forgets rows that were last used before a time."""
+    def expire(self, before_ms: int, now_ms: int) -> None:
+        """Forgets rows that were last used before a time, and producers that have had none since
+        then."""
         self.rows = {k: row for k, row in self.rows.items() if row.last_time_ms >= before_ms}
         active = {producer for producer, _ in self.rows}
-        self.epochs = {p: epoch for p, epoch in self.epochs.items() if p in active}
+        idle = {p: self.idle.get(p, now_ms) for p in self.epochs if p not in active}
+        self.idle = {p: since for p, since in idle.items() if since >= before_ms}
+        self.epochs = {p: e for p, e in self.epochs.items() if p in active or p in self.idle}
 
     def pack(self) -> bytes:
         """The table as bytes; equal tables give equal bytes."""
@@ -116,8 +123,9 @@ class DedupTable:
             (producer, lp, row.epoch, row.last_seq, row.last_time_ms, row.source_pos.hex())
             for (producer, lp), row in self.rows.items()
         )
-        epochs = sorted(self.epochs.items())
-        return json.dumps([rows, epochs, sorted(self.seedless)], separators=(",", ":")).encode()
+        epochs, idle = sorted(self.epochs.items()), sorted(self.idle.items())
+        packed = [rows, epochs, idle, sorted(self.seedless)]
+        return json.dumps(packed, separators=(",", ":")).encode()
 
     @classmethod
     def load(cls, packed: bytes) -> DedupTable:
@@ -129,12 +137,14 @@ class DedupTable:
 
     def merge(self, packed: bytes, lo: int, hi: int) -> None:
         """Takes over what a packed table says about [lo, hi)."""
-        rows, epochs, seedless = json.loads(packed)
+        rows, epochs, idle, seedless = json.loads(packed)
         for producer, lp, epoch, seq, time_ms, source_pos in rows:
             if lo <= lp < hi:
                 self.rows[producer, lp] = Row(epoch, seq, time_ms, bytes.fromhex(source_pos))
         for producer, epoch in epochs:
             self.epochs[producer] = max(epoch, self.epochs.get(producer, 0))
+        for producer, since_ms in idle:
+            self.idle[producer] = max(since_ms, self.idle.get(producer, since_ms))
         for low, high in seedless:
             if max(lo, low) < min(hi, high):
                 self.seedless.append((max(lo, low), min(hi, high)))

@@ -14,7 +14,8 @@ lowest first, and none before what the client still has of it; other keys go on:
 So nothing that was not handed out before overtakes a returned message of its key. What a client has
 in its hands when it returns a message was handed out before: with a window of one that is nothing,
 and order per key is that of the partition; with a larger one the client returns what it has behind
-a message that failed, or does not mind.
+a message that failed, or does not mind. A client that does mind asks for one message of a key at a
+time (`one_of_key`): then every key is slow from its first message on.
 
 A revoked lease is released when the client has settled what it holds, at the latest after the time
 of a lease: then what it still holds is handed out by the next owner, and its acknowledgements are
@@ -279,6 +280,7 @@ class GroupMember(Leaseholder[Share]):
         retries: how often a message that was returned is handed out again, before it is parked; -1
             = for ever.
         drain_ms: how long a client may settle what it has of a revoked lease.
+        one_of_key: whether a message waits until the one before it of its key is settled.
     """
 
     def __init__(
@@ -294,6 +296,7 @@ class GroupMember(Leaseholder[Share]):
         margin_ms: int = MARGIN_MS,
         renew_ms: int = RENEW_MS,
         drain_ms: int = TTL_MS,
+        one_of_key: bool = False,
     ) -> None:
         super().__init__(member, ttl_ms=ttl_ms, margin_ms=margin_ms, renew_ms=renew_ms)
         self.group = group
@@ -301,6 +304,7 @@ class GroupMember(Leaseholder[Share]):
         self.retries = retries
         self.retry_ms = retry_ms
         self.drain_ms = drain_ms
+        self.one_of_key = one_of_key
         self.paused = False
         self._lp_of = lp_of
         self._next_number = 1
@@ -327,6 +331,11 @@ class GroupMember(Leaseholder[Share]):
         if share is None or share.asked is not fetch:
             return
         share.asked = None
+        if answer.code is Code.LEASE_FENCED:
+            self.end(share)
+            self.heartbeat_due_ms = now_ms
+            self.step(now_ms)
+            return
         if answer.code is not Code.OK:
             expired = answer.code is Code.DATA_EXPIRED
             share.fetch_due_ms = now_ms + (EXPIRED_MS if expired else self.retry_ms)
@@ -653,16 +662,18 @@ class GroupMember(Leaseholder[Share]):
                 if slow.is_over:
                     del share.keys[key]
             while share.buffer and room > 0:
-                taken = self._hand_out_next(share, room)
+                taken = self._hand_out_next(share, room, now_ms)
                 if taken is None:
                     break
                 room -= taken
 
-    def _hand_out_next(self, share: Share, room: int) -> int | None:
+    def _hand_out_next(self, share: Share, room: int, now_ms: int) -> int | None:
         """Hands out the next messages of a buffer; returns how many, None when they have to
         wait."""
         batch, first, end = share.buffer[0]
         stop = min(end, first + room)
+        if self.one_of_key:
+            self._slow(share, batch.key(first))
         if share.keys:
             slow = share.keys.get(batch.key(first))
             if slow is not None:
@@ -670,7 +681,7 @@ class GroupMember(Leaseholder[Share]):
                     return None
                 insort(slow.waiting, Single(first, batch))
                 self._pass(share, first + 1)
-                return 0
+                return room - self._step_key(share, slow, room, now_ms) if self.one_of_key else 0
             live = (n for n in range(first + 1, stop) if batch.key(n) in share.keys)
             stop = next(live, stop)
         share.hand.add(first, stop, batch)

@@ -17,7 +17,9 @@ keys have no data offset: they go on after CLOSE. Control entries count as ackno
 everything before them is.
 
 A group has drained the partition when it is sealed, the watermark of the group's cursor is at
-CLOSE, and no parked key is being delivered again. A cursor is opened only when all parents are
+CLOSE, no parked key is being delivered again, and nobody may have fetched what the group goes on
+without: after a loss the owner is fenced until the next one has the lease, which comes when the
+former one has given it back. A cursor is opened only when all parents are
 drained, with what they handed over, so that drained is recursive: a group without a cursor has not
 drained even an empty partition.
 
@@ -112,6 +114,9 @@ class GroupCursor:
     stored there may be stored here again."""
     expired: bool = False
     handed_over: bool = False
+    fenced: bool = False
+    """The lease in force counts no more: its owner may have fetched what the group goes on without.
+    The next lease ends this."""
 
 
 class PartitionMachine:
@@ -244,7 +249,8 @@ class PartitionMachine:
         """Not while a change may be about to read the table, and not what becomes its seed."""
         if self.state is not PartitionState.OPEN:
             return Answer(Code.CLOSED)
-        self.dedup.expire(command.before_ms)
+        if command.before_ms:
+            self.dedup.expire(command.before_ms, command.now_ms)
         return Answer(Code.OK)
 
     # Control entries
@@ -328,9 +334,10 @@ class PartitionMachine:
         own = self._own(command.group, command.group_epoch)
         if own is None:
             return Answer(Code.NOT_VISIBLE)
-        if command.epoch < own.lease_epoch:
+        known = own.lease_epoch
+        if command.epoch < known or (own.fenced and command.epoch == known):
             return Answer(Code.LEASE_FENCED)
-        own.lease_epoch, own.member = command.epoch, command.member
+        own.lease_epoch, own.member, own.fenced = command.epoch, command.member, False
         return Answer(Code.OK)
 
     def _own(self, group: str, group_epoch: int) -> GroupCursor | None:
@@ -349,7 +356,7 @@ class PartitionMachine:
     @staticmethod
     def holds_lease(own: GroupCursor, epoch: int) -> bool:
         """True for the lease epoch in force."""
-        return own.lease_epoch == epoch
+        return own.lease_epoch == epoch and not own.fenced
 
     def ack(self, command: Ack) -> AckAnswer:
         """Acknowledges offsets for the owner."""
@@ -383,7 +390,7 @@ class PartitionMachine:
         own = self.groups.get(group)
         if own is None or self.state is not PartitionState.SEALED:
             return False
-        if own.expired or any(key.resuming for key in own.parked.keys.values()):
+        if own.expired or own.fenced or any(key.resuming for key in own.parked.keys.values()):
             return False
         return own.cursor.watermark >= self.close_offset
 
@@ -469,8 +476,11 @@ class PartitionMachine:
         return self._parked_answer(own, command.key, code)
 
     def check_fetch(self, group: str, group_epoch: int, epoch: int) -> Code:
-        """Returns OK when the owner may read now."""
+        """Returns OK when the owner may read now, LEASE_FENCED when it never may again."""
         code = self.check_owner(group, group_epoch, epoch)
+        if code is Code.LEASE_FENCED and self.groups[group].lease_epoch < epoch:
+            # Of a leader that has not applied this lease yet.
+            return Code.NOT_VISIBLE
         if code is Code.OK and self.groups[group].expired:
             return Code.DATA_EXPIRED
         return code
@@ -516,6 +526,7 @@ class PartitionMachine:
         first = own.cursor.watermark
         own.cursor.advance(self.log_start)
         own.expired = False
+        own.fenced = own.lease_epoch > 0
         return (name, first, self.log_start)
 
     def accept_loss(self, command: AcceptLoss) -> LossAnswer:
@@ -546,6 +557,7 @@ class PartitionMachine:
                 sorted([*key, seq] for key, seq in own.filter.items()),
                 own.expired,
                 own.handed_over,
+                own.fenced,
             ]
             for name, own in sorted(self.groups.items())
         ]
@@ -571,7 +583,7 @@ class PartitionMachine:
             own.parked.merge(parked, self.lo, self.hi)
             own.park_version = version
             own.filter = {(p, epoch, lp): seq for p, epoch, lp, seq in filtered}
-            own.expired, own.handed_over = flags
+            own.expired, own.handed_over, own.fenced = flags
             self.groups[name] = own
 
     def state_hash(self) -> int:

@@ -68,3 +68,18 @@ def test_a_park_that_is_in_force_is_a_step_of_the_version() -> None:
     assert (held.park_version, held.parked) == (1, {b"a": None})
     follow = [a.command for a in member.take_actions() if isinstance(a, Request)]
     assert [(c.offset, c.follow) for c in follow if isinstance(c, Park)] == [(2, True)]
+
+
+def test_a_member_that_is_fenced_when_it_fetches_gives_up_what_waits_in_its_lanes() -> None:
+    """It may have fetched what its group goes on without."""
+    member = GroupConsumer("g", "m", len, lanes=1, retries=1, retry_ms=5)
+    member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
+    fetched(member, record(1, b"a"), record(2, b"b"), view=GroupView((1,), {}, 0, {}))
+    actions = member.take_actions()
+    (handle,) = (action for action in actions if isinstance(action, Handle))
+    (fetch,) = (action for action in actions if isinstance(action, Fetch))
+    member.on_fetched(fetch, FetchAnswer(Code.LEASE_FENCED), 5)
+    member.on_handled(handle, True, 6)
+    later = member.take_actions()
+    assert not any(isinstance(action, Handle | Request) for action in later)
+    assert not member.held

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from convoymq.topics.answers import Answer
+from convoymq.topics.commands import Lease, OpenCursor
 from convoymq.topics.coordinator import Coordinator, Propose
 from convoymq.topics.group import Grant, GroupState, Join, Release, Seek
 from convoymq.topics.heartbeats import Heartbeat
 from convoymq.topics.lineage import Lineage
+from convoymq.topics.refusals import Code
 from convoymq.topics.routes import first_route
 
 
@@ -23,3 +26,16 @@ def test_a_lease_from_before_a_seek_ends_when_its_member_has_heard_of_the_seek(
     coordinator.on_heartbeat(Heartbeat("m", 5, seen, {}, {}), 10)
     proposed = [a.command for a in coordinator.take_actions() if isinstance(a, Propose)]
     assert (Release(0, 1) in proposed) is released
+
+
+@pytest.mark.parametrize("held", [{}, {0: 1}])
+def test_a_lease_that_its_partition_has_fenced_is_told_as_revoked(held: dict[int, int]) -> None:
+    """Also to a member that has not heard of it: nobody else would ever release it."""
+    state = GroupState.first("g", 0, {})
+    for command in (Join("m"), Grant(0, "m", 1, 0)):
+        assert state.apply(command, latest=0)
+    coordinator = Coordinator(state, Lineage.first(first_route(4, 1)), 0)
+    coordinator.on_answer(0, OpenCursor("g", 1), Answer(Code.OK), 1)
+    coordinator.on_answer(0, Lease("g", 1, 1, "m"), Answer(Code.LEASE_FENCED), 2)
+    answer = coordinator.answer_to(Heartbeat("m", 5, 1, held, {}))
+    assert (answer.leases, answer.revoked) == ({0: 1}, frozenset({0}))

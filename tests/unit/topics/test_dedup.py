@@ -82,9 +82,34 @@ def test_rows_expire_by_time_and_producers_with_their_last_row() -> None:
     table = DedupTable()
     table.record(1, 3, 0, 1, 100, b"")
     table.record(2, 1, 0, 1, 200, b"")
-    table.expire(150)
+    table.expire(150, 140)
     assert list(table.rows) == [(2, 0)]
     assert table.epochs == {2: 1}
+
+
+def test_a_session_that_has_stored_nothing_fences_older_ones_for_as_long_as_rows_are_kept() -> None:
+    table = DedupTable()
+    assert table.fence(1, 2)
+    table.expire(50, 1000)
+    loaded = DedupTable.load(table.pack())
+    assert loaded.pack() == table.pack()
+    for each in (table, loaded, DedupTable.load(seed_of(0, 4, [SourceSeal(0, 8, table.pack())]))):
+        assert each.decide(1, 1, 0, 1, base=0)[0] is Code.PRODUCER_FENCED
+        each.expire(1000, 1950)
+        assert each.decide(1, 1, 0, 1, base=0)[0] is Code.PRODUCER_FENCED
+        each.expire(1001, 1951)
+        assert not each.epochs
+        assert not each.idle
+
+
+def test_a_producer_that_comes_back_is_idle_anew() -> None:
+    table = DedupTable()
+    assert table.fence(1, 2)
+    table.expire(50, 1000)
+    table.record(1, 2, 0, 1, 1500, b"")
+    table.expire(1400, 2350)
+    table.expire(1600, 2550)
+    assert (table.epochs, table.idle) == ({1: 2}, {1: 2550})
 
 
 def test_a_newer_session_fences_the_older_ones() -> None:

@@ -49,7 +49,9 @@ class Keys:
 class World:
     """A partition, one member of a group, and its client."""
 
-    def __init__(self, keys: Sequence[bytes], window: int = 100) -> None:
+    def __init__(
+        self, keys: Sequence[bytes], window: int = 100, *, one_of_key: bool = False
+    ) -> None:
         self.now = 0
         self.keys = keys
         self.machine = PartitionMachine(3, 0, 8, 0)
@@ -59,7 +61,13 @@ class World:
             self.machine.apply(c.Produce(1, 1, 0, 0, key))
         self.epoch = 0
         self.member = GroupMember(
-            "g", "m", lambda key: 0, window=window, retries=RETRIES, retry_ms=RETRY_MS
+            "g",
+            "m",
+            lambda key: 0,
+            window=window,
+            retries=RETRIES,
+            retry_ms=RETRY_MS,
+            one_of_key=one_of_key,
         )
         self.hand: list[int] = []
         self.parked_hand: list[HandOutParked] = []
@@ -121,6 +129,10 @@ class World:
         for offset in range(action.first, action.end):
             assert offset not in self.acked, "handed out after it was acknowledged"
             assert offset not in self.hand
+            if self.member.one_of_key:
+                key, cursor = action.batch.key(offset), self.machine.groups["g"].cursor
+                same = [n for n in self.first if self.keys[n - 1] == key and n < offset]
+                assert all(n in cursor for n in same), f"{offset} comes before {same} is settled"
             if not action.failures and offset not in self.first:
                 key = action.batch.key(offset)
                 waits = [n for n in self.returned if self.keys[n - 1] == key and n < offset]
@@ -201,6 +213,55 @@ def test_a_returned_message_comes_again_and_nothing_new_of_its_key_before() -> N
     assert world.hand == [4]
     answer_all(world)
     assert world.hand == [4, 3]
+
+
+def test_messages_behind_a_returned_one_may_be_acknowledged_and_nothing_new_comes_before() -> None:
+    world = World([b"a"] * 4, window=3)
+    world.give_back(0)
+    assert world.hand == [2, 3]
+    world.acknowledge(0)
+    answer_all(world)
+    assert world.machine.groups["g"].cursor.pack() == [1, 2, 3]
+    world.acknowledge(0)
+    answer_all(world)
+    assert world.hand == []
+    world.wait(RETRY_MS)
+    assert world.hand == [1]
+    world.acknowledge(0)
+    answer_all(world)
+    assert world.hand == [4]
+
+
+def test_what_is_returned_in_any_order_comes_again_in_order() -> None:
+    world = World([b"a"] * 4, window=3)
+    for at in (1, 1, 0):
+        world.give_back(at)
+        world.wait(RETRY_MS)
+    again: list[int] = []
+    while world.hand:
+        assert len(world.hand) == 1
+        again += world.hand
+        world.acknowledge(0)
+        answer_all(world)
+        world.wait(RETRY_MS)
+    assert again == [1, 2, 3, 4]
+
+
+def test_a_client_that_asks_for_it_has_one_message_of_a_key_at_a_time() -> None:
+    world = World([b"a", b"a", b"b", b"a", b"c"], one_of_key=True)
+    assert world.hand == [1, 3, 5]
+    world.acknowledge(0)
+    assert world.hand == [3, 5]
+    answer_all(world)
+    assert world.hand == [3, 5, 2]
+    world.give_back(2)
+    world.wait(RETRY_MS)
+    assert world.hand == [3, 5, 2]
+    while world.hand:
+        world.acknowledge(0)
+        answer_all(world)
+    assert world.machine.groups["g"].cursor.watermark == 6
+    assert not world.member.held[3].keys
 
 
 def test_what_fails_again_is_parked_with_what_comes_behind_it() -> None:
@@ -305,6 +366,21 @@ def test_a_fenced_member_forgets_what_it_had() -> None:
     assert not world.member.held
 
 
+def test_a_member_that_is_fenced_when_it_fetches_gives_up_what_it_has() -> None:
+    """It may have fetched what its group goes on without, and hands none of it out."""
+    world = World([b"a"] * 4, window=1)
+    assert world.member.held[3].buffered
+    world.machine.apply(c.Trim(3, weak=True))
+    share = world.member.held[3]
+    assert share.asked is not None
+    world.member.on_fetched(share.asked, Fetched(world.machine.check_fetch("g", 1, 1)), world.now)
+    world.run()
+    assert not world.member.held
+    assert world.heartbeats[-1].heartbeat.released == {3: 1}
+    world.lease()
+    assert world.hand == [1, 3]
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from("aaaarjwswlvp"), st.integers(0, 50)), min_size=5, max_size=80
 )
@@ -315,12 +391,13 @@ STEPS = st.lists(
     st.lists(st.sampled_from([b"x", b"y", b"z"]), min_size=1, max_size=25),
     STEPS,
     st.integers(1, 8),
+    st.booleans(),
 )
-@example([b"x"] * 3, [("a", 0), ("s", 0), ("a", 1), ("s", 0), ("l", 0)], 2)
+@example([b"x"] * 3, [("a", 0), ("s", 0), ("a", 1), ("s", 0), ("l", 0)], 2, False)
 def test_every_message_is_acknowledged_or_parked_in_order(
-    keys: list[bytes], steps: list[tuple[str, int]], window: int
+    keys: list[bytes], steps: list[tuple[str, int]], window: int, one_of_key: bool
 ) -> None:
-    world = World(keys, window)
+    world = World(keys, window, one_of_key=one_of_key)
     for step, number in steps:
         _take_step(world, step, number)
     for _ in range(500):

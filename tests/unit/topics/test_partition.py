@@ -181,8 +181,45 @@ def test_what_expired_unread_stops_a_strict_group_and_costs_a_weak_one_messages(
     strict.apply(c.Trim(3, weak=False))
     assert strict.check_fetch("g", 1, 1) is Code.DATA_EXPIRED
     assert strict.apply(c.AcceptLoss("g")).losses == (("g", 1, 3),)  # type: ignore[union-attr]
-    assert strict.check_fetch("g", 1, 1) is Code.OK
     assert weak.apply(c.Trim(3, weak=True)).losses == (("g", 1, 3),)  # type: ignore[union-attr]
+    for made in (strict, weak):
+        assert made.unread("g", 0, 10) == ([3, 4], 5)
+
+
+def test_after_a_loss_nothing_follows_until_the_owner_of_that_time_has_gone() -> None:
+    """It may hold what was lost: the group stays, and its lease counts no more."""
+    made = with_reader(2)
+    made.apply(SEAL)
+    made.apply(c.Trim(3, weak=False))
+    made.apply(c.AcceptLoss("g"))
+    assert not made.drained("g")
+    assert code_of(made.apply(c.HandOver("g", 1))) is Code.NOT_DRAINED
+    assert code_of(made.apply(c.Ack("g", 1, 1, (1,)))) is Code.LEASE_FENCED
+    assert made.check_fetch("g", 1, 1) is Code.LEASE_FENCED
+    assert code_of(made.apply(c.Lease("g", 1, 1, "m"))) is Code.LEASE_FENCED
+    restored = machine(opened=False)
+    restored.restore(made.snapshot())
+    assert restored.state_hash() == made.state_hash()
+    assert not restored.drained("g")
+    assert code_of(made.apply(c.Lease("g", 1, 2, "n"))) is Code.OK
+    assert made.drained("g")
+    assert code_of(made.apply(c.HandOver("g", 1))) is Code.OK
+
+
+def test_a_loss_that_nobody_can_have_fetched_fences_nobody() -> None:
+    made = machine()
+    made.apply(c.OpenCursor("g", 1))
+    produce(made, 1)
+    made.apply(SEAL)
+    made.apply(c.Trim(2, weak=True))
+    assert made.drained("g")
+
+
+def test_a_leader_that_has_not_applied_a_lease_does_not_end_it() -> None:
+    made = with_reader(1)
+    assert made.check_fetch("g", 1, 2) is Code.NOT_VISIBLE
+    made.apply(c.Lease("g", 1, 3, "n"))
+    assert made.check_fetch("g", 1, 2) is Code.LEASE_FENCED
 
 
 def test_a_seek_begins_anew_whatever_was_there() -> None:

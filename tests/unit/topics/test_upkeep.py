@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoymq.topics.changes import plan_move
-from convoymq.topics.commands import ExpireProducers, Open, Seal
+from convoymq.topics.commands import ExpireProducers, Open, OpenProducer, Seal
 from convoymq.topics.dedup import DedupTable
 from convoymq.topics.group import GroupState, Join
 from convoymq.topics.lineage import PartitionState
@@ -185,11 +185,15 @@ def test_producers_are_forgotten_by_an_entry_of_the_log() -> None:
     assert table.oldest_ms == 100
     machine = PartitionMachine(1, 0, 8, 1)
     assert machine.apply(ExpireProducers(200)) != machine.apply(Open("c", 1, 1, table.pack()))
+    machine.apply(OpenProducer(3, 1))
+    assert machine.apply(ExpireProducers(0)).code is Code.OK  # type: ignore[union-attr]
+    assert machine.dedup.epochs == {1: 1, 2: 1, 3: 1}, "it only asks"
     assert machine.apply(ExpireProducers(200)).code is Code.OK  # type: ignore[union-attr]
     assert set(machine.dedup.rows) == {(2, 3)}
     assert machine.dedup.oldest_ms == 300
     seal = Seal("next", 1, 2, (), 1)
     seed = machine.apply(seal)
+    assert machine.apply(ExpireProducers(0)).code is Code.CLOSED  # type: ignore[union-attr]
     assert machine.apply(ExpireProducers(999)).code is Code.CLOSED  # type: ignore[union-attr]
     assert machine.apply(seal) == seed, "a repeat of the seal has the same table"
 

@@ -47,6 +47,8 @@ LIMIT_ARGUMENT = "x-delivery-limit"
 """Times that a returned message is handed out again, before it is parked; -1 = no limit."""
 ADVANCE_ARGUMENT = "x-group-advance"
 """The way in which a group takes changes: a `lineage.Mode`."""
+KEY_ARGUMENT = "x-key-in-flight"
+"""Messages of a key that the client may have at a time: 1, or no limit without it."""
 ADVANCES = frozenset(mode.value for mode in Mode)
 COUNTS_TIMEOUT_S = 2.0
 
@@ -64,6 +66,8 @@ class Wanted(NamedTuple):
     """Times that a message is handed out again."""
     advance: str | None
     """A `lineage.Mode`; None: whatever the group has, linear for a new one."""
+    one_of_key: bool
+    """Whether a message waits until the one before it of its key is settled."""
 
 
 class GroupClient(QueueClient):
@@ -121,7 +125,10 @@ class GroupClient(QueueClient):
         advance = (spec.arguments or {}).get(ADVANCE_ARGUMENT)
         if advance is not None and (not isinstance(advance, str) or advance not in ADVANCES):
             raise invalid_argument(ADVANCE_ARGUMENT, subject, '"expected linear or dag"')
-        return Wanted(self._position(spec, subject), limit, advance)
+        in_flight = (spec.arguments or {}).get(KEY_ARGUMENT)
+        if in_flight is not None and (in_flight != 1 or isinstance(in_flight, bool)):
+            raise invalid_argument(KEY_ARGUMENT, subject, '"expected 1"')
+        return Wanted(self._position(spec, subject), limit, advance, in_flight == 1)
 
     def _position(self, spec: ConsumerSpec, subject: Subject) -> Position:
         """Returns where a new group begins. Raises BrokerError."""
@@ -160,6 +167,7 @@ class GroupClient(QueueClient):
             self._deliver,
             window=spec.prefetch,
             retries=wanted.retries,
+            one_of_key=wanted.one_of_key,
         )
         member.places = self.places_of(spec.number)
         self._events.on_subscribed(self, spec.number, None)

@@ -155,6 +155,7 @@ class Member:
         *,
         window: int,
         retries: int = RETRIES,
+        one_of_key: bool = False,
     ) -> None:
         self.name = name
         self.number = number
@@ -166,7 +167,7 @@ class Member:
         self._clock = parts.clock
         topic = record()
         lp_of = partial(logical_partition, logical=topic.logical, seed=topic.hash_seed)
-        self.core = GroupMember(name.group, member, lp_of, retries=retries)
+        self.core = GroupMember(name.group, member, lp_of, retries=retries, one_of_key=one_of_key)
         self.core.set_window(window, self._now())
         self._gone = False
         self._left_ms = -1

@@ -320,4 +320,5 @@ class UpkeepLoop:
                 queue = self._partitions.find(*key, each.pid)
                 if queue is not None and queue.forgettable_producers(before_ms):
                     # The next look tells it again, if nobody heard it.
-                    queue.tell(ExpireProducers(before_ms), lambda outcome, error: None)
+                    command = ExpireProducers(before_ms, now_ms)
+                    queue.tell(command, lambda outcome, error: None)

@@ -103,6 +103,7 @@ class SimProducer:
 
     def _run(self) -> None:
         world = self.world
+        is_forgotten = False
         for action in self.core.take_actions():
             match action:
                 case producing.SendRequest(pid, ticket, request):
@@ -111,9 +112,14 @@ class SimProducer:
                     world.network.send((self.producer, "k"), self._refresh, self.epoch)
                 case producing.Stored(lp, seq):
                     self._confirm(lp, seq)
+                case producing.Failed(_, _, Code.OUT_OF_SEQ) if world.plan.has("forget"):
+                    is_forgotten = True
                 case producing.Failed(lp, _, code):
                     now = world.engine.now
                     world.trace.append(events.Abandoned(now, self.producer, lp, code.value))
+        if is_forgotten:
+            self.restart()
+            return
         due = self.core.due_ms()
         if due is not None and (self._waking < world.engine.now or due < self._waking):
             self._waking = max(due, world.engine.now + 1)
@@ -218,7 +224,9 @@ class SimProducer:
         self._opening = None
         self.core = self._session()
         for sourced in self.source:
-            if sourced.msg > stored.get(sourced.lp, -1):
+            # What it knows to be stored may be forgotten there.
+            is_known = sourced.msg in self.world.confirmed
+            if sourced.msg > stored.get(sourced.lp, -1) and not is_known:
                 self._send(sourced)
             else:
                 self._confirm_message(sourced.msg)

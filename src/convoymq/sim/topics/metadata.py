@@ -293,7 +293,8 @@ class SimMetadata:
         self.world = world
         self.topic = TopicState.first(route)
         self.blocked: set[int] = set()
-        """Partitions that the log says were sealed from outside, and whose end it does not know."""
+        """Partitions that the log says were sealed from outside, and whose end it does not know, or
+        that were declared lost."""
         self.controller = ControllerSeat(world, self)
         self.groups: dict[str, CoordinatorSeat] = {}
         self._deleted: set[int] = set()
@@ -335,7 +336,8 @@ class SimMetadata:
             self.step_all()
 
     def _note_blocked(self) -> None:
-        self.blocked = set(self.topic.unknown_ends())
+        # What comes back after it was declared lost is deleted.
+        self.blocked = {*self.topic.unknown_ends(), *self.topic.lost}
         change = self.topic.running
         if change is not None:
             self.blocked |= {p for p, seal in change.seals.items() if seal.close_offset is None}

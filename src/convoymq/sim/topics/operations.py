@@ -13,9 +13,18 @@ from convoymq.sim.topics.clients import SimConsumer
 from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS, CoordinatorSeat
 from convoymq.sim.topics.partitions import SimPartition
 from convoymq.topics.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
-from convoymq.topics.commands import EARLIEST, LATEST, AcceptLoss, ResumeParked, SkipParked, Trim
+from convoymq.topics.commands import (
+    EARLIEST,
+    LATEST,
+    AcceptLoss,
+    ExpireProducers,
+    ResumeParked,
+    SkipParked,
+    Trim,
+)
 from convoymq.topics.group import Expire, Seek
 from convoymq.topics.lineage import PartitionState
+from convoymq.topics.retention import forgets_producers
 from convoymq.topics.topic import Abort, Begin, DeclareLost, Delete, Retire
 
 if TYPE_CHECKING:
@@ -23,6 +32,8 @@ if TYPE_CHECKING:
 
 VERSIONS_MAX = 14
 OPERATOR_MS = 40
+PRODUCER_TTL_MS = 600
+"""Longer than any message waits for its outcome."""
 
 
 class Operations:
@@ -61,6 +72,7 @@ class Operations:
             "restart": (150, 500, self._restart_producer),
             "lanes": (50, 200, self._change_lanes),
             "expire": (200, 500, self._abandon_group),
+            "forget": (40, 160, self._forget_producers),
         }
         for kind, (low, high, call) in faults.items():
             if plan.has(kind):
@@ -273,12 +285,29 @@ class Operations:
             self.world.fault("trim", f"{partition.pid} to {start}")
             partition.submit(Trim(start, self.world.plan.weak), lambda answer: None)
 
+    @property
+    def _seals_from_outside(self) -> bool:
+        """Returns whether partitions may be sealed from outside: nobody knows the source positions
+        that they stored."""
+        return bool(self.world.plan.kinds & {"outage", "cutoff"})
+
     def _restart_producer(self) -> None:
-        # Source positions are not known where a partition was sealed from outside.
-        if self.world.chaos and not self.world.plan.kinds & {"outage", "cutoff"}:
+        if self.world.chaos and not self._seals_from_outside:
             producer = self.engine.random.choice(self.world.producers)
             self.world.fault("restart", producer.producer)
             producer.restart()
+
+    def _forget_producers(self) -> None:
+        world = self.world
+        if not world.chaos or self._seals_from_outside:
+            return
+        before_ms = self.engine.now - PRODUCER_TTL_MS
+        for each in forgets_producers(world.metadata.topic):
+            partition = world.partitions[each.pid]
+            oldest_ms = partition.machine.dedup.oldest_ms
+            if partition.serves and oldest_ms is not None and oldest_ms < before_ms:
+                world.fault("forget", partition.pid)
+                partition.submit(ExpireProducers(before_ms, self.engine.now), lambda answer: None)
 
     def _seek(self) -> None:
         world = self.world

@@ -31,12 +31,12 @@ KINDS = (
     "restart",
     "lanes",
 )
-LATER_KINDS = ("expire",)
+LATER_KINDS = ("expire", "forget")
 """Drawn by themselves: the plans of seeds stay as they were."""
 """Of faults and operations. `outage`: a partition's server dies for long, `cutoff`: it does not
 hear the controller, `silent`: it does not answer while it is to be sealed, `empty`: a partition is
 sealed again at once, `restart`: a producer begins a new session, `expire`: a group is without
-members for too long."""
+members for too long, `forget`: partitions forget producers that are silent."""
 CHANGES = frozenset(("split", "merge", "move"))
 ALL_KINDS = (*KINDS, *LATER_KINDS)
 LATER_SEED = 0x5EED
