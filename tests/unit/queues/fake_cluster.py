@@ -93,7 +93,7 @@ class FakeHost:
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.storage = SimpleNamespace(
             turn_wal=lambda: 0, has_emptied=lambda _: True, release_memory=lambda _: None,
-            wal=SimpleNamespace(generation=1),
+            wal=SimpleNamespace(generation=1), memory_bytes=0, cache_bytes=0,
         )  # fmt: skip
         self.counters = HostCounters()
         self.lines: dict[int, list[Any]] = {}
