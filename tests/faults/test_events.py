@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import shutil
 import threading
@@ -17,6 +18,7 @@ import pytest
 
 from convoymq import resources
 from convoymq.broker.alarms import Watermarks
+from convoymq.broker.selection import Selection
 from convoymq.logs import LogOutput
 from convoymq.management.metrics import render
 from convoymq.management.process import process_info
@@ -25,6 +27,8 @@ from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, RecoveryReport, StorageFault
 from tests.provocation import Observed
 from tests.running import DEADLINE_S, Nodes, until
+
+SLOW_S = 0.05
 
 
 @pytest.mark.provokes(
@@ -259,6 +263,49 @@ async def test_what_queues_keep_beside_what_is_ready_is_measured(tmp_path: Path)
             ("deduplication_ids", 3),
         ):
             assert f"convoy_queue_{name} {value}" in text, text
+
+
+@pytest.mark.moves(
+    "rabbitmq_raft_bytes_written",
+    "rabbitmq_raft_commit_index",
+    "rabbitmq_raft_commit_latency_seconds",
+    "rabbitmq_raft_entries",
+    "rabbitmq_raft_last_applied",
+    "rabbitmq_raft_last_written_index",
+    "rabbitmq_raft_num_segments",
+    "rabbitmq_raft_snapshot_index",
+    "rabbitmq_raft_term",
+    "rabbitmq_raft_wal_files",
+)
+async def test_raft_groups_are_measured_under_the_names_of_rabbitmq(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        await nodes.metrics()
+        loop = asyncio.get_running_loop()
+
+        def work(count: int) -> None:
+            parameters = pika.ConnectionParameters("127.0.0.1", nodes.amqp_port(), heartbeat=0)
+            connection = pika.BlockingConnection(parameters)
+            channel = connection.channel()
+            channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+            channel.confirm_delivery()
+            for _ in range(count):
+                channel.basic_publish("", "q", b"body")
+            connection.close()
+
+        await asyncio.to_thread(work, 1)
+        record = nodes[1].broker.metadata.tree.vhosts["/"].queues["q"]
+        log = nodes[1].host.groups[record.group].log
+        written = log.on_written
+        # A slow disk.
+        log.on_written = lambda *what: loop.call_later(SLOW_S, written, *what)
+        await asyncio.to_thread(work, 5)
+        text = await nodes.metrics()
+        latency = re.search(r"^rabbitmq_raft_commit_latency_seconds (.+)$", text, re.MULTILINE)
+        assert latency is not None
+        assert float(latency[1]) >= SLOW_S * 0.9
+        await nodes[1].broker.queue_logs.force_checkpoint(Selection())
+        await nodes[1].broker.queue_logs.reclaim_memory(record)
+        await nodes.metrics()
 
 
 @pytest.mark.provokes("storage.damaged", "storage.repaired", "storage.torn_tail")

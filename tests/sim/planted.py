@@ -343,6 +343,131 @@ def returned_as_fresh() -> None:
     _backlog().give_back = planted
 
 
+@plant("messages whose time is over are given", "none", unaided=True)
+def expired_are_given() -> None:
+    _deliveries().expire = lambda self: None
+
+
+@plant("the time limit of a queue is forgotten where a message has its own", "none", unaided=True)
+def own_expiration_comes_before_the_queue_s() -> None:
+    machine = _machine()
+    mark_for = machine.mark_for
+
+    def planted(self: Any, level: int, expiration: int) -> Any:
+        ttl = self.backlog.message_ttl_ms
+        self.backlog.message_ttl_ms = -1 if expiration >= 0 else ttl
+        try:
+            return mark_for(self, level, expiration)
+        finally:
+            self.backlog.message_ttl_ms = ttl
+
+    machine.mark_for = planted
+
+
+@plant("a full queue takes publishes again below its limit, not at 80 %", "none", unaided=True)
+def full_queue_takes_too_early() -> None:
+    _backlog().has_room = lambda self: not self.exceeds()
+
+
+@plant("bytes do not count toward the length of a queue", "none", unaided=True)
+def bytes_do_not_count() -> None:
+    _backlog().length_bytes = lambda self: 0
+
+
+@plant("what is too much is dropped although it waits for a time", "none", unaided=True)
+def what_waits_is_dropped_first() -> None:
+    from convoymq.queues.quorum.dead_letters import OVER_LENGTH
+
+    deliveries = _deliveries()
+    keep_length = deliveries.keep_length
+
+    def planted(self: Any) -> None:
+        backlog = self.backlog
+        while not backlog.refuses and backlog.exceeds() and backlog.waiting.messages:
+            self.dead_letters.leave(backlog.waiting.take(1), OVER_LENGTH)
+        keep_length(self)
+
+    deliveries.keep_length = planted
+
+
+@plant("a scheduled message comes before its time", "none", unaided=True)
+def scheduled_message_comes_early() -> None:
+    from convoymq.queues.quorum.waiting import Waiting
+
+    take_due = Waiting.take_due
+
+    def planted(self: Any, now_ms: int, runs_max: int) -> Any:
+        return take_due(self, now_ms + 50, runs_max)
+
+    Waiting.take_due = planted  # type: ignore[method-assign]
+
+
+@plant("a retry does not wait", "none", unaided=True)
+def retry_does_not_wait() -> None:
+    from convoymq.queues.quorum.delayed import Delayed
+
+    Delayed.retries = lambda self, run, failed: False  # type: ignore[method-assign]
+
+
+@plant("a scheduled message that is cancelled is counted, and comes", "none", unaided=True)
+def cancelled_message_comes() -> None:
+    from convoymq.queues.quorum.delayed import Delayed
+
+    Delayed.cancel = lambda self, op: {"cancelled": len(op["messages"])}  # type: ignore[method-assign,arg-type]
+
+
+@plant("what comes back goes where RabbitMQ puts it, whatever the queue says", "none", unaided=True)
+def position_is_ignored() -> None:
+    machine = _machine()
+    follow = machine._follow_settings
+
+    def planted(self: Any) -> None:
+        follow(self)
+        self.backlog.requeue_position = 0
+
+    machine._follow_settings = planted
+
+
+@plant("a queue expires although somebody consumes from it", "none", unaided=True)
+def used_queue_expires() -> None:
+    machine = _machine()
+
+    def planted(self: Any) -> int | None:
+        unused: int = self.consumers.last_active_ms + self._expires_ms
+        return None if self._expires_ms < 0 or self.operations.by_id else unused
+
+    machine._unused_due_ms = planted
+
+
+@plant("a queue may be deleted although somebody consumes from it", "none", unaided=True)
+def queue_in_use_is_deleted() -> None:
+    machine = _machine()
+    check = machine._check_delete
+
+    def planted(self: Any, session: Any, op: Any) -> None:
+        check(self, session, {**op, "if_unused": False})
+
+    machine._check_delete = planted
+
+
+@plant("nodes may be away for as long as by default, whatever a policy says", "suspect,isolate")
+def time_for_nodes_is_ignored() -> None:
+    _machine()._disconnect_timeout_ms = lambda self: self.settings["disconnect_timeout_ms"]
+
+
+@plant("a moved message is not named: what is sent again is there twice", "kill,transfer")
+def moved_messages_have_no_name() -> None:
+    from convoymq.sim import operations
+
+    names = iter(range(1 << 40))
+    stream: Any = operations._Stream
+
+    def planted(self: Any, producer: bytes, sequence: int) -> None:
+        self._producer = (b"%d" % next(names), sequence)
+
+    stream.name_next = planted
+
+
 @plant("a dead letter is done when its target refuses it", "none", unaided=True, first=7)
 def refused_dead_letters_are_done() -> None:
     from convoymq.queues.dead_letter_worker import DeadLetterWorker

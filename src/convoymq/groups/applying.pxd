@@ -16,7 +16,7 @@ cdef class Applying:
     cdef public EntrySender sender
     cdef public Serving serving
     cdef public SnapshotTransfers snapshots
-    cdef public int64_t group
+    cdef public int64_t group, commit_latency_ms
     cdef public bint due
     cdef public dict timers
     @cython.locals(core=RaftCore, log=GroupLog, machine=object, commit=int64_t, index=int64_t,

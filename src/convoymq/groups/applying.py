@@ -43,6 +43,8 @@ class Applying:
         self.serving = replica.serving
         self.snapshots = replica.snapshots
         self.versions = replica.versions
+        #: Leader: time from making the entry that was applied last to applying it.
+        self.commit_latency_ms = 0
         #: The host will call `apply`.
         self.due = False
         #: Leader: when the machine wants to be told the time, ms.
@@ -97,9 +99,12 @@ class Applying:
         self.versions.propose_if_due()
         if self.sender.holding and core.commit_index == log.last_index:
             self.host.deferred.release_between()
-        if core.role == LEADER and not self.sender.notice_due:
-            self.sender.notice_due = True
-            self.host.mark_notice(replica)
+        if core.role == LEADER:
+            if term == core.term:
+                self.commit_latency_ms = self.host.clock.now_ms() - entry.time_ms
+            if not self.sender.notice_due:
+                self.sender.notice_due = True
+                self.host.mark_notice(replica)
 
     def _apply_other(self, entry: Entry) -> None:
         """An entry that is not the machine's. Raises UnsupportedVersion."""

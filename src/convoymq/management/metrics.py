@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from convoymq import __version__
@@ -15,6 +16,7 @@ from convoymq.queues.slices import in_slices
 
 if TYPE_CHECKING:
     from convoymq.groups.host import ReplicaHost
+    from convoymq.groups.replica import Replica
     from convoymq.trace.recorder import Traces
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -36,6 +38,15 @@ QUEUE_METRICS = (
     ("convoy_queue_deduplication_bytes", "deduplication_bytes"),
 )
 """Names of the gauges of a queue, and of its row's columns."""
+RAFT_METRICS: tuple[tuple[str, Callable[[Replica], float]], ...] = (
+    ("raft_term", lambda replica: replica.core.term),
+    ("raft_commit_index", lambda replica: replica.core.commit_index),
+    ("raft_last_applied", lambda replica: replica.last_applied),
+    ("raft_last_written_index", lambda replica: replica.log.written_index),
+    ("raft_snapshot_index", lambda replica: replica.log.snapshot_index),
+    ("raft_num_segments", lambda replica: len(replica.log.segments)),
+)
+"""Names of the gauges of a queue's replica on this node; sums where no queue is named."""
 
 
 def wants_open_metrics(accept: str) -> bool:
@@ -102,6 +113,7 @@ async def render(
     _process(text, broker, node_info)
     _topics(text, broker)
     _replication(text, broker)
+    await _raft(text, broker, per_object=per_object)
     if broker.traces is not None:
         _traces(text, broker.traces)
     for kind, name, labels, value in broker.edge_metrics():
@@ -259,6 +271,33 @@ def _replication(text: _Text, broker: Broker) -> None:
     text.counter("convoy_deliveries_proxied_total", proxied)
     _hosted(text, broker.host)
     _linked(text, broker)
+
+
+async def _raft(text: _Text, broker: Broker, *, per_object: bool) -> None:
+    """Writes what RabbitMQ tells of its Raft groups, here of the replicas on this node."""
+    host = broker.host
+    records = broker.metadata.tree.queue_index.by_group
+    found = [(records[group], host.groups[group]) for group in host.groups if group in records]
+    sums = dict.fromkeys((name for name, _ in RAFT_METRICS), 0.0)
+    latency = 0.0
+    async for record, replica in in_slices(found):
+        own = replica.applying.commit_latency_ms / 1000 if replica.is_leader else 0.0
+        latency = max(latency, own)
+        labels = {"vhost": record.vhost, "queue": record.name}
+        for name, read in RAFT_METRICS:
+            value = read(replica)
+            sums[name] += value
+            if per_object:
+                text.gauge(name, value, labels)
+        if per_object:
+            text.gauge("raft_commit_latency_seconds", own, labels)
+    if not per_object:
+        for name, total in sums.items():
+            text.gauge(name, total)
+        text.gauge("raft_commit_latency_seconds", latency)
+    text.gauge("raft_wal_files", host.storage.wal.generation)
+    text.gauge("raft_entries", host.counters.entries_appended)
+    text.gauge("raft_bytes_written", host.counters.bytes_appended)
 
 
 def _linked(text: _Text, broker: Broker) -> None:

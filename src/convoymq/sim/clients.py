@@ -75,6 +75,12 @@ class ClientConfig:
     """Of messages: they are to wait, where their queue serves that."""
     lose_chance: float = 0.0
     """Of those that close: their session is left behind."""
+    late_chance: float = 0.0
+    """Of a consumer: it acknowledges too late, so its channel gives back what it holds and ends
+    it."""
+    body_fixed: int = -1
+    """Size of all bodies behind what makes them one of a kind; -1 = each has its own. A queue
+    counts bytes exactly where they are equal."""
 
 
 class Workload:
@@ -149,6 +155,7 @@ class Channel:
         self._groups = Random(self.publisher ^ 0x6709)
         self._repeats = Random(self.publisher ^ 0xDED)
         self._delays = Random(self.publisher ^ 0xDE1A)
+        self._lates = Random(self.publisher ^ 0x1A7E)
         self._count = 0
         self._tag = 0
         self.unconfirmed: dict[int, bytes] = {}
@@ -233,8 +240,25 @@ class Channel:
         if chance(config.get_chance):
             self._gets += 1
             self.client.get(no_ack=chance(0.3))
+        if config.late_chance and self._lates.random() < config.late_chance:
+            self._end_late()
         if self.held and chance(config.settle_chance):
             self._settle_some()
+
+    def _end_late(self) -> None:
+        """Ends a consumer as an edge does that waited for its acknowledgements for too long."""
+        numbers = [n for n in self._consumers if n not in self._asked and not self._consumers[n]]
+        if not numbers:
+            return
+        number = self._lates.choice(sorted(numbers))
+        self._trace.add(self.name, f"consumer {number} is late")
+        self._renewed()
+        del self._consumers[number]
+        self._paused.discard(number)
+        self.client.end_consumer(number)
+        ids = self.held.pop(number, [])
+        if ids:
+            self.client.return_(number, ranges_of(ids), failed=False)
 
     def _pause(self, number: int) -> None:
         """Has the consumer's reader pause, or go on."""
@@ -270,6 +294,8 @@ class Channel:
             identity = self.publisher.to_bytes(4, "big") + self._count.to_bytes(8, "big")
             large = self._scheduler.chance(config.body_large_chance)
             size = self._scheduler.skewed(0, config.body_large_max if large else config.body_max)
+            if config.body_fixed >= 0:
+                size = config.body_fixed
             body = identity + bytes(size)
             if self.client.queue.refuses_publishes:
                 # What an edge answers by a nack.

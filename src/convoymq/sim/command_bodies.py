@@ -31,10 +31,14 @@ ReservationOp = TypedDict(
         "from": int,
         "upto": int,
         "failed": bool,
+        "messages": list[list[int]],
+        "if_unused": bool,
+        "if_empty": bool,
     },
     total=False,
 )
-"""An op on a reservation (ADR 0008)."""
+"""An op on a reservation (ADR 0008), or one of the queue itself: `cancel_scheduled`,
+`delete_check`."""
 
 
 class ChosenOp(TypedDict, total=False):
@@ -54,6 +58,9 @@ class ChosenOp(TypedDict, total=False):
 
 class OtherOps(Protocol):
     """Rules for ops that are none on reservations."""
+
+    open: dict[str, object]
+    """What has begun and is not complete: the queue is in use for as long."""
 
     def apply(self, model: DeliveryModel, session: Session, op: ReservationOp) -> bool:
         """Follows an op; False: it is not one of these."""

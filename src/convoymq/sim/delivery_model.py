@@ -19,6 +19,7 @@ from typing import NoReturn, cast
 from convoymq.kernels import batch
 from convoymq.kernels.entries import Entry
 from convoymq.queues.classic.records import headers_of, traits_of
+from convoymq.queues.reservations import MALFORMED
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 from convoymq.sim.command_bodies import CheckoutSpec, OtherOps, ReservationOp
 from convoymq.sim.delivery_parts import (
@@ -33,7 +34,7 @@ from convoymq.sim.delivery_parts import (
     name_of_consumer,
 )
 from convoymq.sim.ready_lines import LEVEL_DEFAULT, ReadyLines, group_of
-from convoymq.sim.records import RememberedIds, identity_of
+from convoymq.sim.records import RememberedIds, body_bytes_of, identity_of
 
 HandOut = tuple[int, int, int, Key, int, int]
 """(session, consumer, message id, message, acquired, failed): one message is given out."""
@@ -57,6 +58,8 @@ LIMITS = (
     "delayed_retry_min_ms",
     "delayed_retry_max_ms",
 )
+QUEUE_OPS = ("cancel_scheduled", "delete_check")
+"""Ops that are about the queue itself; before version 2 there are none."""
 TURN_MESSAGES_MAX = 256
 BUSY_TURN_MAX = 64
 SWEEP_MS = 100
@@ -99,6 +102,11 @@ class DeliveryModel(ReadyLines):
         self.refusing = False
         self.swept_ms = 0
         """Time at which messages left last because they had expired behind others."""
+        self.used_ms = 0
+        """When somebody used the queue last: a consumer or a reservation that went, a get, an
+        operation that ended; or since when it may be unused."""
+        self.unused = 0
+        """How often the last entry said that the queue was unused for too long."""
         self.sessions: dict[int, Session] = {}
         """In the order in which they began."""
         self.over: set[int] = set()
@@ -145,6 +153,7 @@ class DeliveryModel(ReadyLines):
         self.answers = []
         self.released = []
         self.touched = set()
+        self.unused = 0
         self.remembered.forget(self.time_ms)
         self._fire()
         self._expire()
@@ -242,15 +251,24 @@ class DeliveryModel(ReadyLines):
         elif kind == batch.CMD_SESSION_CLOSE:
             self._end(session)
         elif kind == batch.CMD_RESERVATION:
-            op = decode_map(batch.command_body(data, offset), count)
-            self._reservation(session, cast(ReservationOp, op))
+            op = cast(ReservationOp, decode_map(batch.command_body(data, offset), count))
+            users = self.reservation_count()
+            if not self._queue_op(session, op):
+                self._reservation(session, op)
+            if self.reservation_count() < users:
+                self.used_ms = self.time_ms
         elif kind != SESSION_OPEN:
             self.fail(f"the model has no rule for command {kind}")
 
     def _leader_command(self, kind: int, flags: int, arg: int, body: bytes) -> None:
         if kind == batch.CMD_TICK:
+            users = self.reservation_count()
             self._expire_reservations()
+            if self.reservation_count() < users:
+                self.used_ms = self.time_ms
             self._tick()
+            if self._is_unused():
+                self.unused += 1
         elif kind == batch.CMD_SESSION_DOWN:
             session = self.sessions.get(int.from_bytes(body[:8], "little"))
             if session is not None:
@@ -277,6 +295,38 @@ class DeliveryModel(ReadyLines):
         elif kind not in self.without_effect:
             self.fail(f"the model has no rule for command {kind} of a leader")
 
+    def _queue_op(self, session: Session, op: ReservationOp) -> bool:
+        """Follows a question to the queue itself; False: it is none."""
+        if op["op"] not in QUEUE_OPS:
+            return False
+        if not self._serves_attributes():
+            self._answer(session, APPLIED_REJECTED, MALFORMED)
+            return True
+        if op["op"] == "cancel_scheduled":
+            cancelled = 0
+            for due_ms, index, offset, record in op["messages"]:
+                waits = (due_ms, (index, offset, record))
+                if waits in self.scheduled:
+                    self.scheduled.remove(waits)
+                    self._move(self.messages[waits[1]], Place.PURGED)
+                    cancelled += 1
+            self._answer(session, APPLIED_OK, {"cancelled": cancelled})
+            return True
+        if op["if_unused"] and self.consumer_count() + self.reservation_count():
+            self._answer(session, APPLIED_REJECTED, "in_use")
+        elif op["if_empty"] and self._length():
+            self._answer(session, APPLIED_REJECTED, "not_empty")
+        else:
+            self._answer(session, APPLIED_OK, {"messages": len(self.ready())})
+        return True
+
+    def _is_unused(self) -> bool:
+        """Returns whether nobody has used the queue for as long as it may be unused."""
+        in_use = self.consumer_count() + self.reservation_count()
+        if in_use or (self.chosen is not None and self.chosen.open):
+            return False
+        return 0 <= self.limits["expires_ms"] <= self.time_ms - self.used_ms
+
     def _configure(self, changed: Mapping[str, int]) -> None:
         for name, value in changed.items():
             if name == "delivery_limit":
@@ -289,6 +339,8 @@ class DeliveryModel(ReadyLines):
                 if name == "expire_by_due" and int(value) <= 0:
                     self.swept_ms = 0
                 self.limits[name] = int(value)
+        if "expires_ms" in changed:
+            self.used_ms = self.time_ms
         self.remembered.forget(self.time_ms)
         if self.strategy != AT_LEAST_ONCE:
             self.kept.clear()
@@ -334,6 +386,7 @@ class DeliveryModel(ReadyLines):
             if known is not None and self.names_messages:
                 self.fail(f"{name_of(identity)} was accepted twice, first at {known}")
             message = Message(key, identity)
+            message.size = body_bytes_of(record)
             self.by_identity[identity] = key
             self.messages[key] = message
             self.places[Place.READY] += 1
@@ -426,14 +479,21 @@ class DeliveryModel(ReadyLines):
     def _keep_length(self) -> None:
         """Drops what would be next, or has publishers refused."""
         if self.limits["reject_publish"] > 0:
-            count, limit = self._length() + len(self.kept), self.limits["max_length"]
-            if 0 <= limit < count:
+            kept = self.kept.values()
+            filled = (
+                (self._length() + len(kept), self.limits["max_length"]),
+                (self._bytes() + sum(m.size for m in kept), self.limits["max_length_bytes"]),
+            )
+            if any(0 <= limit < count for count, limit in filled):
                 self.refusing = True
-            elif limit < 0 or count <= limit * 4 // 5:
+            elif all(limit < 0 or count <= limit * 4 // 5 for count, limit in filled):
                 self.refusing = False
             return
         self.refusing = False
-        while 0 <= self.limits["max_length"] < self._length():
+        while (
+            0 <= self.limits["max_length"] < self._length()
+            or 0 <= self.limits["max_length_bytes"] < self._bytes()
+        ):
             if self.ready():
                 message = self._pop()
             else:
@@ -444,6 +504,12 @@ class DeliveryModel(ReadyLines):
     def _length(self) -> int:
         """Returns how many messages are ready or blocked, or wait."""
         return len(self.ready()) + len(self.scheduled)
+
+    def _bytes(self) -> int:
+        """Returns the bytes of what is ready or blocked: what waits for a time does not count."""
+        if self.limits["max_length_bytes"] < 0:
+            return 0
+        return sum(message.size for message in self.ready())
 
     def _take(self) -> Message:
         """The next message: what came back goes before what is fresh, then by priority."""
@@ -557,6 +623,7 @@ class DeliveryModel(ReadyLines):
                 self._leave(message, Place.REJECTED)
 
     def _get(self, session: Session, *, settled: bool) -> None:
+        self.used_ms = self.time_ms
         if self.single_active:
             self._answer(session, APPLIED_REJECTED, "single_active")
         elif not self._has_ready():
@@ -608,6 +675,8 @@ class DeliveryModel(ReadyLines):
 
     def _retire(self, consumer: Consumer) -> None:
         """Nothing is given to it any more; it stays until it has settled what it holds."""
+        if consumer.number and not consumer.cancelled:
+            self.used_ms = self.time_ms
         consumer.cancelled = True
         if consumer in self.waiting:
             self.waiting.remove(consumer)
@@ -626,8 +695,11 @@ class DeliveryModel(ReadyLines):
 
     def _tick(self) -> None:
         """Nodes that are away for too long lose what they hold; nobody is to blame."""
+        timeout_ms = self.limits.get("consumer_disconnected_timeout_ms", -1)
+        if timeout_ms < 0:
+            timeout_ms = self.disconnect_timeout_ms
         for node, state in self.away.items():
-            if not state[1] and self.time_ms >= state[0] + self.disconnect_timeout_ms:
+            if not state[1] and self.time_ms >= state[0] + timeout_ms:
                 state[1] = 1
                 for consumer in self.consumers():
                     if consumer.node == node:

@@ -44,6 +44,7 @@ class Message:
         "level",
         "outs",
         "place",
+        "size",
         "waited",
     )
 
@@ -52,6 +53,8 @@ class Message:
         self.level = LEVEL_DEFAULT
         self.due_ms: int | None = None
         self.identity = identity
+        self.size = 0
+        """Bytes of its body."""
         self.group: bytes | None = None
         self.place = Place.READY
         self.holder: tuple[int, int, int] | None = None

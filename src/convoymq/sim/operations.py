@@ -61,6 +61,8 @@ CHOSEN_MAX = 24
 DELETE_CHANCE = 0.2
 REPEAT_CHANCE = 0.2
 CANCEL_CHANCE = 0.1
+QUESTION_CHANCE = 0.15
+"""Of what is asked: about the queue itself, not about chosen messages."""
 SHARE = 0.4
 """Of the seeds have operations."""
 SPEC = MoveSpec(to=QUEUE, queue=NAME).pack()
@@ -260,6 +262,7 @@ class ChosenModel:
             operation.next = len(operation.routed)
         if operation.counts["sealed"] and operation.first == operation.next:
             self.ended[id] = self.open.pop(id).counts
+            model.used_ms = model.time_ms
             if len(self.ended) > FINISHED_KEPT_MAX:
                 del self.ended[next(iter(self.ended))]
         return dict(operation.counts)
@@ -362,6 +365,9 @@ class Choosing:
         rng = self._world.arrivals.rng
         asked = self._asked.setdefault(group, [])
         draw = rng.random()
+        ask = self._world.questions.random()
+        if ask < QUESTION_CHANCE:
+            return self._question(node, group, ask < QUESTION_CHANCE / 2)
         if asked and draw < REPEAT_CHANCE:
             return rng.choice(asked[-4:])
         if asked and draw < REPEAT_CHANCE + CANCEL_CHANCE:
@@ -392,6 +398,29 @@ class Choosing:
                         for number in (index, offset, record, record)]  # fmt: skip
         asked.append(op)
         return op
+
+    def _question(self, node: SimNode, group: int, about: bool) -> dict[str, object] | None:
+        """Returns a command that asks whether the queue may be deleted, or that cancels what
+        waits; None = nothing waits that a replica knows of."""
+        rng = self._world.questions
+        if about:
+            conditions = {"if_unused": rng.random() < 0.5, "if_empty": rng.random() < 0.5}
+            return {"op": "delete_check", **conditions}
+        replica = node.host.groups.get(group)
+        machine = None if replica is None else replica.machine
+        if not isinstance(machine, QuorumMachine):
+            return None
+        waits = [
+            [due_ms, run[0], run[1], run[2] + i]
+            for due_ms, run in machine.waiting.rows()
+            for i in range(run[3])
+        ]
+        if not waits:
+            return None
+        chosen = rng.sample(waits, min(len(waits), rng.randrange(1, CHOSEN_MAX)))
+        # Some of them are named twice, and some wait at another time.
+        chosen += [[due_ms + 1, *place] for due_ms, *place in chosen[:1]] + chosen[:2]
+        return {"op": "cancel_scheduled", "messages": chosen}
 
     def _end(self, group: int) -> dict[str, object] | None:
         """Returns a command that ends an operation that was begun and is not complete; None = there

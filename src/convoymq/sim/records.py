@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+IDENTITY_BYTES = 12
+"""What a body begins with: publisher and number."""
 _SHORT_BEFORE_HEADERS = (1 << 15, 1 << 14)
 _HEADERS = 1 << 13
 _BYTES = (1 << 12, 1 << 11)
@@ -20,7 +22,13 @@ def identity_of(record: bytes) -> bytes:
     """Returns the first 12 bytes of a record's body: publisher and number."""
     at, header = _content_header(record)
     at += header + 1
-    return record[at + 7 : at + 19]
+    return record[at + 7 : at + 7 + IDENTITY_BYTES]
+
+
+def body_bytes_of(record: bytes) -> int:
+    """Returns the size of a record's body, as its content header says."""
+    at, _ = _content_header(record)
+    return int.from_bytes(record[at + 4 : at + 12], "big")
 
 
 def message_id_of(record: bytes) -> bytes:

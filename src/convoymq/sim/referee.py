@@ -7,6 +7,7 @@ and every delivery and answer that a client got. What it asserts:
 - the machine's deliveries are the model's, message by message, in the same order, under the same
   message ids and with the same counts; its answers and its counters too;
 - a message is accepted once, whatever was resent;
+- a queue is unused for too long when it is, and not before;
 - every turn is just (`DeliveryModel._check_turn`, `_check_activation`);
 - what a client receives is what the log gave it under that message id, and committed, with the
   right counts; it skips only what it does not hold any more;
@@ -21,7 +22,13 @@ from typing import NoReturn, Protocol
 
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER, Effect, Machine
+from convoymq.replication.machine import (
+    EFFECT_APPLIED,
+    EFFECT_DELIVER,
+    EFFECT_UNUSED,
+    Effect,
+    Machine,
+)
 from convoymq.sim.delivery_model import Answer, DeliveryModel, HandOut
 from convoymq.sim.delivery_parts import Key, Message, Place, name_of
 
@@ -112,6 +119,9 @@ class Referee:
         model.apply(index, data)
         self._check_deliveries(effects)
         self._check_answers(effects)
+        unused = sum(effect[0] == EFFECT_UNUSED for effect in effects)
+        if unused != model.unused:
+            self.fail(f"the queue is said {unused} times to be unused, not {model.unused}")
         for session, consumer, message_id, key, acquired, failed in model.hand_outs:
             handed = self.handed.setdefault((session, consumer), [])
             if message_id == 0:

@@ -39,6 +39,7 @@ from convoymq.sim.nodes import (
 )
 from convoymq.sim.operations import Arrivals, Choosing, ChosenModel
 from convoymq.sim.partitions import PartitionChannel, PartitionReferee
+from convoymq.sim.records import IDENTITY_BYTES
 from convoymq.sim.referee import GroupReferee, IndexedMachine, Referee
 from convoymq.sim.relays import RelayBook
 from convoymq.sim.reservations import ReservationChannel, ReservedReferee
@@ -54,6 +55,8 @@ POLICY_PAUSE = 0.8
 """Share of these times at which no policy changes."""
 LIMITED = 0.4
 """Share of the policies, where messages have attributes, with a limit of each kind."""
+MORE_LIMITS = 0.4
+"""Share of the worlds in which policies name bytes and times for nodes that are away."""
 ORDERS: tuple[dict[str, object], ...] = (
     {},
     {},
@@ -129,9 +132,14 @@ class World:
         self._window_rng = Random(plan.seed ^ 0xDED1)
         #: The same for retries.
         self._retry_rng = Random(plan.seed ^ 0x2E72)
+        #: The same for what only some worlds have of limits.
+        self._limit_rng = Random(plan.seed ^ 0x11417)
+        self._has_more_limits = self._limit_rng.random() < MORE_LIMITS
         self.moved: set[bytes] = set()
         """Identities of the dead letters that their target has taken."""
         self.arrivals = Arrivals(self)
+        #: Of its own as well: questions to queues themselves.
+        self.questions = Random(plan.seed ^ 0xA5C)
         self.chosen: dict[int, ChosenModel] = {}
         #: Group -> its effective settings, as the metadata would have them.
         self.policies: dict[int, dict[str, object]] = {}
@@ -231,6 +239,19 @@ class World:
             window["deduplication-time"] = draw.choice((1, 50, 1_000, 60_000))
         return window
 
+    def _draw_limits(self) -> dict[str, object]:
+        """Returns limits by bytes, and for how long nodes may be away."""
+        draw = self._limit_rng
+        limits: dict[str, object] = {}
+        body = self.plan.clients.body_fixed
+        if body >= 0 and draw.random() < LIMITED:
+            one = IDENTITY_BYTES + body
+            limits["max-length-bytes"] = draw.choice((0, one - 1, 5 * one, 40 * one + 1))
+            limits["overflow"] = draw.choice(("drop-head", "reject-publish"))
+        if draw.random() < LIMITED:
+            limits["consumer-disconnected-timeout"] = draw.choice((0, 200, 2_000))
+        return limits
+
     def _draw_retry(self) -> dict[str, object]:
         """Returns which messages that come back wait, and for how long."""
         draw = self._retry_rng
@@ -262,6 +283,8 @@ class World:
         policy |= order.choice(ORDERS)
         if self.plan.clients.attribute_chance and order.random() < LIMITED:
             policy["message-expiry"] = "due"
+        if self._has_more_limits:
+            policy.update(self._draw_limits())
         if self.plan.clients.repeat_chance:
             policy.update(self._draw_window())
         if self.plan.clients.delay_chance:

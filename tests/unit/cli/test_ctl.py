@@ -594,3 +594,101 @@ def test_files_of_others_are_not_overwritten(
 def test_a_switch_without_a_value_is_a_flag() -> None:
     assert Switch("dry-run").usage == "[--dry-run]"
     assert Switch("rate", int).usage == "[--rate <rate>]"
+
+
+# --- reports ---------------------------------------------------------------------------------
+
+
+def test_memory_is_shown_by_what_takes_it(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = {"binary": 250_000_000, "other_proc": 750_000_000}
+    api.has("nodes/n1/memory", {"memory": {**parts, "strategy": "rss", "total": {"rss": 10**9}}})
+    assert run("-q", "memory_breakdown", tool=DIAGNOSTICS) == 0
+    assert printed(capsys)[0] == "other_proc: 0.75 gb (75.0%)\nbinary: 0.25 gb (25.0%)\n"
+    assert run("-q", "memory_breakdown", "--unit", "MB", tool=DIAGNOSTICS) == 0
+    assert printed(capsys)[0].splitlines()[1] == "binary: 250 mb (25.0%)"
+    assert run("memory_breakdown", "--formatter", "json", tool=DIAGNOSTICS) == 0
+    found = json.loads(printed(capsys)[0])
+    assert found["binary"] == {"bytes": 250_000_000, "percentage": 25.0}
+    assert run("memory_breakdown", "--unit", "kb", tool=DIAGNOSTICS) == 64
+    assert "Please use one of: bytes, mb, gb" in printed(capsys)[1]
+
+
+def test_queues_that_do_not_answer_are_listed(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.has("queues/%2F", [QUEUE, {**QUEUE, "name": "lost", "state": "minority", "node": "n2"}])
+    assert run("list_unresponsive_queues") == 0
+    assert printed(capsys)[0] == "Listing unresponsive queues for vhost / ...\nname\nlost\n"
+    assert run("-s", "list_unresponsive_queues", "name,state", tool=DIAGNOSTICS) == 0
+    assert printed(capsys)[0] == "lost\tminority\n"
+    assert run("-s", "list_unresponsive_queues", "--local") == 0
+    assert printed(capsys)[0] == ""
+
+
+def test_a_report_has_every_list_and_says_what_is_missing(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = {"name": "n1", "id": 1, "running": True, "release": "r", "os_pid": 1, "proc_used": 1,
+            "proc_total": 2, "run_queue": 0, "net_ticktime": 60, "mem_used": 5, "mem_limit": 9,
+            "fd_used": 1, "fd_total": 2, "sockets_used": 0, "sockets_total": 2, "disk_free": 9,
+            "disk_free_limit": 1, "connections": 0, "uptime": 3}  # fmt: skip
+    api.has("nodes", [node])
+    api.has("nodes/n1", node)
+    api.has("overview", {"cluster_name": "c", "rabbitmq_version": "4.3.0", "product_name": "p",
+                         "product_version": "v", "object_totals": {"queues": 1},
+                         "listeners": []})  # fmt: skip
+    api.has("health/checks/alarms", {"status": "ok"})
+    api.has("feature-flags", [])
+    api.has("vhosts", [{"name": "/"}])
+    api.has("queues/%2F", [QUEUE])
+    assert run("report") == 0
+    text = printed(capsys)[0]
+    assert text.startswith("Reporting server status of node n1 ...\nStatus\n\nRuntime")
+    for title in ("Cluster status", "list_connections", "list_queues -p /", "list_policies -p /"):
+        assert f"\n{title}\n\n" in text
+    assert "\nq\tquorum" in text or "\nq\t" in text
+
+
+def test_certificates_that_end_are_named(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.has("health/checks/certificate-expiration/4/weeks", {"status": "ok"})
+    assert run("-q", "check_certificate_expiration", tool=DIAGNOSTICS) == 0
+    assert printed(capsys)[0] == "No certificates are expiring within 4 weeks.\n"
+    row = {"protocol": "amqp/ssl", "port": "5671", "certfile": "c.pem",
+           "certfile_expires_on": "2027-01-01 00:00:00"}  # fmt: skip
+    api.has("health/checks/certificate-expiration/1/years", {"expired": [row]}, 503)
+    words = ("check_certificate_expiration", "--within", "1", "--unit", "years")
+    assert run("-q", *words, tool=DIAGNOSTICS) == 69
+    assert "amqp/ssl on port 5671: c.pem ends on 2027-01-01" in printed(capsys)[1]
+    assert run(*words[:-1], "hours", tool=DIAGNOSTICS) == 64
+
+
+@pytest.mark.parametrize("tool", [QUEUES, DIAGNOSTICS])
+def test_checks_of_mirrors_succeed(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], tool: str
+) -> None:
+    api.has("nodes", [{"name": "n1", "id": 1}, {"name": "n2", "id": 2}])
+    api.has("health/checks/node-is-mirror-sync-critical", {"status": "ok"})
+    assert run("-q", "check_if_node_is_mirror_sync_critical", tool=tool) == 0
+    assert "reported no classic mirrored queues" in printed(capsys)[0]
+    api.has("policies", [{"name": "p", "definition": {"max-length": 1}}])
+    api.has("operator-policies", [])
+    assert run("-q", "check_if_cluster_has_classic_queue_mirroring_policy", tool=tool) == 0
+    api.has("operator-policies", [{"name": "o", "definition": {"ha-mode": "all"}}])
+    assert run("-q", "check_if_cluster_has_classic_queue_mirroring_policy", tool=tool) == 69
+
+
+def test_after_an_upgrade_leaders_are_spread(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.takes("POST", "rebalance/queues")
+    api.has("convoy/rebalance", {"running": False, "ended": "done", "failed": "",
+                                 "leaders": {"n1": 2}})  # fmt: skip
+    assert run("post_upgrade", tool=UPGRADE) == 0
+    assert printed(capsys)[0].splitlines() == [
+        "Executing post upgrade tasks...", "Re-balancing leaders of quorum queues...",
+        "Node name\tNumber of quorum queues", "n1\t2",
+    ]  # fmt: skip
+    assert api.asked[0][2] == {
+        "type": "all", "vhost_pattern": ".*", "queue_pattern": ".*", "by": "count", "rate": 50,
+        "dry_run": False,
+    }  # fmt: skip

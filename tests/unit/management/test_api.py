@@ -371,6 +371,23 @@ async def test_metrics_name_what_dashboards_ask_for(cluster: FakeCluster) -> Non
         assert (await metrics.get("/")).status_code == 404
 
 
+async def test_raft_is_told_under_the_names_of_rabbitmq(cluster: FakeCluster) -> None:
+    await cluster.queue(1, "q")
+    broker = cluster.nodes[1].broker
+    group = next(group for group in broker.host.groups if group > 0)
+    replica = broker.host.groups[group]
+    replica.applying.commit_latency_ms = 25
+    text = await render(broker, {})
+    assert f"rabbitmq_raft_term {replica.core.term}\n" in text
+    assert f"rabbitmq_raft_commit_index {replica.core.commit_index}\n" in text
+    assert f"rabbitmq_raft_last_applied {replica.last_applied}\n" in text
+    assert "rabbitmq_raft_commit_latency_seconds 0.025\n" in text
+    per_object = await render(broker, {}, per_object=True)
+    labels = '{vhost="/",queue="q"}'
+    assert f"rabbitmq_raft_last_written_index{labels} {replica.log.written_index}\n" in per_object
+    assert f"rabbitmq_raft_num_segments{labels} {len(replica.log.segments)}\n" in per_object
+
+
 async def test_others_have_their_turns_while_lines_of_queues_are_made(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,11 @@ async def test_feature_flags_are_the_versions_of_machines(
         rows = await ask(accesses[1], "GET", "feature-flags")
         flags = {row["name"]: row["state"] for row in rows}
         assert flags["metadata_version_2"] == state
+    # Without a queue of a kind, what every node supports is enabled.
+    assert flags["quorum_version_2"] == "disabled"
+    cluster.nodes[1].host.floor_of = lambda _kind: 2
+    rows = await ask(accesses[1], "GET", "feature-flags")
+    assert {row["name"]: row["state"] for row in rows}["quorum_version_2"] == "enabled"
 
 
 async def test_every_member_of_a_queue_tells_of_its_log(

@@ -74,8 +74,16 @@ async def test_lists_that_tools_expect_are_there(
     for path in ("/feature-flags", "/deprecated-features", "/extensions"):
         assert isinstance(await ok(api.get(path)), list)
     (node, *_) = await ok(api.get("/nodes"))
-    memory = await ok(api.get(f"/nodes/{node['name']}/memory"))
-    assert memory["memory"]["total"]["rss"] >= 0
+    await cluster.queue(1, "quorum", arguments={"x-queue-type": "quorum"})
+    storage = cluster.nodes[1].host.storage
+    storage.memory_bytes, storage.cache_bytes = 100, 20
+    memory = (await ok(api.get(f"/nodes/{node['name']}/memory")))["memory"]
+    assert memory["binary"] == 120
+    assert memory["total"]["rss"] >= memory["other_proc"] >= 0
+    assert memory.keys() == {
+        "binary", "other_proc", "quorum_queue_procs", "stream_queue_procs", "strategy", "total",
+    }  # fmt: skip
+    assert (await ok(api.get("/nodes/n2/memory")))["memory"].keys() == {"strategy", "total"}
     await ok(api.get("/nodes/nobody/memory"), 404)
 
 

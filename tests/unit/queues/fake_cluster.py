@@ -17,7 +17,7 @@ import structlog
 from convoymq.broker.facade import Broker
 from convoymq.broker.settings import BrokerSettings
 from convoymq.groups.group_time import GroupTime
-from convoymq.groups.status import GroupStatus
+from convoymq.groups.status import GroupStatus, HostCounters
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
 from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame_header
@@ -92,8 +92,10 @@ class FakeHost:
         self.stopped: dict[int, Any] = {}
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.storage = SimpleNamespace(
-            turn_wal=lambda: 0, has_emptied=lambda _: True, release_memory=lambda _: None
-        )
+            turn_wal=lambda: 0, has_emptied=lambda _: True, release_memory=lambda _: None,
+            wal=SimpleNamespace(generation=1), memory_bytes=0, cache_bytes=0,
+        )  # fmt: skip
+        self.counters = HostCounters()
         self.lines: dict[int, list[Any]] = {}
         """Node -> who waits for room on the link to it."""
 
@@ -109,7 +111,8 @@ class FakeHost:
         known = self.cluster.groups.setdefault(group, Group(group, leader_hint or members[0]))
         replica = SimpleNamespace(machine=machine, is_leader=known.leader == self.node)
         replica.members = tuple(members)
-        replica.log = SimpleNamespace(last_index=0, snapshot_index=0)
+        replica.log = SimpleNamespace(last_index=0, snapshot_index=0, written_index=0, segments=[])
+        replica.applying = SimpleNamespace(commit_latency_ms=0)
         replica.open_term = lambda: None
         replica.is_live = lambda node: node in known.replicas
         replica.last_applied = 0
@@ -118,7 +121,7 @@ class FakeHost:
         replica.time = GroupTime(LoopClock())
         replica.election_timer = SimpleNamespace(campaign=lambda: None)
         replica.core = SimpleNamespace(
-            lost_state=False, quarantined=False, progress={}, commit_index=0, peers=[],
+            lost_state=False, quarantined=False, term=1, progress={}, commit_index=0, peers=[],
             transfer_target=0, members=Membership(frozenset(members)),
             changes=SimpleNamespace(refusal_of=lambda _members: "members do not change here"),
         )  # fmt: skip

@@ -8,6 +8,7 @@ from convoymq.cli.ctl.command import UPGRADE, Command, Invocation
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Problem
 from convoymq.cli.ctl.listeners import nodes_of
 from convoymq.cli.ctl.outputs import Output, Text
+from convoymq.cli.ctl.queues import rebalance
 
 WAIT_S = 120
 POLL_S = 0.5
@@ -53,6 +54,12 @@ def await_quorum(invocation: Invocation) -> Output:
         time.sleep(POLL_S)
 
 
+def post_upgrade(invocation: Invocation) -> Output:
+    """Spreads the leaders over the nodes: all that an upgrade leaves to do."""
+    invocation.words["type"] = "all"
+    return rebalance(invocation)
+
+
 COMMANDS = (
     Command(
         name="drain",
@@ -87,5 +94,12 @@ COMMANDS = (
         banner="Will wait for a quorum + 1 of nodes to be online for all quorum queues for "
         "{timeout} seconds...",
         run=await_quorum,
+    ),
+    Command(
+        name="post_upgrade",
+        summary="Runs post-upgrade tasks",
+        tools=(UPGRADE,),
+        banner="Executing post upgrade tasks...",
+        run=post_upgrade,
     ),
 )

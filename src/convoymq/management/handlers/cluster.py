@@ -98,13 +98,19 @@ def _check_own_node(call: Call) -> None:
 @routes.listing("feature-flags")
 async def feature_flags(call: Call) -> list[JsonObject]:
     """Lists the features that wait until every node supports them: the versions of the machines
-    after their first. Those of queues are enabled when every queue of this node has them."""
+    after their first. Those of queues are enabled when every queue of this node has them; where
+    there is none, when every node of the cluster supports them."""
+    host = call.broker.host
+    in_force = {
+        kind: known.get("in_force_min", host.floor_of(kind))
+        for kind, known in machine_versions(call.broker).items()
+    }
     return [
         {
             "name": f"{kind}_version_{version}",
             "desc": f"Version {version} of the rules of {kind}",
             "doc_url": "",
-            "state": "enabled" if known.get("in_force_min", 0) >= version else "disabled",
+            "state": "enabled" if in_force[kind] >= version else "disabled",
             "stability": "stable",
             "provided_by": "convoymq",
         }

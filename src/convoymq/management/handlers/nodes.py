@@ -11,13 +11,18 @@ from convoymq.management import resources
 from convoymq.management.bodies import ApiError, bad_request
 from convoymq.management.call import DONE, Call, Status, object_not_found
 from convoymq.management.fields import number, object_in
+from convoymq.management.json_values import count_in
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import ForgetNode
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.json import JsonObject
+from convoymq.queues.slices import in_slices
 from convoymq.replication import versions as supported
 
 routes = Routes()
+
+MEMORY_OF_KINDS = {"quorum": "quorum_queue_procs", "stream": "stream_queue_procs"}
+"""Kind of machine -> RabbitMQ's name for what the indexes of such queues take."""
 
 
 @routes.listing("nodes")
@@ -37,8 +42,24 @@ async def node(call: Call) -> JsonObject:
 
 @routes.add("GET", "nodes/{node}/memory")
 async def node_memory(call: Call) -> JsonObject:
+    """Tells what takes the memory of this node; of others the total. What is not counted is in
+    `other_proc`."""
     row = await node(call)
-    return {"memory": {"total": {"rss": row.get("mem_used", 0)}}}
+    total = count_in(row, "mem_used")
+    found: JsonObject = {"strategy": "rss", "total": {"rss": total}}
+    broker = call.broker
+    if row["name"] != broker.node_name:
+        return {"memory": found}
+    parts = dict.fromkeys(MEMORY_OF_KINDS.values(), 0)
+    async for replica in in_slices(list(broker.host.groups.values())):
+        name = MEMORY_OF_KINDS.get(replica.machine.KIND)
+        index_bytes = getattr(replica.machine, "memory_bytes", None)
+        if name is not None and index_bytes is not None:
+            parts[name] += index_bytes()
+    storage = broker.host.storage
+    parts["binary"] = storage.memory_bytes + storage.cache_bytes
+    parts["other_proc"] = max(0, total - sum(parts.values()))
+    return {"memory": {**parts, **found}}
 
 
 @routes.add("DELETE", "convoy/nodes/{node}")
