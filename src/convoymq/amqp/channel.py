@@ -35,7 +35,7 @@ from convoymq.amqp.timeouts import AcknowledgementTimeouts
 from convoymq.amqp.transactions import Transaction
 from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget
-from convoymq.kernels.channel_codec import ChannelCodec, ConsumerDeliveries
+from convoymq.kernels.channel_codec import CHANNEL_CLOSING, ChannelCodec, ConsumerDeliveries
 from convoymq.kernels.content import (
     RECORD_ASKS,
     RECORD_GROUPED,
@@ -437,19 +437,19 @@ class Channel:
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """See `ClientEvents`."""
-        found = self.by_number.get(delivery.consumer)
-        if self.closed or found is None or self.codec.state == channel_codec.CHANNEL_CLOSING:
+        consumer, _, _, _, _, count, acquired_count, _ = delivery
+        found = self.by_number.get(consumer)
+        if self.closed or found is None or self.codec.state == CHANNEL_CLOSING:
             return
         counters = self.broker.counters
-        count = delivery.messages
         if found.deliveries.no_ack:
             counters.delivered_no_ack += count
         else:
             counters.delivered += count
-        if delivery.acquired_count:
+        if acquired_count:
             counters.redelivered += count
         deliveries = self.deliveries
-        overtakes = any(held[0] is found for held in deliveries.held)
+        overtakes = deliveries.held and any(held[0] is found for held in deliveries.held)
         if not overtakes and deliveries.room(found) >= count:
             deliveries.deliver(found, delivery)
             return

@@ -28,13 +28,15 @@ cdef class _Socket:
     cdef Py_ssize_t out_from
     cdef Py_ssize_t out_to
     cdef public bint closed
+    # Whoever watches the socket was told that it waits to write.
+    cdef public bint awaits_write
     cdef public uint64_t bad
     cdef public list others
     cdef public bint measuring
     cdef void flush(self) noexcept
     cdef bint room(self, Py_ssize_t n) noexcept
     cdef bint receive(self) except *
-    cdef int scan(self) except *
+    cdef int scan(self, unsigned char* p, Py_ssize_t n) except *
     cdef int handle(self, int type, unsigned char* p, Py_ssize_t n, int channel) except *
     cdef int other(self, int type, unsigned char* p, Py_ssize_t n, int channel) except *
 

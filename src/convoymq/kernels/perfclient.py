@@ -17,6 +17,8 @@ _STAMP = cython.declare(cython.Py_ssize_t, 16)
 _INPUT = cython.declare(cython.Py_ssize_t, 262144)
 _OUTPUT = cython.declare(cython.Py_ssize_t, 262144)
 _BUCKETS = cython.declare(cython.Py_ssize_t, 2048)
+# What was read last, of any client: a thousand input buffers would not stay in the cache.
+_read = cython.declare(cython.p_uchar, cython.NULL)
 
 
 @cython.cfunc
@@ -174,9 +176,12 @@ class _Socket:
     """Buffers of one connection and a scanner of whole frames."""
 
     def __cinit__(self):
+        global _read
         self.input = cython.cast(cython.p_uchar, stdlib.malloc(_INPUT))
         self.output = cython.cast(cython.p_uchar, stdlib.malloc(_OUTPUT))
-        if self.input == cython.NULL or self.output == cython.NULL:
+        if _read == cython.NULL:
+            _read = cython.cast(cython.p_uchar, stdlib.malloc(_INPUT))
+        if self.input == cython.NULL or self.output == cython.NULL or _read == cython.NULL:
             raise MemoryError
         self.filled = 0
         self.out_size = _OUTPUT
@@ -239,17 +244,18 @@ class _Socket:
 
     @cython.cfunc
     def receive(self) -> cython.bint:
-        """Reads once and handles every whole frame; False when the socket had nothing."""
-        n: cython.Py_ssize_t = cext.recv(
-            self.fd, self.input + self.filled, _INPUT - self.filled, cext.MSG_DONTWAIT
-        )
+        """Reads once and handles every whole frame; False when the socket has no more for now."""
+        kept: cython.Py_ssize_t = self.filled
+        room: cython.Py_ssize_t = _INPUT - kept
+        n: cython.Py_ssize_t = cext.recv(self.fd, _read + kept, room, cext.MSG_DONTWAIT)
         if n <= 0:
             if n == 0 or (errno.errno != errno.EAGAIN and errno.errno != errno.EINTR):
                 self.closed = True
             return False
-        self.filled += n
-        self.scan()
-        return True
+        if kept:
+            string.memcpy(_read, self.input, kept)
+        self.scan(_read, kept + n)
+        return n == room
 
     def feed(self, data: bytes):
         """Takes bytes that were read before the kernel got the socket."""
@@ -257,15 +263,14 @@ class _Socket:
         if n > _INPUT - self.filled:
             raise ValueError("more bytes than the input buffer holds")
         string.memcpy(self.input + self.filled, cython.cast(cython.p_char, data), n)
-        self.filled += n
-        self.scan()
+        self.scan(self.input, self.filled + n)
 
     @cython.cfunc
-    def scan(self) -> cython.int:
+    def scan(self, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
+        """Handles the whole frames of n bytes and keeps what is left."""
         at: cython.Py_ssize_t = 0
-        p: cython.p_uchar = self.input
         size: cython.Py_ssize_t
-        while self.filled - at >= 8:
+        while n - at >= 8:
             size = (
                 (cython.cast(uint32_t, p[at + 3]) << 24)
                 | (p[at + 4] << 16)
@@ -276,7 +281,7 @@ class _Socket:
                 self.bad += 1
                 self.closed = True
                 return 0
-            if self.filled - at < size + 8:
+            if n - at < size + 8:
                 break
             if p[at + size + 7] != 206:
                 self.bad += 1
@@ -284,9 +289,9 @@ class _Socket:
                 return 0
             self.handle(p[at], p + at + 7, size, (p[at + 1] << 8) | p[at + 2])
             at += size + 8
-        if at:
-            string.memmove(self.input, self.input + at, self.filled - at)
-            self.filled -= at
+        self.filled = n - at
+        if self.filled and p + at != self.input:
+            string.memmove(self.input, p + at, self.filled)
         return 0
 
     @cython.cfunc
@@ -444,8 +449,7 @@ class Publisher(_Socket):
 
     def on_readable(self):
         while not self.closed and self.receive():
-            if self.filled == 0:
-                break
+            pass
 
     def on_writable(self):
         self.flush()
@@ -530,8 +534,7 @@ class Consumer(_Socket):
 
     def on_readable(self):
         while not self.closed and self.receive():
-            if self.filled == 0:
-                break
+            pass
         self.flush()
 
     def on_writable(self):
@@ -631,3 +634,21 @@ class Consumer(_Socket):
             if self.unacked >= self.ack_every:
                 self.ack()
         return 0
+
+
+def work_through(events: list, workers: dict):
+    """Has clients read and write as epoll says. `workers`: descriptor → client.
+
+    Returns the descriptors of those that need a look: they have control frames, are closed, or have
+    begun or ceased to wait until they may write."""
+    found: list = []
+    for fd, what in events:
+        worker: _Socket = workers[fd]
+        if what & 4:
+            worker.on_writable()
+        if what & ~4:
+            worker.on_readable()
+        waits: cython.bint = worker.out_to > worker.out_from
+        if worker.closed or waits != worker.awaits_write or len(worker.others):
+            found.append(fd)
+    return found

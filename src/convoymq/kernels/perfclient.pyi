@@ -1,6 +1,6 @@
 """The hot loops of `convoy perf`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 STAMP_SIZE: int
 
@@ -22,6 +22,7 @@ class Ledger:
 class _Socket:
     fd: int
     closed: bool
+    awaits_write: bool
     bad: int
     others: list[tuple[int, int, bytes]]
     measuring: bool
@@ -73,3 +74,7 @@ class Consumer(_Socket):
     ) -> None: ...
     def connect(self, fd: int) -> None: ...
     def ack_all(self) -> None: ...
+
+def work_through(
+    events: list[tuple[int, int]], workers: Mapping[int, Publisher | Consumer]
+) -> list[int]: ...

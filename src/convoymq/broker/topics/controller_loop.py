@@ -112,6 +112,8 @@ class ControllerLoop:
         self._due: set[TopicKey] = set()
         self._under_way: set[object] = set()
         """Proposals, commands and questions without an answer: they are not sent twice."""
+        self._recording: dict[TopicKey, set[int]] = {}
+        """Partitions whose seals are proposed."""
         self._is_called = False
 
     # --- when ------------------------------------------------------------------------------
@@ -141,6 +143,7 @@ class ControllerLoop:
             self._term = -1
             self._controllers.clear()
             self._due.clear()
+            self._recording.clear()
             return
         if self._term != self._store.term:
             self._begin_term()
@@ -153,6 +156,7 @@ class ControllerLoop:
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._controllers.clear()
         self._under_way.clear()
+        self._recording.clear()
         for vhost in self._store.tree.vhosts.values():
             self._due.update(TopicKey(vhost.name, name) for name in vhost.topics)
 
@@ -197,20 +201,20 @@ class ControllerLoop:
 
     def _propose(self, key: TopicKey, controller: Controller, command: TopicCommand) -> None:
         self._submit(key, command)
-        if isinstance(command, RecordSeal) and self._is_last_seal(controller, command):
+        if isinstance(command, RecordSeal) and self._is_last_seal(key, controller, command):
             change = controller.state.running
             assert change is not None
             self._submit(key, ToPhase(change.change_id, change.attempt, Phase.SEALED))
             self._submit(key, Publish(change.change_id, self._now_ms()))
 
-    @staticmethod
-    def _is_last_seal(controller: Controller, command: RecordSeal) -> bool:
-        """Returns whether the change can be published when this seal is recorded."""
+    def _is_last_seal(self, key: TopicKey, controller: Controller, command: RecordSeal) -> bool:
+        """Returns whether the change can be published when this seal, which was proposed, is
+        recorded. Seals that were proposed before it are recorded before it."""
         change = controller.state.running
         if change is None or change.change_id != command.change_id:
             return False
-        missing = set(change.sources) - change.seals.keys()
-        return change.phase is Phase.SEALING and change.is_ready and missing == {command.pid}
+        missing = set(change.sources) - change.seals.keys() - self._recording.get(key, set())
+        return change.phase is Phase.SEALING and change.is_ready and not missing
 
     def _submit(self, key: TopicKey, command: TopicCommand) -> None:
         # A repeat has another time.
@@ -219,9 +223,14 @@ class ControllerLoop:
         if proposal in self._under_way:
             return
         self._under_way.add(proposal)
+        sealed = command.pid if isinstance(command, RecordSeal) else None
+        if sealed is not None:
+            self._recording.setdefault(key, set()).add(sealed)
 
         def done(reply: object, error: BrokerError | None) -> None:
             self._under_way.discard(proposal)
+            if sealed is not None:
+                self._recorded(key, sealed)
             if error is not None or reply:
                 log.debug(
                     "topics.step_refused",
@@ -234,6 +243,13 @@ class ControllerLoop:
             done,
             PROPOSAL_TIMEOUT_MS,
         )
+
+    def _recorded(self, key: TopicKey, pid: int) -> None:
+        """A proposed seal has an answer."""
+        pids = self._recording.get(key, set())
+        pids.discard(pid)
+        if not pids:
+            self._recording.pop(key, None)
 
     # --- targets ---------------------------------------------------------------------------
 

@@ -28,7 +28,14 @@ from convoymq.cli.perf.connection import (
     stamp_position,
 )
 from convoymq.cli.perf.processes import BrokerProcesses
-from convoymq.kernels.perfclient import Consumer, Histogram, Ledger, Publisher, clock_us
+from convoymq.kernels.perfclient import (
+    Consumer,
+    Histogram,
+    Ledger,
+    Publisher,
+    clock_us,
+    work_through,
+)
 
 RECONNECT_PAUSE_S = 0.05
 IDLE_WAIT_S = 0.05
@@ -178,9 +185,9 @@ class Run:
             *self.publishers,
             *self.consumers,
         ]
-        #: Of many clients: who has a socket, and whether it waits to write.
-        self._polled: dict[int, tuple[_Client, Publisher | Consumer]] = {}
-        self._writing: set[int] = set()
+        #: Of many clients: who has a socket.
+        self._polled: dict[int, Publisher | Consumer] = {}
+        self._owners: dict[int, _Client] = {}
         self._epoll = select.epoll() if len(self._workers) >= POLLED_MIN else None
         #: Clients without a connection.
         self._away = len(self._workers)
@@ -257,8 +264,9 @@ class Run:
         client.connection = connection
         self._away -= 1
         if self._epoll is not None:
-            self._polled[worker.fd] = (client, worker)
-            self._writing.discard(worker.fd)
+            self._polled[worker.fd] = worker
+            self._owners[worker.fd] = client
+            worker.awaits_write = False
             self._epoll.register(worker.fd, select.EPOLLIN)
 
     def _reconnect(self) -> None:
@@ -289,6 +297,7 @@ class Run:
         if worker.closed and client.connection is not None:
             # Closing it ends its registration, too.
             self._polled.pop(worker.fd, None)
+            self._owners.pop(worker.fd, None)
             client.connection.socket.close()
             client.connection = None
             self._away += 1
@@ -451,30 +460,23 @@ class Run:
     def _wait_polled(self, epoll: select.epoll, timeout: float) -> None:
         """Of many clients: a turn costs as much as there is to do."""
         for _, publisher in self.publishers:
-            if publisher.wants_write and publisher.fd not in self._writing:
+            if publisher.wants_write and not publisher.awaits_write:
                 self._want(epoll, publisher)
         events = epoll.poll(timeout)
-        for fd, what in events:
-            client, worker = self._polled[fd]
-            if what & select.EPOLLOUT:
-                worker.on_writable()
-            if what & ~select.EPOLLOUT:
-                worker.on_readable()
-            if worker.others or worker.closed:
-                self._check(client, worker)
-            if not worker.closed and worker.wants_write != (fd in self._writing):
+        for fd in work_through(events, self._polled):
+            worker = self._polled[fd]
+            self._check(self._owners[fd], worker)
+            if not worker.closed and worker.wants_write != worker.awaits_write:
                 self._want(epoll, worker)
         if not events:
             self._acknowledge_rests()
 
-    def _want(self, epoll: select.epoll, worker: Publisher | Consumer) -> None:
+    @staticmethod
+    def _want(epoll: select.epoll, worker: Publisher | Consumer) -> None:
         """Has the kernel tell when a client may write, or no more."""
-        if worker.wants_write:
-            self._writing.add(worker.fd)
-            epoll.modify(worker.fd, select.EPOLLIN | select.EPOLLOUT)
-        else:
-            self._writing.discard(worker.fd)
-            epoll.modify(worker.fd, select.EPOLLIN)
+        worker.awaits_write = worker.wants_write
+        wanted = select.EPOLLIN | (select.EPOLLOUT if worker.awaits_write else 0)
+        epoll.modify(worker.fd, wanted)
 
     def _acknowledge_rests(self) -> None:
         for _, consumer in self.consumers:

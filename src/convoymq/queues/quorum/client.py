@@ -414,7 +414,7 @@ class QuorumClient(SessionClient):
         from that message id on; -1: they come from the log, which does not say."""
         if self.closed:
             return
-        consumer = delivery.consumer
+        consumer, first_id, _, _, _, count, _, _ = delivery
         known = self._consumers.get(consumer)
         if known is None:
             return
@@ -429,9 +429,9 @@ class QuorumClient(SessionClient):
             known.asked = True
             return
         expected = known.next_id
-        first_id = delivery.first_id
+        end = first_id + count
         if first_id != expected:
-            if first_id + delivery.messages <= expected:
+            if end <= expected:
                 return
             if first_id < expected:
                 delivery = delivery.without(expected - first_id)
@@ -443,9 +443,9 @@ class QuorumClient(SessionClient):
                 else:
                     self._ask(consumer, known)
                 return
-        known.next_id = first_id + delivery.messages
+        known.next_id = end
         if known.cancelled:
-            self._return(consumer, (first_id, known.next_id - 1), failed=False)
+            self._return(consumer, (first_id, end - 1), failed=False)
             return
         self._events.on_deliver(self, delivery)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.broker.topics.controller_loop import ControllerLoop
+from convoymq.broker.topics.controller_loop import ControllerLoop, TopicKey
 from convoymq.metadata.records import TopicRecord
 from convoymq.model.errors import PreconditionFailed, Unavailable
 from convoymq.queues.partition.queue import PartitionQueue
@@ -17,6 +17,7 @@ from convoymq.topics.changes import Phase
 from convoymq.topics.commands import Open, Seal
 from convoymq.topics.controller import Controller
 from convoymq.topics.lineage import PartitionState, check_invariants
+from convoymq.topics.topic import TopicCommand
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
 STEPS = 12
@@ -174,6 +175,41 @@ async def test_a_merge_goes_on_with_the_sources_that_answer(
     await until(lambda: record(cluster).state.running is None)
     assert record(cluster).state.route.pids == (3, 4)
     assert record(cluster).state.left_out == set()
+
+
+async def test_a_merge_is_published_behind_seals_that_are_not_recorded_yet(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = PartitionQueue.tell
+    answers: list[Callable[[], None]] = []
+
+    def together(queue: PartitionQueue, command: Any, done: Any) -> None:
+        def keep(outcome: Any, error: Any) -> None:
+            answers.append(lambda: done(outcome, error))
+            if len(answers) == 2:
+                for answer in answers:
+                    answer()
+
+        tell(queue, command, keep if isinstance(command, Seal) else done)
+
+    loop = loop_of(cluster, 1)
+    submit = loop._submit
+    steps: list[tuple[str, int]] = []
+
+    def note(key: TopicKey, command: TopicCommand) -> None:
+        running = record(cluster, 1).state.running
+        steps.append((type(command).__name__, 0 if running is None else len(running.seals)))
+        submit(key, command)
+
+    monkeypatch.setattr(PartitionQueue, "tell", together)
+    monkeypatch.setattr(loop, "_submit", note)
+    merge = await cluster.nodes[3].broker.topics.merge("/", "orders", [0, 1])
+    await finished(cluster, merge["change_id"])
+    at = steps.index(("RecordSeal", 0))
+    assert steps[at : at + 4] == [
+        ("RecordSeal", 0), ("RecordSeal", 0), ("ToPhase", 0), ("Publish", 0),
+    ]  # fmt: skip
+    assert not loop._recording
 
 
 async def test_targets_open_with_the_seed_of_their_sources(
