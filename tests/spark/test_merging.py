@@ -23,7 +23,8 @@ from convoymq.spark.pipelines.apply import TableSpec
 from tests.spark import delta
 from tests.spark.test_apply import SCHEMA, Applier, Cut, changes, frame, table
 
-WAIT_S = 120
+TEST_TIME_LIMIT_S = 400
+WAIT_S = 300
 FAST_TEST = "test_a_table_passes_from_one_way_to_the_other"
 
 
@@ -108,10 +109,10 @@ def test_a_table_that_fails_stops_the_batch(spark: SparkSession, tmp_path: Path)
     assert skipped["b"] == 0
 
 
-def test_works_that_run_together() -> None:
+def test_works_that_run_together(spark: SparkSession) -> None:
     """All that run come to their ends, those behind a failure are left out, and every error is
     told."""
-    assert merging.run_together([lambda: 1, lambda: 2, lambda: 3], 2) == [1, 2, 3]
+    assert merging.run_together(spark, [lambda: 1, lambda: 2, lambda: 3], 2) == [1, 2, 3]
     begun = threading.Barrier(2)
     ended: list[str] = []
 
@@ -125,7 +126,7 @@ def test_works_that_run_together() -> None:
 
     works = [lambda: failing("one"), lambda: failing("two"), *[waiting] * 40]
     with pytest.raises((SourceError, AssertionError)) as caught:
-        merging.run_together(works, 2)
+        merging.run_together(spark, works, 2)
     assert sorted(ended) == ["one", "two"]
     assert str(caught.value) == "one failed"
     assert any("two failed" in note for note in caught.value.__notes__)
@@ -206,7 +207,7 @@ def test_the_executors_merge_where_the_jars_are(tmp_path: Path) -> None:
         env={**os.environ, **delta.environment(os.environ.get("PYTHONPATH", ""))},
         capture_output=True,
         text=True,
-        timeout=WAIT_S + 50,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

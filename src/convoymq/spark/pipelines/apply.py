@@ -377,7 +377,7 @@ class _BatchApplier:
                 partial(self._apply, target, merger, batch, batch_id)
                 for target, merger in zip(self._targets, self._mergers, strict=True)
             ]
-            self._report.diverted += sum(run_together(works, self._parallel))
+            self._report.diverted += sum(run_together(batch.sparkSession, works, self._parallel))
             self._report.diverted += self._divert_unknown(batch, batch_id)
         finally:
             batch.unpersist()

@@ -280,8 +280,10 @@ class ExecutorMerger(TableMerger):
             self._session.catalog.dropGlobalTempView(self._view)
 
 
-def run_together(works: Sequence[Callable[[], Result]], threads_max: int) -> list[Result]:
-    """Runs works in threads, and returns their results when all have ended.
+def run_together(
+    spark: SparkSession, works: Sequence[Callable[[], Result]], threads_max: int
+) -> list[Result]:
+    """Runs works on a session in threads, and returns their results when all have ended.
 
     When one fails, those that have not begun are left out, and those that run go to their ends.
 
@@ -293,7 +295,7 @@ def run_together(works: Sequence[Callable[[], Result]], threads_max: int) -> lis
     from pyspark import inheritable_thread_target
 
     # Jobs belong to the query in whose thread this is: stopping it ends them.
-    own = [inheritable_thread_target(work) for work in works]
+    own = [inheritable_thread_target(spark)(work) for work in works]
     with ThreadPoolExecutor(min(threads_max, len(works)), "convoymq-tables") as pool:
         futures = [pool.submit(work) for work in own]
         wait(futures, return_when=FIRST_EXCEPTION)
