@@ -8,7 +8,7 @@ SEEDS ?= 2000
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build demo demo-cdc test test-spark-full lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build demo demo-cdc test test-spark-full test-spark-delta spark-jars lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -56,7 +56,16 @@ bench: setup ## Compare with RabbitMQ on this machine, in one run; compiled as w
 	@CONVOY_PLAIN_LEVEL=-O2 $(BIN)/python tools/build.py
 	$(BIN)/python benchmarks/compare.py
 
+# Needs the network once; what is there is kept.
+spark-jars: setup ## Put the newest Spark with jars of Delta Lake beside the environment's own
+	$(BIN)/python tools/install_delta.py $(VENV)/spark-delta
+
+test-spark-delta: spark-jars ## `apply` with its MERGE on executors: all its tests, and a cluster with kills
+	PYTHONPATH=$(abspath $(VENV))/spark-delta $(BIN)/python -m pytest -q tests/spark/test_apply.py \
+		tests/spark/test_merging.py tests/spark/test_merge_cluster.py
+
 bench-spark: setup ## Compare the Spark data sources with Spark's own Parquet
+	-@$(BIN)/python tools/install_delta.py $(VENV)/spark-delta
 	$(BIN)/python benchmarks/spark.py
 
 test-spark-full: setup ## The kills of the Spark tests once at full size: 342,000 rows and more

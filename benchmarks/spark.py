@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 ROOT = Path(__file__).resolve().parent.parent
+SPARK_DELTA = Path(sys.prefix) / "spark-delta"
+"""What `make spark-jars` makes: a Spark that Delta Lake has jars for."""
 PRODUCE_ROWS = 10_000
 SINK_PASSES = 3
 WARM_UPS = 3
-CASES = ("read", "archive", "sink", "beside")
+CASES = ("read", "archive", "sink", "beside", "apply")
 RATE = "16m"
 """Bytes a second of a task that drains a backlog beside a latency-bound load: some 270,000 rows of
 100 B a second in two tasks."""
@@ -65,16 +67,20 @@ SESSION = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much: rows of the streams with 200 B and 1 KiB values, rows of the backlog, rounds."""
+    """How much: rows of the streams with 200 B and 1 KiB values, rows of the backlog, changes that
+    are applied, rounds."""
 
     rows_200: int = 6_000_000
     rows_1k: int = 1_500_000
     backlog: int = 10_000_000
+    changes: int = 2_000_000
     seconds: float = 10.0
     rounds: int = 3
 
 
-QUICK = Scale(rows_200=200_000, rows_1k=100_000, backlog=1_000_000, seconds=4.0, rounds=1)
+QUICK = Scale(
+    rows_200=200_000, rows_1k=100_000, backlog=1_000_000, changes=100_000, seconds=4.0, rounds=1
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +167,14 @@ GOALS = (
         theirs="quorum queue",
         wanted=1.0,
     ),
+    Goal(
+        name="apply",
+        title="apply of changes to a Delta table, 4 batches, every key changed twice",
+        unit="rows/s",
+        ours="MERGE on the executors (Spark 4.2)",
+        theirs="MERGE by the driver, the same Spark",
+        wanted=None,
+    ),
     beside_goal(
         "beside",
         "confirm p99 of 1,000 msg/s while Spark, in the background, drains a backlog with "
@@ -192,6 +206,26 @@ def fill(servers: str, stream: str, rows: int, size: int) -> None:
         frame = build_frame(columns.KEY | columns.VALUE, count, 0, 0, buffers)
         done = client.produce(frame, stream=stream, producer="fill", sequence=first + 1)
         assert done.count == count
+    client.close()
+
+
+def fill_changes(servers: str, stream: str, rows: int) -> None:
+    """Declares a stream and produces changes of half as many keys, as flat JSON."""
+    declare(servers, stream)
+    client = Client(ClientConfig(servers=tuple(servers.split(","))))
+    for first in range(0, rows, PRODUCE_ROWS):
+        count = min(PRODUCE_ROWS, rows - first)
+        values = pa.array(
+            [
+                b'{"op": "u", "id": %d, "name": "name of %d", "city": "city %d", "amount": %d}'
+                % (number * 7919 % (rows // 2), number, number % 1000, number)
+                for number in range(first, first + count)
+            ],
+            pa.binary(),
+        )
+        buffers = [buffer or b"" for buffer in values.buffers()]
+        frame = build_frame(columns.VALUE, count, 0, 0, buffers)
+        client.produce(frame, stream=stream, producer="fill", sequence=first + 1)
     client.close()
 
 
@@ -385,6 +419,9 @@ class Bench:
             found["archive_200"] = self.archive_case()
         if "sink" in cases:
             found |= self.sink_case(number, tell)
+        if "apply" in cases:
+            tell("applying changes")
+            found |= self.apply_case(number)
         if "beside" in cases:
             tell("beside a backlog")
             found["beside"] = self.beside(rate=RATE)
@@ -431,6 +468,23 @@ class Bench:
         rates = {queue_type: self.publish(queue_type) for queue_type in order}
         stream, quorum = rates["stream"], rates["quorum"]
         return {"sink_200": (ours, stream), "publish_200": (stream, quorum)}
+
+    def apply_case(self, number: int) -> dict[str, tuple[float, float]]:
+        """Both ways of a MERGE, which take turns in being first; nothing without the jars."""
+        if not (SPARK_DELTA / "pyspark").exists():
+            return {}
+        order = ("executors", "driver") if number % 2 else ("driver", "executors")
+        words = ["--servers", self.servers, "--stream", "changes"]
+        words += ["--rows", str(self.scale.changes), "--order", *order]
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "benchmarks" / "spark_apply.py"), *words],
+            env={**os.environ, "PYTHONPATH": str(SPARK_DELTA)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        rates = json.loads(done.stdout.splitlines()[-1])
+        return {"apply": (rates["executors"], rates["driver"])}
 
     def publish(self, queue_type: str) -> float:
         """Confirms per second of the load tool with as much in flight as the sink has."""
@@ -571,6 +625,7 @@ def main() -> int:
         rows_200=chosen.rows_200,
         rows_1k=chosen.rows_1k,
         backlog=options.backlog or chosen.backlog,
+        changes=chosen.changes,
         seconds=chosen.seconds,
         rounds=options.rounds or chosen.rounds,
     )
@@ -584,6 +639,7 @@ def main() -> int:
             bench.prepare(console.log)
             console.log("filling the backlog")
             fill(bench.servers, "backlog", scale.backlog, 100)
+            fill_changes(bench.servers, "changes", scale.changes)
             for number in range(scale.rounds):
                 console.log(f"round {number + 1} of {scale.rounds}")
                 for name, pair in bench.round(number, options.cases, console.log).items():

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from convoymq.cli.cluster import LocalCluster
 from convoymq.spark import clients
 from convoymq.spark.java import JavaMissing, java_home
+from tests.spark import delta
 from tests.spark.cluster import BASE_PORT, Broker
 from tests.spark.fakes import FakeBroker, FakeClient
 from tests.spark.quick_start import SCRUBBED, spark_environment
@@ -69,6 +70,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     home = tmp_path_factory.mktemp("spark")
     os.environ.update(spark_environment())
     settings = {"spark.sql.warehouse.dir": str(home / "warehouse")}
+    if delta.is_used():
+        settings |= delta.DELTA_SETTINGS
     # A task that fails is repeated, as on a cluster; locally Spark's default is not to.
     made = session("tests", master="local[2,4]", conf=settings)
     yield made

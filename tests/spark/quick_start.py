@@ -76,7 +76,9 @@ def _archive(options: tuple[str, ...]) -> tuple[str, ...]:
     except JavaMissing:
         return ()
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    archive, key = DIRECTORY / "classes.jsa", DIRECTORY / "classes.key"
+    # Tests with Delta Lake's jars have another version of Spark.
+    name = f"classes-{pyspark.__version__}"
+    archive, key = DIRECTORY / f"{name}.jsa", DIRECTORY / f"{name}.key"
     java = str(Path(home, "bin", "java")) if home else "java"
     version = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
     wanted = "\n".join(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from pyspark.sql import types as t
 
 from convoymq.spark.errors import OptionError
 from convoymq.spark.pipelines import apply as pipeline
+from convoymq.spark.pipelines import merging
 from convoymq.spark.pipelines.apply import Events, TableSpec
+from convoymq.spark.pipelines.merging import MergePath, chosen_path
 
 ROW = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp"
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5)
@@ -27,7 +30,8 @@ class Cut(Exception):
 
 
 class Applier:
-    """A pipeline's batches, one by one, with a point at which one stops."""
+    """A pipeline's batches, one by one, with a point at which one stops (of one table, or of
+    all)."""
 
     def __init__(
         self,
@@ -37,26 +41,33 @@ class Applier:
         bad_path: str | None = None,
         checkpoint: Path | None = None,
         followed: pipeline.FollowedTopic | None = None,
+        merge: str = MergePath.AUTO,
+        parallel: int = 4,
     ) -> None:
         targets = [pipeline._Target(spark, spec) for spec in specs]
         pipeline._check(targets, events or Events())
         self.stop: tuple[str, int] | None = None
+        self.stop_table = ""
+        self.probe: Callable[[str], object] | None = None
         self.report = pipeline.ApplyReport(
             tables={target.label: pipeline.TableReport() for target in targets}
         )
         self.write = pipeline._BatchApplier(
             targets,
             events or Events(),
-            "app",
+            pipeline._mergers(spark, chosen_path(spark, merge), "app", targets, parallel),
             self.report,
             bad_path,
             self._probe,
+            parallel=parallel,
             checkpoint=checkpoint,
             followed=followed,
         )
 
     def _probe(self, point: str, table: str, batch_id: int) -> None:
-        if self.stop == (point, batch_id):
+        if self.probe is not None:
+            self.probe(point)
+        if self.stop == (point, batch_id) and self.stop_table in ("", table):
             self.stop = None
             raise Cut
 
@@ -156,7 +167,7 @@ def test_tombstones_go_by_age_and_rows_stay(spark: SparkSession, tmp_path: Path)
 def test_large_batches_are_merged_in_slices(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "MERGE_ROWS_MAX", 20)
+    monkeypatch.setattr(merging, "MERGE_ROWS_MAX", 20)
     events, rows = changes(4, 400, 90)
     applier = Applier(spark, TableSpec(path=str(tmp_path / "t"), schema=SCHEMA, keys=("id",)))
     applier.stop = ("merged", 0)

@@ -201,6 +201,18 @@ def apply(
         str | None, typer.Option(help="Where events go that can't be applied; default: stop there.")
     ] = None,
     every: EveryOption = None,
+    merge: Annotated[
+        str,
+        typer.Option(
+            help="Where the rows of a MERGE go: driver (through it, up to 1,000,000 at a time),"
+            " executors (by Delta Lake's extension of the session), or auto: there if it can."
+        ),
+    ] = "auto",
+    parallel: Annotated[int, typer.Option(min=1, help="How many tables are merged at a time.")] = 4,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", help="NAME=VALUE of the Spark session (may be repeated)."),
+    ] = None,
     option: MoreOption = None,
     user: UserOption = "guest",
     password: PasswordOption = "guest",
@@ -239,7 +251,10 @@ def apply(
             bad_path=bad_path,
             options=options,
             every=every,
+            merge=merge,
+            parallel=parallel,
         ),
+        conf=_pairs("--conf", conf),
     )
     _show("apply", asdict(report), format)
 
@@ -305,16 +320,26 @@ def triage(
 
 
 def _options(more: list[str] | None, user: str, password: str, vhost: str) -> dict[str, str]:
-    options = {"user": user, "password": password, "vhost": vhost}
-    for each in more or ():
+    return {"user": user, "password": password, "vhost": vhost, **_pairs("--option", more)}
+
+
+def _pairs(flag: str, given: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for each in given or ():
         name, found, value = each.partition("=")
         if not found:
-            raise fail(f"--option {each}: NAME=VALUE is needed", 2)
-        options[name] = value
-    return options
+            raise fail(f"{flag} {each}: NAME=VALUE is needed", 2)
+        pairs[name] = value
+    return pairs
 
 
-def _run(name: str, master: str, work: Callable[[SparkSession], Result]) -> Result:
+def _run(
+    name: str,
+    master: str,
+    work: Callable[[SparkSession], Result],
+    *,
+    conf: Mapping[str, str] | None = None,
+) -> Result:
     """Runs a pipeline with a live display of its queries."""
     from pyspark.errors import PySparkException
     from rich.console import Console
@@ -325,7 +350,7 @@ def _run(name: str, master: str, work: Callable[[SparkSession], Result]) -> Resu
 
     console = Console(stderr=True)
     with console.status("starting"):
-        spark = _quiet(session(f"convoymq {name}", master=master or None))
+        spark = _quiet(session(f"convoymq {name}", master=master or None, conf=conf))
     listener = LagListener()
     spark.streams.addListener(listener)
     try:

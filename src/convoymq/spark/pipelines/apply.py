@@ -1,21 +1,23 @@
 """`apply`: ordered change events to Delta tables that equal their source.
 
-Per micro-batch and table: the latest event of each key (by position), one MERGE into the table, and
-in the same commit the batch's id and its offsets, so that a batch that is repeated after a crash
-between MERGE and checkpoint is skipped. What is merged again changes nothing, so a batch of which
-that is not known is merged: after an older checkpoint was put back, old numbers stand for other
-events. Three columns make the MERGE safe against late
-events: `_position` and `_offset` (a row is only replaced by a younger event: one of a higher
-position, or of the same position and a higher offset) and `_deleted` (a tombstone stays, or an
-older insert would bring the row back). Of an ordered topic `_position` is the route version that
-created the event's partition: with the offset there it is the order token, which grows along the
-history of a key through splits, merges and moves. `purge` removes tombstones by age, `rows` reads a
-table without them.
+Per micro-batch and table: the latest event of each key (by position), one MERGE into the table
+(`merging`: through the driver, or on the executors), and in the same commit the batch's id and its
+offsets, so that a batch that is repeated after a crash between MERGE and checkpoint is skipped.
+What is merged again changes nothing, so a batch of which that is not known is merged: after an
+older checkpoint was put back, old numbers stand for other events. Three columns make the MERGE
+safe against late events: `_position` and `_offset` (a row is only replaced by a younger event: one
+of a higher position, or of the same position and a higher offset) and `_deleted` (a tombstone
+stays, or an older insert would bring the row back). Of an ordered topic `_position` is the route
+version that created the event's partition: with the offset there it is the order token, which grows
+along the history of a key through splits, merges and moves. `purge` removes tombstones by age,
+`rows` reads a table without them.
 
 An event is applied whole or not at all: JSON that Spark would read as NULL, or as another number,
 because it does not fit the schema, is a bad event.
 
 Each table has its own transactions: replays are safe, several tables are not one atomic step.
+Tables of a batch are merged side by side. The batch ends when all have it; when one fails it fails,
+and its repeat passes over those that have it.
 """
 
 from __future__ import annotations
@@ -27,21 +29,34 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convoymq.spark.errors import OptionError, SourceError
+from convoymq.spark.pipelines import merging
 from convoymq.spark.pipelines.checkpoint import app_id, offsets_of, plan_id
+from convoymq.spark.pipelines.merging import (
+    OFFSET,
+    POSITION,
+    Batch,
+    DriverMerger,
+    ExecutorMerger,
+    MergePath,
+    TableMerger,
+    chosen_path,
+    has_delta,
+    location,
+    run_together,
+)
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable, Transaction
+    from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
-MERGE_ROWS_MAX = 1_000_000
-"""Rows of one MERGE: they pass through the driver. More are merged in slices by key."""
-POSITION = "_position"
-OFFSET = "_offset"
+PARALLEL_TABLES = 4
+"""Tables that are merged at a time."""
 DELETED = "_deleted"
 CHANGED_AT = "_changed_at"
 META = (POSITION, OFFSET, DELETED, CHANGED_AT)
@@ -55,13 +70,6 @@ compare with nothing."""
 UPSERTS = {"debezium": ("c", "r", "u"), "flat": ("c", "create", "i", "insert", "r", "read", "u",
                                                  "update", "upsert")}  # fmt: skip
 DELETES = {"debezium": ("d",), "flat": ("d", "delete")}
-YOUNGER = (
-    f"s.{POSITION} > t.{POSITION} OR "
-    f"(s.{POSITION} = t.{POSITION} AND s.{OFFSET} > coalesce(t.{OFFSET}, -1))"
-)
-"""Condition under which an event replaces a row. Inside a batch the order is the same."""
-BATCH_KEY = "convoymq.batch"
-"""In a commit of the table: pipeline and slice, batch, and which offsets the batch has."""
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 YEAR_MAX = 9999
 MADE_INFINITE = ('"Infinity"', '"-Infinity"', '"NaN"')
@@ -142,6 +150,8 @@ class ApplyReport:
     diverted: int = 0
     """Events that went to `bad_path`."""
     seconds: float = 0.0
+    merge: MergePath = MergePath.DRIVER
+    """Where the rows went."""
 
 
 def apply(
@@ -156,6 +166,8 @@ def apply(
     bad_path: str | None = None,
     options: Mapping[str, str] | None = None,
     every: str | None = None,
+    merge: str = MergePath.AUTO,
+    parallel: int = PARALLEL_TABLES,
     probe: Probe | None = None,
 ) -> ApplyReport:
     """Applies everything that is there (or goes on for ever).
@@ -170,6 +182,8 @@ def apply(
             the pipeline with `BadEvent`.
         options: more options of the source.
         every: trigger interval such as "5 seconds": never returns. None: until the present end.
+        merge: a `MergePath`: where the rows of a MERGE go.
+        parallel: how many tables are merged at a time.
 
     Raises:
         OptionError: specs that don't fit.
@@ -180,20 +194,29 @@ def apply(
     if bool(stream) == bool(topic):
         raise OptionError("give either a stream or a topic to apply")
     source = {"servers": servers, "startingOffsets": "earliest", **(options or {})}
-    source |= {"topic": topic} if topic else {"subscribe": stream}
+    if topic:
+        # The latest event of a key is chosen by its token, in whichever task and order it comes.
+        source = {"topic": topic, "afterClose": "same-batch", **source}
+    else:
+        source |= {"subscribe": stream}
+    if parallel < 1:
+        raise OptionError(f"parallel {parallel}: at least one table is merged at a time")
+    path = chosen_path(spark, merge)
     _check(targets, rules, of_topic=bool(topic))
     followed = _followed(source) if topic else None
     for target in targets:
         _fit_table(target, followed)
     place = Path(checkpoint)
-    report = ApplyReport(tables={target.label: TableReport() for target in targets})
+    tables_report = {target.label: TableReport() for target in targets}
+    report = ApplyReport(tables=tables_report, merge=path)
     writer = _BatchApplier(
         targets,
         rules,
-        app_id(place),
+        _mergers(spark, path, app_id(place), targets, parallel),
         report,
         bad_path,
         probe,
+        parallel=parallel,
         checkpoint=place,
         followed=followed,
     )
@@ -223,8 +246,14 @@ def rows(spark: SparkSession, path: str) -> DataFrame:
     uris = table.file_uris()
     if not uris:
         raise SourceError(f"{path}: the table has no rows yet")
-    # Files that are older than a column do not have it.
-    return spark.read.schema(_schema_of(table)).parquet(*uris).where(~f.col(DELETED)).drop(*META)
+    if has_delta(spark):
+        found = spark.read.format("delta").load(location(path))
+    elif "deletionVectors" in (table.protocol().reader_features or ()):
+        raise SourceError(f"{path}: deletion vectors are read by Delta Lake's extension only")
+    else:
+        # Files that are older than a column do not have it.
+        found = spark.read.schema(_schema_of(table)).parquet(*uris)
+    return found.where(~f.col(DELETED)).drop(*META)
 
 
 def purge(path: str, older_than: timedelta) -> int:
@@ -291,6 +320,21 @@ def _check(targets: Sequence[_Target], rules: Events, *, of_topic: bool = False)
         raise OptionError(f"position field {rules.position_field!r}: a path such as source.pos")
 
 
+def _mergers(
+    spark: SparkSession, path: MergePath, app: str, targets: Sequence[_Target], parallel: int
+) -> list[TableMerger]:
+    """Returns what merges into each table."""
+    made: list[TableMerger] = []
+    together = max(1, min(parallel, len(targets)))
+    for spec in (target.spec for target in targets):
+        if path is MergePath.EXECUTORS:
+            made.append(ExecutorMerger(spark, app, spec.path, spec.keys))
+        else:
+            rows_max = max(1, merging.MERGE_ROWS_MAX // together)
+            made.append(DriverMerger(app, spec.path, spec.keys, rows_max=rows_max))
+    return made
+
+
 class _BatchApplier:
     """Callable for `foreachBatch`."""
 
@@ -298,11 +342,12 @@ class _BatchApplier:
         self,
         targets: Sequence[_Target],
         rules: Events,
-        app: str,
+        mergers: Sequence[TableMerger],
         report: ApplyReport,
         bad_path: str | None,
         probe: Probe | None,
         *,
+        parallel: int = PARALLEL_TABLES,
         checkpoint: Path | None = None,
         followed: FollowedTopic | None = None,
     ) -> None:
@@ -310,7 +355,9 @@ class _BatchApplier:
         self._followed = followed
         self._targets = targets
         self._rules = rules
-        self._app = app
+        self._mergers = mergers
+        self._parallel = parallel
+        self._named = all(target.spec.name for target in targets)
         self._report = report
         self._bad_path = bad_path
         self._probe = probe or (lambda point, table, batch: None)
@@ -319,13 +366,19 @@ class _BatchApplier:
         from pyspark.sql import functions as f
 
         self._check_topic(batch_id)
+        batch = batch.where(f.length("value") > 0)
+        if self._named:
+            batch = batch.withColumn("_table", _table_name(self._rules))
         # Without this every action below would read the source again.
-        batch = batch.where(f.length("value") > 0).persist()
+        batch = batch.persist()
         try:
             self._report.events += batch.count()
-            for target in self._targets:
-                self._apply(target, batch, batch_id)
-            self._check_names(batch, batch_id)
+            works = [
+                partial(self._apply, target, merger, batch, batch_id)
+                for target, merger in zip(self._targets, self._mergers, strict=True)
+            ]
+            self._report.diverted += sum(run_together(batch.sparkSession, works, self._parallel))
+            self._report.diverted += self._divert_unknown(batch, batch_id)
         finally:
             batch.unpersist()
 
@@ -341,95 +394,92 @@ class _BatchApplier:
                 "anew: it needs tables and a checkpoint of its own"
             )
 
-    def _apply(self, target: _Target, batch: DataFrame, batch_id: int) -> None:
-        from deltalake import DeltaTable, Transaction
-        from pyspark.sql import Window
+    def _apply(self, target: _Target, merger: TableMerger, batch: DataFrame, batch_id: int) -> int:
+        """Merges the events of one table. Returns how many can't be applied. Runs beside others of
+        its kind: it changes the counts of its own table only."""
+        from deltalake import DeltaTable
         from pyspark.sql import functions as f
 
-        counts = self._report.tables[target.label]
-        place = self._checkpoint
-        plan = "" if place is None else plan_id(offsets_of(place, batch_id))
-        by_token = self._followed is not None
-        parsed = _parsed(batch, self._rules, target.row, by_token=by_token)
         if target.spec.name:
-            parsed = parsed.where(f.col("_table") == target.spec.name)
-        reason = _reason(target, self._rules)
-        bad = parsed.where(reason.isNotNull())
-        self._divert(bad.withColumn("reason", reason), target.label, batch_id)
-        good = parsed.where(reason.isNull())
-        latest = Window.partitionBy(*[f.col(f"_row.{key}") for key in target.spec.keys]).orderBy(
-            f.col(POSITION).desc(), f.col("offset").desc()
-        )
-        chosen = (
-            good.withColumn("_rank", f.row_number().over(latest))
-            .where("_rank = 1")
-            .select(
-                "_row.*",
-                POSITION,
-                f.col("offset").alias(OFFSET),
-                DELETED,
-                f.col("timestamp").alias(CHANGED_AT),
-            )
-            .persist()
-        )
+            batch = batch.where(f.col("_table") == target.spec.name)
+        parsed = _parsed(batch, self._rules, target.row, by_token=self._followed is not None)
+        judged = parsed.withColumn("reason", _reason(target, self._rules))
+        # A column counts where it is not null.
+        found = judged.agg(f.count("*").alias("events"), f.count("reason").alias("bad")).first()
+        assert found is not None
+        bad = int(found.bad)
+        if bad:
+            self._divert(judged.where(f.col("reason").isNotNull()), target.label, batch_id)
+        chosen = _latest(judged.where(f.col("reason").isNull()), target).persist()
         try:
             keys = chosen.count()
             if not keys:
-                return
-            path = target.spec.path
-            if not DeltaTable.is_deltatable(path):
-                _create(path, chosen, target, self._followed)
-            slices = -(-keys // MERGE_ROWS_MAX)
-            done = 0
-            for number in range(slices):
-                # The same rows give the same slices, so a repeat finds its own transactions.
-                app = self._app if slices == 1 else f"{self._app}/{number}/{slices}"
-                table = DeltaTable(path)
-                name = f"{app}/{batch_id}/{plan}"
-                last = table.transaction_version(app)
-                again = last is not None and last >= batch_id
-                if again and any(each.get(BATCH_KEY) == name for each in table.history()):
-                    done += 1
-                    continue
-                part = chosen
-                if slices > 1:
-                    keyed = f.xxhash64(*target.spec.keys)
-                    part = chosen.where(f.pmod(keyed, f.lit(slices)) == number)
-                self._probe("merging", target.label, batch_id)
-                _merge(table, part, target, Transaction(app, max(batch_id, last or 0)), name)
-                self._probe("merged", target.label, batch_id)
-            counts.batches += 1
-            counts.skipped += done == slices
-            counts.events += good.count()
-            counts.keys += keys
+                return bad
+            if not DeltaTable.is_deltatable(target.spec.path):
+                _create(target.spec.path, chosen, target, self._followed)
+            place = self._checkpoint
+            plan = "" if place is None else plan_id(offsets_of(place, batch_id))
+
+            def probe(point: str) -> None:
+                self._probe(point, target.label, batch_id)
+
+            merged = merger.merge(chosen, keys, Batch(number=batch_id, plan=plan), probe)
         finally:
             chosen.unpersist()
+        counts = self._report.tables[target.label]
+        counts.batches += 1
+        counts.skipped += not merged
+        counts.events += int(found.events) - bad
+        counts.keys += keys
+        return bad
 
-    def _check_names(self, batch: DataFrame, batch_id: int) -> None:
-        """Events of a table that nobody follows are bad, too."""
+    def _divert_unknown(self, batch: DataFrame, batch_id: int) -> int:
+        """Events of a table that nobody follows are bad, too. Returns how many there are."""
         from pyspark.sql import functions as f
 
-        names = [target.spec.name for target in self._targets]
-        if not all(names):
-            return
-        table = _table_name(self._rules)
-        lost = batch.where(table.isNull() | ~table.isin(names))
-        reason = f.concat(f.lit("no such table: "), f.coalesce(table, f.lit("none named")))
-        self._divert(lost.withColumn("reason", reason), "unknown", batch_id)
+        if not self._named:
+            return 0
+        table = f.col("_table")
+        lost = batch.where(table.isNull() | ~table.isin([each.spec.name for each in self._targets]))
+        count = lost.count()
+        if count:
+            reason = f.concat(f.lit("no such table: "), f.coalesce(table, f.lit("none named")))
+            self._divert(lost.withColumn("reason", reason), "unknown", batch_id)
+        return count
 
     def _divert(self, bad: DataFrame, label: str, batch_id: int) -> None:
-        first = bad.select("topic", "partition", "offset", "reason").orderBy("offset").limit(3)
-        found = first.collect()
-        if not found:
-            return
+        """Writes bad events to the place for them. Raises BadEvent: there is none."""
         if self._bad_path is None:
-            where = "; ".join(f"{r.topic}/{r.partition}@{r.offset}: {r.reason}" for r in found)
+            first = bad.select("topic", "partition", "offset", "reason").orderBy("offset").limit(3)
+            where = "; ".join(
+                f"{r.topic}/{r.partition}@{r.offset}: {r.reason}" for r in first.collect()
+            )
             raise BadEvent(f"events that can't be applied to {label}: {where}")
         kept = bad.select("topic", "partition", "offset", "timestamp", "key", "value", "reason")
         place = f"{self._bad_path}/table={label}/batch={batch_id:010d}"
         # By batch: a repeat writes over what it wrote.
         kept.write.mode("overwrite").parquet(place)
-        self._report.diverted += kept.count()
+
+
+def _latest(events: DataFrame, target: _Target) -> DataFrame:
+    """Returns the row of each key as its latest event has it, with the columns of ours."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    latest = Window.partitionBy(*[f.col(f"_row.{key}") for key in target.spec.keys]).orderBy(
+        f.col(POSITION).desc(), f.col("offset").desc()
+    )
+    return (
+        events.withColumn("_rank", f.row_number().over(latest))
+        .where("_rank = 1")
+        .select(
+            "_row.*",
+            POSITION,
+            f.col("offset").alias(OFFSET),
+            DELETED,
+            f.col("timestamp").alias(CHANGED_AT),
+        )
+    )
 
 
 def _text() -> Column:
@@ -456,7 +506,7 @@ def _table_name(rules: Events) -> Column:
 def _parsed(
     batch: DataFrame, rules: Events, row: StructType, *, by_token: bool = False
 ) -> DataFrame:
-    """Adds `_table`, `_op`, `_row` (the row, or what named it before it was deleted), `_text` (the
+    """Adds `_op`, `_row` (the row, or what named it before it was deleted), `_text` (the
     same row, every value as the text of its JSON), `_misread` (something does not fit the schema),
     `_deleted` and `_position`."""
     from pyspark.sql import functions as f
@@ -486,8 +536,7 @@ def _parsed(
         else f.col("route_version" if by_token else "offset")
     )
     return (
-        parsed.withColumn("_table", _table_name(rules))
-        .withColumn("_row", row_of("_good"))
+        parsed.withColumn("_row", row_of("_good"))
         .withColumn("_text", row_of("_wide"))
         .withColumn("_misread", f.col(f"_good.{CORRUPT}").isNotNull())
         .withColumn(DELETED, deleted)
@@ -708,25 +757,3 @@ def _fit_table(target: _Target, followed: FollowedTopic | None = None) -> None:
     if fresh:
         fields = Schema.from_arrow(to_arrow_schema(StructType(fresh))).fields
         table.alter.add_columns(list(fields))
-
-
-def _merge(
-    table: DeltaTable, part: DataFrame, target: _Target, transaction: Transaction, name: str
-) -> None:
-    from deltalake import CommitProperties
-
-    matched = " AND ".join(f"t.`{key}` = s.`{key}`" for key in target.spec.keys)
-    (
-        table.merge(
-            part.toArrow(),
-            matched,
-            source_alias="s",
-            target_alias="t",
-            commit_properties=CommitProperties(
-                app_transactions=[transaction], custom_metadata={BATCH_KEY: name}
-            ),
-        )
-        .when_matched_update_all(YOUNGER)
-        .when_not_matched_insert_all()
-        .execute()
-    )
