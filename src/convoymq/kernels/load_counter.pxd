@@ -13,7 +13,7 @@ cdef class LoadCounter:
     cdef uint32_t logical
     cdef uint32_t seed
     cdef readonly uint64_t messages
-    cdef readonly uint64_t bytes
+    cdef readonly uint64_t size
     cdef readonly list hot
     # Messages and bytes of each logical partition, in turn.
     cdef double* weights

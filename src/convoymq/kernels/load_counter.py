@@ -12,7 +12,7 @@ from cython.cimports.convoymq.kernels.batch import Records, open_records, record
 from cython.cimports.convoymq.kernels.bytes import bytes_pointer
 from cython.cimports.convoymq.kernels.ordered_runs import find_order_key, murmur3
 from cython.cimports.libc import stdlib, string
-from cython.cimports.libc.stdint import uint32_t, uint64_t
+from cython.cimports.libc.stdint import uint32_t
 
 KEY_SLOTS = 16
 KEY_BYTES_MAX = 64
@@ -44,7 +44,7 @@ class LoadCounter:
         self.logical = logical
         self.seed = seed
         self.messages = 0
-        self.bytes = 0
+        self.size = 0
         self.hot = []
         self.weights = cython.cast(
             cython.pointer(cython.double),
@@ -80,7 +80,7 @@ class LoadCounter:
             length = find_order_key(record, size, cython.address(key))
             hashed = murmur3(key, length, self.seed)
             self.messages += 1
-            self.bytes += size
+            self.size += size
             at = cython.cast(cython.Py_ssize_t, hashed % self.logical) - self.lo
             # A sender that hashes otherwise is refused elsewhere; here it only must not harm.
             if at < 0 or at >= self.width:

@@ -22,7 +22,7 @@ class LoadCounter:
 
     messages: int
     """Since it was made."""
-    bytes: int
+    size: int
     """Bytes of those messages, with their properties."""
     hot: list[int]
     """Logical partitions whose keys are counted."""

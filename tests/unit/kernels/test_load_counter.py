@@ -88,7 +88,7 @@ def test_it_counts_as_the_naive_model_does(
             counter.count(data, command, 1, len(made) - 1)
             counter.count(data, command, 0, 1)
             twin.count(made)
-    assert (counter.messages, counter.bytes) == (twin.messages, twin.bytes)
+    assert (counter.messages, counter.size) == (twin.messages, twin.bytes)
     messages, sizes = counter.loads()
     assert floats(messages) == pytest.approx([both[0] for both in twin.by_lp.values()])
     assert floats(sizes) == pytest.approx([both[1] for both in twin.by_lp.values()], rel=1e-5)

@@ -11,6 +11,8 @@ from convoymq.broker.topics.coordinator_loop import GroupCoordinators
 from convoymq.broker.topics.group_handle import TopicGroups
 from convoymq.broker.topics.member import MemberParts
 from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.broker.topics.scaling_loop import ScalingLoop
+from convoymq.broker.topics.scaling_question import ScalingQuestion
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
 from convoymq.metadata.machine import Change
 
@@ -59,6 +61,19 @@ class TopicParts:
             group_ttl_ms=broker.settings.topic_group_ttl_ms,
             producer_ttl_ms=broker.settings.topic_producer_ttl_ms,
         )
+        self.scaling = ScalingLoop(
+            node=broker.node_id,
+            store=metadata,
+            partitions=self.partitions,
+            changes=self.admin,
+            nodes=broker.nodes,
+            targets=self.admin.drains.placement_nodes,
+            clock=clock,
+            spawn=spawn,
+        )
+        self.explain_scaling = ScalingQuestion(
+            self.scaling, metadata, broker.control, broker.settings.operation_timeout_s
+        )
         members = MemberParts(
             node=broker.node_id,
             incarnation=broker.nodes.incarnation,
@@ -88,6 +103,7 @@ class TopicParts:
         """The tree has changed."""
         self.controller.on_change(change)
         self.upkeep.on_change(change)
+        self.scaling.on_change(change)
         self.coordinators.on_change(change)
         self.groups.on_change(change)
 
@@ -96,4 +112,5 @@ class TopicParts:
         self.controller.tick()
         self.coordinators.tick()
         self.upkeep.tick()
+        self.scaling.tick()
         self.admin.drains.tick(self._spawn)

@@ -149,7 +149,7 @@ class LoadMeter:
             cursor = own.cursor
             acked[name] = cursor.watermark + sum(cursor.ends) - sum(cursor.starts)
             behind[name] = self._behind_ms(cursor.watermark, now_ms)
-        return _Sample(now_ms, self.counter.messages, self.counter.bytes, acked, behind)
+        return _Sample(now_ms, self.counter.messages, self.counter.size, acked, behind)
 
     def _lag(self, name: str) -> int:
         state = self.machine.state

@@ -384,7 +384,10 @@ class PartitionQueue(StreamQueue):
         if meter is None:
             meter = self._meter = LoadMeter(machine, question.logical, question.seed, now_ms)
             self._check_meter()
-        is_replicated = all(replica.is_live(node) for node in replica.members)
+        is_replicated = all(
+            node == self.node or self._host.is_replica_live(self.group, node)
+            for node in replica.members
+        )
         return meter.report(question, now_ms, is_replicated=is_replicated)
 
     def _check_meter(self) -> None:
