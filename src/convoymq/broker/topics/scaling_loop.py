@@ -1,9 +1,9 @@
 """Topics that scale by themselves, on the node that leads the metadata group (ADR 0073).
 
-`topics.autoscaler` decides; here are what it decides from, and what comes of it. A few times a unit
-the leaders of a topic's partitions are asked for their loads. An action is an ordinary change, begun
-as an operator's is. Times of earlier changes come from the tree, so limits hold after a change of
-the leader; loads stay with the leaders of the partitions.
+`topics.autoscaler` decides; here are what it decides from, and what comes of it. A few times a
+unit the leaders of a topic's partitions are asked for their loads. An action is an ordinary change,
+begun as an operator's is. Times of earlier changes come from the tree, so limits hold after a
+change of the leader; loads stay with the leaders of the partitions.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def test_who_leads_no_more_counts_no_more() -> None:
 def test_a_replica_that_is_cut_off_is_told_of() -> None:
     cluster = PartitionCluster(lo=0, hi=LOGICAL)
     assert asked(cluster).is_replicated
-    cluster.cut.add(3)
+    cluster.nodes[3].stalled = True
     assert not asked(cluster).is_replicated
 
 

@@ -137,9 +137,6 @@ class Replica:
     def members(self) -> tuple[int, ...]:
         return tuple(id for id, node in self.node.cluster.nodes.items() if node.own is not None)
 
-    def is_live(self, node: int) -> bool:
-        return node not in self.node.cluster.cut
-
     def campaign(self) -> None:
         self.campaigns += 1
 
