@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import pika  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
@@ -16,6 +18,7 @@ from tests.faults.test_topics import metadata_leader, restart
 from tests.faults.topic_traffic import TopicTraffic, changed, create, open_pids, path
 from tests.faults.traffic import until
 from tests.ports import cluster_ports
+from tests.provocation import Observed
 
 BASE_PORT = cluster_ports()
 UNIT_MS = 300
@@ -95,6 +98,97 @@ def test_load_splits_a_topic_and_its_end_merges_it(
     off = ("autoscale", "elastic", "set", "--autoscale", "off", "--url", url)
     assert main(TOPICS, off) == 0
     assert explained(cluster, "elastic")["policy"]["autoscale"] == "off"
+    assert call(cluster, "DELETE", path("elastic"))[0] == 204
+
+
+def scrape(cluster: LocalCluster, observed: Observed) -> str:
+    """What all nodes say about topics, which counts as seen."""
+    texts = []
+    for node in cluster.nodes:
+        for form in ("metrics", "metrics/per-object"):
+            url = f"http://127.0.0.1:{node.metrics_port}/{form}"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                text = answer.read().decode()
+            observed.exposition(text)
+            texts += [line for line in text.splitlines() if line.startswith("convoy_topic")]
+    return "\n".join(texts)
+
+
+def total(text: str, name: str) -> float:
+    """Sum of the samples of a metric."""
+    lines = [line for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
+    return sum(float(line.rpartition(" ")[2]) for line in lines) / 2
+
+
+@pytest.mark.moves(
+    "convoy_topic_autoscaler_decisions_total",
+    "convoy_topic_change_seconds_total",
+    "convoy_topic_changes_total",
+    "convoy_topic_consumer_stall_seconds_total",
+    "convoy_topic_consumer_stalls_total",
+    "convoy_topic_group_stall_seconds_total",
+    "convoy_topic_group_stalls_total",
+    "convoy_topic_group_versions_behind",
+    "convoy_topic_group_versions_behind_max",
+    "convoy_topic_group_wait_seconds",
+    "convoy_topic_group_wait_seconds_max",
+    "convoy_topic_hot_logical_partitions",
+    "convoy_topic_parked_keys",
+    "convoy_topic_producer_pause_seconds_total",
+    "convoy_topic_producer_pauses_total",
+    "convoy_topic_publishes_retried_total",
+)
+def test_what_changes_cost_is_measured_and_a_hot_key_is_named(
+    cluster: LocalCluster, observed: Observed
+) -> None:
+    create(cluster, "measured", 1)
+    create(cluster, "hot", 1, logical=1, **SCALES)
+    begun = scrape(cluster, observed)
+    late = {"position": "earliest"}
+    assert call(cluster, "PUT", path("measured", "groups", "late"), late)[0] in (201, 204)
+    with TopicTraffic(cluster, "measured") as traffic:
+        traffic.goes_on()
+        changed(cluster, "measured", "split", pid=0)
+        traffic.goes_on()
+        until(
+            lambda: total(scrape(cluster, observed), "convoy_topic_consumer_stalls_total") > 0,
+            "no group has passed the change",
+        )
+        traffic.finish()
+    park_one(cluster, "measured/late")
+    with TopicTraffic(cluster, "hot") as traffic:
+        until(lambda: explained(cluster, "hot")["hot"], "no key is hot", SCALED_S)
+        until(
+            lambda: total(scrape(cluster, observed), "convoy_topic_hot_logical_partitions") == 1,
+            "no metric says it",
+        )
+        until(lambda: explained(cluster, "hot")["hot"][0]["keys"], "no keys are known")
+        (row,) = explained(cluster, "hot")["hot"]
+        traffic.finish()
+    assert row["lp"] == 0
+    assert row["keys"][0].startswith("key-")
+    until(lambda: total(scrape(cluster, observed), "convoy_topic_parked_keys") == 1, "none parked")
+    ended = scrape(cluster, observed)
+    assert total(ended, "convoy_topic_changes_total") > total(begun, "convoy_topic_changes_total")
+    pauses, paused_s = (
+        total(ended, f"convoy_topic_producer_{name}_total") for name in ("pauses", "pause_seconds")
+    )
+    assert pauses >= 1
+    print(f"{pauses:g} pauses, {paused_s:g} s")
+    assert 0 < paused_s / pauses < 10
+
+
+def park_one(cluster: LocalCluster, queue: str) -> None:
+    """Rejects the first message that a group hands out."""
+    parameters = pika.ConnectionParameters("127.0.0.1", cluster.nodes[0].amqp_port)
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=1)
+        for method, _, _ in channel.consume(queue, inactivity_timeout=20.0):
+            assert method is not None, "nothing is handed out"
+            channel.basic_reject(method.delivery_tag, requeue=False)
+            break
+        channel.cancel()
 
 
 def test_a_policy_makes_a_topic_scale_and_an_operator_changes_it_as_well(

@@ -9,12 +9,14 @@ from convoymq.broker.topics.admin import TopicAdmin
 from convoymq.broker.topics.controller_loop import ControllerLoop
 from convoymq.broker.topics.coordinator_loop import GroupCoordinators
 from convoymq.broker.topics.group_handle import TopicGroups
+from convoymq.broker.topics.measures import PartitionCounts
 from convoymq.broker.topics.member import MemberParts
 from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.broker.topics.scaling_loop import ScalingLoop
 from convoymq.broker.topics.scaling_question import ScalingQuestion
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
 from convoymq.metadata.machine import Change
+from convoymq.queues.partition.queue import PartitionQueue
 
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
@@ -61,6 +63,8 @@ class TopicParts:
             group_ttl_ms=broker.settings.topic_group_ttl_ms,
             producer_ttl_ms=broker.settings.topic_producer_ttl_ms,
         )
+        self.counts = PartitionCounts()
+        self._local = broker.local
         self.scaling = ScalingLoop(
             node=broker.node_id,
             store=metadata,
@@ -98,6 +102,12 @@ class TopicParts:
     def _place(self, first: int) -> tuple[int, ...]:
         nodes = self.admin.drains.placement_nodes()
         return self._placement.for_partitions(1, nodes, first)[0]
+
+    def count(self) -> PartitionCounts:
+        """Returns the counts of the partitions that this node leads, as they are now."""
+        queues = [each for each in self._local.handles() if isinstance(each, PartitionQueue)]
+        self.counts.look(queues)
+        return self.counts
 
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
