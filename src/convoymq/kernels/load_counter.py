@@ -1,5 +1,5 @@
-"""What comes into a partition, by logical partition: messages and bytes, and the largest keys of
-those that are hot.
+"""Load of a partition, by logical partition: messages and bytes, and the largest keys of those that
+are hot.
 
 `count` is called once per command and does all the work per message: the key's hash, and an
 addition. A hot logical partition has a space-saving counter: sixteen keys, each with a count that

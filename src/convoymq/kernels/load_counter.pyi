@@ -1,5 +1,5 @@
-"""What comes into a partition, by logical partition: messages and bytes, and the largest keys of
-those that are hot."""
+"""Load of a partition, by logical partition: messages and bytes, and the largest keys of those that
+are hot."""
 
 from collections.abc import Iterable
 

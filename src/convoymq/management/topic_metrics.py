@@ -17,7 +17,7 @@ OWN = "convoy_topic_"
 
 
 class Text(Protocol):
-    """What metrics are written to."""
+    """Text that metrics are written to."""
 
     def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
         """Adds a sample of a value that goes up and down."""

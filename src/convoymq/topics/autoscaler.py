@@ -44,8 +44,10 @@ class Policy:
     version_lag_max: int = 4
     failover_pause: int = 2
     gain_min: float = 0.2
-    """By how much a split lowers the largest load."""
+    """By how much a split or a move lowers the largest load, at least."""
     server_ratio: float = 1.3
+    server_load_min: float = 1.0
+    """Load of a server below which nothing is moved off it."""
     lag_max_s: float = 60.0
 
 
@@ -243,7 +245,7 @@ class Evaluation:
     decision: Decision | None
     considered: tuple[Considered, ...]
     held: str = ""
-    """Why no change is made now, whatever is met; empty: there is no such reason."""
+    """Reason for which no change is made now, whatever is met; empty: there is none."""
     reports: tuple[Report, ...] = ()
     wants_weights: frozenset[int] = frozenset()
     """Partitions that meet a rule for a split: the loads of their logical partitions are used."""
@@ -492,18 +494,20 @@ class _Evaluator:
         idlest = min(servers, key=lambda name: (servers[name], name))
         mean = sum(servers.values()) / len(servers)
         most = servers[busiest]
-        if most <= self.policy.server_ratio * mean:
+        policy = self.policy
+        if most <= policy.server_ratio * mean or most <= policy.server_load_min:
             return []
         others = max(load for name, load in servers.items() if name != busiest)
         best: tuple[float, int] | None = None
         for pid in self._movable(busiest):
             load = self._load(pid, "five")
             after = max(most - load, servers[idlest] + load, others)
-            if after < most and (best is None or (after, pid) < best):
+            gains = after <= (1.0 - policy.gain_min) * most
+            if gains and (best is None or (after, pid) < best):
                 best = after, pid
         if best is None:
             return []
-        rule = f"a server's load over 5 units is above {self.policy.server_ratio:g} times the mean"
+        rule = f"a server's load over 5 units is above {policy.server_ratio:g} times the mean"
         inputs: dict[str, Input] = {
             "server": busiest,
             "load": most,

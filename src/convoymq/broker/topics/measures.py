@@ -1,5 +1,5 @@
-"""What changes of topics cost, as this node has measured it since its start: durations of changes
-by phase, stalls of groups, and counts of partitions that it leads."""
+"""Costs of changes of topics, as this node has measured them since its start: durations by phase,
+stalls of groups, and counts of partitions that it leads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ GROUPS_MAX = 10_000
 
 @dataclass(slots=True)
 class Durations:
-    """How often something took how long."""
+    """Count and sum of durations."""
 
     count: int = 0
     total_ms: int = 0
 
     def add(self, ms: int) -> None:
-        """It happened once more."""
+        """Adds one."""
         self.count += 1
         self.total_ms += max(0, ms)
 
@@ -39,7 +39,7 @@ class Durations:
 
 
 class ChangePhases:
-    """How long changes stay in their phases, as the node that drives them sees it.
+    """Durations of the phases of changes, as the node that drives them sees it.
 
     A phase that began before this node looked is measured from its first look.
     """
@@ -75,8 +75,8 @@ class ChangePhases:
 
 
 class GroupStalls:
-    """How long groups have nothing to do at a change: from the moment when all sources are known to
-    be drained until the first target has the lease of a member."""
+    """Times for which groups have nothing to do at a change: from the moment when all sources are
+    known to be drained until the first target has the lease of a member."""
 
     def __init__(self) -> None:
         self.all = Durations()
@@ -135,7 +135,7 @@ class PartitionCounts:
 
 
 class GroupWait(NamedTuple):
-    """How far a group is behind the newest route version."""
+    """Distance of a group from the newest route version."""
 
     vhost: str
     topic: str

@@ -63,8 +63,7 @@ class TopicParts:
             group_ttl_ms=broker.settings.topic_group_ttl_ms,
             producer_ttl_ms=broker.settings.topic_producer_ttl_ms,
         )
-        self.counts = PartitionCounts()
-        self._local = broker.local
+        self._local, self.counts = broker.local, PartitionCounts()
         self.scaling = ScalingLoop(
             node=broker.node_id,
             store=metadata,
@@ -75,9 +74,8 @@ class TopicParts:
             clock=clock,
             spawn=spawn,
         )
-        self.explain_scaling = ScalingQuestion(
-            self.scaling, metadata, broker.control, broker.settings.operation_timeout_s
-        )
+        timeout_s = broker.settings.operation_timeout_s
+        self.explain_scaling = ScalingQuestion(self.scaling, metadata, broker.control, timeout_s)
         members = MemberParts(
             node=broker.node_id,
             incarnation=broker.nodes.incarnation,

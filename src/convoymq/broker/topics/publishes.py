@@ -99,7 +99,7 @@ class PartitionPublishes:
         until the first confirm; below 0: it does not."""
 
     def stand_still(self, since_ms: int) -> None:
-        """What has waited for another partition is placed here, if anything is."""
+        """Notes that records which waited for another partition were placed here, if any were."""
         if self.slot.sent or self.slot.waiter is not None:
             self.paused_ms = since_ms
 

@@ -1,4 +1,4 @@
-"""What the autoscaler of a topic decides, asked on any node: the metadata leader knows."""
+"""Questions for what the autoscaler of a topic decides, on any node: the metadata leader knows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convoymq.transport.control import KIND_TOPIC_SCALING, ControlPlane
 
 
 class Store(Protocol):
-    """Who leads the replicated tree."""
+    """Knowledge of who leads the replicated tree."""
 
     leader: int | None
 

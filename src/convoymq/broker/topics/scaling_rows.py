@@ -8,7 +8,7 @@ from convoymq.model.json import JsonObject
 
 
 class ScalingPolicyRow(TypedDict):
-    """What acts in a topic: its settings, its policies, and what both leave out."""
+    """Bounds that act in a topic: its settings, its policies, and what both leave out."""
 
     autoscale: str
     """`on` or `off`."""
@@ -82,7 +82,7 @@ class ScalingRow(TypedDict):
     at_ms: int | None
     """Time of the last look; None: there was none yet."""
     held: str
-    """Why no change is made now, whatever is met."""
+    """Reason for which no change is made now, whatever is met."""
     decision: str
     rule: str
     considered: list[ConsideredRow]
@@ -90,7 +90,7 @@ class ScalingRow(TypedDict):
     groups: list[ScalingGroupRow]
     hot: list[HotRow]
     history: list[ScaledRow]
-    """What this node did since it leads, the newest last."""
+    """Changes since this node leads, the newest last."""
 
 
 ConsideredRows: TypeAlias = list[ConsideredRow]
