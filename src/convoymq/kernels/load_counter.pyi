@@ -29,8 +29,8 @@ class LoadCounter:
 
     def __init__(self, lo: int, hi: int, logical: int, seed: int) -> None: ...
     def count(self, data: bytes, command: int, first: int, count: int) -> None:
-        """Counts the records `first` and following of an ENQUEUE command. About 0.04 µs a message.
-        Raises ValueError when the command has no such records."""
+        """Counts the records `first` and following of an ENQUEUE command. About 0.01 µs a
+        message, and 0.7 µs a call. Raises ValueError when the command has no such records."""
     def fade(self, factor: float) -> None:
         """Multiplies the weights of all logical partitions. Raises ValueError."""
     def loads(self) -> tuple[bytes, bytes]:
