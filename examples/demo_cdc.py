@@ -3,11 +3,12 @@
     MariaDB ──binary log──▶ reader ──▶ topic, key = primary key ──▶ Spark `apply` ──▶ Delta tables
                                             └──▶ a consumer group that checks the order of each row
 
-While sysbench writes: partitions are split twice, moved and merged, a broker, the reader and the
-Spark driver are killed with SIGKILL, a row's changes are parked and resumed, and a node is drained
-of partitions. In the end every table is compared with the database row by row. Then the same
-changes go through an exchange that hashes modulo the number of its queues, and two queues are added
-half-way: how many of them arrive out of order is counted. Exit code 1 if a promise broke.
+While sysbench writes, the topic splits a partition by itself, another one is split by hand,
+partitions are moved and merged, a broker, the reader and the Spark driver are killed with SIGKILL,
+a row's changes are parked and resumed, and a node is drained of partitions. In the end every table
+is compared with the database row by row. Then the same changes go through an exchange that hashes
+modulo the number of its queues, and two queues are added half-way: how many of them arrive out of
+order is counted. Exit code 1 if a promise broke.
 
     python examples/demo_cdc.py [--base-port 27600] [--directory DIR] [--out FILE] [--seconds N]
 """
@@ -52,6 +53,14 @@ QUEUES = (3, 5)
 WAIT_S = 60.0
 AUTHORIZATION = "Basic Z3Vlc3Q6Z3Vlc3Q="
 STEP_PAUSE_S = 2.0
+SCALES = {
+    "autoscale": "on",
+    "autoscale-unit": 1_000,
+    "autoscale-target-messages": 25,
+    "autoscale-partitions-max": 3,
+    "autoscale-changes-per-hour": 100,
+}
+"""A tenth of the load is enough for a split. What is split by hand does not count as a limit."""
 AUDIT_WAIT_S = 600.0
 
 
@@ -104,7 +113,7 @@ class Api:
                 except urllib.error.HTTPError as error:
                     text = error.read().decode(errors="replace")
                     if error.code < 500 or time.monotonic() > deadline:
-                        raise RuntimeError(f"{method} {path}: {error.code} {text}") from None
+                        raise Refused(f"{method} {path}: {error.code} {text}") from None
                 except OSError:
                     continue
             if time.monotonic() > deadline:
@@ -118,6 +127,10 @@ class Api:
         return found
 
 
+class Refused(RuntimeError):
+    """A node has said no."""
+
+
 class Topic:
     """The topic of changes."""
 
@@ -129,9 +142,27 @@ class Topic:
         """Returns the open partitions, by range."""
         return self._api.rows(f"{self.path}/route")
 
-    def change(self, kind: str, body: object) -> None:
-        """Carries a change out."""
-        found = self._api("POST", f"{self.path}/{kind}", body)
+    def change(
+        self, kind: str, body: Callable[[list[dict[str, object]]], dict[str, object]]
+    ) -> dict[str, object]:
+        """Carries a change out and returns its body, which is made from the open partitions. The
+        autoscaler's changes may come first."""
+        asked: list[dict[str, object]] = []
+        begun: list[object] = []
+
+        def is_begun() -> bool:
+            asked[:] = [body(self.route())]
+            try:
+                begun[:] = [self._api("POST", f"{self.path}/{kind}", asked[0])]
+            except Refused as error:
+                begun[:] = [error]
+            return isinstance(begun[0], dict)
+
+        try:
+            until(is_begun, f"no {kind}")
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}: {begun}") from None
+        found = begun[0]
         assert isinstance(found, dict)
         id = found["change_id"]
 
@@ -140,10 +171,42 @@ class Topic:
             return isinstance(now, dict) and bool(now["is_finished"])
 
         until(is_finished, f"{kind} {id} goes on")
+        return asked[0]
 
     def widest(self) -> dict[str, object]:
         """Returns the open partition with the most logical partitions."""
-        return max(self.route(), key=lambda row: int(str(row["hi"])) - int(str(row["lo"])))
+        return widest_of(self.route())
+
+
+def widest_of(rows: list[dict[str, object]]) -> dict[str, object]:
+    """Returns the partition with the most logical partitions."""
+    return max(rows, key=lambda row: int(str(row["hi"])) - int(str(row["lo"])))
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A change that the autoscaler has begun."""
+
+    change_id: str
+    decision: str
+    rule: str
+
+
+def scaled_changes(directory: Path) -> list[Scaled]:
+    """Returns the autoscaler's changes, as the nodes have logged them, the first one first."""
+    found: dict[str, tuple[str, Scaled]] = {}
+    for path in directory.rglob("*.log"):
+        for line in path.read_text(errors="replace").splitlines():
+            if '"topics.autoscaled"' not in line:
+                continue
+            try:
+                said = json.loads(line)
+            except ValueError:
+                # A line that SIGKILL has cut.
+                continue
+            made = Scaled(said["change"], said["decision"], said["rule"])
+            found[made.change_id] = (str(said["timestamp"]), made)
+    return [each for _, each in sorted(found.values(), key=lambda row: row[0])]
 
 
 class Part:
@@ -223,7 +286,7 @@ class Demo:
 
     def run(self, sysbench: Sysbench, seconds: int) -> None:
         """Everything up to the moment when the last change is in the tables."""
-        self.api("PUT", self.topic.path, {"partitions": 2})
+        self.api("PUT", self.topic.path, {"partitions": 2, **SCALES})
         self.reader.start()
         self.spark.start()
         self.checker.start()
@@ -231,8 +294,8 @@ class Demo:
         self.events.note(f"{self.order.seen} rows of the snapshot are in the topic")
         sysbench.start(seconds, RATE)
         for step in (
-            self.split, self.kill_reader, self.split, self.kill_node, self.move, self.park,
-            self.kill_spark, self.merge, self.drain,
+            self.await_split, self.kill_reader, self.split, self.kill_node, self.move,
+            self.park, self.kill_spark, self.merge, self.drain,
         ):  # fmt: skip
             self.go_on()
             step()
@@ -249,25 +312,44 @@ class Demo:
         self.reader.check()
         self.spark.check()
 
+    def scaled(self) -> list[Scaled]:
+        """Returns the changes that the autoscaler has begun so far."""
+        return scaled_changes(self.directory / "cluster")
+
+    def await_split(self) -> None:
+        """Waits until the topic has split a partition by itself."""
+
+        def is_split() -> bool:
+            return any(each.decision.startswith("split") for each in self.scaled())
+
+        until(is_split, "the topic does not split by itself")
+        until(lambda: len(self.topic.route()) > 2, "its split does not end")
+        first = next(each for each in self.scaled() if each.decision.startswith("split"))
+        self.events.note(f"the autoscaler: {first.decision}, by rule {first.rule}")
+
     def split(self) -> None:
         """Splits the widest partition."""
-        pid = self.topic.widest()["pid"]
-        self.topic.change("split", {"pid": pid})
-        self.events.note(f"partition {pid} is split")
+        made = self.topic.change("split", lambda rows: {"pid": widest_of(rows)["pid"]})
+        self.events.note(f"partition {made['pid']} is split")
 
     def move(self) -> None:
         """Moves a partition to another node."""
-        row = self.topic.widest()
         names = [str(node["name"]) for node in self.api.rows("nodes")]
-        other = next(name for name in names if name != row["node"])
-        self.topic.change("move", {"pid": row["pid"], "node": other})
-        self.events.note(f"partition {row['pid']} is moved to {other}")
+
+        def body(rows: list[dict[str, object]]) -> dict[str, object]:
+            row = widest_of(rows)
+            return {
+                "pid": row["pid"],
+                "node": next(name for name in names if name != row["node"]),
+            }
+
+        made = self.topic.change("move", body)
+        self.events.note(f"partition {made['pid']} is moved to {made['node']}")
 
     def merge(self) -> None:
         """Merges the first two partitions."""
-        pids = [row["pid"] for row in self.topic.route()[:2]]
-        self.topic.change("merge", {"pids": pids})
-        self.events.note(f"partitions {pids[0]} and {pids[1]} are merged")
+        made = self.topic.change("merge", lambda rows: {"pids": [row["pid"] for row in rows[:2]]})
+        self.events.note(f"partitions {made['pids']} are merged")
 
     def kill_reader(self) -> None:
         """Kills the reader in the middle of what it does."""
@@ -312,6 +394,7 @@ class Demo:
 
     def finish(self) -> None:
         """The reader stores the last change, and Spark applies all there is."""
+        self.api("PUT", f"{self.topic.path}/autoscale", {"autoscale": "off"})
         with self.database.connect() as connection:
             ((gtid,),) = execute(connection, "SELECT @@gtid_binlog_pos")
         (self.directory / "reader" / STOP_FILE).write_text(gtid)
@@ -386,9 +469,16 @@ def show(
         f"modulo {QUEUES[0]} queues, then {QUEUES[1]}", f"{modulo.seen:,}", f"{modulo.violations:,}"
     )
     console.print(table)
+    scaled = demo.scaled()
+    table = Table("change by the autoscaler", "rule", "id")
+    for done in scaled:
+        table.add_row(done.decision, done.rule, done.change_id)
+    console.print(table)
     broken = [f"{each.table} differs" for each in differences if each.different]
     if demo.order.violations:
         broken.append("changes of a row were out of order in the topic")
+    if not any(each.decision.startswith("split") for each in scaled):
+        broken.append("the topic has split nothing by itself")
     if not modulo.violations:
         broken.append("the comparison was in order as well, so it proves nothing")
     return broken
@@ -426,7 +516,8 @@ def run(directory: Path, out: Path, base_port: int, seconds: int, console: Conso
     if not is_proved:
         broken.append(f"the audit of the traces found something: {directory / 'audit.log'}")
     pauses = pauses_of(directory / "reader" / PAUSES_FILE)
-    page = write_report(out, events.rows, lineage, pauses, demo.order.stalls)
+    scaled = [(each.decision, each.rule, each.change_id) for each in demo.scaled()]
+    page = write_report(out, events.rows, lineage, pauses, demo.order.stalls, scaled)
     console.print(f"report: {page}", highlight=False)
     for text in broken:
         console.print(f"[bold red]{text}[/]")

@@ -27,16 +27,19 @@ def write_report(
     lineage: Sequence[Mapping[str, object]],
     pauses: Sequence[Point],
     stalls: Sequence[Point],
+    scaled: Sequence[tuple[str, str, str]],
 ) -> Path:
     """Writes one page without other files; returns where it is.
 
     Args:
         events: (time, what was done).
         lineage: all partitions that the topic ever had.
+        scaled: decision, rule and change of what the autoscaler did.
     """
     parts = [
         "<!doctype html><meta charset='utf-8'><title>A database through a changing topic</title>",
-        "<style>body{font-family:sans-serif;max-width:62rem;margin:2rem auto}</style>",
+        "<style>body{font-family:sans-serif;max-width:62rem;margin:2rem auto}"
+        "td,th{text-align:left;padding:0 1rem .2rem 0}</style>",
         "<h1>A database through a changing topic</h1>",
         "<h2>Partitions: ranges over route versions</h2>",
         _history(lineage),
@@ -45,6 +48,10 @@ def write_report(
         "<h2>What was done</h2><ol>",
         *(f"<li>{html.escape(text)}</li>" for _, text in events),
         "</ol>",
+        "<h2>What the autoscaler did</h2>",
+        "<table><tr><th>change</th><th>rule</th><th>id</th></tr>",
+        *(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in scaled),
+        "</table>",
     ]
     path.write_text("\n".join(parts), encoding="utf-8")
     return path.absolute()

@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
 EVENT = re.compile(
     r"(amqp|alarm|broker|classic|clock|cluster|fetch|link|management|metadata|node|queue|quorum|raft"
-    r"|log|operator|recovery|storage|topic|trace)\.[a-z_]+"
+    r"|log|operator|recovery|storage|topics?|trace)\.[a-z_]+"
 )
 #: Callables that take an event's name first, or as the second part of an effect.
 SAYS = frozenset(
@@ -125,7 +125,13 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
         broker.link_info = lambda: [{"node": 2, "bytes_out": 1, "bytes_in": 1, "full": False}]
         info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit", "proc_used"), 1)
         info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)
+        cluster.raise_versions()
+        await broker.topics.create("/", "orders", partitions=1)
+        await broker.topics.create_group("/", "orders", "g")
+        broker.topic_parts.coordinators.stalls.add(("/", "orders", "g"), 1)
+        broker.topic_parts.scaling.counters.decisions["split", "load_2"] += 1
         text = await render(broker, info)
+        text += await render(broker, info, per_object=True)
     names = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
     names |= {f"convoy_raft_{name}_total" for name in HostCounters.__slots__}
     assert len(names) > 40, "the search for metrics has stopped working"

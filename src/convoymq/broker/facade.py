@@ -61,7 +61,6 @@ from convoymq.transport.control import ControlPlane
 if TYPE_CHECKING:
     from convoymq.broker.topics.admin import TopicAdmin
     from convoymq.broker.topics.parts import TopicParts
-    from convoymq.broker.topics.upkeep_loop import UpkeepCounters
     from convoymq.kernels.route_cache import RouteCacheVersion
 
 log = structlog.get_logger()
@@ -323,9 +322,9 @@ class Broker:
         return self._topic_parts
 
     @property
-    def topic_upkeep(self) -> UpkeepCounters | None:
-        """Returns what this node has done for the retention of topics; None without topics."""
-        return None if self._topic_parts is None else self._topic_parts.upkeep.counters
+    def known_topic_parts(self) -> TopicParts | None:
+        """Returns the parts that serve ordered topics; None as long as nobody needed them."""
+        return self._topic_parts
 
     @property
     def topics(self) -> TopicAdmin:

@@ -96,6 +96,37 @@ HELP: dict[str, str] = {
     "rabbitmq_alarms_file_descriptor_limit": "1 while no file descriptor is left",
     "convoy_topic_partitions_deleted_total":
         "Sealed partitions of ordered topics that retention deleted, led by this node",
+    "convoy_topic_change_seconds_total":
+        "Time that changes of ordered topics stayed in a phase, driven by this node",
+    "convoy_topic_changes_total":
+        "Changes of ordered topics that ended, driven by this node",
+    "convoy_topic_publishes_retried_total":
+        "Publishes of this node's clients that a partition refused at a change, sent to the next",
+    "convoy_topic_producer_pauses_total":
+        "Ranges of keys of this node's publishers that stood still at a change",
+    "convoy_topic_producer_pause_seconds_total":
+        "Time for which they did, from confirm to confirm",
+    "convoy_topic_consumer_stalls_total":
+        "Changes that groups have passed, coordinated by this node",
+    "convoy_topic_consumer_stall_seconds_total":
+        "Time from the last partition drained to the first lease of the next ones",
+    "convoy_topic_group_stalls_total": "As convoy_topic_consumer_stalls_total, of one group",
+    "convoy_topic_group_stall_seconds_total":
+        "As convoy_topic_consumer_stall_seconds_total, of one group",
+    "convoy_topic_group_versions_behind": "Route versions that a group is behind the newest",
+    "convoy_topic_group_versions_behind_max": "The most route versions that a group is behind",
+    "convoy_topic_group_wait_seconds":
+        "Time for which partitions wait until a group has finished those before them",
+    "convoy_topic_group_wait_seconds_max": "The longest of these times",
+    "convoy_topic_parked_keys": "Parked keys in partitions that this node leads",
+    "convoy_topic_acks_fenced_total":
+        "Acknowledgements under a lease that was over, refused by partitions of this node",
+    "convoy_topic_duplicates_refused_total":
+        "Repeated messages of producers with sequences that partitions of this node refused",
+    "convoy_topic_autoscaler_decisions_total":
+        "Changes that this node's autoscaler began, and reports",
+    "convoy_topic_hot_logical_partitions":
+        "Logical partitions that are most of a partition which is too busy",
     "convoy_topic_groups_expired_total":
         "Groups of ordered topics that expired without members, led by this node",
     "convoy_deliveries_local_total": "Messages that this node handed to its own clients",

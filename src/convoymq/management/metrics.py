@@ -9,6 +9,7 @@ from convoymq import __version__
 from convoymq.broker.facade import Broker
 from convoymq.management.json_values import count_in
 from convoymq.management.metric_help import HELP
+from convoymq.management.topic_metrics import write_topics
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import JsonObject
 from convoymq.queues.dead_letter_publisher import AT_LEAST_ONCE_NAME, STRATEGIES
@@ -111,7 +112,7 @@ async def render(
     rows = [row async for row in in_slices(broker.cluster.local_rows())]
     await _queues(text, broker, rows, per_object=per_object)
     _process(text, broker, node_info)
-    _topics(text, broker)
+    write_topics(text, broker, per_object=per_object)
     _replication(text, broker)
     await _raft(text, broker, per_object=per_object)
     if broker.traces is not None:
@@ -256,13 +257,6 @@ def _traces(text: _Text, traces: Traces) -> None:
     text.gauge("convoy_trace_queues", traces.queues)
     text.counter("convoy_trace_rows_lost_total", traces.rows_lost)
     text.counter("convoy_trace_write_errors_total", traces.write_errors)
-
-
-def _topics(text: _Text, broker: Broker) -> None:
-    done = broker.topic_upkeep
-    deleted, expired = (0, 0) if done is None else (done.partitions_deleted, done.groups_expired)
-    text.counter("convoy_topic_partitions_deleted_total", deleted)
-    text.counter("convoy_topic_groups_expired_total", expired)
 
 
 def _replication(text: _Text, broker: Broker) -> None:

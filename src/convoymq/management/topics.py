@@ -11,6 +11,7 @@ from convoymq.management.bodies import bad_request
 from convoymq.management.fields import number, text_in
 from convoymq.metadata.topic_settings import TOPIC_SETTINGS
 from convoymq.model.json import JsonObject
+from convoymq.routing.policy_keys import AUTOSCALE_KEYS
 from convoymq.topics.refusals import Code
 
 if TYPE_CHECKING:
@@ -70,6 +71,18 @@ def settings_in(body: JsonObject) -> dict[str, bool | int | str]:
             if not isinstance(value, bool | int | str):
                 raise bad_request(f"key {name}: {value!r} is no setting")
             found[name] = value
+    return found
+
+
+def scaling_in(body: JsonObject) -> dict[str, bool | int | str | None]:
+    """Returns changes of an autoscaler's settings; None takes one away. Raises ApiError."""
+    found: dict[str, bool | int | str | None] = {}
+    for name, value in body.items():
+        if value is not None and not isinstance(value, bool | int | str):
+            raise bad_request(f"key {name}: {value!r} is no setting")
+        found[name] = value
+    if not found:
+        raise bad_request(f"give some of {', '.join(AUTOSCALE_KEYS)}")
     return found
 
 

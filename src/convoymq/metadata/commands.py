@@ -311,6 +311,14 @@ class DeleteTopic(_Command, frozen=True, tag="topic_delete"):
     name: str
 
 
+class SetTopic(_Command, frozen=True, tag="topic_set"):
+    """Replaces settings of a topic's autoscaler; None takes one away. Since version 3."""
+
+    vhost: str
+    name: str
+    settings: dict[str, bool | int | str | None]
+
+
 class ChangeTopic(_Command, frozen=True, tag="topic_change"):
     """Changes the state of a topic; the reply is the code of the refusal, or empty. Since version
     3.
@@ -381,6 +389,7 @@ class PutSetting(_Command, frozen=True, tag="setting_put"):
 TopicCommand: TypeAlias = (
     CreateTopic
     | DeleteTopic
+    | SetTopic
     | ChangeTopic
     | CreatePartition
     | CreateGroup

@@ -20,6 +20,7 @@ from convoymq.metadata.commands import (
     DeleteGroup,
     DeleteTopic,
     NewPartition,
+    SetTopic,
 )
 from convoymq.metadata.queues import Queues
 from convoymq.metadata.records import Change, ChangeKind, TopicRecord, Vhost
@@ -61,6 +62,7 @@ class Topics:
             DeleteTopic: self._delete,
             ChangeTopic: self._change,
             DeleteGroup: self._delete_group,
+            SetTopic: self._set,
         }
 
     def carry_out(self, command: Command, time_ms: int) -> object:
@@ -109,6 +111,17 @@ class Topics:
             trace.deleted(record)
         self._remove_queues(vhost, command.name, _placed(record.state))
         vhost.topology.delete_exchange(command.name)
+        self._note(vhost, command.name)
+        return True
+
+    def _set(self, command: SetTopic) -> bool:
+        """Replaces settings; False when they are so already. Raises NotFound."""
+        vhost, record = self._find(command.vhost, command.name)
+        joined = {**record.settings, **command.settings}
+        settings = {name: value for name, value in joined.items() if value is not None}
+        if settings == record.settings:
+            return False
+        record.settings = settings
         self._note(vhost, command.name)
         return True
 

@@ -1,6 +1,8 @@
-"""Settings of ordered topics: how long messages are kept, and groups without members.
+"""Settings of ordered topics: how long messages are kept, and groups without members, and whether
+the topic scales by itself.
 
 They are named as the keys of policies are. Those of partitions become arguments of their queues.
+Those of the autoscaler can be changed later.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections.abc import Mapping
 
 from convoymq.model.durations import duration_ms
 from convoymq.model.errors import PreconditionFailed
-from convoymq.routing.policy_keys import KEYS, Setting, term
+from convoymq.routing.policy_keys import AUTOSCALE_KEYS, KEYS, Setting, contradiction, term
 
 MAX_AGE = "max-age"
 MAX_LENGTH_BYTES = "max-length-bytes"
@@ -17,7 +19,7 @@ SEGMENT_BYTES = "stream-max-segment-size-bytes"
 GROUP_TTL = "group-ttl"
 PARTITION_SETTINGS = (MAX_AGE, MAX_LENGTH_BYTES, SEGMENT_BYTES)
 """Settings of a topic that each of its partitions has as an argument."""
-TOPIC_SETTINGS = (*PARTITION_SETTINGS, GROUP_TTL)
+TOPIC_SETTINGS = (*PARTITION_SETTINGS, GROUP_TTL, *AUTOSCALE_KEYS)
 Settings = Mapping[str, Setting]
 
 
@@ -31,6 +33,25 @@ def check_settings(settings: Settings) -> None:
             )
         if not _is_valid(name, value):
             raise PreconditionFailed(f"{term(value)} is not a valid {name} of a topic")
+    if reason := contradiction(settings):
+        raise PreconditionFailed(reason)
+
+
+def changed_settings(
+    settings: Settings, changes: Mapping[str, Setting | None]
+) -> dict[str, Setting]:
+    """Returns the settings of a topic with some of its autoscaler changed; None takes one away.
+    Raises PreconditionFailed."""
+    for name in changes:
+        if name not in AUTOSCALE_KEYS:
+            raise PreconditionFailed(
+                f"{term(name)} is not a setting of the autoscaler; there are: "
+                f"{', '.join(AUTOSCALE_KEYS)}"
+            )
+    joined = {**settings, **changes}
+    made = {name: value for name, value in joined.items() if value is not None}
+    check_settings(made)
+    return made
 
 
 def _is_valid(name: str, value: Setting) -> bool:

@@ -10,15 +10,17 @@ from convoymq.metadata.commands import (
     ChangeTopic,
     CreateGroup,
     CreateTopic,
+    SetTopic,
     TopicCommand,
 )
 from convoymq.metadata.limits import MAX_QUEUES, limit_of
 from convoymq.metadata.topic_codec import unpack_group_command, unpack_topic_command
-from convoymq.metadata.topic_settings import check_settings
+from convoymq.metadata.topic_settings import changed_settings, check_settings
 from convoymq.metadata.topics import GROUP_SEPARATOR
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import NotServed, PreconditionFailed
 from convoymq.model.refusals import partition_limit_reached
+from convoymq.routing.policy_keys import PARTITIONS_MAX
 from convoymq.routing.types import RESERVED_PREFIX
 from convoymq.topics.changes import Change, Kind
 from convoymq.topics.hashing import check_hash
@@ -30,8 +32,6 @@ from convoymq.topics.topic import Begin
 TOPIC_NAME_BYTES_MAX = 200
 """Names of its partitions' queues are longer, those of its groups as well."""
 GROUP_NAME_BYTES_MAX = 54
-PARTITIONS_MAX = 1024
-"""Of one route version."""
 SERVED_MODES = ("strict",)
 
 
@@ -49,6 +49,10 @@ def check_topic_command(command: TopicCommand, tree: Tree) -> None:
                 _check_growth(tree, command.vhost, command.name, topic_command.change)
         case ChangeGroup():
             unpack_group_command(command.command)
+        case SetTopic():
+            record = tree.vhost(command.vhost).topics.get(command.name)
+            if record is not None:
+                changed_settings(record.settings, command.settings)
         case _:
             # The others name things that the tree has, or has not.
             pass

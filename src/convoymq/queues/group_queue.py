@@ -94,6 +94,10 @@ class Replica(Protocol):
     def last_applied(self) -> int:
         """Returns the index of the last entry that its machine has seen."""
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Returns the nodes that vote in the group."""
+
     def propose(self, type: int, flags: int, count: int, arg: int, body: bytes) -> None:
         """The leader's own command."""
 

@@ -30,6 +30,12 @@ Check: TypeAlias = Callable[[object], bool]
 COUNT_MAX = (1 << 63) - 1
 LIMIT_MAX = (1 << 31) - 1
 FILTER_BYTES = range(16, 256)
+RATE_MAX = 1_000_000_000_000
+PARTITIONS_MAX = 1024
+"""Of one route version of a topic."""
+CHANGES_MAX = 3600
+UNIT_MS = range(100, 3_600_001)
+"""Of the autoscaler's times."""
 KEYS_MAX = 64
 """Of one definition."""
 
@@ -261,14 +267,50 @@ _ROWS: tuple[Key, ...] = (
     ),
     Key(name="initial-cluster-size", check=_integer(0, 255), noun="cluster size"),
     Key(name="group-ttl", check=_max_age, noun="time to live of groups"),
+    Key(name="autoscale", check=_one_of("on", "off"), noun="autoscale value"),
+    Key(
+        name="autoscale-target-messages",
+        check=_integer(1, RATE_MAX),
+        noun=f"number of messages a second. Valid range is 1-{RATE_MAX}",
+    ),
+    Key(
+        name="autoscale-target-bytes",
+        check=_integer(1, RATE_MAX),
+        noun=f"number of bytes a second. Valid range is 1-{RATE_MAX}",
+    ),
+    Key(
+        name="autoscale-partitions-min",
+        check=_integer(1, PARTITIONS_MAX),
+        noun=f"number of partitions. Valid range is 1-{PARTITIONS_MAX}",
+    ),
+    Key(
+        name="autoscale-partitions-max",
+        check=_integer(1, PARTITIONS_MAX),
+        noun=f"number of partitions. Valid range is 1-{PARTITIONS_MAX}",
+    ),
+    Key(
+        name="autoscale-changes-per-hour",
+        check=_integer(1, CHANGES_MAX),
+        noun=f"number of changes an hour. Valid range is 1-{CHANGES_MAX}",
+    ),
+    Key(
+        name="autoscale-unit",
+        check=_integer(UNIT_MS.start, UNIT_MS.stop - 1),
+        noun=f"unit. Valid range is {UNIT_MS.start}-{UNIT_MS.stop - 1} ms",
+    ),
     Key(name="alternate-exchange", check=_text, noun="alternate exchange name"),
 )
 
 KEYS: Mapping[str, Key] = {key.name: key for key in _ROWS}
 EXCHANGE_KEYS = frozenset(("alternate-exchange",))
 """Keys that act in exchanges, and mean nothing to a queue."""
+AUTOSCALE_KEYS = (
+    "autoscale", "autoscale-target-messages", "autoscale-target-bytes", "autoscale-partitions-min",
+    "autoscale-partitions-max", "autoscale-changes-per-hour", "autoscale-unit",
+)  # fmt: skip
+"""Keys that say whether and how a topic scales by itself."""
 TOPIC_KEYS = frozenset(
-    ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl")
+    ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", *AUTOSCALE_KEYS)
 )
 """Keys that act in ordered topics."""
 BY_ARGUMENT: Mapping[str, Key] = {
@@ -304,7 +346,17 @@ def checked_definition(
         listed = ",".join(f"{{{term(name)},{term(value)}}}" for name, value in unknown.items())
         raise invalid(f"[{listed}] are not recognised policy settings")
     _check_retry(found)
+    if reason := contradiction(found):
+        raise invalid(reason)
     return found
+
+
+def contradiction(found: Mapping[str, Setting]) -> str:
+    """Returns what is wrong with bounds of an autoscaler that do not go together, or nothing."""
+    least, most = found.get("autoscale-partitions-min"), found.get("autoscale-partitions-max")
+    if isinstance(least, int) and isinstance(most, int) and most < least:
+        return "autoscale-partitions-max is less than autoscale-partitions-min"
+    return ""
 
 
 def _check_retry(found: Mapping[str, Setting]) -> None:

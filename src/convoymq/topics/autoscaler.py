@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from convoymq.topics.cuts import Cut, best_cut
@@ -44,8 +44,10 @@ class Policy:
     version_lag_max: int = 4
     failover_pause: int = 2
     gain_min: float = 0.2
-    """By how much a split lowers the largest load."""
+    """By how much a split or a move lowers the largest load, at least."""
     server_ratio: float = 1.3
+    server_load_min: float = 1.0
+    """Load of a server below which nothing is moved off it."""
     lag_max_s: float = 60.0
 
 
@@ -92,6 +94,10 @@ class Placement:
     """Time of the last split of its range."""
     is_replicated: bool = True
     """All of its replicas are up to date."""
+
+    def since(self, time_ms: int) -> Placement:
+        """Return the same with a later time: its load is known since then only."""
+        return replace(self, created_at=time_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +146,28 @@ class GroupLoad:
 Input = float | int | str
 
 
+class Rule(Enum):
+    """Rules that call for something, by the name that metrics and events have for them."""
+
+    LOAD_2 = "load_2"
+    LOAD_5 = "load_5"
+    LOAD_10 = "load_10"
+    OWNER_BEHIND = "owner_behind"
+    SERVER_BUSY = "server_busy"
+    BOTH_SMALL = "both_small"
+    GROUP_LAGS = "group_lags"
+
+
+RULE_OF_WINDOW = {"two": Rule.LOAD_2, "five": Rule.LOAD_5, "ten": Rule.LOAD_10}
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """The rule that fired, and what it was computed from."""
 
     rule: str
     inputs: Mapping[str, Input]
+    name: Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +244,16 @@ class Evaluation:
 
     decision: Decision | None
     considered: tuple[Considered, ...]
+    held: str = ""
+    """Reason for which no change is made now, whatever is met; empty: there is none."""
+    reports: tuple[Report, ...] = ()
+    wants_weights: frozenset[int] = frozenset()
+    """Partitions that meet a rule for a split: the loads of their logical partitions are used."""
+
+    @property
+    def summary(self) -> str:
+        """The decision in words."""
+        return decision_text(self.decision)
 
     def explain(self) -> str:
         """Return what `autoscale explain` prints: one line per rule that was met, then the
@@ -230,7 +262,7 @@ class Evaluation:
             f"{each.subject}: {each.rule} ({_text(each.inputs)}): {each.outcome}"
             for each in self.considered
         ]
-        return "\n".join([*lines, f"decision: {_decision_text(self.decision)}"])
+        return "\n".join([*lines, f"decision: {self.summary}"])
 
 
 def decide(
@@ -305,13 +337,20 @@ class _Evaluator:
         self.now = now
         self.considered: list[Considered] = []
         self.reports: list[Report] = []
+        self.wants_weights: set[int] = set()
 
     def run(self) -> Evaluation:
         held = self._held()
         action = self._first((*self._splits(), *self._moves(), *self._merges()), held)
         self._advise()
         decision = action or next(iter(self.reports), None)
-        return Evaluation(decision, tuple(self.considered))
+        return Evaluation(
+            decision,
+            tuple(self.considered),
+            held,
+            tuple(self.reports),
+            frozenset(self.wants_weights),
+        )
 
     def _first(self, actions: Sequence[Action], held: str) -> Action | None:
         for number, action in enumerate(actions):
@@ -383,7 +422,8 @@ class _Evaluator:
             load = self._load(span.pid, window)
             if load > limit and age >= WINDOWS[window]:
                 rule = f"load over {WINDOWS[window]} units is above {limit:g} targets"
-                return load / limit, span, window, Reason(rule, {"load": load, "age": age})
+                reason = Reason(rule, {"load": load, "age": age}, RULE_OF_WINDOW[window])
+                return load / limit, span, window, reason
         for group in self.groups:
             if self._is_behind(group, span.pid) and group.spare_members and age >= WINDOWS["five"]:
                 rate, drain = self._rate(span.pid), group.drain_rate[span.pid]
@@ -392,7 +432,8 @@ class _Evaluator:
                     "drain_rate": drain, "spare_members": group.spare_members,
                 }  # fmt: skip
                 rule = "more comes in than one owner consumes, and members are spare"
-                return rate / max(drain, 1e-9) - 1.0, span, "five", Reason(rule, inputs)
+                reason = Reason(rule, inputs, Rule.OWNER_BEHIND)
+                return rate / max(drain, 1e-9) - 1.0, span, "five", reason
         return None
 
     def _rate(self, pid: int) -> float:
@@ -406,6 +447,7 @@ class _Evaluator:
 
     def _split(self, span: Span, window: str, reason: Reason) -> Split | None:
         """Return the split to make, or note why there is none."""
+        self.wants_weights.add(span.pid)
         room = self.policy.partitions_max - len(self.layout.route.spans)
         weights = self._weights(span.pid, window)
         is_known = len(weights) == span.width and sum(weights) > 0.0
@@ -428,7 +470,7 @@ class _Evaluator:
             return None
         cuts = tuple(span.lo + at for at in cut.at)
         inputs = {**reason.inputs, "largest_share": cut.share}
-        return Split(span.pid, cuts, Reason(reason.rule, inputs))
+        return Split(span.pid, cuts, Reason(reason.rule, inputs, reason.name))
 
     def _refuse(self, subject: str, reason: Reason, why: str) -> None:
         self._note(subject, reason, f"held back: {why}")
@@ -438,7 +480,8 @@ class _Evaluator:
         lp = span.lo + cut.hot
         keys = tuple(self.loads[span.pid].top_keys.get(lp, ()))
         inputs = {**reason.inputs, "lp": lp, "share": cut.hot_share}
-        self.reports.append(HotLogicalPartition(span.pid, lp, keys, Reason(reason.rule, inputs)))
+        hot = Reason(reason.rule, inputs, reason.name)
+        self.reports.append(HotLogicalPartition(span.pid, lp, keys, hot))
 
     # --- moves -------------------------------------------------------------------------------
 
@@ -451,25 +494,27 @@ class _Evaluator:
         idlest = min(servers, key=lambda name: (servers[name], name))
         mean = sum(servers.values()) / len(servers)
         most = servers[busiest]
-        if most <= self.policy.server_ratio * mean:
+        policy = self.policy
+        if most <= policy.server_ratio * mean or most <= policy.server_load_min:
             return []
         others = max(load for name, load in servers.items() if name != busiest)
         best: tuple[float, int] | None = None
         for pid in self._movable(busiest):
             load = self._load(pid, "five")
             after = max(most - load, servers[idlest] + load, others)
-            if after < most and (best is None or (after, pid) < best):
+            gains = after <= (1.0 - policy.gain_min) * most
+            if gains and (best is None or (after, pid) < best):
                 best = after, pid
         if best is None:
             return []
-        rule = f"a server's load over 5 units is above {self.policy.server_ratio:g} times the mean"
+        rule = f"a server's load over 5 units is above {policy.server_ratio:g} times the mean"
         inputs: dict[str, Input] = {
             "server": busiest,
             "load": most,
             "mean": mean,
             "largest_after": best[0],
         }
-        return [Move(best[1], idlest, Reason(rule, inputs))]
+        return [Move(best[1], idlest, Reason(rule, inputs, Rule.SERVER_BUSY))]
 
     def _movable(self, server: str) -> Iterator[int]:
         for pid, placement in self.layout.placements.items():
@@ -493,15 +538,12 @@ class _Evaluator:
         for one, other in itertools.pairwise(spans):
             if self._wants_merge(one.pid, other.pid):
                 total = self._sum(one.pid, other.pid, "ten")
+                reason = Reason("both loads are small", {"sum": total}, Rule.BOTH_SMALL)
                 if why := self._keeps_apart(one.pid, other.pid):
-                    reason = Reason("both loads are small", {"sum": total})
                     self._refuse(f"merge of partitions {one.pid} and {other.pid}", reason, why)
                 else:
-                    found.append((total, one.lo, one.pid, other.pid))
-        return [
-            Merge((one, other), Reason("both loads are small", {"sum": total}))
-            for total, _, one, other in sorted(found)
-        ]
+                    found.append((total, one.lo, Merge((one.pid, other.pid), reason)))
+        return [merge for *_, merge in sorted(found, key=lambda each: each[:2])]
 
     def _wants_merge(self, one: int, other: int) -> bool:
         if one not in self.loads or other not in self.loads:
@@ -552,7 +594,7 @@ class _Evaluator:
                     "lag_s": lag_s,
                     "lanes": group.lanes,
                 }
-                reason = Reason("a group lags behind", inputs)
+                reason = Reason("a group lags behind", inputs, Rule.GROUP_LAGS)
                 self.reports.append(Advice(advised, group.name, pid, reason))
                 self._note(f"partition {pid}", reason, advised.value)
 
@@ -567,7 +609,8 @@ def _subject(action: Action) -> str:
             return f"move of partition {pid} to {server}"
 
 
-def _decision_text(decision: Decision | None) -> str:
+def decision_text(decision: Decision | None) -> str:
+    """Return a decision in words."""
     match decision:
         case None:
             return "nothing"

@@ -60,6 +60,8 @@ KIND_GROUP_ADMIN = 20
 KIND_PREFETCH = 22
 KIND_TOPIC_GROUP = 23
 """Between members of topics' groups and their coordinators (`broker.topics.group_messages`)."""
+KIND_TOPIC_SCALING = 24
+"""Question for what the autoscaler of a topic decides: [vhost, topic], to the metadata leader."""
 KIND_OPERATOR = 21
 """Requests of an operator to another node than the one on the own machine (`operator_access`)."""
 KIND_FREE = 32

@@ -39,7 +39,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
         "abort", "drain", "declare-lost", "groups", "delete-group", "lag", "seek",
         "accept-loss", "park", "create-group", "losses", "drains",
-        "revive", "show",
+        "revive", "show", "autoscale",
     }  # fmt: skip
 
 
@@ -125,6 +125,37 @@ def test_the_commands_are_those_of_the_documentation() -> None:
                 },
             ),
         ),
+        (
+            (
+                "create",
+                "orders",
+                "--partitions",
+                "1",
+                "--autoscale",
+                "on",
+                "--autoscale-unit",
+                "500",
+            ),
+            ("PUT", ORDERS, {"partitions": 1, "autoscale": "on", "autoscale-unit": 500}),
+        ),
+        (
+            (
+                "autoscale",
+                "orders",
+                "set",
+                "--autoscale",
+                "on",
+                "--autoscale-target-bytes",
+                "9",
+                "--autoscale-unit",
+                "default",
+            ),
+            (
+                "PUT",
+                ORDERS + "/autoscale",
+                {"autoscale": "on", "autoscale-target-bytes": 9, "autoscale-unit": None},
+            ),
+        ),
         (("abort", "orders", "c1"), ("DELETE", ORDERS + "/changes/c1", None)),
         (("create-group", "orders", "g"), ("PUT", ORDERS + "/groups/g", {})),
         (
@@ -162,6 +193,13 @@ def test_what_a_command_asks_for(
         (("seek", "orders", "g", "--vector", "0"), "an offset is a number, not ''"),
         (("declare-lost", "orders", "x"), "a partition is a number"),
         (("park", "drop", "orders", "g"), "action is one of"),
+        (("autoscale", "orders", "guess"), "action is one of set, explain"),
+        (("autoscale", "orders", "set"), "needs some of --autoscale"),
+        (("autoscale", "orders", "explain", "--autoscale", "on"), "no other action"),
+        (
+            ("autoscale", "orders", "set", "--autoscale-unit", "1s"),
+            "--autoscale-unit is a number, not '1s'",
+        ),
         (("park", "list", "orders", "g", "k"), "takes no keys"),
         (("park", "resume", "orders", "g"), "take some"),
         (("park", "replace", "orders", "g", "k"), "needs --body"),
@@ -219,6 +257,49 @@ def test_refusals_have_an_exit_code_and_the_reason_of_the_node(
     assert run("split", "orders", "0", "--format", "json") == exit_code
     wanted = {"result": "error", "message": "because"} | ({"code": code} if code else {})
     assert json.loads(printed(capsys)[1]) == wanted
+
+
+SCALING = {
+    "vhost": "/", "name": "orders", "node": "n1", "version": 4, "at_ms": 7, "held": "too soon",
+    "policy": {"autoscale": "on", "target_messages": 10.0, "target_bytes": 4e6,
+               "partitions_min": 1, "partitions_max": 8, "changes_per_hour": 12, "unit_ms": 60000},
+    "decision": "nothing", "rule": "",
+    "considered": [{"subject": "split of partition 3", "rule": "load over 2 units is above 5 "
+                    "targets", "outcome": "held back: too soon", "inputs": {"load": 6.25}}],
+    "partitions": [{"pid": 3, "node": "n2", "age_units": 2.5, "messages": [62.5, 1, 1, 1],
+                    "bytes": [1, 1, 1, 1], "is_replicated": False}],
+    "groups": [{"group": "g", "cv": 3, "spare_members": 1, "lag_s": {"3": 1.5},
+                "drain_rate": {}}],
+    "hot": [{"pid": 3, "lp": 9, "keys": ["k"]}],
+    "history": [{"time_ms": 1, "decision": "merge of partitions 1 and 2", "rule": "both_small",
+                 "change_id": "auto-merge-1", "error": ""}],
+}  # fmt: skip
+
+
+def test_what_the_autoscaler_decides_is_explained(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.has(ORDERS + "/autoscale", SCALING)
+    assert run("autoscale", "orders", "explain", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0]) == SCALING
+    assert run("autoscale", "orders", "explain") == 0
+    text = printed(capsys)[0]
+    for wanted in (
+        "autoscale on, decided by n1, route version 4",
+        "unit u = 60 s; targets: 10 messages/s",
+        "partition 3 on n2, 2.5 u old: messages/s 62.5 1 1 1",
+        "a replica is behind",
+        "group g at version 3, spare members 1, lag in s by partition: 3: 1.5",
+        "hot: logical partition 9 of partition 3, largest keys: k",
+        "(load=6.25): held back: too soon",
+        "no change now: too soon",
+        "decision: nothing",
+        "done: merge of partitions 1 and 2 by rule both_small: auto-merge-1",
+    ):
+        assert wanted in text
+    api.has(ORDERS + "/autoscale", {**SCALING, "at_ms": None})
+    assert run("autoscale", "orders", "explain") == 0
+    assert "no look was taken yet" in printed(capsys)[0]
 
 
 def test_routes_and_their_columns(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:

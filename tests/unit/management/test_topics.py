@@ -108,6 +108,10 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
         ),
         ("DELETE", ORDERS, None, 204, ("delete", ("/", "orders"), {})),
         (
+            "PUT", ORDERS + "/autoscale", {"autoscale": "on", "autoscale-unit": None}, 204,
+            ("set_autoscale", ("/", "orders", {"autoscale": "on", "autoscale-unit": None}), {}),
+        ),
+        (
             "GET", ORDERS + "/route", None, 200,
             ("route", ("/", "orders", None), {"lineage": False}),
         ),
@@ -220,6 +224,9 @@ async def test_what_requests_ask_for(
         ("DELETE", "/topics/%2F/none", None, 404, "no topic 'none'"),
         ("GET", ORDERS + "/route?version=x", None, 400, "'x' is not a number"),
         ("GET", ORDERS + "/route?version=1&lineage=true", None, 400, "leave version out"),
+        ("PUT", ORDERS + "/autoscale", {}, 400, "give some of autoscale, autoscale-target"),
+        ("PUT", ORDERS + "/autoscale", {"autoscale": [1]}, 400, "key autoscale: [1] is no"),
+        ("GET", "/topics/%2F/others/autoscale", None, 404, "no topic 'others'"),
         ("POST", ORDERS + "/split", {}, 400, "key pid is missing"),
         ("POST", ORDERS + "/split", {"pid": 0, "at": 5}, 400, "key at is not a list"),
         ("POST", ORDERS + "/split", {"pid": 0, "at": ["a"]}, 400, "'a' is not a number"),

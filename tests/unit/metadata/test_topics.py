@@ -23,6 +23,7 @@ from convoymq.metadata.commands import (
     DeleteVhost,
     NewPartition,
     PutVhost,
+    SetTopic,
 )
 from convoymq.metadata.machine import ChangeKind, MetadataMachine, TopicRecord
 from convoymq.metadata.topic_codec import (
@@ -77,6 +78,7 @@ def change(command: topic.TopicCommand, **places: int) -> ChangeTopic:
 COMMANDS: tuple[Command, ...] = (
     creation(),
     DeleteTopic(vhost="/", name="orders"),
+    SetTopic(vhost="/", name="orders", settings={"autoscale": "on", "autoscale-unit": None}),
     change(topic.Retire()),
     CreatePartition(vhost="/", topic="orders", pid=2, partition=partition("orders", Span(0, 8, 2))),
     CreateGroup(vhost="/", name="orders", group="g", version=0),
@@ -147,6 +149,25 @@ def test_a_log_of_an_older_version_with_one_of_them_stops_the_replica(
     tree.machine.set_version(2)
     with pytest.raises(UnknownCommand):
         tree.record(command)
+
+
+def test_settings_of_the_autoscaler_are_replaced_and_outlive_a_snapshot(third: Tree) -> None:
+    third.do(creation())
+    third.machine.changes.clear()
+    command = SetTopic(vhost="/", name="orders", settings={"autoscale": "on", "group-ttl": None})
+    with pytest.raises(PreconditionFailed, match="is not a setting of the autoscaler"):
+        third.do(command)
+    command = SetTopic(vhost="/", name="orders", settings={"autoscale": "on"})
+    assert third.do(command) is True
+    assert third.do(command) is False
+    assert [each.kind for each in third.machine.changes] == [ChangeKind.TOPIC]
+    third.machine.restore(third.machine.snapshot())
+    record = third.machine.vhosts["/"].topics["orders"]
+    assert record.settings["autoscale"] == "on"
+    third.do(SetTopic(vhost="/", name="orders", settings={"autoscale": None}))
+    assert "autoscale" not in third.machine.vhosts["/"].topics["orders"].settings
+    with pytest.raises(NotFound):
+        third.do(SetTopic(vhost="/", name="others", settings={"autoscale": None}))
 
 
 def test_a_topic_comes_with_its_exchange_and_its_partitions(third: Tree) -> None:

@@ -101,6 +101,13 @@ def quorum_serves_all() -> Iterator[None]:
         ("stream-filter-size-bytes", 16, 15, "15 is not a valid filter size"),
         ("initial-cluster-size", 3, -1, "-1 is not a valid cluster size"),
         ("group-ttl", "7D", 7, "7 is not a valid time to live of groups"),
+        ("autoscale", "on", True, "true is not a valid autoscale value"),
+        ("autoscale-target-messages", 1, 0, "0 is not a valid number of messages a second"),
+        ("autoscale-target-bytes", 1, "1", '<<"1">> is not a valid number of bytes a second'),
+        ("autoscale-partitions-min", 1, 0, "0 is not a valid number of partitions"),
+        ("autoscale-partitions-max", 1024, 1025, "1025 is not a valid number of partitions"),
+        ("autoscale-changes-per-hour", 1, 0, "0 is not a valid number of changes an hour"),
+        ("autoscale-unit", 100, 99, "99 is not a valid unit. Valid range is 100-3600000 ms"),
         ("alternate-exchange", "x", {"a": 1}, '#{<<"a">> => 1} is not a valid alternate exchange'),
     ],
 )

@@ -252,7 +252,11 @@ def servers(**loads: float) -> dict[str, ServerLoad]:
         ({"a": 1.7}, None, ""),
         ({"a": 0.5, "b": 1.7}, None, ""),
         ({"a": 1.7, "b": 1.7, "c": 0.1}, None, ""),
-        ({"a": 1.7, "b": 0.9, "c": 0.9, "d": 0.9}, 1, "b"),
+        ({"a": 1.7, "b": 0.9, "c": 0.7, "d": 0.7}, 1, "c"),
+        # It would gain an eighth only, and the next move could lead back.
+        ({"a": 1.7, "b": 0.9, "c": 0.9, "d": 0.9}, None, ""),
+        # Nobody is busy.
+        ({"a": 0.99, "b": 0.0}, None, ""),
     ],
 )
 def test_a_busy_server_gives_a_partition_away_where_that_helps(
@@ -275,7 +279,8 @@ def test_a_move_waits_until_loads_show_the_last_one() -> None:
 def test_a_split_goes_before_a_move_and_a_move_before_a_merge() -> None:
     busy = servers(a=9.0, b=0.1)
     assert isinstance(decision({0: load(9.0), 1: load(0.1)}, servers=busy), Split)
-    assert isinstance(decision({0: load(0.2), 1: load(0.1)}, servers=busy), Move)
+    busy = servers(a=1.2, b=0.1)
+    assert isinstance(decision({0: load(0.2), 1: load(0.28)}, servers=busy), Move)
     assert isinstance(decision({0: load(0.2), 1: load(0.1)}), Merge)
 
 

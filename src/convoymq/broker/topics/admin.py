@@ -44,6 +44,7 @@ from convoymq.metadata.commands import (
     DeleteGroup,
     DeleteTopic,
     NewPartition,
+    SetTopic,
 )
 from convoymq.metadata.machine import MetadataMachine, TopicRecord
 from convoymq.metadata.topic_codec import pack_command
@@ -201,6 +202,19 @@ class TopicAdmin:
             await asyncio.sleep(POLL_S)
         await queue.wait_until_open(self._timeout_s)
 
+    async def set_autoscale(
+        self, vhost: str, name: str, changes: Mapping[str, Setting | None]
+    ) -> None:
+        """Replaces settings of the autoscaler; None takes one away.
+
+        Raises:
+            NotFound: no such topic.
+            PreconditionFailed: a setting is none, or has a value that it cannot have.
+        """
+        self._record(vhost, name)
+        command = SetTopic(vhost=vhost, name=name, settings=dict(changes))
+        await self._metadata.execute(command, self._timeout_s)
+
     async def delete(self, vhost: str, name: str) -> None:
         """Deletes a topic with its messages and groups. Raises NotFound."""
         self._record(vhost, name)
@@ -258,8 +272,11 @@ class TopicAdmin:
 
     # --- changes ---------------------------------------------------------------------------
 
-    async def split(self, vhost: str, name: str, pid: int, at: Sequence[int] = ()) -> ChangeRow:
-        """Begins to split a partition: at these logical partitions, or in the middle.
+    async def split(
+        self, vhost: str, name: str, pid: int, at: Sequence[int] = (), *, by: str = ""
+    ) -> ChangeRow:
+        """Begins to split a partition: at these logical partitions, or in the middle. `by`: who
+        does, as the id of the change shall say.
 
         Raises:
             NotFound, UnknownPartition, BadCut, ChangeRunning: it cannot be.
@@ -270,20 +287,22 @@ class TopicAdmin:
             middle = (span.lo + span.width // 2,) if span.width > 1 else ()
             return plan_split(state.route, pid, tuple(at) or middle, state.next_pid, change_id)
 
-        change_id = _new_id("split")
+        change_id = _new_id("split", by)
         self._check_cluster_limit(vhost, name, len(at) + 1 if at else 2)
         return await self._begin(vhost, name, plan)
 
-    async def merge(self, vhost: str, name: str, pids: Sequence[int]) -> ChangeRow:
-        """Begins to merge neighbours. Raises NotFound, UnknownPartition, NotAdjacent,
+    async def merge(self, vhost: str, name: str, pids: Sequence[int], *, by: str = "") -> ChangeRow:
+        """Begins to merge neighbours; see `split`. Raises NotFound, UnknownPartition, NotAdjacent,
         ChangeRunning."""
-        change_id = _new_id("merge")
+        change_id = _new_id("merge", by)
         return await self._begin(
             vhost, name, lambda state: plan_merge(state.route, pids, state.next_pid, change_id)
         )
 
-    async def move(self, vhost: str, name: str, pid: int, to_node: int) -> ChangeRow:
-        """Begins to move a partition to a node, which leads it then.
+    async def move(
+        self, vhost: str, name: str, pid: int, to_node: int, *, by: str = ""
+    ) -> ChangeRow:
+        """Begins to move a partition to a node, which leads it then; see `split`.
 
         Raises:
             NotFound, UnknownPartition, ChangeRunning: it cannot be.
@@ -298,7 +317,7 @@ class TopicAdmin:
             raise PreconditionFailed(f"node {node_name} is drained")
         if self._partitions.leader(record, pid) == to_node:
             raise PreconditionFailed(f"partition {pid} is led by node {node_name} already")
-        change_id = _new_id("move")
+        change_id = _new_id("move", by)
         return await self._begin(
             vhost,
             name,
@@ -626,5 +645,5 @@ def _declaration(pid: int, said: PartitionDescription | None, now_ms: int) -> De
     return DeclareLost(pid, now_ms, end, groups)
 
 
-def _new_id(kind: str) -> str:
-    return f"{kind}-{os.urandom(8).hex()}"
+def _new_id(kind: str, by: str = "") -> str:
+    return f"{by}-{kind}-{os.urandom(8).hex()}" if by else f"{kind}-{os.urandom(8).hex()}"

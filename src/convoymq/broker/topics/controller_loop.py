@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
+from convoymq.broker.topics.measures import ChangePhases
 from convoymq.metadata.commands import ChangeTopic, CreatePartition, NewPartition
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.store import MetadataStore
@@ -115,6 +116,8 @@ class ControllerLoop:
         self._recording: dict[TopicKey, set[int]] = {}
         """Partitions whose seals are proposed."""
         self._is_called = False
+        self.phases = ChangePhases()
+        """Durations of the changes that this node drives."""
 
     # --- when ------------------------------------------------------------------------------
 
@@ -125,8 +128,12 @@ class ControllerLoop:
             self._term = -1
             self._call()
         elif change.kind is ChangeKind.TOPIC:
-            self._due.add(TopicKey(change.vhost, change.topic))
+            key = TopicKey(change.vhost, change.topic)
+            self._due.add(key)
             self._call()
+            record = self._record(key)
+            if record is not None and self._store.leader == self._node:
+                self.phases.look(key, record.state.change, self._clock.monotonic_ms())
 
     def tick(self) -> None:
         """Does what is due again; to be called a few times a second."""
@@ -144,6 +151,7 @@ class ControllerLoop:
             self._controllers.clear()
             self._due.clear()
             self._recording.clear()
+            self.phases.forget()
             return
         if self._term != self._store.term:
             self._begin_term()

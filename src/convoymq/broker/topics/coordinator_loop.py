@@ -22,6 +22,7 @@ from convoymq.broker.topics.group_messages import (
     pack_leases,
     unpack_heartbeat,
 )
+from convoymq.broker.topics.measures import GroupStalls
 from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.metadata.commands import ChangeGroup
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
@@ -30,15 +31,17 @@ from convoymq.metadata.topic_codec import pack_command
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, Unavailable
 from convoymq.topics.answers import Answer, HandOverAnswer
+from convoymq.topics.commands import Lease
 from convoymq.topics.coordinator import (
     AskDrained,
     Coordinator,
     Propose,
     Tell,
 )
-from convoymq.topics.group import GroupCommand
+from convoymq.topics.group import Advance, GroupCommand
 from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.partition import Outcome
+from convoymq.topics.refusals import Code
 from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
 
 PAUSE_MS = 2_000
@@ -59,6 +62,9 @@ class _Seat:
     proposed: set[GroupCommand] = field(default_factory=set)
     told: set[Tell] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
+    drained_ms: dict[int, int] = field(default_factory=dict)
+    """By version to which the group advances, when all sources were known to be drained; until a
+    partition of that version has a lease."""
 
     def forget_strangers(self) -> None:
         """Forgets who was heard of, and is no member any more."""
@@ -101,6 +107,8 @@ class GroupCoordinators:
         self._is_called = False
         self._ticked_ms = 0
         self._term = -1
+        self.stalls = GroupStalls()
+        """Of the groups that this node coordinates."""
         control.handle(KIND_TOPIC_GROUP, self._on_message)
 
     # --- what it hears ---------------------------------------------------------------------
@@ -272,6 +280,8 @@ class GroupCoordinators:
         if command in seat.proposed:
             return
         seat.proposed.add(command)
+        if isinstance(command, Advance) and seat.core.state.members:
+            seat.drained_ms.setdefault(command.to, self._clock.monotonic_ms())
         name = seat.name
         change = ChangeGroup(
             vhost=name.vhost, name=name.topic, group=name.group, command=pack_command(command)
@@ -294,9 +304,20 @@ class GroupCoordinators:
         self, seat: _Seat, tell: Tell, outcome: Outcome | None, error: BrokerError | None
     ) -> None:
         seat.told.discard(tell)
+        if isinstance(outcome, Answer) and isinstance(tell.command, Lease):
+            self._leased(seat, tell.pid, outcome)
         if self._seats.get(seat.name) is seat and isinstance(outcome, Answer | HandOverAnswer):
             seat.core.on_answer(tell.pid, tell.command, outcome, self._clock.monotonic_ms())
             self._perform(seat)
+
+    def _leased(self, seat: _Seat, pid: int, outcome: Answer) -> None:
+        """A partition has a lease: that ends the stall of the change which brought it."""
+        partition = seat.core.lineage.partitions.get(pid)
+        if outcome.code is not Code.OK or partition is None:
+            return
+        since_ms = seat.drained_ms.pop(partition.created_version, None)
+        if since_ms is not None:
+            self.stalls.add(seat.name, self._clock.monotonic_ms() - since_ms)
 
     def _ask_drained(self, seat: _Seat, pid: int, group_epoch: int) -> None:
         queue = self._partitions.find(seat.name.vhost, seat.name.topic, pid)

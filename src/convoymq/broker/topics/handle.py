@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from convoymq.broker.topics.measures import Durations
 from convoymq.broker.topics.publisher import TopicPublisher
 from convoymq.metadata.machine import TopicRecord
 from convoymq.model.clock import Clock
@@ -44,6 +45,7 @@ class TopicHandle(Queue):
         self.find_partition = find_partition
         self._publishers: set[TopicPublisher] = set()
         self._sent_again = 0
+        self._pauses = Durations()
 
     def client(self, session: int, events: ClientEvents) -> TopicPublisher:
         """See `Queue`."""
@@ -56,6 +58,7 @@ class TopicHandle(Queue):
         if publisher in self._publishers:
             self._publishers.discard(publisher)
             self._sent_again += publisher.sent_again
+            self._pauses = self._pauses.plus(*publisher.pauses)
 
     @property
     def is_strict(self) -> bool:
@@ -66,6 +69,14 @@ class TopicHandle(Queue):
     def sent_again(self) -> int:
         """Returns how many messages were refused by a partition, and sent to the next one."""
         return self._sent_again + sum(each.sent_again for each in self._publishers)
+
+    @property
+    def pauses(self) -> Durations:
+        """Returns for how long ranges of keys stood still at changes."""
+        made = self._pauses
+        for each in self._publishers:
+            made = made.plus(*each.pauses)
+        return made
 
     def follow(self, record: TopicRecord) -> None:
         """The tree has this record by now."""

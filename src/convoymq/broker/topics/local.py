@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ class LocalTopics:
         self._local = local
         self._handles: dict[tuple[str, str], TopicHandle] = {}
         self._made = 0
+        self._gone: list[tuple[int, int, int]] = []
+        """Publishes sent again, pauses and their ms of handles that are no more, summed up."""
 
     def find(self, vhost: str, name: str) -> TopicHandle | None:
         """Returns the handle of a topic; None when there is none."""
@@ -33,7 +36,7 @@ class LocalTopics:
         handle = self._handles.get((vhost, name))
         if handle is None or not _is_same(handle.record, record):
             if handle is not None:
-                handle.on_deleted()
+                self._retire(handle)
             handle = self._handles[vhost, name] = self._make(record)
         return handle
 
@@ -60,7 +63,17 @@ class LocalTopics:
             handle.follow(record)
         else:
             del self._handles[vhost, name]
-            handle.on_deleted()
+            self._retire(handle)
+
+    def _retire(self, handle: TopicHandle) -> None:
+        handle.on_deleted()
+        self._gone = [_sums([*self._gone, _counts_of(handle)])]
+
+    def publish_counts(self) -> tuple[int, int, int]:
+        """Returns how many publishes of this node's clients a partition refused, so that they were
+        sent to the next one; how often a range of keys stood still at a change, and for how many ms
+        in all."""
+        return _sums([*self._gone, *map(_counts_of, self._handles.values())])
 
     def _record(self, vhost: str, name: str) -> TopicRecord | None:
         place = self._tree.vhosts.get(vhost)
@@ -85,6 +98,18 @@ class LocalTopics:
         place = self._tree.vhosts.get(vhost)
         record = None if place is None else place.queues.get(partition_queue_name(topic, pid))
         return None if record is None else self._local.find(record)
+
+
+def _counts_of(handle: TopicHandle) -> tuple[int, int, int]:
+    pauses = handle.pauses
+    return handle.sent_again, pauses.count, pauses.total_ms
+
+
+def _sums(rows: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
+    sent_again = pauses = paused_ms = 0
+    for row in rows:
+        sent_again, pauses, paused_ms = sent_again + row[0], pauses + row[1], paused_ms + row[2]
+    return sent_again, pauses, paused_ms
 
 
 def _is_same(known: TopicRecord, found: TopicRecord) -> bool:

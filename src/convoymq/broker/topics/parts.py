@@ -9,10 +9,14 @@ from convoymq.broker.topics.admin import TopicAdmin
 from convoymq.broker.topics.controller_loop import ControllerLoop
 from convoymq.broker.topics.coordinator_loop import GroupCoordinators
 from convoymq.broker.topics.group_handle import TopicGroups
+from convoymq.broker.topics.measures import PartitionCounts
 from convoymq.broker.topics.member import MemberParts
 from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.broker.topics.scaling_loop import ScalingLoop
+from convoymq.broker.topics.scaling_question import ScalingQuestion
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
 from convoymq.metadata.machine import Change
+from convoymq.queues.partition.queue import PartitionQueue
 
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
@@ -59,6 +63,19 @@ class TopicParts:
             group_ttl_ms=broker.settings.topic_group_ttl_ms,
             producer_ttl_ms=broker.settings.topic_producer_ttl_ms,
         )
+        self._local, self.counts = broker.local, PartitionCounts()
+        self.scaling = ScalingLoop(
+            node=broker.node_id,
+            store=metadata,
+            partitions=self.partitions,
+            changes=self.admin,
+            nodes=broker.nodes,
+            targets=self.admin.drains.placement_nodes,
+            clock=clock,
+            spawn=spawn,
+        )
+        timeout_s = broker.settings.operation_timeout_s
+        self.explain_scaling = ScalingQuestion(self.scaling, metadata, broker.control, timeout_s)
         members = MemberParts(
             node=broker.node_id,
             incarnation=broker.nodes.incarnation,
@@ -84,10 +101,17 @@ class TopicParts:
         nodes = self.admin.drains.placement_nodes()
         return self._placement.for_partitions(1, nodes, first)[0]
 
+    def count(self) -> PartitionCounts:
+        """Returns the counts of the partitions that this node leads, as they are now."""
+        queues = [each for each in self._local.handles() if isinstance(each, PartitionQueue)]
+        self.counts.look(queues)
+        return self.counts
+
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
         self.controller.on_change(change)
         self.upkeep.on_change(change)
+        self.scaling.on_change(change)
         self.coordinators.on_change(change)
         self.groups.on_change(change)
 
@@ -96,4 +120,5 @@ class TopicParts:
         self.controller.tick()
         self.coordinators.tick()
         self.upkeep.tick()
+        self.scaling.tick()
         self.admin.drains.tick(self._spawn)

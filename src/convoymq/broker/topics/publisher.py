@@ -48,6 +48,11 @@ class TopicPublisher(QueueClient):
         """Returns how many messages a partition refused."""
         return self._publishes.sent_again
 
+    @property
+    def pauses(self) -> tuple[int, int]:
+        """Returns how often a range of keys stood still at a change, and for how many ms in all."""
+        return self._publishes.pauses, self._publishes.paused_ms
+
     def on_route(self, route: Route) -> None:
         """The tree has this route by now."""
         self._publishes.on_route(route)

@@ -73,7 +73,10 @@ class Outlet(Protocol):
 class PartitionPublishes:
     """Publishes to one partition."""
 
-    __slots__ = ("answered", "attempts", "client", "draining", "pid", "returned", "sealed", "slot")
+    __slots__ = (
+        "answered", "attempts", "busy_ms", "client", "drained_ms", "draining", "paused_ms", "pid",
+        "returned", "sealed", "slot",
+    )  # fmt: skip
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -87,6 +90,18 @@ class PartitionPublishes:
         self.returned: list[PendingCommand] = []
         """Refused commands, in order."""
         self.attempts = 0
+        self.busy_ms = -1
+        """Time of the last confirm behind which more was under way; below 0: nothing was."""
+        self.drained_ms = -1
+        """Time at which records began to wait."""
+        self.paused_ms = -1
+        """Time from which on a range of keys that came from another partition has stood still,
+        until the first confirm; below 0: it does not."""
+
+    def stand_still(self, since_ms: int) -> None:
+        """Notes that records which waited for another partition were placed here, if any were."""
+        if self.slot.sent or self.slot.waiter is not None:
+            self.paused_ms = since_ms
 
     @property
     def is_quiet(self) -> bool:
@@ -121,6 +136,10 @@ class OrderedPublishes(NullEvents):
         self.publisher = publisher
         self.sent_again = 0
         """Records that a partition refused."""
+        self.pauses = 0
+        """Ranges of keys that stood still at a change."""
+        self.paused_ms = 0
+        """Sum of the times for which they did, from confirm to confirm."""
         self.closed = False
         self.finished = False
         self.blocked = False
@@ -198,6 +217,8 @@ class OrderedPublishes(NullEvents):
         slot.state = SLOT_SEND
 
     def _drain(self, partition: PartitionPublishes) -> None:
+        if not partition.draining:
+            partition.drained_ms = self._clock.monotonic_ms()
         partition.draining = True
         partition.slot.state = SLOT_WAIT
 
@@ -214,8 +235,12 @@ class OrderedPublishes(NullEvents):
             timer.cancel()
         self._close_client(partition)
         commands = self._take(partition)
+        known = set(self._partitions)
         self._replace(partition)
         self._place(commands)
+        since_ms = partition.busy_ms if partition.busy_ms >= 0 else partition.drained_ms
+        for pid in self._partitions.keys() - known:
+            self._partitions[pid].stand_still(since_ms)
 
     def _pause(self, partition: PartitionPublishes) -> None:
         wait = BACKOFF_MS[min(partition.attempts, len(BACKOFF_MS) - 1)]
@@ -259,6 +284,12 @@ class OrderedPublishes(NullEvents):
         partition.answered += count_tags(tags)
         if ok:
             partition.attempts = 0
+            now_ms = self._clock.monotonic_ms()
+            partition.busy_ms = -1 if partition.is_quiet else now_ms
+            if partition.paused_ms >= 0:
+                self.pauses += 1
+                self.paused_ms += now_ms - partition.paused_ms
+                partition.paused_ms = -1
         self._confirm(tags, ok or self._outlet.is_deleted())
         if partition.draining or self.closed:
             self._go_on(partition)

@@ -25,7 +25,7 @@ class TopicRow(TypedDict):
     """Id of the running change; empty: none runs."""
     created_ms: int
     settings: dict[str, bool | int | str]
-    """As given when it was created."""
+    """As given when it was created, or to its autoscaler later."""
 
 
 class SpanRow(TypedDict):

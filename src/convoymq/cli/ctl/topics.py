@@ -11,6 +11,7 @@ from convoymq.cli.ctl.arguments import VHOST, Switch
 from convoymq.cli.ctl.command import TOPICS, Command, Invocation, object_of, rows_of
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
 from convoymq.cli.ctl.outputs import Output, Rows, Text
+from convoymq.cli.ctl.topic_scaling import explained
 from convoymq.model.json import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -44,7 +45,16 @@ LAG = (
     "pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys",
     "data_expired",
 )  # fmt: skip
-SETTINGS = ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl")
+AUTOSCALE = (
+    "autoscale", "autoscale-target-messages", "autoscale-target-bytes", "autoscale-partitions-min",
+    "autoscale-partitions-max", "autoscale-changes-per-hour", "autoscale-unit",
+)  # fmt: skip
+SETTINGS = (
+    "max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", *AUTOSCALE
+)  # fmt: skip
+SCALE_ACTIONS = ("set", "explain")
+UNSET = "default"
+"""In place of a value: the setting is taken away."""
 PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
 PARK_ACTIONS = ("list", "resume", "retry", "skip", "replace")
 DRAINS = ("node", "state", "open", "sealed", "bytes", "slowest_group")
@@ -142,6 +152,42 @@ def _check_route(invocation: Invocation) -> None:
         raise Misused("--lineage shows all versions: leave --version out", DATA)
     if invocation.value("version", 0) < 0:
         raise Misused("Bad argument: a version is a number from 0 on", DATA)
+
+
+# --- autoscaling -------------------------------------------------------------------------------
+
+
+def autoscale(invocation: Invocation) -> Output:
+    """Says how a topic scales by itself, or shows what is decided and why."""
+    if invocation.word("action") == "set":
+        _ask(invocation, "PUT", TOPIC + "/autoscale", _scaling(invocation))  # type: ignore[arg-type]
+        return None
+    found = object_of(_ask(invocation, "GET", TOPIC + "/autoscale"))
+    return Text(explained(found), found)
+
+
+def _scaling(invocation: Invocation) -> JsonObject:
+    """Returns the settings that the switches name. Raises Misused."""
+    made: JsonObject = {}
+    for name in AUTOSCALE:
+        key = name.replace("-", "_")
+        if key not in invocation.values:
+            continue
+        text = invocation.value(key, "")
+        if text == UNSET:
+            made[name] = None
+        else:
+            made[name] = text if name == "autoscale" else _number(f"--{name}", text)
+    return made
+
+
+def _check_autoscale(invocation: Invocation) -> None:
+    action = invocation.word("action")
+    if action not in SCALE_ACTIONS:
+        raise Misused(f"Bad argument: action is one of {', '.join(SCALE_ACTIONS)}", DATA)
+    if (action == "set") != bool(_scaling(invocation)):
+        switches = ", ".join(f"--{name}" for name in AUTOSCALE)
+        raise Misused(f"`set`, and no other action, needs some of {switches}", DATA)
 
 
 # --- changes -----------------------------------------------------------------------------------
@@ -421,6 +467,8 @@ COMMANDS = (
             Switch("max-length-bytes", int),
             Switch("stream-max-segment-size-bytes", int),
             Switch("group-ttl", str),
+            Switch("autoscale", str, choices=("on", "off")),
+            *(Switch(name, int) for name in AUTOSCALE[1:]),
         ),
         check=_check_create,
         banner="Creating topic {name}...",
@@ -461,6 +509,15 @@ COMMANDS = (
         check=_check_route,
         banner="Listing partitions of topic {name}...",
         run=route,
+    ),
+    Command(
+        name="autoscale",
+        summary="Sets how a topic scales by itself; explains what is decided, and by which rule",
+        tools=HERE,
+        arguments=("name", "action"),
+        switches=(VHOST, *(Switch(name, str) for name in AUTOSCALE)),
+        check=_check_autoscale,
+        run=autoscale,
     ),
     Command(
         name="split",

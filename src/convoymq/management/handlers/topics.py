@@ -15,6 +15,7 @@ from convoymq.management.topics import (
     numbers_in,
     parked_json,
     position_in,
+    scaling_in,
     settings_in,
     whole_number,
 )
@@ -130,6 +131,23 @@ async def route(call: Call) -> list[JsonObject]:
     if lineage and version is not None:
         raise bad_request("lineage shows all versions: leave version out")
     return [dict(row) for row in await _admin(call).route(vhost, name, version, lineage=lineage)]
+
+
+# --- autoscaling -------------------------------------------------------------------------------
+
+
+@routes.add("GET", "topics/{vhost}/{name}/autoscale")
+async def autoscale(call: Call) -> object:
+    """Returns what the autoscaler decides for a topic, and from what."""
+    return await call.broker.topic_parts.explain_scaling(*_topic(call))
+
+
+@routes.add("PUT", "topics/{vhost}/{name}/autoscale")
+async def set_autoscale(call: Call) -> Status:
+    """Replaces settings of the autoscaler; null takes one away."""
+    vhost, name = _configurable(call)
+    await _admin(call).set_autoscale(vhost, name, scaling_in(await call.json()))
+    return Status(DONE)
 
 
 # --- changes -----------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from convoymq.queues.stream.machine cimport StreamMachine
 cdef class PartitionGroupMachine(StreamMachine):
     cdef public object state
     cdef public dict refused, announced
+    cdef public object load
+    cdef public long long fenced
     cdef _enqueue(
         self, Session session, uint64_t index, uint64_t count, bytes data, Py_ssize_t offset
     )

@@ -40,7 +40,10 @@ Source: ordered topics, sections 1.2 and 3; ADR 0062.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from convoymq.kernels import batch
+from convoymq.kernels.load_counter import LoadCounter
 from convoymq.model import trace as words
 from convoymq.queues.partition import tracing
 from convoymq.queues.partition.codec import (
@@ -62,7 +65,7 @@ from convoymq.queues.stream.machine import COMMAND_TYPES as STREAM_COMMAND_TYPES
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_APPLIED
-from convoymq.topics.commands import Open, ProduceRuns, Trim
+from convoymq.topics.commands import Ack, AckRanges, Open, ProduceRuns, Trim
 from convoymq.topics.lineage import PartitionState
 from convoymq.topics.partition import PartitionMachine
 from convoymq.topics.refusals import Code
@@ -96,6 +99,13 @@ class PartitionGroupMachine(StreamMachine):
     OLDEST_VERSION = PartitionRules.OLDEST_VERSION
     SNAPSHOT_FORMAT = 1
 
+    def __init__(self, settings: Mapping[str, int] | None = None) -> None:
+        super().__init__(settings)
+        #: Counts what is appended, while somebody wants to know.
+        self.load: LoadCounter | None = None
+        #: Acknowledgements of owners whose lease was over, since this replica was opened.
+        self.fenced = 0
+
     def _clear(self) -> None:
         super()._clear()
         settings = self.settings
@@ -126,6 +136,9 @@ class PartitionGroupMachine(StreamMachine):
         # Not by super(): in the compiled build it finds no methods of C.
         StreamMachine._enqueue(self, session, index, count, data, offset)
         self._follow()
+        if self.load is not None:
+            new = self.next - before
+            self.load.count(data, offset, count - new, new)
         if self.trace is not None:
             new = self.next - before
             self.trace.keys(
@@ -181,6 +194,8 @@ class PartitionGroupMachine(StreamMachine):
             if self.trace is not None:
                 at = self.next + FIRST_OFFSET
                 self.trace.keys(words.KEYED, data, index, command, first, part, at)
+            if self.load is not None:
+                self.load.count(data, command, first, part)
             self._append(index, command, first, part, size * part // count)
         if first + part < count:
             self._broken = True
@@ -257,6 +272,8 @@ class PartitionGroupMachine(StreamMachine):
             outcome = self.state.apply(command)
         else:
             outcome = tracing.applied(self.trace, self.state, command)
+        if isinstance(command, Ack | AckRanges) and outcome.code is Code.LEASE_FENCED:
+            self.fenced += 1
         if isinstance(command, Trim):
             self._drop_below(self.state.log_start - FIRST_OFFSET)
         self._reply(session, APPLIED_OK, encode_outcome(outcome))

@@ -13,6 +13,7 @@ Requests between nodes, beside those of `stream.queue` (CONTROL frames of kind K
 | describe · group                                    | described · `PartitionDescription`   |
 | drained · group, consumer group, group epoch        | drained · whether                    |
 | parked · group, consumer group, after, limit, bytes | parked · list of `ParkedRow`         |
+| load · group, fields of `LoadQuestion`              | load · `LoadReport`                  |
 | any of them                                         | away · text, as a stream's           |
 
 A fetch that another node asks for is answered by the leader only: it alone knows of every lease.
@@ -35,6 +36,7 @@ from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.null_events import NullEvents
 from convoymq.queues.partition import reads
 from convoymq.queues.partition.client import PartitionClient, Told
+from convoymq.queues.partition.load import IDLE_MS_MIN, LoadMeter, LoadQuestion, LoadReport
 from convoymq.queues.partition.machine import FIRST_OFFSET, PartitionGroupMachine
 from convoymq.queues.partition.reads import (
     Fetch,
@@ -86,7 +88,7 @@ class PartitionQueue(StreamQueue):
     """A physical partition on this node; see the module text and `StreamQueue`."""
 
     type = "partition"
-    answer_kinds = ANSWER_KINDS | {"fetched", "described", "drained", "parked"}
+    answer_kinds = ANSWER_KINDS | {"fetched", "described", "drained", "parked", "load"}
     features = QueueFeatures(
         reads_by_offset=True,
         consumer_arguments=StreamQueue.features.consumer_arguments,
@@ -102,6 +104,8 @@ class PartitionQueue(StreamQueue):
         #: Sends the commands of this node.
         self._teller: PartitionClient | None = None
         self._waiting_fetches: list[_WaitingFetch] = []
+        self._meter: LoadMeter | None = None
+        """Measures the load, while somebody asks for it."""
 
     # --- clients -------------------------------------------------------------------------
 
@@ -241,6 +245,8 @@ class PartitionQueue(StreamQueue):
         super().on_leader(group, leader, term)
         if self._waiting_fetches:
             self._end_waits()
+        if self._meter is not None and leader != self.node:
+            self._end_metering()
 
     def _fetch_from_leader(self, request: Fetch, done: Answer[Fetched]) -> None:
         def answered(fields: Fields | None, error: BrokerError | None) -> None:
@@ -282,6 +288,11 @@ class PartitionQueue(StreamQueue):
         self._ask_member(
             ["drained", self.group, group, group_epoch], _taken(bool, done), leader=True
         )
+
+    def load(self, question: LoadQuestion, done: Answer[LoadReport]) -> None:
+        """`done` gets the load of the partition; its leader measures it from the first question on,
+        until none has come for a while."""
+        self._ask_member(["load", self.group, *question], _taken(LoadReport, done), leader=True)
 
     async def parked(
         self, group: str, after: bytes = b"", limit: int = PARKED_ROWS_MAX
@@ -340,11 +351,13 @@ class PartitionQueue(StreamQueue):
 
     def _serve(self, request: Fields) -> list[object]:
         kind = request[0]
-        if kind not in ("describe", "drained", "parked"):
+        if kind not in ("describe", "drained", "parked", "load"):
             return super()._serve(request)
         machine = self.machine()
         if machine is None:
             raise Unavailable(f"partition '{self.name}' has no replica here")
+        if kind == "load":
+            return ["load", self._load(machine, reads.converted(request[2:], LoadQuestion))]
         if kind == "describe":
             return ["described", reads.describe(machine)]
         if kind == "drained":
@@ -354,6 +367,47 @@ class PartitionQueue(StreamQueue):
             return ["drained", known and machine.state.drained(group)]
         _, _, group, after, limit, size = request
         return ["parked", reads.parked_rows(machine.state, group, after, limit, size)]
+
+    # --- load ------------------------------------------------------------------------------
+
+    def _load(self, machine: PartitionGroupMachine, question: LoadQuestion) -> LoadReport:
+        """Returns the load. Raises Unavailable: this node does not lead."""
+        replica = self._host.replica(self.group)
+        if replica is None or not replica.is_leader:
+            raise Unavailable(f"node {self.node} does not lead partition '{self.name}'")
+        now_ms = self.clock.now_ms()
+        meter = self._meter
+        if meter is not None and machine.load is not meter.counter:
+            # The replica was opened anew.
+            self._end_metering()
+            meter = None
+        if meter is None:
+            meter = self._meter = LoadMeter(machine, question.logical, question.seed, now_ms)
+            self._check_meter()
+        is_replicated = all(
+            node == self.node or self._host.is_replica_live(self.group, node)
+            for node in replica.members
+        )
+        return meter.report(question, now_ms, is_replicated=is_replicated)
+
+    def _check_meter(self) -> None:
+        """Ends the measuring when nobody asks any more, else looks again later."""
+        meter = self._meter
+        if meter is None:
+            return
+        if meter.is_idle(self.clock.now_ms()) or self.deleted:
+            self._end_metering()
+        else:
+            self.clock.call_later(IDLE_MS_MIN, self._check_if_current, meter)
+
+    def _check_if_current(self, meter: LoadMeter) -> None:
+        if self._meter is meter:
+            self._check_meter()
+
+    def _end_metering(self) -> None:
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.close()
 
 
 def _taken(kind: type[Found], done: Answer[Found]) -> Answer[Fields]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from convoymq.broker.topics.admin import TopicAdmin
+from convoymq.broker.topics.drains import Place
 from convoymq.metadata.records import TopicRecord
 from convoymq.model.errors import NotFound, NotServed, PreconditionFailed, Unavailable
 from convoymq.topics.refusals import (
@@ -155,6 +157,19 @@ async def test_one_change_runs_at_a_time_and_may_be_given_up(cluster: FakeCluste
     await topics.abort("/", "orders", split["change_id"])
     with pytest.raises(PreconditionFailed, match="was aborted"):
         await topics.wait_change("/", "orders", split["change_id"])
+
+
+@pytest.mark.provokes("topics.partition_not_moved")
+async def test_a_partition_that_cannot_be_given_away_stays_for_now(cluster: FakeCluster) -> None:
+    broker = cluster.nodes[1].broker
+    await broker.topics.create("/", "orders", partitions=1)
+
+    async def refuse(*of: Any) -> Any:
+        raise Unavailable("another change was first")
+
+    drains = broker.topics.drains
+    drains._move = refuse  # type: ignore[assignment]
+    await drains._move_away(Place("/", "orders", 0))
 
 
 async def test_a_drained_node_leads_nothing(cluster: FakeCluster) -> None:

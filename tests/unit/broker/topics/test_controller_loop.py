@@ -17,7 +17,7 @@ from convoymq.topics.changes import Phase
 from convoymq.topics.commands import Open, Seal
 from convoymq.topics.controller import Controller
 from convoymq.topics.lineage import PartitionState, check_invariants
-from convoymq.topics.topic import TopicCommand
+from convoymq.topics.topic import Publish, TopicCommand
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
 STEPS = 12
@@ -105,6 +105,15 @@ async def test_a_successor_goes_on_after_any_action(cluster: FakeCluster, action
     elect(cluster, 2, 7)
     await finished(cluster, split["change_id"])
     assert record(cluster).state.route.pids == (2, 3, 1)
+
+
+@pytest.mark.provokes("topics.step_refused")
+async def test_a_step_that_was_made_already_is_refused(cluster: FakeCluster) -> None:
+    merge = await cluster.nodes[3].broker.topics.merge("/", "orders", [0, 1])
+    await finished(cluster, merge["change_id"])
+    late = Publish(merge["change_id"], 1)
+    loop_of(cluster, 1)._submit(TopicKey("/", "orders"), late)
+    await until(lambda: not loop_of(cluster, 1)._under_way)
 
 
 @pytest.mark.parametrize("phase", [each for each in Phase if each is not Phase.ABORTED])

@@ -159,6 +159,54 @@ def test_a_record_goes_at_once_to_the_client_of_its_partition() -> None:
     topic.check()
 
 
+def test_a_pause_lasts_from_confirm_to_confirm_of_a_range() -> None:
+    topic = Topic(1)
+    key = KEYS[0]
+    for _ in range(2):
+        topic.publish(key)
+        topic.clients[0].target.builder.discard_unsent()
+    topic.clock.time_ms = 100
+    topic.clients[0].apply_next()
+    # The second one is under way when the partition is sealed.
+    topic.clock.time_ms = 110
+    topic.change(split(topic.route, 0, 1))
+    topic.clients[0].apply_next()
+    topic.clock.time_ms = 130
+    topic.publishes.on_route(topic.route)
+    (client,) = topic.busy()
+    topic.clock.time_ms = 150
+    client.apply_next()
+    assert (topic.publishes.pauses, topic.publishes.paused_ms) == (1, 50)
+    topic.settle()
+    assert topic.publishes.pauses == 1
+    topic.check()
+
+
+def test_a_publisher_with_nothing_under_way_does_not_pause_by_idling() -> None:
+    topic = Topic(1)
+    topic.publish(KEYS[0])
+    topic.clients[0].apply_next()
+    topic.clock.time_ms = 60_000
+    topic.change(split(topic.route, 0, 1))
+    topic.publishes.on_route(topic.route)
+    topic.publish(KEYS[0])
+    topic.settle()
+    assert (topic.publishes.pauses, topic.publishes.paused_ms) == (0, 0)
+    # What comes after the seal waits from its refusal on.
+    topic.clock.time_ms = 120_000
+    pid = next(pid for pid in topic.route.pids if topic.key_of(pid) == KEYS[0])
+    topic.change(split(topic.route, pid, 3))
+    topic.publish(KEYS[0])
+    (client,) = topic.busy()
+    client.apply_next()
+    topic.clock.time_ms += 30
+    topic.publishes.on_route(topic.route)
+    (client,) = topic.busy()
+    client.apply_next()
+    assert (topic.publishes.pauses, topic.publishes.paused_ms) == (1, 30)
+    topic.check()
+
+
 def test_what_is_refused_goes_to_the_targets_before_what_comes_later() -> None:
     topic = Topic()
     key, other = topic.key_of(0), topic.key_of(1)

@@ -10,6 +10,8 @@ import pytest
 import structlog
 
 from convoymq.broker.settings import BrokerSettings
+from convoymq.broker.topics.group_messages import GroupName
+from convoymq.broker.topics.member import Member
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
 from convoymq.management.metrics import render
 from convoymq.metadata.commands import PutVhostLimit
@@ -111,6 +113,7 @@ def machines_of(cluster: FakeCluster, pid: int) -> list[PartitionMachine]:
     return found
 
 
+@pytest.mark.provokes("topics.partitions_deleted")
 async def test_a_sealed_partition_is_retired_and_goes_with_its_queue(cluster: FakeCluster) -> None:
     await create(cluster, max_age="1D")
     time = time_of(cluster)
@@ -148,6 +151,7 @@ async def test_without_limits_nothing_is_deleted(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.moves("convoy_topic_partitions_deleted_total", "convoy_topic_groups_expired_total")
+@pytest.mark.provokes("topics.group_expired")
 async def test_a_group_holds_what_it_has_not_read_until_it_expires(cluster: FakeCluster) -> None:
     await create(cluster, max_age="1s")
     assert "convoy_topic_groups_expired_total 0" in await metrics(cluster)
@@ -211,6 +215,7 @@ async def test_the_next_leader_of_the_tree_goes_on(cluster: FakeCluster) -> None
     assert loop_of(cluster, 1).counters.partitions_deleted == 0
 
 
+@pytest.mark.provokes("topics.loss_accepted")
 async def test_a_group_goes_on_behind_what_was_cut_when_somebody_accepts_it(
     cluster: FakeCluster,
 ) -> None:
@@ -296,3 +301,13 @@ async def test_a_topic_has_so_many_partitions_and_no_more(
         await cluster.nodes[3].broker.topics.split("/", "orders", 0, [1, 2])
     assert record(cluster).state.running is None
     await cluster.nodes[3].broker.topics.split("/", "orders", 0, [1])
+
+
+@pytest.mark.provokes("topics.data_expired")
+def test_a_member_says_once_in_a_lease_that_what_it_should_read_is_gone() -> None:
+    member = object.__new__(Member)
+    member.name, member._expired = GroupName("/", "orders", "g"), set()
+    with structlog.testing.capture_logs() as logs:
+        for epoch in (1, 1, 2):
+            member._note_expired(0, epoch)
+    assert [each["partition"] for each in logs] == [0, 0]

@@ -133,6 +133,10 @@ class Replica:
     def last_applied(self) -> int:
         return self.applied
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        return tuple(id for id, node in self.node.cluster.nodes.items() if node.own is not None)
+
     def campaign(self) -> None:
         self.campaigns += 1
 

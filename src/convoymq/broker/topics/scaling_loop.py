@@ -1,0 +1,605 @@
+"""Topics that scale by themselves, on the node that leads the metadata group (ADR 0073).
+
+`topics.autoscaler` decides; here are what it decides from, and what comes of it. A few times a
+unit the leaders of a topic's partitions are asked for their loads. An action is an ordinary change,
+begun as an operator's is. Times of earlier changes come from the tree, so limits hold after a
+change of the leader; loads stay with the leaders of the partitions.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from convoymq.broker.topics.controller_loop import TopicKey, has_work
+from convoymq.broker.topics.rows import ChangeRow
+from convoymq.broker.topics.scaling_rows import (
+    ScaledRow,
+    ScalingGroupRow,
+    ScalingPartitionRow,
+    ScalingPolicyRow,
+    ScalingRow,
+)
+from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, TopicRecord
+from convoymq.metadata.topic_settings import Settings
+from convoymq.model.clock import Clock
+from convoymq.model.errors import BrokerError
+from convoymq.queues.partition.load import LoadQuestion, LoadReport, Means
+from convoymq.routing.policies import topic_settings
+from convoymq.topics.autoscaler import (
+    HOUR_MS,
+    Action,
+    Advice,
+    Evaluation,
+    GroupLoad,
+    HotLogicalPartition,
+    Layout,
+    Merge,
+    Move,
+    PartitionLoad,
+    Policy,
+    Rates,
+    Report,
+    ServerLoad,
+    Split,
+    decision_text,
+    evaluate,
+    placements,
+)
+from convoymq.topics.changes import Kind
+
+log = structlog.get_logger()
+
+LOOKS_A_UNIT = 4
+LOOK_MS_MIN = 250
+FRESH_MS_MIN = 2_000
+"""Shortest time for which the answer of a partition is used; else one unit."""
+REPORT_LOOKS = 3
+"""Looks after which a report is told: by then the largest keys are known."""
+FORGET_UNITS = 5
+"""Units after which a report that did not come again is over."""
+HISTORY_MAX = 32
+BY_ITSELF = "auto"
+"""Ids of changes that the autoscaler began start so."""
+
+
+class Changes(Protocol):
+    """The part of `admin.TopicAdmin` that begins changes."""
+
+    async def split(
+        self, vhost: str, name: str, pid: int, at: Sequence[int] = (), *, by: str = ""
+    ) -> ChangeRow:
+        """Begins a split. Raises BrokerError."""
+
+    async def merge(self, vhost: str, name: str, pids: Sequence[int], *, by: str = "") -> ChangeRow:
+        """Begins a merge. Raises BrokerError."""
+
+    async def move(
+        self, vhost: str, name: str, pid: int, to_node: int, *, by: str = ""
+    ) -> ChangeRow:
+        """Begins a move. Raises BrokerError."""
+
+
+class Partition(Protocol):
+    """The part of a partition's handle that the loop uses: `queues.partition.queue`."""
+
+    def load(
+        self,
+        question: LoadQuestion,
+        done: Callable[[LoadReport | None, BrokerError | None], None],
+        /,
+    ) -> None:
+        """`done` gets the load that the leader measures."""
+
+
+class Partitions(Protocol):
+    """Partitions of topics by their numbers: `topics.partitions`."""
+
+    def find(self, vhost: str, topic: str, pid: int, /) -> Partition | None:
+        """Returns the handle of a partition."""
+
+    def leader(self, topic: TopicRecord, pid: int, /) -> int:
+        """Returns the node that leads a partition, or is expected to."""
+
+
+class Store(Protocol):
+    """The replicated tree, and who leads it."""
+
+    tree: MetadataMachine
+    leader: int | None
+    term: int
+
+
+class Nodes(Protocol):
+    """Nodes of the cluster: `broker.nodes`."""
+
+    def name_of(self, node: int, /) -> str:
+        """Returns the name of a node."""
+
+    def is_up(self, node: int, /) -> bool:
+        """Returns whether a node can be reached, or is this one."""
+
+
+@dataclass(slots=True)
+class ScalingCounters:
+    """Counts of what this node decided while it led the metadata group."""
+
+    decisions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By action and rule; reports when they are new."""
+
+
+@dataclass(slots=True, eq=False)
+class _Reported:
+    looks: int
+    seen_ms: int
+    report: Report
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """A topic that scales by itself."""
+
+    policy: Policy
+    due_ms: int = 0
+    loads: dict[int, tuple[LoadReport, int]] = field(default_factory=dict)
+    """By partition, the last answer and its time."""
+    asked: set[int] = field(default_factory=set)
+    is_acting: bool = False
+    at_ms: int | None = None
+    layout: Layout | None = None
+    groups: list[GroupLoad] = field(default_factory=list)
+    evaluation: Evaluation | None = None
+    reported: dict[object, _Reported] = field(default_factory=dict)
+    history: deque[ScaledRow] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+
+    def hot(self, pid: int) -> list[int]:
+        """Returns the hot logical partitions of a partition."""
+        reports = (each.report for each in self.reported.values())
+        return [
+            each.lp for each in reports if isinstance(each, HotLogicalPartition) and each.pid == pid
+        ]
+
+
+class ScalingLoop:
+    """See the module text. One per node; acts where the metadata group is led.
+
+    Args:
+        targets: nodes that may get partitions.
+        spawn: runs a coroutine.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        store: Store,
+        partitions: Partitions,
+        changes: Changes,
+        nodes: Nodes,
+        targets: Callable[[], Collection[int]],
+        clock: Clock,
+        spawn: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._partitions = partitions
+        self._changes = changes
+        self._nodes = nodes
+        self._targets = targets
+        self._clock = clock
+        self._spawn = spawn
+        self.counters = ScalingCounters()
+        self._term = -1
+        self._term_ms = 0
+        """Time at which this node began to lead."""
+        self._is_stale = True
+        """Topics or policies have changed since the seats were looked for."""
+        self._seats: dict[TopicKey, _Seat] = {}
+
+    # --- when ------------------------------------------------------------------------------
+
+    def on_change(self, change: Change) -> None:
+        """The tree has changed."""
+        if change.kind in (ChangeKind.TOPIC, ChangeKind.POLICIES, ChangeKind.RESTORED):
+            self._is_stale = True
+
+    def tick(self) -> None:
+        """Does what is due; to be called a few times a second."""
+        if self._store.leader != self._node:
+            self._term = -1
+            self._seats.clear()
+            return
+        now_ms = self._clock.now_ms()
+        if self._term != self._store.term:
+            self._term = self._store.term
+            self._term_ms = now_ms
+            self._seats.clear()
+            self._is_stale = True
+        if self._is_stale:
+            self._is_stale = False
+            self._find_topics()
+        for key, seat in list(self._seats.items()):
+            if seat.due_ms <= now_ms:
+                self._look(key, seat, now_ms)
+
+    def _find_topics(self) -> None:
+        wanted: dict[TopicKey, Policy] = {}
+        for vhost in self._store.tree.vhosts.values():
+            for name, record in vhost.topics.items():
+                settings = self._settings(record)
+                if is_on(settings):
+                    wanted[TopicKey(vhost.name, name)] = policy_of(settings)
+        for key in self._seats.keys() - wanted.keys():
+            del self._seats[key]
+        for key, policy in wanted.items():
+            seat = self._seats.get(key)
+            if seat is None:
+                self._seats[key] = _Seat(policy)
+            elif seat.policy != policy:
+                seat.policy, seat.due_ms = policy, 0
+
+    def _settings(self, record: TopicRecord) -> Settings:
+        policies = self._store.tree.vhosts[record.vhost].policies
+        return topic_settings(record.name, record.settings, policies)
+
+    def _record(self, key: TopicKey) -> TopicRecord | None:
+        vhost = self._store.tree.vhosts.get(key.vhost)
+        return None if vhost is None else vhost.topics.get(key.name)
+
+    # --- one topic -------------------------------------------------------------------------
+
+    def _look(self, key: TopicKey, seat: _Seat, now_ms: int) -> None:
+        record = self._record(key)
+        if record is None:
+            return
+        seat.due_ms = now_ms + max(LOOK_MS_MIN, seat.policy.unit_ms // LOOKS_A_UNIT)
+        fresh_ms = max(FRESH_MS_MIN, seat.policy.unit_ms)
+        live = set(record.state.route.pids)
+        seat.loads = {
+            pid: (report, time_ms)
+            for pid, (report, time_ms) in seat.loads.items()
+            if pid in live and now_ms - time_ms <= fresh_ms
+        }
+        if seat.loads:
+            seat.at_ms = now_ms
+            seat.layout = self._layout(record, seat, now_ms)
+            seat.groups = _groups(record, seat)
+            loads = {pid: _load(report) for pid, (report, _) in seat.loads.items()}
+            found = evaluate(seat.layout, loads, seat.groups, seat.policy, now_ms)
+            seat.evaluation = found
+            self._note_reports(key, seat, found.reports, now_ms)
+            if isinstance(found.decision, Split | Merge | Move) and not seat.is_acting:
+                seat.is_acting = True
+                self._spawn(self._act(key, seat, found.decision, now_ms))
+        for pid in live:
+            self._ask(key, seat, record, pid)
+
+    def _ask(self, key: TopicKey, seat: _Seat, record: TopicRecord, pid: int) -> None:
+        queue = self._partitions.find(*key, pid)
+        if queue is None or pid in seat.asked:
+            return
+        seat.asked.add(pid)
+        found = seat.evaluation
+        question = LoadQuestion(
+            seat.policy.unit_ms,
+            record.logical,
+            record.hash_seed,
+            found is not None and pid in found.wants_weights,
+            seat.hot(pid),
+        )
+
+        def answered(report: LoadReport | None, error: BrokerError | None) -> None:
+            seat.asked.discard(pid)
+            if report is not None:
+                seat.loads[pid] = (report, self._clock.now_ms())
+
+        queue.load(question, answered)
+
+    # --- facts -----------------------------------------------------------------------------
+
+    def _layout(self, record: TopicRecord, seat: _Seat, now_ms: int) -> Layout:
+        state = record.state
+        lineage, pids = state.lineage, state.route.pids
+        servers = {pid: self._server_of(record, pid) for pid in pids}
+        lagging = [
+            pid for pid in pids if pid not in seat.loads or not seat.loads[pid][0].is_replicated
+        ]
+        placed = placements(lineage, servers, lagging)
+        for pid, (report, _) in seat.loads.items():
+            # A rate means nothing for longer than it was measured.
+            since_ms = now_ms - report.known_ms
+            if since_ms > placed[pid].created_at:
+                placed[pid] = placed[pid].since(since_ms)
+        published = [each for each in lineage.published.values() if each.kind is not None]
+
+        def last(*kinds: Kind) -> int | None:
+            return max(
+                (each.published_at for each in published if each.kind in kinds), default=None
+            )
+
+        return Layout(
+            route=state.route,
+            placements=placed,
+            servers=self._servers(),
+            is_changing=has_work(state) or seat.is_acting,
+            split_at=last(Kind.SPLIT),
+            merged_at=last(Kind.MERGE),
+            moved_at=last(Kind.MOVE, Kind.REBUCKET),
+            changes_at=[
+                each.published_at for each in published if now_ms - each.published_at < HOUR_MS
+            ],
+            failed_over_at=self._term_ms,
+        )
+
+    def _server_of(self, record: TopicRecord, pid: int) -> str:
+        leader = self._partitions.leader(record, pid)
+        return self._nodes.name_of(leader) if leader else ""
+
+    def _servers(self) -> dict[str, ServerLoad]:
+        """Returns the loads of the servers, by the partitions of all topics that scale by
+        themselves."""
+        found = {
+            self._nodes.name_of(node): ServerLoad()
+            for node in self._targets()
+            if self._nodes.is_up(node)
+        }
+        for key, seat in self._seats.items():
+            record = self._record(key)
+            if record is None:
+                continue
+            for pid, (report, _) in seat.loads.items():
+                name = self._server_of(record, pid)
+                known = found.get(name)
+                if known is not None:
+                    found[name] = ServerLoad(
+                        known.bytes + report.byte_rates[1], known.messages + report.message_rates[1]
+                    )
+        return found
+
+    # --- what comes of it ------------------------------------------------------------------
+
+    async def _act(self, key: TopicKey, seat: _Seat, action: Action, now_ms: int) -> None:
+        rule = action.reason.name.value
+        change_id = error = ""
+        try:
+            row = await self._begin(key, action)
+            change_id = row["change_id"]
+        except BrokerError as refused:
+            error = refused.text
+            seat.due_ms = self._clock.now_ms() + seat.policy.unit_ms
+        finally:
+            seat.is_acting = False
+        said = decision_text(action)
+        made: ScaledRow = {
+            "time_ms": now_ms, "decision": said, "rule": rule, "change_id": change_id,
+            "error": error,
+        }  # fmt: skip
+        seat.history.append(made)
+        fields = {"vhost": key.vhost, "topic": key.name, "decision": said, "rule": rule}
+        if error:
+            log.warning("topics.autoscale_refused", **fields, reason=error)
+            return
+        self.counters.decisions[type(action).__name__.lower(), rule] += 1
+        log.info("topics.autoscaled", **fields, change=change_id, **action.reason.inputs)
+
+    async def _begin(self, key: TopicKey, action: Action) -> ChangeRow:
+        """Begins a change as an operator would. Raises BrokerError."""
+        match action:
+            case Split(pid=pid, cuts=cuts):
+                return await self._changes.split(*key, pid, cuts, by=BY_ITSELF)
+            case Merge(pids=pids):
+                return await self._changes.merge(*key, pids, by=BY_ITSELF)
+            case Move(pid=pid, server=server):
+                named = {self._nodes.name_of(node): node for node in self._targets()}
+                return await self._changes.move(*key, pid, named[server], by=BY_ITSELF)
+
+    def _note_reports(
+        self, key: TopicKey, seat: _Seat, reports: Sequence[Report], now_ms: int
+    ) -> None:
+        for report in reports:
+            name = _name_of(report)
+            known = seat.reported.get(name)
+            if known is None:
+                known = seat.reported[name] = _Reported(0, now_ms, report)
+            known.looks, known.seen_ms, known.report = known.looks + 1, now_ms, report
+            if known.looks == REPORT_LOOKS:
+                self._tell(key, report)
+        until_ms = now_ms - FORGET_UNITS * seat.policy.unit_ms
+        for name in [name for name, each in seat.reported.items() if each.seen_ms < until_ms]:
+            del seat.reported[name]
+
+    def _tell(self, key: TopicKey, report: Report) -> None:
+        rule = report.reason.name.value
+        match report:
+            case HotLogicalPartition(pid=pid, lp=lp, keys=keys):
+                self.counters.decisions["hot_lp", rule] += 1
+                log.warning(
+                    "topics.hot_logical_partition",
+                    vhost=key.vhost, topic=key.name, partition=pid, lp=lp, keys=list(keys),
+                    rule=rule, share=report.reason.inputs["share"],
+                )  # fmt: skip
+            case Advice(advised=advised, group=group, pid=pid):
+                self.counters.decisions["advice", rule] += 1
+                log.warning(
+                    "topics.group_needs_help",
+                    vhost=key.vhost, topic=key.name, group=group, partition=pid,
+                    advised=advised.value, lag_s=report.reason.inputs["lag_s"],
+                )  # fmt: skip
+
+    @property
+    def hot(self) -> int:
+        """Returns how many logical partitions are hot."""
+        return sum(
+            isinstance(each.report, HotLogicalPartition)
+            for seat in self._seats.values()
+            for each in seat.reported.values()
+        )
+
+    # --- explaining ------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Returns whether this node decides."""
+        return self._store.leader == self._node
+
+    def explain(self, vhost: str, name: str) -> ScalingRow | None:
+        """Returns what was decided last, and from what; None: there is no such topic."""
+        record = self._record(TopicKey(vhost, name))
+        if record is None:
+            return None
+        settings = self._settings(record)
+        policy = policy_of(settings)
+        row: ScalingRow = {
+            "vhost": vhost, "name": name, "node": self._nodes.name_of(self._node),
+            "version": record.state.route.version, "policy": _policy_row(settings, policy),
+            "at_ms": None, "held": "", "decision": "nothing", "rule": "", "considered": [],
+            "partitions": [], "groups": [], "hot": [], "history": [],
+        }  # fmt: skip
+        seat = self._seats.get(TopicKey(vhost, name))
+        if seat is None or seat.layout is None or seat.evaluation is None:
+            return row
+        found, now_ms = seat.evaluation, seat.at_ms or 0
+        row["at_ms"], row["held"], row["decision"] = seat.at_ms, found.held, found.summary
+        row["rule"] = "" if found.decision is None else found.decision.reason.name.value
+        row["considered"] = [
+            {"subject": each.subject, "rule": each.rule, "outcome": each.outcome,
+             "inputs": dict(each.inputs)}
+            for each in found.considered
+        ]  # fmt: skip
+        row["partitions"] = _partition_rows(seat, seat.layout, now_ms)
+        row["groups"] = [_group_row(each) for each in seat.groups]
+        row["hot"] = [
+            {"pid": each.report.pid, "lp": each.report.lp, "keys": list(each.report.keys)}
+            for each in seat.reported.values()
+            if isinstance(each.report, HotLogicalPartition)
+        ]
+        row["history"] = list(seat.history)
+        return row
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+def is_on(settings: Settings) -> bool:
+    """Returns whether a topic scales by itself."""
+    return settings.get("autoscale") == "on"
+
+
+def policy_of(settings: Settings) -> Policy:
+    """Returns the bounds that settings say; what they leave out is as `Policy` has it."""
+    base = Policy()
+    number = partial(_number, settings)
+    most = number("autoscale-partitions-max", base.partitions_max)
+    return Policy(
+        unit_ms=number("autoscale-unit", base.unit_ms),
+        target_bytes=float(number("autoscale-target-bytes", int(base.target_bytes))),
+        target_messages=float(number("autoscale-target-messages", int(base.target_messages))),
+        partitions_min=min(most, number("autoscale-partitions-min", base.partitions_min)),
+        partitions_max=most,
+        changes_per_hour_max=number("autoscale-changes-per-hour", base.changes_per_hour_max),
+        lag_max_s=number("autoscale-unit", base.unit_ms) / 1000,
+    )
+
+
+def _number(settings: Settings, name: str, default: int) -> int:
+    value = settings.get(name)
+    return value if isinstance(value, int) else default
+
+
+def _policy_row(settings: Settings, policy: Policy) -> ScalingPolicyRow:
+    return {
+        "autoscale": "on" if is_on(settings) else "off",
+        "target_messages": policy.target_messages,
+        "target_bytes": policy.target_bytes,
+        "partitions_min": policy.partitions_min,
+        "partitions_max": policy.partitions_max,
+        "changes_per_hour": policy.changes_per_hour_max,
+        "unit_ms": policy.unit_ms,
+    }
+
+
+def _load(report: LoadReport) -> PartitionLoad:
+    return PartitionLoad(
+        _rates(report.byte_rates),
+        _rates(report.message_rates),
+        array("f", report.lp_bytes),
+        array("f", report.lp_messages),
+        {
+            lp: [key.decode(errors="backslashreplace") for key, _ in rows]
+            for lp, rows in report.top_keys.items()
+        },
+    )
+
+
+def _rates(means: Means) -> Rates:
+    return Rates(*means)
+
+
+def _groups(record: TopicRecord, seat: _Seat) -> list[GroupLoad]:
+    """Returns the groups that have members."""
+    made = []
+    for name, group in sorted(record.groups.items()):
+        if not group.members:
+            continue
+        owners = {owner.member for owner in group.owners.values()}
+        lags = {
+            pid: report.groups[name]
+            for pid, (report, _) in seat.loads.items()
+            if name in report.groups
+        }
+        made.append(
+            GroupLoad(
+                name=name,
+                version=group.cv,
+                spare_members=len(group.members - owners),
+                lag_s={pid: lag.seconds for pid, lag in lags.items()},
+                drain_rate={
+                    pid: lag.drain_rate for pid, lag in lags.items() if lag.drain_rate >= 0
+                },
+            )
+        )
+    return made
+
+
+def _group_row(group: GroupLoad) -> ScalingGroupRow:
+    return {
+        "group": group.name,
+        "cv": group.version,
+        "spare_members": group.spare_members,
+        "lag_s": {str(pid): value for pid, value in group.lag_s.items()},
+        "drain_rate": {str(pid): value for pid, value in group.drain_rate.items()},
+    }
+
+
+def _partition_rows(seat: _Seat, layout: Layout, now_ms: int) -> list[ScalingPartitionRow]:
+    rows: list[ScalingPartitionRow] = []
+    for pid, placement in layout.placements.items():
+        known = seat.loads.get(pid)
+        if known is None:
+            continue
+        report, _ = known
+        rows.append(
+            {
+                "pid": pid,
+                "node": placement.server,
+                "age_units": (now_ms - placement.created_at) / seat.policy.unit_ms,
+                "messages": list(report.message_rates),
+                "bytes": list(report.byte_rates),
+                "is_replicated": report.is_replicated,
+            }
+        )
+    return rows
+
+
+def _name_of(report: Report) -> object:
+    match report:
+        case HotLogicalPartition(pid=pid, lp=lp):
+            return pid, lp
+        case Advice(advised=advised, group=group, pid=pid):
+            return advised, group, pid
