@@ -44,7 +44,9 @@ LAG = (
     "pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys",
     "data_expired",
 )  # fmt: skip
-SETTINGS = ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl")
+SETTINGS = (
+    "max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", "seal-after"
+)  # fmt: skip
 PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
 PARK_ACTIONS = ("list", "resume", "retry", "skip", "replace")
 DRAINS = ("node", "state", "open", "sealed", "bytes", "slowest_group")
@@ -235,6 +237,11 @@ def revive(invocation: Invocation) -> Output:
     return None
 
 
+def seal(invocation: Invocation) -> Output:
+    """Has the range of a partition go on in a new one, although its majority is gone."""
+    return _change(invocation, "seal", {"pid": int(invocation.word("pid"))})
+
+
 def declare_lost(invocation: Invocation) -> Output:
     """Gives a partition up whose end nobody knows."""
     body: JsonObject = {"pid": int(invocation.word("pid"))}
@@ -421,6 +428,7 @@ COMMANDS = (
             Switch("max-length-bytes", int),
             Switch("stream-max-segment-size-bytes", int),
             Switch("group-ttl", str),
+            Switch("seal-after", str),
         ),
         check=_check_create,
         banner="Creating topic {name}...",
@@ -532,6 +540,16 @@ COMMANDS = (
         arguments=("target",),
         banner="Ending the drain of node {target}...",
         run=revive,
+    ),
+    Command(
+        name="seal",
+        summary="Seals a partition whose majority is gone: writes go on, readers wait for it",
+        tools=HERE,
+        arguments=("name", "pid"),
+        switches=(VHOST, WAIT),
+        check=_check_numbers,
+        banner="Sealing partition {pid} of topic {name} from outside...",
+        run=seal,
     ),
     Command(
         name="declare-lost",
