@@ -327,6 +327,15 @@ class Broker:
         """Returns what this node has done for the retention of topics; None without topics."""
         return None if self._topic_parts is None else self._topic_parts.upkeep.counters
 
+    def topic_seals(self) -> tuple[int, int]:
+        """Returns how many partitions this node had sealed from outside, and how many partitions
+        have not said where they end."""
+        if self._topic_parts is None:
+            return 0, 0
+        topics = (topic for v in self.metadata.tree.vhosts.values() for topic in v.topics.values())
+        unknown = sum(len(topic.state.unknown_ends()) for topic in topics)
+        return self._topic_parts.controller.external_seals, unknown
+
     @property
     def topics(self) -> TopicAdmin:
         """Returns the administration of ordered topics."""

@@ -12,6 +12,7 @@ from convoymq.broker.topics.fence import PartitionFence
 from convoymq.broker.topics.group_handle import TopicGroups
 from convoymq.broker.topics.member import MemberParts
 from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.broker.topics.silence import SilentPartitions
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
 from convoymq.metadata.machine import Change, ChangeKind
 
@@ -51,6 +52,15 @@ class TopicParts:
             place=self._place,
             clock=clock,
             call_soon=call_soon,
+            spawn=spawn,
+        )
+        self.silence = SilentPartitions(
+            node=broker.node_id,
+            store=metadata,
+            nodes=broker.nodes,
+            partitions=self.partitions,
+            clock=clock,
+            seal=self.admin.seal,
             spawn=spawn,
         )
         self.fence = PartitionFence(
@@ -98,6 +108,7 @@ class TopicParts:
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
         self.fence.on_change(change)
+        self.silence.on_change(change)
         self.controller.on_change(change)
         self.upkeep.on_change(change)
         self.coordinators.on_change(change)
@@ -124,6 +135,7 @@ class TopicParts:
     def tick(self) -> None:
         """To be called a few times a second."""
         self.fence.tick()
+        self.silence.tick()
         self.controller.tick()
         self.coordinators.tick()
         self.upkeep.tick()

@@ -40,6 +40,8 @@ Source: ordered topics, sections 1.2 and 3; ADR 0062.
 
 from __future__ import annotations
 
+from functools import partial
+
 from convoymq.kernels import batch
 from convoymq.model import trace as words
 from convoymq.queues.partition import tracing
@@ -140,6 +142,8 @@ class PartitionGroupMachine(StreamMachine):
             self._broken = True
             self._reply(session, APPLIED_REJECTED, "runs and messages do not fit")
             return
+        if self.trace is not None:
+            self.state.on_passed = partial(tracing.note_passed, self.trace)
         answer = self.state.produce_runs(ProduceRuns(producer, epoch, tuple(runs), self.time_ms))
         size = batch.enqueue_bytes(data, offset)
         first = end = begin = 0
@@ -259,6 +263,7 @@ class PartitionGroupMachine(StreamMachine):
         if self.trace is None:
             outcome = self.state.apply(command)
         else:
+            self.state.on_passed = partial(tracing.note_passed, self.trace)
             outcome = tracing.applied(self.trace, self.state, command)
         if isinstance(command, Trim):
             self._drop_below(self.state.log_start - FIRST_OFFSET)
