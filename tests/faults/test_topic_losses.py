@@ -105,6 +105,15 @@ class Reader:
         until(there, f"{bodies} do not come: {self.got}")
         assert sorted(self.bodies()) == sorted(bodies)
 
+    def comes(self, body: str) -> None:
+        """Waits until it has a message."""
+
+        def there() -> bool:
+            self._connection.process_data_events(0.02)
+            return body in self.bodies()
+
+        until(there, f"{body} does not come: {self.got}")
+
     def acknowledge(self, body: str) -> None:
         tag = next(tag for known, _, tag in self.got if known == body)
         self._channel.basic_ack(tag)

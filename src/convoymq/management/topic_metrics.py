@@ -33,6 +33,9 @@ def write_topics(text: Text, broker: Broker, *, per_object: bool) -> None:
         per_object: a line per group beside the sums.
     """
     _publishes(text, broker)
+    sealed, unknown = broker.topic_seals()
+    text.counter(f"{OWN}partitions_sealed_from_outside_total", sealed)
+    text.gauge(f"{OWN}partitions_end_unknown", unknown)
     parts = broker.known_topic_parts
     if parts is None:
         _nothing(text)

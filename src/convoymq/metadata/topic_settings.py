@@ -19,7 +19,9 @@ SEGMENT_BYTES = "stream-max-segment-size-bytes"
 GROUP_TTL = "group-ttl"
 PARTITION_SETTINGS = (MAX_AGE, MAX_LENGTH_BYTES, SEGMENT_BYTES)
 """Settings of a topic that each of its partitions has as an argument."""
-TOPIC_SETTINGS = (*PARTITION_SETTINGS, GROUP_TTL, *AUTOSCALE_KEYS)
+SEAL_AFTER = "seal-after"
+DURATIONS = (GROUP_TTL, SEAL_AFTER)
+TOPIC_SETTINGS = (*PARTITION_SETTINGS, *DURATIONS, *AUTOSCALE_KEYS)
 Settings = Mapping[str, Setting]
 
 
@@ -55,7 +57,7 @@ def changed_settings(
 
 
 def _is_valid(name: str, value: Setting) -> bool:
-    if name == GROUP_TTL:
+    if name in DURATIONS:
         return isinstance(value, str) and duration_ms(value) is not None
     return KEYS[name].check(value)
 

@@ -298,6 +298,7 @@ _ROWS: tuple[Key, ...] = (
         check=_integer(UNIT_MS.start, UNIT_MS.stop - 1),
         noun=f"unit. Valid range is {UNIT_MS.start}-{UNIT_MS.stop - 1} ms",
     ),
+    Key(name="seal-after", check=_max_age, noun="time without a leader"),
     Key(name="alternate-exchange", check=_text, noun="alternate exchange name"),
 )
 
@@ -310,7 +311,14 @@ AUTOSCALE_KEYS = (
 )  # fmt: skip
 """Keys that say whether and how a topic scales by itself."""
 TOPIC_KEYS = frozenset(
-    ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", *AUTOSCALE_KEYS)
+    (
+        "max-age",
+        "max-length-bytes",
+        "stream-max-segment-size-bytes",
+        "group-ttl",
+        "seal-after",
+        *AUTOSCALE_KEYS,
+    )
 )
 """Keys that act in ordered topics."""
 BY_ARGUMENT: Mapping[str, Key] = {

@@ -50,7 +50,8 @@ AUTOSCALE = (
     "autoscale-partitions-max", "autoscale-changes-per-hour", "autoscale-unit",
 )  # fmt: skip
 SETTINGS = (
-    "max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", *AUTOSCALE
+    "max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", "seal-after",
+    *AUTOSCALE,
 )  # fmt: skip
 SCALE_ACTIONS = ("set", "explain")
 UNSET = "default"
@@ -281,6 +282,11 @@ def revive(invocation: Invocation) -> Output:
     return None
 
 
+def seal(invocation: Invocation) -> Output:
+    """Has the range of a partition go on in a new one, although its majority is gone."""
+    return _change(invocation, "seal", {"pid": int(invocation.word("pid"))})
+
+
 def declare_lost(invocation: Invocation) -> Output:
     """Gives a partition up whose end nobody knows."""
     body: JsonObject = {"pid": int(invocation.word("pid"))}
@@ -469,6 +475,7 @@ COMMANDS = (
             Switch("group-ttl", str),
             Switch("autoscale", str, choices=("on", "off")),
             *(Switch(name, int) for name in AUTOSCALE[1:]),
+            Switch("seal-after", str),
         ),
         check=_check_create,
         banner="Creating topic {name}...",
@@ -589,6 +596,16 @@ COMMANDS = (
         arguments=("target",),
         banner="Ending the drain of node {target}...",
         run=revive,
+    ),
+    Command(
+        name="seal",
+        summary="Seals a partition whose majority is gone: writes go on, readers wait for it",
+        tools=HERE,
+        arguments=("name", "pid"),
+        switches=(VHOST, WAIT),
+        check=_check_numbers,
+        banner="Sealing partition {pid} of topic {name} from outside...",
+        run=seal,
     ),
     Command(
         name="declare-lost",

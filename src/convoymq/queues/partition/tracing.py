@@ -47,6 +47,11 @@ def applied(rows: TraceRows, state: PartitionMachine, command: Command) -> Outco
     return outcome
 
 
+def note_passed(rows: TraceRows, group: str, group_epoch: int, first: int, count: int) -> None:
+    """Records second copies that count as acknowledged (`PartitionMachine.on_passed`)."""
+    _add(rows, words.PASSED, group, group_epoch=group_epoch, first=first, count=count)
+
+
 class _State:
     """State before a command that changes something only once."""
 

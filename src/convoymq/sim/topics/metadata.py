@@ -124,10 +124,6 @@ class ControllerSeat:
 
     def _step(self, controller: Controller) -> None:
         now = self.world.engine.now
-        if controller is self.acting:
-            change = self.metadata.topic.running
-            sources = () if change is None else change.sources
-            self.world.leases.take_back(self.metadata.blocked.union(sources))
         expired = [p for p in self.world.partitions if self.world.leases.is_over(p, now)]
         controller.step(now, expired)
         self._perform(controller)
@@ -337,10 +333,13 @@ class SimMetadata:
 
     def _note_blocked(self) -> None:
         # What comes back after it was declared lost is deleted.
-        self.blocked = {*self.topic.unknown_ends(), *self.topic.lost}
+        self.blocked = {*self.topic.given_up, *self.topic.unknown_ends(), *self.topic.lost}
         change = self.topic.running
         if change is not None:
             self.blocked |= {p for p, seal in change.seals.items() if seal.close_offset is None}
+        for pid in self.topic.given_up:
+            self.world.leases.give_up(pid)
+        self.world.leases.take_back(self.blocked)
 
     def _trace_topic(self, command: TopicCommand, running: Change | None) -> None:
         now, trace, topic = self.world.engine.now, self.world.trace.append, self.topic

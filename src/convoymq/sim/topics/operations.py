@@ -25,7 +25,7 @@ from convoymq.topics.commands import (
 from convoymq.topics.group import Expire, Seek
 from convoymq.topics.lineage import PartitionState
 from convoymq.topics.retention import forgets_producers
-from convoymq.topics.topic import Abort, Begin, DeclareLost, Delete, Retire
+from convoymq.topics.topic import Abort, Begin, DeclareLost, Delete, GiveUp, Retire
 
 if TYPE_CHECKING:
     from convoymq.sim.topics.world import World
@@ -264,7 +264,7 @@ class Operations:
             name = f"c{self._changes}"
             self._propose_change(plan_move(topic.route, pid, topic.next_pid, name))
         elif change is not None and change.phase is Phase.SEALING and pid in change.sources:
-            world.leases.give_up(pid)
+            world.metadata.controller.log.propose(GiveUp(change.change_id, pid))
         self.engine.after(self.engine.draw(5, 40), self._go_round, pid)
 
     def _silence(self) -> None:
