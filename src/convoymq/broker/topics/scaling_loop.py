@@ -198,51 +198,61 @@ class ScalingLoop:
         self._term = -1
         self._term_ms = 0
         """Time at which this node began to lead."""
-        self._is_stale = True
-        """Topics or policies have changed since the seats were looked for."""
+        self._changed: set[TopicKey] = set()
+        """Topics whose settings may be others than their seats know."""
+        self._all_changed = True
         self._seats: dict[TopicKey, _Seat] = {}
 
     # --- when ------------------------------------------------------------------------------
 
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
-        if change.kind in (ChangeKind.TOPIC, ChangeKind.POLICIES, ChangeKind.RESTORED):
-            self._is_stale = True
+        if change.kind is ChangeKind.TOPIC:
+            self._changed.add(TopicKey(change.vhost, change.topic))
+        elif change.kind in (ChangeKind.POLICIES, ChangeKind.RESTORED):
+            self._all_changed = True
 
     def tick(self) -> None:
         """Does what is due; to be called a few times a second."""
         if self._store.leader != self._node:
             self._term = -1
             self._seats.clear()
+            self._changed.clear()
             return
         now_ms = self._clock.now_ms()
         if self._term != self._store.term:
             self._term = self._store.term
             self._term_ms = now_ms
             self._seats.clear()
-            self._is_stale = True
-        if self._is_stale:
-            self._is_stale = False
-            self._find_topics()
+            self._all_changed = True
+        if self._all_changed:
+            self._all_changed = False
+            self._changed.update(self._seats, self._topics())
+        if self._changed:
+            changed, self._changed = self._changed, set()
+            for key in changed:
+                self._seat(key)
         for key, seat in list(self._seats.items()):
             if seat.due_ms <= now_ms:
                 self._look(key, seat, now_ms)
 
-    def _find_topics(self) -> None:
-        wanted: dict[TopicKey, Policy] = {}
-        for vhost in self._store.tree.vhosts.values():
-            for name, record in vhost.topics.items():
-                settings = self._settings(record)
-                if is_on(settings):
-                    wanted[TopicKey(vhost.name, name)] = policy_of(settings)
-        for key in self._seats.keys() - wanted.keys():
-            del self._seats[key]
-        for key, policy in wanted.items():
-            seat = self._seats.get(key)
-            if seat is None:
-                self._seats[key] = _Seat(policy)
-            elif seat.policy != policy:
-                seat.policy, seat.due_ms = policy, 0
+    def _topics(self) -> list[TopicKey]:
+        vhosts = self._store.tree.vhosts.values()
+        return [TopicKey(vhost.name, name) for vhost in vhosts for name in vhost.topics]
+
+    def _seat(self, key: TopicKey) -> None:
+        """Makes, changes or removes what is known of a topic, as its settings say."""
+        record = self._record(key)
+        settings = {} if record is None else self._settings(record)
+        if not is_on(settings):
+            self._seats.pop(key, None)
+            return
+        policy = policy_of(settings)
+        seat = self._seats.get(key)
+        if seat is None:
+            self._seats[key] = _Seat(policy)
+        elif seat.policy != policy:
+            seat.policy, seat.due_ms = policy, 0
 
     def _settings(self, record: TopicRecord) -> Settings:
         policies = self._store.tree.vhosts[record.vhost].policies
