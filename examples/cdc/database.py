@@ -148,16 +148,17 @@ class Sysbench:
                 stdout=log, stderr=log,
             )  # fmt: skip
 
-    @property
-    def runs(self) -> bool:
-        """Returns whether it still writes."""
-        return self._process is not None and self._process.poll() is None
-
     def wait(self) -> None:
         """Returns when it is over. Raises RuntimeError: it failed."""
         assert self._process is not None
         if self._process.wait() != 0:
             raise RuntimeError(f"sysbench failed: see {self._log}")
+
+    def end(self) -> None:
+        """Ends it. Raises RuntimeError: it has ended before."""
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"sysbench failed: see {self._log}")
+        self.stop()
 
     def stop(self) -> None:
         """Ends it."""

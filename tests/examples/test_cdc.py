@@ -61,7 +61,7 @@ def test_changes_out_of_order_are_counted_once() -> None:
     for key, place in (("a", "1"), ("b", "5"), ("a", "3"), ("a", "2"), ("a", "3"), ("a", "4")):
         order.note(key, place)
     assert (order.seen, order.violations) == (5, 1)
-    assert order.busiest_key == "a"
+    assert [order.busy_key(rank) for rank in (0, 1, 9)] == ["a", "b", "b"]
     assert order.changes == [("a", "1"), ("b", "5"), ("a", "3"), ("a", "2"), ("a", "4")]
 
 
@@ -92,6 +92,25 @@ def test_a_row_whose_key_changes_is_deleted_under_the_old_one(tmp_path: Path) ->
     assert topic.sent == sent == 3
 
 
+def test_the_changes_of_the_autoscaler_are_read_from_the_logs_of_nodes(tmp_path: Path) -> None:
+    import demo_cdc
+
+    said = {"event": "topics.autoscaled", "decision": "split of partition 0 at 4", "rule": "load_2"}
+    for node, lines in {
+        1: [{**said, "change": "auto-2", "timestamp": "2026-01-01T00:00:02Z"}],
+        2: [
+            {**said, "change": "auto-1", "timestamp": "2026-01-01T00:00:01Z"},
+            {"event": "link.up"},
+        ],
+    }.items():
+        log = tmp_path / f"node-{node}" / "convoy.log"
+        log.parent.mkdir()
+        log.write_text("\n".join(map(json.dumps, lines)) + '\n{"event": "topics.autoscaled", "ch')
+    found = demo_cdc.scaled_changes(tmp_path)
+    assert [each.change_id for each in found] == ["auto-1", "auto-2"]
+    assert found[0].rule == "load_2"
+
+
 def test_the_page_shows_every_partition(tmp_path: Path) -> None:
     from cdc.report import pauses_of, write_report
 
@@ -105,9 +124,15 @@ def test_the_page_shows_every_partition(tmp_path: Path) -> None:
         {"pid": 42, "lo": 4, "hi": 8, "created_version": 1, "sealed_version": None},
     ]
     page = write_report(
-        tmp_path / "page.html", [(100.5, "split <0>")], lineage, pauses, [(100.2, 0.1)]
+        tmp_path / "page.html",
+        [(100.5, "split <0>")],
+        lineage,
+        pauses,
+        [(100.2, 0.1)],
+        [("split of partition 0 at 4", "load_2", "auto-split-1")],
     )
     text = page.read_text()
+    assert "<td>split of partition 0 at 4</td><td>load_2</td><td>auto-split-1</td>" in text
     assert text.count("<svg") == 2
     assert "split &lt;0&gt;" in text
     for pid in (41, 42):

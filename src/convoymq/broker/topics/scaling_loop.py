@@ -8,29 +8,30 @@ change of the leader; loads stay with the leaders of the partitions.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 import structlog
 
 from convoymq.broker.topics.controller_loop import TopicKey, has_work
 from convoymq.broker.topics.rows import ChangeRow
-from convoymq.broker.topics.scaling_rows import (
-    ScaledRow,
-    ScalingGroupRow,
-    ScalingPartitionRow,
-    ScalingPolicyRow,
-    ScalingRow,
+from convoymq.broker.topics.scaling_facts import (
+    group_row,
+    groups_of,
+    is_on,
+    load_of,
+    partition_rows,
+    policy_of,
+    policy_row,
 )
+from convoymq.broker.topics.scaling_rows import ScaledRow, ScalingRow
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, TopicRecord
 from convoymq.metadata.topic_settings import Settings
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
-from convoymq.queues.partition.load import LoadQuestion, LoadReport, Means
+from convoymq.queues.partition.load import LoadQuestion, LoadReport
 from convoymq.routing.policies import topic_settings
 from convoymq.topics.autoscaler import (
     HOUR_MS,
@@ -42,9 +43,7 @@ from convoymq.topics.autoscaler import (
     Layout,
     Merge,
     Move,
-    PartitionLoad,
     Policy,
-    Rates,
     Report,
     ServerLoad,
     Split,
@@ -198,51 +197,61 @@ class ScalingLoop:
         self._term = -1
         self._term_ms = 0
         """Time at which this node began to lead."""
-        self._is_stale = True
-        """Topics or policies have changed since the seats were looked for."""
+        self._changed: set[TopicKey] = set()
+        """Topics whose settings may be others than their seats know."""
+        self._all_changed = True
         self._seats: dict[TopicKey, _Seat] = {}
 
     # --- when ------------------------------------------------------------------------------
 
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
-        if change.kind in (ChangeKind.TOPIC, ChangeKind.POLICIES, ChangeKind.RESTORED):
-            self._is_stale = True
+        if change.kind is ChangeKind.TOPIC:
+            self._changed.add(TopicKey(change.vhost, change.topic))
+        elif change.kind in (ChangeKind.POLICIES, ChangeKind.RESTORED):
+            self._all_changed = True
 
     def tick(self) -> None:
         """Does what is due; to be called a few times a second."""
         if self._store.leader != self._node:
             self._term = -1
             self._seats.clear()
+            self._changed.clear()
             return
         now_ms = self._clock.now_ms()
         if self._term != self._store.term:
             self._term = self._store.term
             self._term_ms = now_ms
             self._seats.clear()
-            self._is_stale = True
-        if self._is_stale:
-            self._is_stale = False
-            self._find_topics()
+            self._all_changed = True
+        if self._all_changed:
+            self._all_changed = False
+            self._changed.update(self._seats, self._topics())
+        if self._changed:
+            changed, self._changed = self._changed, set()
+            for key in changed:
+                self._seat(key)
         for key, seat in list(self._seats.items()):
             if seat.due_ms <= now_ms:
                 self._look(key, seat, now_ms)
 
-    def _find_topics(self) -> None:
-        wanted: dict[TopicKey, Policy] = {}
-        for vhost in self._store.tree.vhosts.values():
-            for name, record in vhost.topics.items():
-                settings = self._settings(record)
-                if is_on(settings):
-                    wanted[TopicKey(vhost.name, name)] = policy_of(settings)
-        for key in self._seats.keys() - wanted.keys():
-            del self._seats[key]
-        for key, policy in wanted.items():
-            seat = self._seats.get(key)
-            if seat is None:
-                self._seats[key] = _Seat(policy)
-            elif seat.policy != policy:
-                seat.policy, seat.due_ms = policy, 0
+    def _topics(self) -> list[TopicKey]:
+        vhosts = self._store.tree.vhosts.values()
+        return [TopicKey(vhost.name, name) for vhost in vhosts for name in vhost.topics]
+
+    def _seat(self, key: TopicKey) -> None:
+        """Makes, changes or removes what is known of a topic, as its settings say."""
+        record = self._record(key)
+        settings = {} if record is None else self._settings(record)
+        if not is_on(settings):
+            self._seats.pop(key, None)
+            return
+        policy = policy_of(settings)
+        seat = self._seats.get(key)
+        if seat is None:
+            self._seats[key] = _Seat(policy)
+        elif seat.policy != policy:
+            seat.policy, seat.due_ms = policy, 0
 
     def _settings(self, record: TopicRecord) -> Settings:
         policies = self._store.tree.vhosts[record.vhost].policies
@@ -269,8 +278,8 @@ class ScalingLoop:
         if seat.loads:
             seat.at_ms = now_ms
             seat.layout = self._layout(record, seat, now_ms)
-            seat.groups = _groups(record, seat)
-            loads = {pid: _load(report) for pid, (report, _) in seat.loads.items()}
+            seat.groups = groups_of(record, seat.loads)
+            loads = {pid: load_of(report) for pid, (report, _) in seat.loads.items()}
             found = evaluate(seat.layout, loads, seat.groups, seat.policy, now_ms)
             seat.evaluation = found
             self._note_reports(key, seat, found.reports, now_ms)
@@ -457,7 +466,7 @@ class ScalingLoop:
         policy = policy_of(settings)
         row: ScalingRow = {
             "vhost": vhost, "name": name, "node": self._nodes.name_of(self._node),
-            "version": record.state.route.version, "policy": _policy_row(settings, policy),
+            "version": record.state.route.version, "policy": policy_row(settings, policy),
             "at_ms": None, "held": "", "decision": "nothing", "rule": "", "considered": [],
             "partitions": [], "groups": [], "hot": [], "history": [],
         }  # fmt: skip
@@ -472,8 +481,8 @@ class ScalingLoop:
              "inputs": dict(each.inputs)}
             for each in found.considered
         ]  # fmt: skip
-        row["partitions"] = _partition_rows(seat, seat.layout, now_ms)
-        row["groups"] = [_group_row(each) for each in seat.groups]
+        row["partitions"] = partition_rows(seat.layout, seat.loads, seat.policy, now_ms)
+        row["groups"] = [group_row(each) for each in seat.groups]
         row["hot"] = [
             {"pid": each.report.pid, "lp": each.report.lp, "keys": list(each.report.keys)}
             for each in seat.reported.values()
@@ -481,120 +490,6 @@ class ScalingLoop:
         ]
         row["history"] = list(seat.history)
         return row
-
-
-# --- values ------------------------------------------------------------------------------------
-
-
-def is_on(settings: Settings) -> bool:
-    """Returns whether a topic scales by itself."""
-    return settings.get("autoscale") == "on"
-
-
-def policy_of(settings: Settings) -> Policy:
-    """Returns the bounds that settings say; what they leave out is as `Policy` has it."""
-    base = Policy()
-    number = partial(_number, settings)
-    most = number("autoscale-partitions-max", base.partitions_max)
-    return Policy(
-        unit_ms=number("autoscale-unit", base.unit_ms),
-        target_bytes=float(number("autoscale-target-bytes", int(base.target_bytes))),
-        target_messages=float(number("autoscale-target-messages", int(base.target_messages))),
-        partitions_min=min(most, number("autoscale-partitions-min", base.partitions_min)),
-        partitions_max=most,
-        changes_per_hour_max=number("autoscale-changes-per-hour", base.changes_per_hour_max),
-        lag_max_s=number("autoscale-unit", base.unit_ms) / 1000,
-    )
-
-
-def _number(settings: Settings, name: str, default: int) -> int:
-    value = settings.get(name)
-    return value if isinstance(value, int) else default
-
-
-def _policy_row(settings: Settings, policy: Policy) -> ScalingPolicyRow:
-    return {
-        "autoscale": "on" if is_on(settings) else "off",
-        "target_messages": policy.target_messages,
-        "target_bytes": policy.target_bytes,
-        "partitions_min": policy.partitions_min,
-        "partitions_max": policy.partitions_max,
-        "changes_per_hour": policy.changes_per_hour_max,
-        "unit_ms": policy.unit_ms,
-    }
-
-
-def _load(report: LoadReport) -> PartitionLoad:
-    return PartitionLoad(
-        _rates(report.byte_rates),
-        _rates(report.message_rates),
-        array("f", report.lp_bytes),
-        array("f", report.lp_messages),
-        {
-            lp: [key.decode(errors="backslashreplace") for key, _ in rows]
-            for lp, rows in report.top_keys.items()
-        },
-    )
-
-
-def _rates(means: Means) -> Rates:
-    return Rates(*means)
-
-
-def _groups(record: TopicRecord, seat: _Seat) -> list[GroupLoad]:
-    """Returns the groups that have members."""
-    made = []
-    for name, group in sorted(record.groups.items()):
-        if not group.members:
-            continue
-        owners = {owner.member for owner in group.owners.values()}
-        lags = {
-            pid: report.groups[name]
-            for pid, (report, _) in seat.loads.items()
-            if name in report.groups
-        }
-        made.append(
-            GroupLoad(
-                name=name,
-                version=group.cv,
-                spare_members=len(group.members - owners),
-                lag_s={pid: lag.seconds for pid, lag in lags.items()},
-                drain_rate={
-                    pid: lag.drain_rate for pid, lag in lags.items() if lag.drain_rate >= 0
-                },
-            )
-        )
-    return made
-
-
-def _group_row(group: GroupLoad) -> ScalingGroupRow:
-    return {
-        "group": group.name,
-        "cv": group.version,
-        "spare_members": group.spare_members,
-        "lag_s": {str(pid): value for pid, value in group.lag_s.items()},
-        "drain_rate": {str(pid): value for pid, value in group.drain_rate.items()},
-    }
-
-
-def _partition_rows(seat: _Seat, layout: Layout, now_ms: int) -> list[ScalingPartitionRow]:
-    rows: list[ScalingPartitionRow] = []
-    for pid, placement in layout.placements.items():
-        known = seat.loads.get(pid)
-        if known is None:
-            continue
-        report, _ = known
-        rows.append(
-            {
-                "pid": pid,
-                "node": placement.server,
-                "age_units": (now_ms - placement.created_at) / seat.policy.unit_ms,
-                "messages": list(report.message_rates),
-                "bytes": list(report.byte_rates),
-                "is_replicated": report.is_replicated,
-            }
-        )
-    return rows
 
 
 def _name_of(report: Report) -> object:

@@ -11,7 +11,8 @@ import pytest
 import structlog
 
 from convoymq.broker.topics.admin import TopicAdmin
-from convoymq.broker.topics.scaling_loop import REPORT_LOOKS, ScalingLoop, policy_of
+from convoymq.broker.topics.scaling_facts import policy_of
+from convoymq.broker.topics.scaling_loop import REPORT_LOOKS, ScalingLoop
 from convoymq.metadata.commands import ChangeGroup, PutPolicy
 from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topic_codec import pack_command
