@@ -352,26 +352,10 @@ def expired_group_comes_back_in_silence() -> list[Patch]:
     return [(GroupState, "has_lost_data", lambda self, kept: False)]
 
 
-@mutant("producers that are not silent are forgotten", f"{NETWORK},forget,restart")
+@mutant("producers that are not silent are forgotten", f"{NETWORK},forget,restart", 25)
 def producers_are_forgotten_too_early() -> list[Patch]:
     expire = DedupTable.expire
     return [(DedupTable, "expire", lambda self, before, now: expire(self, now, now))]
-
-
-@mutant(
-    "the session of a producer fences nobody where it has stored nothing",
-    f"{NETWORK},forget,restart",
-)
-def fences_are_forgotten_at_once() -> list[Patch]:
-    expire = DedupTable.expire
-
-    def planted(self: Any, before_ms: int, now_ms: int) -> None:
-        expire(self, before_ms, now_ms)
-        for producer in self.idle:
-            del self.epochs[producer]
-        self.idle.clear()
-
-    return [(DedupTable, "expire", planted)]
 
 
 @mutant("a group that has expired advances behind what is deleted", f"{CHANGES},expire,pause")
