@@ -146,7 +146,7 @@ def any_source_is_enough() -> list[Patch]:
     return [(Coordinator, "_is_left", planted), (Coordinator, "all_drained", any_drained)]
 
 
-@mutant("DAG: only open children wait for their parents, sealed ones are given out", CHANGES)
+@mutant("DAG: only open children wait for their parents, sealed ones are given out", CHANGES, 5)
 def sealed_children_are_not_gated() -> list[Patch]:
     readable, open_cursor = Coordinator.readable, Coordinator._open
 
@@ -195,7 +195,9 @@ def old_owner_goes_on() -> list[Patch]:
 
 
 @mutant(
-    "DAG: a lost partition is left behind although its parents are not", f"{CHANGES},outage,cutoff"
+    "DAG: a lost partition is left behind although its parents are not",
+    f"{CHANGES},outage,cutoff",
+    34,
 )
 def lost_is_not_recursive() -> list[Patch]:
     is_left = Coordinator._is_left
@@ -273,18 +275,22 @@ def lanes_change_at_once() -> list[Patch]:
 
 
 @mutant(
-    "a partition is sealed from outside while its server may accept messages", "split,move,cutoff"
+    "a partition is sealed from outside while its server may accept messages",
+    "split,move,cutoff",
+    33,
 )
 def external_seal_does_not_wait() -> list[Patch]:
     return [(ServerLeases, "is_over", lambda self, server, now_ms: server in self._given_up)]
 
 
-@mutant("a server accepts messages without a lease", "split,move,cutoff")
+@mutant("a server accepts messages without a lease", "split,move,cutoff", 34)
 def server_without_lease() -> list[Patch]:
     return [(ServerLeases, "holds", lambda self, server, now_ms: True)]
 
 
-@mutant("without a seed, the first sequence that comes is taken", "split,move,outage,loss,repeat")
+@mutant(
+    "without a seed, the first sequence that comes is taken", "split,move,outage,loss,repeat", 3
+)
 def first_sequence_is_taken() -> list[Patch]:
     decide = DedupTable.decide
 
@@ -298,7 +304,7 @@ def first_sequence_is_taken() -> list[Patch]:
     return [(DedupTable, "decide", planted)]
 
 
-@mutant("what a dead partition may have stored is handed out twice", "split,move,outage,loss")
+@mutant("what a dead partition may have stored is handed out twice", "split,move,outage,loss", 7)
 def no_filter_after_external_seal() -> list[Patch]:
     return [(GroupConsumer, "was_read_before", staticmethod(lambda held, record: False))]
 
@@ -328,7 +334,7 @@ def deleted_before_all_have_passed() -> list[Patch]:
     return [(TopicState, "retire", retire), (TopicState, "_delete", delete)]
 
 
-@mutant("a group that goes back does not hold what is retired", f"{CHANGES},empty,seek,pause")
+@mutant("a group that goes back does not hold what is retired", f"{CHANGES},empty,seek,pause", 13)
 def deletes_behind_a_seek() -> list[Patch]:
     def delete(self: Any, expired: Any, versions: Any) -> None:
         self.lineage.delete(expired.__contains__, ())
@@ -413,7 +419,7 @@ def drained_while_the_owner_is_fenced() -> list[Patch]:
     return [(PartitionMachine, "drained", planted)]
 
 
-@mutant("a fenced lease is not told as revoked", f"{CHANGES},trim,pause,coordinator,loss")
+@mutant("a fenced lease is not told as revoked", f"{CHANGES},trim,pause,coordinator,loss", 2)
 def fenced_lease_is_not_revoked() -> list[Patch]:
     on_answer = Coordinator.on_answer
 
@@ -433,7 +439,7 @@ def drained_marks_survive_a_seek() -> list[Patch]:
     return [(Coordinator, "_renew_knowledge", planted)]
 
 
-@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator", 66)
+@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator", 75)
 def renewed_while_it_expires() -> list[Patch]:
     return [(Coordinator, "may_renew", lambda self, pid, epoch: True)]
 
