@@ -25,6 +25,7 @@ from convoymq.topics.dedup import DedupTable
 from convoymq.topics.group import GroupState
 from convoymq.topics.leaseholder import Leaseholder
 from convoymq.topics.lineage import Mode, PartitionState
+from convoymq.topics.member import GroupMember
 from convoymq.topics.partition import PartitionMachine
 from convoymq.topics.refusals import Code
 from convoymq.topics.server_lease import ServerLeases
@@ -61,6 +62,7 @@ def mutant(
 
 CHANGES = "split,merge,move"
 NETWORK = f"{CHANGES},loss,repeat,leader"
+WINDOWED = f"{CHANGES},window,loss"
 
 
 @mutant("the route is published, and targets are opened, before the sources are sealed", NETWORK)
@@ -407,12 +409,12 @@ def owner_goes_on_after_a_loss() -> list[Patch]:
 def drained_while_the_owner_is_fenced() -> list[Patch]:
     drained = PartitionMachine.drained
 
-    def planted(self: Any, group: str) -> bool:
+    def planted(self: Any, group: str, **more: Any) -> bool:
         own = self.groups.get(group)
         if own is None or not own.fenced:
-            return drained(self, group)
+            return drained(self, group, **more)
         own.fenced = False
-        found = drained(self, group)
+        found = drained(self, group, **more)
         own.fenced = True
         return found
 
@@ -454,6 +456,43 @@ def expires_too_early() -> list[Patch]:
         self.ttl_ms = ttl_ms
 
     return [(Coordinator, "_expire_members", planted)]
+
+
+@mutant("a client that asks for one message of a key has several", f"{CHANGES},window")
+def several_of_a_key_at_once() -> list[Patch]:
+    hand_out_next = GroupMember._hand_out_next
+
+    def planted(self: Any, *arguments: Any) -> Any:
+        self.one_of_key = False
+        return hand_out_next(self, *arguments)
+
+    return [(GroupMember, "_hand_out_next", planted)]
+
+
+@mutant("the next message of a key does not wait for the acknowledgement to be in force", WINDOWED)
+def next_before_the_window_is_acknowledged() -> list[Patch]:
+    on_acknowledged = GroupMember.on_acknowledged
+
+    def planted(self: Any, pid: int, *arguments: Any) -> None:
+        on_acknowledged(self, pid, *arguments)
+        if pid in self.held:
+            for slow in self.held[pid].keys.values():
+                slow.acking.clear()
+
+    return [(GroupMember, "on_acknowledged", planted)]
+
+
+@mutant("what waits behind a returned message overtakes it", f"{WINDOWED},park")
+def returned_messages_are_overtaken() -> list[Patch]:
+    on_returned = GroupMember.on_returned
+
+    def planted(self: Any, pid: int, *arguments: Any, final: bool) -> None:
+        on_returned(self, pid, *arguments, final=final)
+        if pid in self.held:
+            for slow in self.held[pid].keys.values():
+                slow.waiting.sort(key=lambda single: (single.failures, single.offset))
+
+    return [(GroupMember, "on_returned", planted)]
 
 
 @contextmanager
