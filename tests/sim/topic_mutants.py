@@ -25,6 +25,7 @@ from convoymq.topics.dedup import DedupTable
 from convoymq.topics.group import GroupState
 from convoymq.topics.leaseholder import Leaseholder
 from convoymq.topics.lineage import Mode, PartitionState
+from convoymq.topics.member import GroupMember
 from convoymq.topics.partition import PartitionMachine
 from convoymq.topics.refusals import Code
 from convoymq.topics.server_lease import ServerLeases
@@ -61,6 +62,7 @@ def mutant(
 
 CHANGES = "split,merge,move"
 NETWORK = f"{CHANGES},loss,repeat,leader"
+WINDOWED = f"{CHANGES},window,loss"
 
 
 @mutant("the route is published, and targets are opened, before the sources are sealed", NETWORK)
@@ -146,7 +148,7 @@ def any_source_is_enough() -> list[Patch]:
     return [(Coordinator, "_is_left", planted), (Coordinator, "all_drained", any_drained)]
 
 
-@mutant("DAG: only open children wait for their parents, sealed ones are given out", CHANGES)
+@mutant("DAG: only open children wait for their parents, sealed ones are given out", CHANGES, 5)
 def sealed_children_are_not_gated() -> list[Patch]:
     readable, open_cursor = Coordinator.readable, Coordinator._open
 
@@ -195,7 +197,9 @@ def old_owner_goes_on() -> list[Patch]:
 
 
 @mutant(
-    "DAG: a lost partition is left behind although its parents are not", f"{CHANGES},outage,cutoff"
+    "DAG: a lost partition is left behind although its parents are not",
+    f"{CHANGES},outage,cutoff",
+    34,
 )
 def lost_is_not_recursive() -> list[Patch]:
     is_left = Coordinator._is_left
@@ -273,18 +277,22 @@ def lanes_change_at_once() -> list[Patch]:
 
 
 @mutant(
-    "a partition is sealed from outside while its server may accept messages", "split,move,cutoff"
+    "a partition is sealed from outside while its server may accept messages",
+    "split,move,cutoff",
+    33,
 )
 def external_seal_does_not_wait() -> list[Patch]:
     return [(ServerLeases, "is_over", lambda self, server, now_ms: server in self._given_up)]
 
 
-@mutant("a server accepts messages without a lease", "split,move,cutoff")
+@mutant("a server accepts messages without a lease", "split,move,cutoff", 34)
 def server_without_lease() -> list[Patch]:
     return [(ServerLeases, "holds", lambda self, server, now_ms: True)]
 
 
-@mutant("without a seed, the first sequence that comes is taken", "split,move,outage,loss,repeat")
+@mutant(
+    "without a seed, the first sequence that comes is taken", "split,move,outage,loss,repeat", 3
+)
 def first_sequence_is_taken() -> list[Patch]:
     decide = DedupTable.decide
 
@@ -298,7 +306,7 @@ def first_sequence_is_taken() -> list[Patch]:
     return [(DedupTable, "decide", planted)]
 
 
-@mutant("what a dead partition may have stored is handed out twice", "split,move,outage,loss")
+@mutant("what a dead partition may have stored is handed out twice", "split,move,outage,loss", 7)
 def no_filter_after_external_seal() -> list[Patch]:
     return [(PartitionMachine, "_pass_repeats", lambda self, group, own, key, runs: False)]
 
@@ -351,7 +359,7 @@ def deleted_before_all_have_passed() -> list[Patch]:
     return [(TopicState, "retire", retire), (TopicState, "_delete", delete)]
 
 
-@mutant("a group that goes back does not hold what is retired", f"{CHANGES},empty,seek,pause")
+@mutant("a group that goes back does not hold what is retired", f"{CHANGES},empty,seek,pause", 13)
 def deletes_behind_a_seek() -> list[Patch]:
     def delete(self: Any, expired: Any, versions: Any) -> None:
         self.lineage.delete(expired.__contains__, ())
@@ -375,26 +383,10 @@ def expired_group_comes_back_in_silence() -> list[Patch]:
     return [(GroupState, "has_lost_data", lambda self, kept: False)]
 
 
-@mutant("producers that are not silent are forgotten", f"{NETWORK},forget,restart")
+@mutant("producers that are not silent are forgotten", f"{NETWORK},forget,restart", 25)
 def producers_are_forgotten_too_early() -> list[Patch]:
     expire = DedupTable.expire
     return [(DedupTable, "expire", lambda self, before, now: expire(self, now, now))]
-
-
-@mutant(
-    "the session of a producer fences nobody where it has stored nothing",
-    f"{NETWORK},forget,restart",
-)
-def fences_are_forgotten_at_once() -> list[Patch]:
-    expire = DedupTable.expire
-
-    def planted(self: Any, before_ms: int, now_ms: int) -> None:
-        expire(self, before_ms, now_ms)
-        for producer in self.idle:
-            del self.epochs[producer]
-        self.idle.clear()
-
-    return [(DedupTable, "expire", planted)]
 
 
 @mutant("a group that has expired advances behind what is deleted", f"{CHANGES},expire,pause")
@@ -440,19 +432,19 @@ def owner_goes_on_after_a_loss() -> list[Patch]:
 def drained_while_the_owner_is_fenced() -> list[Patch]:
     drained = PartitionMachine.drained
 
-    def planted(self: Any, group: str) -> bool:
+    def planted(self: Any, group: str, **more: Any) -> bool:
         own = self.groups.get(group)
         if own is None or not own.fenced:
-            return drained(self, group)
+            return drained(self, group, **more)
         own.fenced = False
-        found = drained(self, group)
+        found = drained(self, group, **more)
         own.fenced = True
         return found
 
     return [(PartitionMachine, "drained", planted)]
 
 
-@mutant("a fenced lease is not told as revoked", f"{CHANGES},trim,pause,coordinator,loss")
+@mutant("a fenced lease is not told as revoked", f"{CHANGES},trim,pause,coordinator,loss", 2)
 def fenced_lease_is_not_revoked() -> list[Patch]:
     on_answer = Coordinator.on_answer
 
@@ -472,7 +464,7 @@ def drained_marks_survive_a_seek() -> list[Patch]:
     return [(Coordinator, "_renew_knowledge", planted)]
 
 
-@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator", 66)
+@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator", 75)
 def renewed_while_it_expires() -> list[Patch]:
     return [(Coordinator, "may_renew", lambda self, pid, epoch: True)]
 
@@ -487,6 +479,43 @@ def expires_too_early() -> list[Patch]:
         self.ttl_ms = ttl_ms
 
     return [(Coordinator, "_expire_members", planted)]
+
+
+@mutant("a client that asks for one message of a key has several", f"{CHANGES},window")
+def several_of_a_key_at_once() -> list[Patch]:
+    hand_out_next = GroupMember._hand_out_next
+
+    def planted(self: Any, *arguments: Any) -> Any:
+        self.one_of_key = False
+        return hand_out_next(self, *arguments)
+
+    return [(GroupMember, "_hand_out_next", planted)]
+
+
+@mutant("the next message of a key does not wait for the acknowledgement to be in force", WINDOWED)
+def next_before_the_window_is_acknowledged() -> list[Patch]:
+    on_acknowledged = GroupMember.on_acknowledged
+
+    def planted(self: Any, pid: int, *arguments: Any) -> None:
+        on_acknowledged(self, pid, *arguments)
+        if pid in self.held:
+            for slow in self.held[pid].keys.values():
+                slow.acking.clear()
+
+    return [(GroupMember, "on_acknowledged", planted)]
+
+
+@mutant("what waits behind a returned message overtakes it", f"{WINDOWED},park")
+def returned_messages_are_overtaken() -> list[Patch]:
+    on_returned = GroupMember.on_returned
+
+    def planted(self: Any, pid: int, *arguments: Any, final: bool) -> None:
+        on_returned(self, pid, *arguments, final=final)
+        if pid in self.held:
+            for slow in self.held[pid].keys.values():
+                slow.waiting.sort(key=lambda single: (single.failures, single.offset))
+
+    return [(GroupMember, "on_returned", planted)]
 
 
 @contextmanager

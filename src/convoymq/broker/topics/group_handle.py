@@ -279,7 +279,9 @@ class GroupHandle(Queue):
     type = "topic-group"
     features = QueueFeatures(
         counts_failed_deliveries=True,
-        consumer_arguments=frozenset((OFFSET_ARGUMENT, LIMIT_ARGUMENT, ADVANCE_ARGUMENT)),
+        consumer_arguments=frozenset(
+            (OFFSET_ARGUMENT, LIMIT_ARGUMENT, ADVANCE_ARGUMENT, KEY_ARGUMENT)
+        ),
     )
 
     def __init__(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from convoymq.sim.topics.clients import SimConsumer
+from convoymq.sim.topics.members import SimMember
 from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS, CoordinatorSeat
 from convoymq.sim.topics.partitions import SimPartition
 from convoymq.topics.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
@@ -104,7 +105,13 @@ class Operations:
         """A new member of a group."""
         self._members += 1
         member = f"{group}m{self._members}"
-        self.world.consumers[member] = SimConsumer(self.world, group, member)
+        # What a dead partition stored as well they do not pass over.
+        windowed = self.world.plan.has("window") and not self._seals_from_outside
+        if windowed and self.engine.chance(0.5):
+            self.world.fault("window", member)
+            self.world.consumers[member] = SimMember(self.world, group, member)
+        else:
+            self.world.consumers[member] = SimConsumer(self.world, group, member)
 
     def _alive(self) -> list[SimConsumer]:
         return [consumer for consumer in self.world.consumers.values() if consumer.alive]
@@ -136,7 +143,8 @@ class Operations:
             consumer = self.engine.random.choice(alive)
             lanes = self.engine.draw(1, 5)
             self.world.fault("lanes", f"{consumer.member} {lanes}")
-            consumer.core.set_lanes(lanes)
+            if not isinstance(consumer, SimMember):
+                consumer.core.set_lanes(lanes)
 
     # Changes
 

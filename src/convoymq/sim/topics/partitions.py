@@ -22,6 +22,7 @@ from convoymq.topics.answers import (
 )
 from convoymq.topics.commands import (
     Ack,
+    AckRanges,
     Command,
     DoneParked,
     HandOver,
@@ -108,7 +109,10 @@ class SimPartition:
         acked_before = self._acked_before(command)
         head = self._head(command)
         begins = self._begins(command)
+        fresh = self._fresh(command)
         answer = machine.apply(command)
+        if fresh and answer.code is Code.OK:
+            self._trace_acks(command, fresh)
         if begins:
             self._trace_begin(command)
         if self.world.checks_machines:
@@ -131,6 +135,27 @@ class SimPartition:
             offset = command.offsets[0] if isinstance(command, Ack) else command.offset
             return own is None or offset in own.cursor
         return False
+
+    def _fresh(self, command: Command) -> list[int]:
+        """Returns the messages that ranges acknowledge for the first time."""
+        own = self.machine.groups.get(command.group) if isinstance(command, AckRanges) else None
+        if own is None or not isinstance(command, AckRanges):
+            return []
+        ranges = command.ranges
+        return [
+            offset
+            for first, last in zip(ranges[::2], ranges[1::2], strict=True)
+            for offset in range(first, last + 1)
+            if offset not in own.cursor
+        ]
+
+    def _trace_acks(self, command: Command, offsets: list[int]) -> None:
+        assert isinstance(command, AckRanges)
+        group, gen, epoch = command.group, command.group_epoch, command.epoch
+        now, member = self.world.engine.now, self.machine.groups[group].member
+        self.world.trace.extend(
+            events.Ack(now, group, gen, self.pid, offset, member, epoch) for offset in offsets
+        )
 
     def _begins(self, command: Command) -> bool:
         """Returns whether a group begins here by its position, and not at the first offset."""
