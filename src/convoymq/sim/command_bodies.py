@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ class ChosenOp(TypedDict, total=False):
 class OtherOps(Protocol):
     """Rules for ops that are none on reservations."""
 
-    open: dict[str, object]
-    """What has begun and is not complete: the queue is in use for as long."""
+    @property
+    def open(self) -> Mapping[str, object]:
+        """Operations that have begun and are not complete: the queue is in use for as long."""
 
     def apply(self, model: DeliveryModel, session: Session, op: ReservationOp) -> bool:
         """Follows an op; False: it is not one of these."""
