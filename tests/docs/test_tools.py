@@ -32,7 +32,7 @@ def test_the_table_of_a_tool_has_its_commands(tool: str) -> None:
     assert not unknown, f"`convoy {tool}` has no {unknown}"
 
 
-@pytest.mark.parametrize("tool", [CTL, DIAGNOSTICS, QUEUES, UPGRADE])
+@pytest.mark.parametrize("tool", [CTL, DIAGNOSTICS])
 def test_what_is_missing_is_not_there(tool: str) -> None:
     _, _, section = PAGE.partition(f"## `convoy {tool}`\n")
     missing = section.partition("\n## ")[0].partition("\nMissing")[2]

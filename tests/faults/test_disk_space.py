@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -12,17 +16,22 @@ from convoymq.cli.cluster import LocalCluster
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import connect, declare, drain, fill, in_step, until
 
-QUEUE = "orders"
-WAL_BYTES = 256 << 10
-SETTINGS = {"raft.wal_max_size_bytes": "256KiB"}
+QUEUE = "orders-0"
+"""As `convoy perf` names the first queue of the prefix `orders`."""
+MESSAGES = int(os.environ.get("CONVOY_HELD_MESSAGES", "20000"))
+"""Messages that pass while one is held: 5 MB, or 20 files of the write-ahead log. `make
+test-disk-full` has ten million pass, with files of 64 MiB."""
+FULL_SIZE = MESSAGES > 1_000_000
+WAL_BYTES = 64 << 20 if FULL_SIZE else 256 << 10
+SETTINGS = {"raft.wal_max_size_bytes": f"{WAL_BYTES >> 10}KiB"}
+FULL_LIMIT_S = 3 * 3600
+READY_S = 60.0
 WAL_FILES = 4
 """One that is written to, one that is being emptied, and two that are prepared."""
 SLACK_BYTES = 64 << 10
 """Snapshots, the metadata group, headers and tables."""
 BODY = b"x" * 250
 AT_ONCE = 200
-MESSAGES = 20_000
-"""5 MB: 20 files of the write-ahead log."""
 DURABLE = pika.BasicProperties(delivery_mode=2)
 
 
@@ -71,9 +80,25 @@ def pass_through(publisher: Any, consumer: Any, count: int) -> None:
     consumer.cancel()
 
 
+def pass_by_tool(cluster: LocalCluster, count: int) -> None:
+    """As `pass_through`, by the load tool: millions of messages."""
+    command = [
+        sys.executable, "-m", "convoymq.cli", "perf", "--uri",
+        f"amqp://guest:guest@127.0.0.1:{cluster.nodes[0].amqp_port}", "--queue-prefix", "orders",
+        "--size", str(len(BODY)), "--count", str(count), "--drain", "600", "--keep",
+        "--no-delete-first", "--verify", "--format", "json",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
+    # What its consumer had not acknowledged when it ended came back.
+    with closing(connect(cluster, 1)) as connection:
+        connection.channel().queue_purge(QUEUE)
+
+
 def test_one_held_message_keeps_nothing_but_itself(start_cluster: StartCluster) -> None:
-    """Ten million messages are 5,000 files of the write-ahead log of the default size; here as
-    many pass as fill 20 small ones. What is kept does not depend on how many passed."""
+    """What is kept does not depend on how many messages pass; `MESSAGES` says how many do."""
+    if FULL_SIZE:
+        signal.alarm(FULL_LIMIT_S)
     cluster = start_cluster(3, SETTINGS)
     declare(cluster, 1, QUEUE)
     with ExitStack() as stack:
@@ -87,13 +112,20 @@ def check_while_held(cluster: LocalCluster, holding: Any, publisher: Any, consum
     publisher.tx_select()
     consumer.basic_qos(prefetch_count=2 * AT_ONCE)
     live = hold(cluster, holding)
+
+    def pass_some(count: int) -> None:
+        if FULL_SIZE:
+            pass_by_tool(cluster, count)
+        else:
+            pass_through(publisher, consumer, count)
+
     # It is held in the middle as well as in front.
-    pass_through(publisher, consumer, MESSAGES // 2)
+    pass_some(MESSAGES // 2)
     live += hold(cluster, holding)
     bound = 2 * live + WAL_FILES * WAL_BYTES + SLACK_BYTES
     # Looked at several times: what is kept does not depend on how many passed.
     for _ in range(5):
-        pass_through(publisher, consumer, MESSAGES // 10)
+        pass_some(MESSAGES // 10)
         for node in (1, 2, 3):
             until(
                 lambda node=node: log_bytes(cluster, node) <= bound,  # type: ignore[misc]
@@ -108,7 +140,7 @@ def check_after_restart(cluster: LocalCluster) -> None:
         cluster.kill(node)
     for node in (1, 2, 3):
         cluster.start_node(node)
-    cluster.wait_ready()
+    cluster.wait_ready(READY_S)
     connection = connect(cluster, 2)
     channel = connection.channel()
     found: list[bytes] = []

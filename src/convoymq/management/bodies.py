@@ -11,6 +11,7 @@ import asyncio
 import codecs
 import json
 import math
+import re
 from json.decoder import scanstring  # type: ignore[attr-defined]
 
 from starlette.requests import ClientDisconnect, Request
@@ -34,7 +35,13 @@ NUMBER_CHARS_MAX = 5000
 IDLE_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 
+FORM_TYPE = "multipart/form-data"
+
 _WHITE = " \t\n\r"
+_BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
+_FILE_PART = re.compile(
+    r'content-disposition:[^\r\n]*[ ;]name="?file"?(?:[;\r\n]|$)', re.IGNORECASE
+)
 
 
 class ApiError(BrokerError):
@@ -64,22 +71,26 @@ class Bodies:
         self._timeout_s = timeout_s
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
-    async def read(self, request: Request, most: int) -> object:
-        """Returns the body's JSON value; None when it is empty.
+    async def read(self, request: Request, most: int, *, form: bool = False) -> object:
+        """Returns the body's JSON value; None when it is empty. `form`: it may be a form with the
+        JSON as its file.
 
         Raises:
             ApiError: it is too large, comes too slowly, or is not JSON that can be used.
         """
         reader = _Reader(request, most, self._idle_timeout_s)
+        kind = request.headers.get("content-type", "") if form else ""
         try:
             async with asyncio.timeout(self._timeout_s):
                 if await reader.take(AT_ONCE_BYTES_MAX):
-                    return None if reader.empty else parse(reader.text())
+                    return None if reader.empty else parse(file_in(kind, reader.text()))
                 async with self._large:
                     await reader.take(most)
                     # The time is for the client to send; parsing is bounded by the size.
                     return await asyncio.shield(
-                        asyncio.get_running_loop().run_in_executor(None, parse, reader.text())
+                        asyncio.get_running_loop().run_in_executor(
+                            None, lambda: parse(file_in(kind, reader.text()))
+                        )
                     )
         except TimeoutError:
             raise ApiError(408, "request_timeout", "the body did not come in time") from None
@@ -134,6 +145,22 @@ class _Reader:
     @staticmethod
     def _too_large(most: int) -> ApiError:
         return bad_request(f"a body of this request has at most {most} bytes")
+
+
+def file_in(content_type: str, text: str) -> str:
+    """Returns the part `file` of a form (multipart/form-data, RFC 7578), or the text itself when it
+    is no form. Raises ApiError when the form has no such part."""
+    kind, _, parameters = content_type.partition(";")
+    if kind.strip().lower() != FORM_TYPE:
+        return text
+    found = _BOUNDARY.search(parameters)
+    if found is None:
+        raise bad_request("the form names no boundary")
+    for part in text.split("--" + (found[1] or found[2]))[1:]:
+        head, empty_line, content = part.partition("\r\n\r\n")
+        if empty_line and _FILE_PART.search(head):
+            return content.removesuffix("\r\n")
+    raise bad_request("the form has no part 'file'")
 
 
 def parse(text: str) -> object:

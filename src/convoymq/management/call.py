@@ -96,10 +96,11 @@ class Call:
         """Returns whether a query parameter is true."""
         return self.request.query_params.get(name, "") == "true"
 
-    async def json(self, most: int = BODY_BYTES_MAX) -> JsonObject:
+    async def json(self, most: int = BODY_BYTES_MAX, *, form: bool = False) -> JsonObject:
         """Returns the body as an object; empty means none of its keys. To be called after the
-        permission checks: only who may do it makes the node read and parse. Raises ApiError."""
-        body = await self.bodies.read(self.request, most)
+        permission checks: only who may do it makes the node read and parse. `form`: see
+        `Bodies.read`. Raises ApiError."""
+        body = await self.bodies.read(self.request, most, form=form)
         if body is None:
             return {}
         if not isinstance(body, dict):

@@ -62,7 +62,7 @@ class OtherOps(Protocol):
 
     @property
     def open(self) -> Mapping[str, object]:
-        """What has begun and is not complete: the queue is in use for as long."""
+        """Operations that have begun and are not complete: the queue is in use for as long."""
 
     def apply(self, model: DeliveryModel, session: Session, op: ReservationOp) -> bool:
         """Follows an op; False: it is not one of these."""

@@ -19,7 +19,6 @@ from typing import NoReturn, cast
 from convoymq.kernels import batch
 from convoymq.kernels.entries import Entry
 from convoymq.queues.classic.records import headers_of, traits_of
-from convoymq.queues.reservations import MALFORMED
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 from convoymq.sim.command_bodies import CheckoutSpec, OtherOps, ReservationOp
 from convoymq.sim.delivery_parts import (
@@ -33,6 +32,7 @@ from convoymq.sim.delivery_parts import (
     name_of,
     name_of_consumer,
 )
+from convoymq.sim.queue_rules import answer_queue_op, is_unused, keep_length
 from convoymq.sim.ready_lines import LEVEL_DEFAULT, ReadyLines, group_of
 from convoymq.sim.records import RememberedIds, body_bytes_of, identity_of
 
@@ -58,8 +58,6 @@ LIMITS = (
     "delayed_retry_min_ms",
     "delayed_retry_max_ms",
 )
-QUEUE_OPS = ("cancel_scheduled", "delete_check")
-"""Ops that are about the queue itself; before version 2 there are none."""
 TURN_MESSAGES_MAX = 256
 BUSY_TURN_MAX = 64
 SWEEP_MS = 100
@@ -103,10 +101,10 @@ class DeliveryModel(ReadyLines):
         self.swept_ms = 0
         """Time at which messages left last because they had expired behind others."""
         self.used_ms = 0
-        """When somebody used the queue last: a consumer or a reservation that went, a get, an
+        """Time of the last use of the queue: a consumer or a reservation that went, a get, an
         operation that ended; or since when it may be unused."""
         self.unused = 0
-        """How often the last entry said that the queue was unused for too long."""
+        """Number of times that the last entry said that the queue was unused for too long."""
         self.sessions: dict[int, Session] = {}
         """In the order in which they began."""
         self.over: set[int] = set()
@@ -253,10 +251,9 @@ class DeliveryModel(ReadyLines):
         elif kind == batch.CMD_RESERVATION:
             op = cast(ReservationOp, decode_map(batch.command_body(data, offset), count))
             users = self.reservation_count()
-            if not self._queue_op(session, op):
+            if not answer_queue_op(self, session, op):
                 self._reservation(session, op)
-            if self.reservation_count() < users:
-                self.used_ms = self.time_ms
+            self._see_reservations_go(users)
         elif kind != SESSION_OPEN:
             self.fail(f"the model has no rule for command {kind}")
 
@@ -264,11 +261,9 @@ class DeliveryModel(ReadyLines):
         if kind == batch.CMD_TICK:
             users = self.reservation_count()
             self._expire_reservations()
-            if self.reservation_count() < users:
-                self.used_ms = self.time_ms
+            self._see_reservations_go(users)
             self._tick()
-            if self._is_unused():
-                self.unused += 1
+            self.unused += is_unused(self)
         elif kind == batch.CMD_SESSION_DOWN:
             session = self.sessions.get(int.from_bytes(body[:8], "little"))
             if session is not None:
@@ -294,38 +289,6 @@ class DeliveryModel(ReadyLines):
             self._moved(body)
         elif kind not in self.without_effect:
             self.fail(f"the model has no rule for command {kind} of a leader")
-
-    def _queue_op(self, session: Session, op: ReservationOp) -> bool:
-        """Follows a question to the queue itself; False: it is none."""
-        if op["op"] not in QUEUE_OPS:
-            return False
-        if not self._serves_attributes():
-            self._answer(session, APPLIED_REJECTED, MALFORMED)
-            return True
-        if op["op"] == "cancel_scheduled":
-            cancelled = 0
-            for due_ms, index, offset, record in op["messages"]:
-                waits = (due_ms, (index, offset, record))
-                if waits in self.scheduled:
-                    self.scheduled.remove(waits)
-                    self._move(self.messages[waits[1]], Place.PURGED)
-                    cancelled += 1
-            self._answer(session, APPLIED_OK, {"cancelled": cancelled})
-            return True
-        if op["if_unused"] and self.consumer_count() + self.reservation_count():
-            self._answer(session, APPLIED_REJECTED, "in_use")
-        elif op["if_empty"] and self._length():
-            self._answer(session, APPLIED_REJECTED, "not_empty")
-        else:
-            self._answer(session, APPLIED_OK, {"messages": len(self.ready())})
-        return True
-
-    def _is_unused(self) -> bool:
-        """Returns whether nobody has used the queue for as long as it may be unused."""
-        in_use = self.consumer_count() + self.reservation_count()
-        if in_use or (self.chosen is not None and self.chosen.open):
-            return False
-        return 0 <= self.limits["expires_ms"] <= self.time_ms - self.used_ms
 
     def _configure(self, changed: Mapping[str, int]) -> None:
         for name, value in changed.items():
@@ -475,41 +438,6 @@ class DeliveryModel(ReadyLines):
         for message in sorted(late, key=lambda m: m.key):
             self._leave(message, Place.EXPIRED)
         self._expire()
-
-    def _keep_length(self) -> None:
-        """Drops what would be next, or has publishers refused."""
-        if self.limits["reject_publish"] > 0:
-            kept = self.kept.values()
-            filled = (
-                (self._length() + len(kept), self.limits["max_length"]),
-                (self._bytes() + sum(m.size for m in kept), self.limits["max_length_bytes"]),
-            )
-            if any(0 <= limit < count for count, limit in filled):
-                self.refusing = True
-            elif all(limit < 0 or count <= limit * 4 // 5 for count, limit in filled):
-                self.refusing = False
-            return
-        self.refusing = False
-        while (
-            0 <= self.limits["max_length"] < self._length()
-            or 0 <= self.limits["max_length_bytes"] < self._bytes()
-        ):
-            if self.ready():
-                message = self._pop()
-            else:
-                message = self.messages[self.scheduled.pop(0)[1]]
-            self._leave(message, Place.OVER_LENGTH)
-            self._expire()
-
-    def _length(self) -> int:
-        """Returns how many messages are ready or blocked, or wait."""
-        return len(self.ready()) + len(self.scheduled)
-
-    def _bytes(self) -> int:
-        """Returns the bytes of what is ready or blocked: what waits for a time does not count."""
-        if self.limits["max_length_bytes"] < 0:
-            return 0
-        return sum(message.size for message in self.ready())
 
     def _take(self) -> Message:
         """The next message: what came back goes before what is fresh, then by priority."""
@@ -712,6 +640,10 @@ class DeliveryModel(ReadyLines):
     def _expire_reservations(self) -> None:
         """At TICK, before nodes are looked at."""
 
+    def _see_reservations_go(self, before: int) -> None:
+        if self.reservation_count() < before:
+            self.used_ms = self.time_ms
+
     def reservation_count(self) -> int:
         """Reservations and leases of the queue."""
         return 0
@@ -737,7 +669,7 @@ class DeliveryModel(ReadyLines):
             if not queue:
                 break
             self._turn(queue)
-        self._keep_length()
+        keep_length(self)
 
     def _may_be_served(self, consumer: Consumer) -> bool:
         return (

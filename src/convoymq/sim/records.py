@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 IDENTITY_BYTES = 12
-"""What a body begins with: publisher and number."""
+"""Begin of a body: publisher and number."""
 _SHORT_BEFORE_HEADERS = (1 << 15, 1 << 14)
 _HEADERS = 1 << 13
 _BYTES = (1 << 12, 1 << 11)

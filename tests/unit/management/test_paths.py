@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 
@@ -60,6 +62,27 @@ async def test_deleting_may_have_conditions(cluster: FakeCluster, api: httpx.Asy
     await ok(api.delete("/queues/%2F/q/contents"), 204)
     await ok(api.delete("/queues/%2F/q?if-empty=true&if-unused=true"), 204)
     await ok(api.delete("/exchanges/%2F/x?if-unused=true"), 204)
+
+
+async def test_definitions_may_come_as_the_file_of_a_form(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    document = json.dumps({"vhosts": [{"name": "from-a-form"}]}).encode()
+    form = {"file": ("d.json", document, "application/json")}
+    await ok(api.post("/definitions", files={"other": b"x"} | form), 204)
+    assert "from-a-form" in cluster.nodes[1].machine.vhosts
+    large = json.dumps(
+        {"vhosts": [{"name": f"v{n}", "description": "d" * 1000} for n in range(40)]}
+    )
+    await ok(api.post("/definitions", files={"file": large.encode()}), 204)
+    assert "v39" in cluster.nodes[1].machine.vhosts
+    refused = await ok(api.post("/definitions", files={"other": document}), 400)
+    assert refused["reason"] == "the form has no part 'file'"
+    kind = {"content-type": "multipart/form-data"}
+    refused = await ok(api.post("/definitions", content=document, headers=kind), 400)
+    assert refused["reason"] == "the form names no boundary"
+    # Only definitions do.
+    await ok(api.put("/vhosts/x", files=form), 400)
 
 
 async def test_lists_that_tools_expect_are_there(

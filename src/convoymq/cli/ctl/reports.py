@@ -1,5 +1,5 @@
-"""What support and runbooks ask for: memory by what takes it, queues that do not answer, a report
-of everything, and checks that runbooks still name."""
+"""Commands for support and for runbooks: memory by what takes it, queues that do not answer, a
+report of everything, and checks that runbooks still name."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ async def post_definitions_of(call: Call) -> JsonObject | Status:
 
 
 async def _take(call: Call, vhost: str | None) -> JsonObject | Status:
-    document = await call.json(LARGE_BODY_BYTES_MAX)
+    document = await call.json(LARGE_BODY_BYTES_MAX, form=True)
     if call.flag("dry_run"):
         found = await definitions.examine(call.broker, document, vhost)
         return found.to_builtins()

@@ -1,0 +1,91 @@
+"""Rules of a queue as a whole, in the model of deliveries: how long it may be, when it is
+unused, and what it answers to questions about itself.
+
+Part of `sim.delivery_model`, which calls these functions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from convoymq.queues.reservations import MALFORMED
+from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
+from convoymq.sim.delivery_parts import Place
+
+if TYPE_CHECKING:
+    from convoymq.sim.command_bodies import ReservationOp
+    from convoymq.sim.delivery_model import DeliveryModel
+    from convoymq.sim.delivery_parts import Session
+
+QUEUE_OPS = ("cancel_scheduled", "delete_check")
+"""Ops that are about the queue itself; before version 2 there are none."""
+
+
+def answer_queue_op(model: DeliveryModel, session: Session, op: ReservationOp) -> bool:
+    """Follows a question to the queue itself; False: it is none."""
+    if op["op"] not in QUEUE_OPS:
+        return False
+    if not model._serves_attributes():
+        model._answer(session, APPLIED_REJECTED, MALFORMED)
+        return True
+    if op["op"] == "cancel_scheduled":
+        cancelled = 0
+        for due_ms, index, offset, record in op["messages"]:
+            waits = (due_ms, (index, offset, record))
+            if waits in model.scheduled:
+                model.scheduled.remove(waits)
+                model._move(model.messages[waits[1]], Place.PURGED)
+                cancelled += 1
+        model._answer(session, APPLIED_OK, {"cancelled": cancelled})
+        return True
+    if op["if_unused"] and model.consumer_count() + model.reservation_count():
+        model._answer(session, APPLIED_REJECTED, "in_use")
+    elif op["if_empty"] and length(model):
+        model._answer(session, APPLIED_REJECTED, "not_empty")
+    else:
+        model._answer(session, APPLIED_OK, {"messages": len(model.ready())})
+    return True
+
+
+def is_unused(model: DeliveryModel) -> bool:
+    """Returns whether nobody has used the queue for as long as it may be unused."""
+    in_use = model.consumer_count() + model.reservation_count()
+    if in_use or (model.chosen is not None and model.chosen.open):
+        return False
+    return 0 <= model.limits["expires_ms"] <= model.time_ms - model.used_ms
+
+
+def keep_length(model: DeliveryModel) -> None:
+    """Drops what would be next, or has publishers refused."""
+    if model.limits["reject_publish"] > 0:
+        kept = model.kept.values()
+        filled = (
+            (length(model) + len(kept), model.limits["max_length"]),
+            (length_bytes(model) + sum(m.size for m in kept), model.limits["max_length_bytes"]),
+        )
+        if any(0 <= limit < count for count, limit in filled):
+            model.refusing = True
+        elif all(limit < 0 or count <= limit * 4 // 5 for count, limit in filled):
+            model.refusing = False
+        return
+    model.refusing = False
+    most, most_bytes = model.limits["max_length"], model.limits["max_length_bytes"]
+    while 0 <= most < length(model) or 0 <= most_bytes < length_bytes(model):
+        if model.ready():
+            message = model._pop()
+        else:
+            message = model.messages[model.scheduled.pop(0)[1]]
+        model._leave(message, Place.OVER_LENGTH)
+        model._expire()
+
+
+def length(model: DeliveryModel) -> int:
+    """Returns how many messages are ready or blocked, or wait."""
+    return len(model.ready()) + len(model.scheduled)
+
+
+def length_bytes(model: DeliveryModel) -> int:
+    """Returns the bytes of what is ready or blocked: what waits for a time does not count."""
+    if model.limits["max_length_bytes"] < 0:
+        return 0
+    return sum(message.size for message in model.ready())
