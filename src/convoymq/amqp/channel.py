@@ -427,8 +427,7 @@ class Channel:
             return
         transaction = self.transaction
         if transaction is None:
-            self.codec.resolve(tags, ok)
-            self.broker.counters.confirmed += sum(tags[1::2]) - sum(tags[::2]) + len(tags) // 2
+            self.broker.counters.confirmed += self.codec.resolve(tags, ok)
             self.count()
             return
         transaction.on_published(tags, ok)

@@ -268,6 +268,19 @@ def _remember(
     return 0
 
 
+@cython.cfunc
+@cython.exceptval(-1)
+def _add_tags(tags: list, first: uint64_t, last: uint64_t) -> cython.int:
+    """Appends a range. Of one tag, which is what publishes to a topic have, it is one object."""
+    begin: object = first
+    tags.append(begin)
+    if last == first:
+        tags.append(begin)
+    else:
+        tags.append(last)
+    return 0
+
+
 @cython.cclass
 class CommandBuilder:
     def __cinit__(self):
@@ -423,8 +436,7 @@ class CommandBuilder:
             elif tag != self.tag_last + 1:
                 if self.open_tags is None:
                     self.open_tags = []
-                self.open_tags.append(self.tag_first)
-                self.open_tags.append(self.tag_last)
+                _add_tags(self.open_tags, self.tag_first, self.tag_last)
                 self.tag_first = tag
             self.tag_last = tag
         at: cython.Py_ssize_t = self.end
@@ -457,12 +469,11 @@ class CommandBuilder:
         put32(p + COMMAND_ARG, cython.cast(uint32_t, position))
         put64(p + ENQUEUE_BYTES, self.open_bytes)
         self.end = start + length
-        tags: object = self.open_tags
+        tags: list = self.open_tags
         if self.tag_first:
             if tags is None:
                 tags = []
-            tags.append(self.tag_first)
-            tags.append(self.tag_last)
+            _add_tags(tags, self.tag_first, self.tag_last)
         # Any session that appends is the last one in `target`: its seq is this command's.
         _remember(target, self, TYPE_ENQUEUE, start, length, count, tags, None)
         self.open_target = None
@@ -658,32 +669,59 @@ def open_records(
     return 0
 
 
+@cython.cclass
+class CommandWalk:
+    def __init__(self, data: bytes):
+        size: cython.Py_ssize_t = len(data)
+        p: cython.p_uchar = bytes_pointer(data)
+        if size < ENTRY_HEADER_SIZE:
+            raise ValueError("entry is shorter than its header")
+        at: cython.Py_ssize_t = ENTRY_HEADER_SIZE
+        while at < size:
+            if size - at < COMMAND_HEADER_SIZE:
+                raise ValueError(f"malformed command at {at}")
+            length: cython.Py_ssize_t = get32(p + at)
+            if length < COMMAND_HEADER_SIZE or length & 7 or length > size - at:
+                raise ValueError(f"malformed command at {at}")
+            at += length
+        self.data = data
+        self.offset = ENTRY_HEADER_SIZE
+        self.length = 0
+
+    @cython.ccall
+    @cython.exceptval(check=False)
+    def next(self) -> cython.bint:
+        at: cython.Py_ssize_t = self.offset + self.length
+        if at >= len(self.data):
+            return False
+        p: cython.p_uchar = bytes_pointer(self.data) + at
+        self.offset = at
+        self.length = get32(p)
+        self.type = p[COMMAND_TYPE]
+        self.flags = p[COMMAND_FLAGS]
+        self.session = get64(p + COMMAND_SESSION)
+        self.seq = get64(p + COMMAND_SEQ)
+        self.count = get32(p + COMMAND_COUNT)
+        self.arg = get32(p + COMMAND_ARG)
+        return True
+
+
 def commands(data: bytes):
-    size: cython.Py_ssize_t = len(data)
-    p: cython.p_uchar = bytes_pointer(data)
-    if size < ENTRY_HEADER_SIZE:
-        raise ValueError("entry is shorter than its header")
     found: list = []
-    at: cython.Py_ssize_t = ENTRY_HEADER_SIZE
-    while at < size:
-        if size - at < COMMAND_HEADER_SIZE:
-            raise ValueError(f"malformed command at {at}")
-        length: cython.Py_ssize_t = get32(p + at)
-        if length < COMMAND_HEADER_SIZE or length & 7 or length > size - at:
-            raise ValueError(f"malformed command at {at}")
+    walk: CommandWalk = CommandWalk(data)
+    while walk.next():
         found.append(
             (
-                cython.cast(cython.int, p[at + COMMAND_TYPE]),
-                cython.cast(cython.int, p[at + COMMAND_FLAGS]),
-                get64(p + at + COMMAND_SESSION),
-                get64(p + at + COMMAND_SEQ),
-                get32(p + at + COMMAND_COUNT),
-                get32(p + at + COMMAND_ARG),
-                at,
-                length,
+                walk.type,
+                walk.flags,
+                walk.session,
+                walk.seq,
+                walk.count,
+                walk.arg,
+                walk.offset,
+                walk.length,
             )
         )
-        at += length
     return found
 
 

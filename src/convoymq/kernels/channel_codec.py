@@ -182,8 +182,15 @@ class ChannelCodec:
 
     def resolve(self, tags, ok: cython.bint):
         i: cython.Py_ssize_t
+        first: uint64_t
+        last: uint64_t
+        count: uint64_t = 0
         for i in range(0, len(tags) - 1, 2):
-            resolve_confirms(self, tags[i], tags[i + 1], ok)
+            first = tags[i]
+            last = tags[i + 1]
+            resolve_confirms(self, first, last, ok)
+            count += last - first + 1
+        return count
 
     # acknowledging
 

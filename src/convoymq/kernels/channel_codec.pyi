@@ -126,8 +126,9 @@ class ChannelCodec:
     def expect_confirms(self, tag: int, count: int) -> None:
         """The publish waits for that many targets; 0 = it is acknowledged at the end of the round.
         Raises ValueError for a tag that is not outstanding."""
-    def resolve(self, tags: Sequence[int], ok: bool) -> None:
-        """One target has answered for these ranges of tags (first, last, …)."""
+    def resolve(self, tags: Sequence[int], ok: bool) -> int:
+        """One target has answered for these ranges of tags (first, last, …); returns how many tags
+        they have."""
     def acknowledge(self, kind: int, tag: int, multiple: bool) -> bool:
         """Settles, returns or discards deliveries. False = the tag is not outstanding."""
     def take(

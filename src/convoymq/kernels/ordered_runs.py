@@ -431,3 +431,13 @@ def count_tags(tags):
     for i in range(0, len(tags) - 1, 2):
         count += cython.cast(uint64_t, tags[i + 1]) - cython.cast(uint64_t, tags[i]) + 1
     return count
+
+
+def tagged(tags):
+    """Returns the ranges (first, last, …) whose tags are those of a channel: all, nearly always."""
+    i: cython.Py_ssize_t
+    for i in range(0, len(tags) - 1, 2):
+        if cython.cast(uint64_t, tags[i]) >= _UNTAGGED:
+            pairs = zip(tags[::2], tags[1::2], strict=True)
+            return [tag for pair in pairs if pair[0] < UNTAGGED for tag in pair]
+    return tags

@@ -92,3 +92,7 @@ def find_misplaced(
 
 def count_tags(tags: Sequence[int]) -> int:
     """Returns how many tags the ranges (first, last, first, last, …) have."""
+
+def tagged(tags: Sequence[int]) -> Sequence[int]:
+    """Returns the ranges (first, last, …) of tags that a channel gave: without those of records
+    that nobody waits for."""

@@ -36,10 +36,10 @@ from convoymq.kernels.ordered_runs import (
     SLOT_NEW,
     SLOT_SEND,
     SLOT_WAIT,
-    UNTAGGED,
     OrderedTarget,
     Slot,
     count_tags,
+    tagged,
 )
 from convoymq.model.clock import Clock, Timer
 from convoymq.queues.interface import QueueClient
@@ -323,9 +323,7 @@ class OrderedPublishes(NullEvents):
     def _confirm(self, tags: Sequence[int], ok: bool) -> None:
         if self.closed:
             return
-        if max(tags) >= UNTAGGED:
-            pairs = zip(tags[::2], tags[1::2], strict=True)
-            tags = [tag for pair in pairs if pair[0] < UNTAGGED for tag in pair]
+        tags = tagged(tags)
         if tags:
             self._outlet.confirm(tags, ok)
 

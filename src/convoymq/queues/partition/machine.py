@@ -73,6 +73,7 @@ from convoymq.topics.refusals import Code
 
 FIRST_OFFSET = 1
 """Offset within the partition of the stream's first message."""
+OPEN = PartitionState.OPEN
 CREATION = "creation"
 """Change that opens the partitions with which a topic begins."""
 Refusal = list[object]
@@ -118,6 +119,8 @@ class PartitionGroupMachine(StreamMachine):
         self.refused: dict[int, tuple[int, Code]] = {}
         #: Session -> body of the PRODUCE that came last, until its ENQUEUE.
         self.announced: dict[int, bytes] = {}
+        #: Within an entry: the stream has messages that `state` was not told of.
+        self._is_behind = False
 
     # ---------------------------------------------------------------- messages
 
@@ -128,15 +131,16 @@ class PartitionGroupMachine(StreamMachine):
             self._produce(session, index, count, data, offset)
             return
         state = self.state
-        if state.state is not PartitionState.OPEN or (
-            session is not None and session.id in self.refused
+        if state.state is not OPEN or (
+            self.refused and session is not None and session.id in self.refused
         ):
             self._refuse(session)
             return
         before = self.next
         # Not by super(): in the compiled build it finds no methods of C.
         StreamMachine._enqueue(self, session, index, count, data, offset)
-        self._follow()
+        # Once for all commands of an entry, unless another one looks at it.
+        self._is_behind = True
         if self.load is not None:
             new = self.next - before
             self.load.count(data, offset, count - new, new)
@@ -149,6 +153,8 @@ class PartitionGroupMachine(StreamMachine):
     def _produce(self, session: Session, index: int, count: int, data: bytes, offset: int) -> None:
         """An ENQUEUE behind PRODUCE: what is stored of it, by run."""
         session.producer = None
+        if self._is_behind:
+            self._follow()
         producer, epoch, runs = decode_runs(self.announced.pop(session.id))
         if sum([run.messages for run in runs]) != count:
             self._broken = True
@@ -217,9 +223,15 @@ class PartitionGroupMachine(StreamMachine):
 
     def _follow(self) -> None:
         """The partition's offsets follow the stream's."""
+        self._is_behind = False
         # Of a command in runs the state may have counted what comes next.
         end = max(self.next + FIRST_OFFSET, self.state.end_offset)
         self.state.append_until(end, self.time_ms)
+
+    def _end_entry(self) -> None:
+        if self._is_behind:
+            self._follow()
+        StreamMachine._end_entry(self)
 
     def refusal_of(self, session_id: int) -> Refusal | None:
         """Returns what a session is told with every answer; None: nothing of it was refused."""
@@ -270,6 +282,8 @@ class PartitionGroupMachine(StreamMachine):
         if kind != CMD_PARTITION:
             super()._session_command(session, kind, count, arg, data, offset)
             return
+        if self._is_behind:
+            self._follow()
         outcome = self._carry_out(decode_command(batch.command_body(data, offset)[:arg]))
         self._reply(session, APPLIED_OK, encode_outcome(outcome))
 
@@ -311,7 +325,7 @@ class PartitionGroupMachine(StreamMachine):
         super()._retain()
         start = self.first + FIRST_OFFSET
         if self.truncated and start > self.state.log_start:
-            if self.state.state is PartitionState.OPEN:
+            if self.state.state is OPEN:
                 self._follow()
             self.state.trim(Trim(start, weak=False))
 
@@ -330,7 +344,7 @@ class PartitionGroupMachine(StreamMachine):
         if state.state is PartitionState.CREATING:
             assert self.next == 0
         else:
-            closed = state.state is not PartitionState.OPEN
+            closed = state.state is not OPEN
             assert state.end_offset == self.next + FIRST_OFFSET + closed
         assert not self.truncated or self.first + FIRST_OFFSET <= state.log_start
         assert self.refused.keys() <= self.sessions.keys()

@@ -2,6 +2,7 @@
 import cython
 from libc.stdint cimport int64_t, uint64_t
 
+from convoymq.kernels.batch cimport CommandWalk
 from convoymq.queues.group_machine cimport GroupMachine
 from convoymq.queues.quorum.backlog cimport Backlog
 from convoymq.queues.quorum.consumers cimport Consumer, Consumers, QueueSession
@@ -16,7 +17,8 @@ cdef class QuorumMachine(GroupMachine):
     cdef public bint _deduplicates
     cdef public int64_t announced_due_ms, _expires_ms
     @cython.locals(
-        kind=int, flags=int, seq=uint64_t, count=uint64_t, offset=Py_ssize_t, session=QueueSession,
+        kind=int, flags=int, count=uint64_t, offset=Py_ssize_t, session=QueueSession,
+        walk=CommandWalk,
         backlog=Backlog, consumers=Consumers, deliveries=Deliveries,
     )
     cpdef apply(self, uint64_t index, uint64_t time_ms, bytes data)

@@ -166,10 +166,15 @@ class QuorumMachine(GroupMachine):
             deliveries.expire()
         if backlog.expiry is not None:
             deliveries.sweep()
-        for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
+        walk = batch.CommandWalk(data)
+        while walk.next():
+            kind, flags, count, arg, offset = (
+                walk.type, walk.flags, walk.count, walk.arg, walk.offset,
+            )  # fmt: skip
+            session_id = walk.session
             session: QueueSession | None = None
             if session_id:
-                session = self._accept(session_id, seq, kind, count, arg)
+                session = self._accept(session_id, walk.seq, kind, count, arg)
                 if session is None:
                     continue
             if kind == ENQUEUE:

@@ -2,6 +2,7 @@
 import cython
 from libc.stdint cimport int64_t, uint64_t
 
+from convoymq.kernels.batch cimport CommandWalk
 from convoymq.queues.group_machine cimport GroupMachine
 from convoymq.queues.sessions cimport Session
 
@@ -12,7 +13,8 @@ cdef class StreamMachine(GroupMachine):
     cdef public int64_t next, last_chunk, bytes, open_bytes
     cdef public uint64_t _newest_ms, published, truncated
     @cython.locals(
-        kind=int, flags=int, seq=uint64_t, count=uint64_t, offset=Py_ssize_t, session=Session,
+        kind=int, flags=int, count=uint64_t, offset=Py_ssize_t, session=Session,
+        walk=CommandWalk,
     )
     cpdef apply(self, uint64_t index, uint64_t time_ms, bytes data)
     @cython.locals(size=uint64_t, repeated=uint64_t)

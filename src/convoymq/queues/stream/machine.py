@@ -135,10 +135,15 @@ class StreamMachine(GroupMachine):
             self.time_ms = time_ms
         if self.trace is not None:
             self.trace.begin_entry(data)
-        for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
+        walk = batch.CommandWalk(data)
+        while walk.next():
+            kind, flags, count, arg, offset = (
+                walk.type, walk.flags, walk.count, walk.arg, walk.offset,
+            )  # fmt: skip
+            session_id = walk.session
             session: Session | None = None
             if session_id:
-                session = self._accept(session_id, seq, kind, count, arg)
+                session = self._accept(session_id, walk.seq, kind, count, arg)
                 if session is None:
                     if kind == ENQUEUE:
                         self._broken = True
