@@ -62,7 +62,7 @@ spark-jars: setup ## Put the newest Spark with jars of Delta Lake beside the env
 
 test-spark-delta: spark-jars ## `apply` with its MERGE on executors: all its tests, and a cluster with kills
 	PYTHONPATH=$(abspath $(VENV))/spark-delta $(BIN)/python -m pytest -q tests/spark/test_apply.py \
-		tests/spark/test_merging.py tests/spark/test_merge_cluster.py
+		tests/spark/test_merging.py tests/spark/test_topics.py tests/spark/test_merge_cluster.py
 
 bench-spark: setup ## Compare the Spark data sources with Spark's own Parquet
 	-@$(BIN)/python tools/install_delta.py $(VENV)/spark-delta

@@ -612,6 +612,7 @@ def main() -> int:
     parser.add_argument("--rate", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--backlog", type=int, help="rows of the backlog that Spark drains")
+    parser.add_argument("--changes", type=int, help="changes that are applied to a table")
     parser.add_argument(
         "--cases", nargs="+", choices=CASES, default=CASES, help="only these; no page then"
     )
@@ -625,7 +626,7 @@ def main() -> int:
         rows_200=chosen.rows_200,
         rows_1k=chosen.rows_1k,
         backlog=options.backlog or chosen.backlog,
-        changes=chosen.changes,
+        changes=options.changes or chosen.changes,
         seconds=chosen.seconds,
         rounds=options.rounds or chosen.rounds,
     )
@@ -636,9 +637,10 @@ def main() -> int:
         with background() as behind, convoy_cluster(base_port=options.base_port) as cluster:
             cluster.start()
             bench = Bench(cluster, scale, scratch, behind)
-            bench.prepare(console.log)
-            console.log("filling the backlog")
-            fill(bench.servers, "backlog", scale.backlog, 100)
+            if set(options.cases) != {"apply"}:
+                bench.prepare(console.log)
+                console.log("filling the backlog")
+                fill(bench.servers, "backlog", scale.backlog, 100)
             fill_changes(bench.servers, "changes", scale.changes)
             for number in range(scale.rounds):
                 console.log(f"round {number + 1} of {scale.rounds}")

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from convoymq.cli.pipeline import pipeline_app
 from convoymq.spark.pipelines import apply as applying
 from convoymq.spark.pipelines.archive import archive, archived
 from convoymq.spark.pipelines.manifest import Archive
@@ -147,6 +150,28 @@ def test_a_table_equals_its_source_after_a_kill_between_merge_and_commit(
     )
     assert report.tables["table"].skipped == 1
     assert table(spark, path) == rows
+
+
+def test_the_command_says_where_rows_go_and_how_many_tables_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = MagicMock()
+    applied = MagicMock(return_value=applying.ApplyReport())
+    monkeypatch.setattr("convoymq.spark.session", session)
+    monkeypatch.setattr(applying, "apply", applied)
+    words = ["apply", "--stream", "s", "--table", "t", "--schema", SCHEMA, "--key", "id"]
+    words += ["--checkpoint", "state", "--format", "json"]
+    done = CliRunner().invoke(pipeline_app, words)
+    assert json.loads(done.stdout)["merge"] == "driver", done.output
+    assert session.call_args.kwargs["conf"] == {}
+    assert (applied.call_args.kwargs["merge"], applied.call_args.kwargs["parallel"]) == ("auto", 4)
+    more = ["--merge", "executors", "--parallel", "2", "--conf", "a.b=c=d", "--conf", "e=f"]
+    assert CliRunner().invoke(pipeline_app, [*words, *more]).exit_code == 0
+    assert session.call_args.kwargs["conf"] == {"a.b": "c=d", "e": "f"}
+    given = applied.call_args.kwargs
+    assert (given["merge"], given["parallel"]) == ("executors", 2)
+    for wrong in (["--conf", "nonsense"], ["--parallel", "0"]):
+        assert CliRunner().invoke(pipeline_app, [*words, *wrong]).exit_code == 2
 
 
 def test_mistakes_are_told_in_a_line(nodes: Broker, programs: Programs) -> None:

@@ -32,8 +32,9 @@ MASTER_PORT, MASTER_WEB_PORT, WORKER_WEB_PORT = (single_port() for _ in range(3)
 class Programs:
     """Starts processes, each in a group of its own, and ends all of them."""
 
-    def __init__(self, path: Path, stack: ExitStack) -> None:
+    def __init__(self, path: Path, stack: ExitStack, wait_s: float = WAIT_S) -> None:
         self.path = path
+        self._wait_s = wait_s
         self._stack = stack
         self.environment = {k: v for k, v in os.environ.items() if k not in SCRUBBED}
         self.environment |= spark_environment()
@@ -63,7 +64,7 @@ class Programs:
         return self.start(sys.executable, str(DRIVER), json.dumps({**known, **job}))
 
     def finished(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.wait(WAIT_S) == 0, self.log
+        assert process.wait(self._wait_s) == 0, self.log
 
     def batches(self, kind: str) -> int:
         directory = self.path / "checkpoint" / kind
@@ -74,7 +75,7 @@ class Programs:
         return (self.path / "log").read_text(errors="replace")[-4000:]
 
     def until(self, condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + self._wait_s
         while not condition():
             assert process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from convoymq.spark import LagListener
+    from convoymq.spark.pipelines.apply import TableSpec
 
 Result = TypeVar("Result")
 
@@ -115,6 +116,18 @@ MoreOption = Annotated[
     list[str] | None,
     typer.Option("--option", help="NAME=VALUE of the data source (may be repeated)."),
 ]
+MergeOption = Annotated[
+    str,
+    typer.Option(
+        help="Where the rows of a MERGE go: driver (through it, up to 1,000,000 at a time),"
+        " executors (by Delta Lake's extension of the session), or auto: there if it can."
+    ),
+]
+ParallelOption = Annotated[int, typer.Option(min=1, help="How many tables are merged at a time.")]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", help="NAME=VALUE of the Spark session (may be repeated)."),
+]
 
 
 @pipeline_app.command()
@@ -201,18 +214,9 @@ def apply(
         str | None, typer.Option(help="Where events go that can't be applied; default: stop there.")
     ] = None,
     every: EveryOption = None,
-    merge: Annotated[
-        str,
-        typer.Option(
-            help="Where the rows of a MERGE go: driver (through it, up to 1,000,000 at a time),"
-            " executors (by Delta Lake's extension of the session), or auto: there if it can."
-        ),
-    ] = "auto",
-    parallel: Annotated[int, typer.Option(min=1, help="How many tables are merged at a time.")] = 4,
-    conf: Annotated[
-        list[str] | None,
-        typer.Option("--conf", help="NAME=VALUE of the Spark session (may be repeated)."),
-    ] = None,
+    merge: MergeOption = "auto",
+    parallel: ParallelOption = 4,
+    conf: ConfOption = None,
     option: MoreOption = None,
     user: UserOption = "guest",
     password: PasswordOption = "guest",
@@ -222,20 +226,11 @@ def apply(
 ) -> None:
     """Applies ordered change events to Delta tables, so that they equal their source."""
     need_spark("deltalake")
-    if not len(table) == len(schema) == len(key):
-        raise fail("each --table needs one --schema and one --key", 2)
     if bool(stream) == bool(topic):
         raise fail("give one of --stream and --topic", 2)
     from convoymq.spark.pipelines import apply as pipeline
 
-    specs = []
-    for place, row, keys in zip(table, schema, key, strict=True):
-        name, found, path = place.rpartition("=")
-        specs.append(
-            pipeline.TableSpec(
-                name=name if found else "", path=path, schema=row, keys=tuple(keys.split(","))
-            )
-        )
+    tables = _specs(table, schema, key)
     options = _options(option, user, password, vhost)
     report = _run(
         "apply",
@@ -245,7 +240,7 @@ def apply(
             servers=servers,
             stream=stream,
             topic=topic,
-            tables=specs,
+            tables=tables,
             checkpoint=checkpoint,
             events=pipeline.Events(envelope=envelope, position_field=position),
             bad_path=bad_path,
@@ -317,6 +312,19 @@ def triage(
         print(json.dumps(asdict(report), indent=2, default=str))
     else:
         Console().print(tables(report))
+
+
+def _specs(tables: list[str], schemas: list[str], keys: list[str]) -> list[TableSpec]:
+    """Returns the tables that the command line names."""
+    if not len(tables) == len(schemas) == len(keys):
+        raise fail("each --table needs one --schema and one --key", 2)
+    from convoymq.spark.pipelines.apply import TableSpec
+
+    specs = []
+    for place, row, names in zip(tables, schemas, keys, strict=True):
+        name, _, path = place.rpartition("=")
+        specs.append(TableSpec(name=name, path=path, schema=row, keys=tuple(names.split(","))))
+    return specs
 
 
 def _options(more: list[str] | None, user: str, password: str, vhost: str) -> dict[str, str]:

@@ -53,6 +53,7 @@ from convoymq.spark.pipelines.merging import (
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import DataType, StructType
 
 PARALLEL_TABLES = 4
@@ -151,7 +152,7 @@ class ApplyReport:
     """Events that went to `bad_path`."""
     seconds: float = 0.0
     merge: MergePath = MergePath.DRIVER
-    """Where the rows went."""
+    """Path of the rows: never AUTO."""
 
 
 def apply(
@@ -193,15 +194,10 @@ def apply(
     targets = [_Target(spark, spec) for spec in tables]
     if bool(stream) == bool(topic):
         raise OptionError("give either a stream or a topic to apply")
-    source = {"servers": servers, "startingOffsets": "earliest", **(options or {})}
-    if topic:
-        # The latest event of a key is chosen by its token, in whichever task and order it comes.
-        source = {"topic": topic, "afterClose": "same-batch", **source}
-    else:
-        source |= {"subscribe": stream}
     if parallel < 1:
         raise OptionError(f"parallel {parallel}: at least one table is merged at a time")
     path = chosen_path(spark, merge)
+    source = _source(servers, stream, topic, options or {})
     _check(targets, rules, of_topic=bool(topic))
     followed = _followed(source) if topic else None
     for target in targets:
@@ -222,19 +218,28 @@ def apply(
     )
     started = time.monotonic()
     rows_read = spark.readStream.format("convoymq").options(**source).load()
-    query = (
-        rows_read.writeStream.queryName(f"apply {stream or topic}")
-        .foreachBatch(writer)
-        .option("checkpointLocation", str(place))
-    )
+    query = rows_read.writeStream.queryName(f"apply {stream or topic}").foreachBatch(writer)
+    _run(query.option("checkpointLocation", str(place)), every)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _source(servers: str, stream: str, topic: str, more: Mapping[str, str]) -> dict[str, str]:
+    """Returns the options of the source."""
+    source = {"servers": servers, "startingOffsets": "earliest"}
+    if topic:
+        # The latest event of a key is chosen by its token, in whichever task and order it comes.
+        return {**source, "afterClose": "same-batch", **more, "topic": topic}
+    return {**source, **more, "subscribe": stream}
+
+
+def _run(query: DataStreamWriter, every: str | None) -> None:
     trigger = query.trigger(processingTime=every) if every else query.trigger(availableNow=True)
     running = trigger.start()
     try:
         running.awaitTermination()
     finally:
         running.stop()
-    report.seconds = time.monotonic() - started
-    return report
 
 
 def rows(spark: SparkSession, path: str) -> DataFrame:

@@ -43,7 +43,7 @@ YOUNGER = (
 BATCH_KEY = "convoymq.batch"
 """In a commit of the table: pipeline and slice, batch, and which offsets the batch has."""
 USER_METADATA = "userMetadata"
-"""What Delta's writers keep of a commit for the one who makes it: here JSON with `BATCH_KEY`."""
+"""Field of a commit that Delta's writers leave to their callers: here JSON with `BATCH_KEY`."""
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -58,11 +58,11 @@ MISFITS = (
     *("NoSuchMethodError", "NoSuchFieldError", "NoClassDefFoundError", "ClassNotFoundException"),
     *("AbstractMethodError", "IncompatibleClassChangeError"),
 )
-"""What Java says when jars are of another version of Spark."""
+"""Errors of Java when jars are of another version of Spark."""
 
 
 class MergePath(StrEnum):
-    """Where the rows of a MERGE go."""
+    """Path of the rows of a MERGE."""
 
     AUTO = "auto"
     """On the executors where the session has Delta Lake's extension, else through the driver."""
@@ -89,7 +89,7 @@ class MergeCommit:
 
     @property
     def metadata(self) -> str:
-        """What the commit carries as `userMetadata`."""
+        """Content of the commit's `userMetadata`."""
         return json.dumps({BATCH_KEY: self.name})
 
 
