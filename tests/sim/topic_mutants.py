@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from convoymq.sim.topics.partitions import SimPartition
-from convoymq.sim.topics.world import World, run_topic_seed
+from convoymq.sim.topics.world import run_topic_seed
 from convoymq.topics import controller as controllers
 from convoymq.topics.changes import Seal
 from convoymq.topics.commands import LATEST, OpenCursor, Produce
@@ -301,31 +301,6 @@ def first_sequence_is_taken() -> list[Patch]:
 @mutant("what a dead partition may have stored is handed out twice", "split,move,outage,loss")
 def no_filter_after_external_seal() -> list[Patch]:
     return [(PartitionMachine, "_pass_repeats", lambda self, group, own, key, runs: False)]
-
-
-@mutant(
-    "a group goes on with the end that an ordinary seal told",
-    "split,move,outage,cutoff,silent,loss,repeat",
-)
-def end_is_learnt_from_an_ordinary_seal() -> list[Patch]:
-    def planted(self: Any, pid: int, answer: Any) -> None:
-        on_sealed(self, pid, replace(answer, external=True))
-
-    on_sealed = Controller.on_sealed
-    return [(Controller, "on_sealed", planted)]
-
-
-@mutant(
-    "a server that returns takes messages before CLOSE", "split,move,outage,cutoff,loss,repeat"
-)
-def returned_server_takes_messages() -> list[Patch]:
-    def planted(self: Any, partition: Any) -> bool:
-        return not partition.dark
-
-    return [
-        (SimPartition, "blocked", property(lambda self: False)),
-        (World, "may_accept", planted),
-    ]
 
 
 @mutant("a merge that is overdue is published with a source that is not sealed", "merge,silent")
