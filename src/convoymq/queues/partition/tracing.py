@@ -128,6 +128,9 @@ def _open_cursor(
     if command.group_epoch > before.group_epoch:
         watermark = state.groups[command.group].cursor.watermark
         handed = len(command.states)
+        if handed:
+            # What is passed over from the first message on is told by rows of its own.
+            watermark = min(watermark, 1)
         _add(rows, words.CURSOR, command.group, group_epoch=command.group_epoch, first=watermark,
              count=handed)  # fmt: skip
 
