@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from convoymq.sim.topics.partitions import SimPartition
-from convoymq.sim.topics.world import run_topic_seed
+from convoymq.sim.topics.world import World, run_topic_seed
 from convoymq.topics import controller as controllers
 from convoymq.topics.changes import Seal
 from convoymq.topics.commands import LATEST, OpenCursor, Produce
