@@ -71,7 +71,9 @@ class TopicMessage:
 
     @property
     def lp(self) -> int:
-        """Returns the logical partition of the key."""
+        """Returns the logical partition of the key; -1 without a key."""
+        if not self.content.key:
+            return -1
         return logical_partition(self.content.key, self.hashing.logical, self.hashing.seed)
 
     @property

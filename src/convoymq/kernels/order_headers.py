@@ -4,7 +4,7 @@
     x-order-token                             as `topics.order_token` writes it
 
 `x-lp` is computed from the record: nothing in it says so, and whoever publishes cannot lie about
-it. Fields of these names that a publisher has set are dropped (`delivery_encoder`).
+it. It is -1 for a message without a key. Fields of these names that a publisher has set are dropped (`delivery_encoder`).
 """
 
 import cython
@@ -18,6 +18,7 @@ _OFFSET = cython.declare(bytes, b"\x08x-offsetl")
 _LP = cython.declare(bytes, b"\x04x-lpl")
 _VERSION = cython.declare(bytes, b"\x0fx-route-versionl")
 _TOKEN = cython.declare(bytes, b"\x0dx-order-tokenS\x00\x00\x00\x21")
+_NO_LP = cython.declare(uint64_t, 0xFFFFFFFFFFFFFFFF)
 _DIGITS = cython.declare(bytes, b"0123456789abcdef")
 
 
@@ -72,7 +73,9 @@ def put_order_fields(
 ) -> cython.p_uchar:
     key: cython.pointer(cython.const[cython.uchar]) = cython.NULL
     length: cython.Py_ssize_t = find_order_key(record, n, cython.address(key))
-    lp: uint32_t = murmur3(key, length, place.seed) % place.logical
+    lp: uint64_t = _NO_LP
+    if length:
+        lp = murmur3(key, length, place.seed) % place.logical
     p = _put_number(p, _PID, place.pid)
     p = _put_number(p, _OFFSET, offset)
     p = _put_number(p, _LP, lp)

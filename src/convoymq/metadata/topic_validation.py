@@ -32,7 +32,7 @@ TOPIC_NAME_BYTES_MAX = 200
 GROUP_NAME_BYTES_MAX = 54
 PARTITIONS_MAX = 1024
 """Of one route version."""
-SERVED_MODES = ("strict",)
+SERVED_MODES = ("strict", "weak")
 
 
 def check_topic_command(command: TopicCommand, tree: Tree) -> None:
@@ -65,9 +65,9 @@ def _check_topic(command: CreateTopic) -> None:
     if len(command.partitions) > PARTITIONS_MAX:
         raise TooManyPartitions(len(command.partitions), PARTITIONS_MAX)
     check_hash(command.hash_id, command.hash_seed)
-    check_settings(command.settings)
     if command.mode not in SERVED_MODES:
-        raise NotServed(f"topics of mode '{command.mode}' are not served, only: strict")
+        raise NotServed(f"topics of mode '{command.mode}' are not served, only: strict, weak")
+    check_settings(command.settings, command.mode)
 
 
 def _check_growth(tree: Tree, vhost: str, name: str, change: Change) -> None:

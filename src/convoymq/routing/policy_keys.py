@@ -261,6 +261,8 @@ _ROWS: tuple[Key, ...] = (
     ),
     Key(name="initial-cluster-size", check=_integer(0, 255), noun="cluster size"),
     Key(name="group-ttl", check=_max_age, noun="time to live of groups"),
+    Key(name="weak-wait", check=_max_age, noun="wait of weak topics"),
+    Key(name="retry-exchange", check=_text, noun="retry exchange name"),
     Key(name="alternate-exchange", check=_text, noun="alternate exchange name"),
 )
 
@@ -268,7 +270,14 @@ KEYS: Mapping[str, Key] = {key.name: key for key in _ROWS}
 EXCHANGE_KEYS = frozenset(("alternate-exchange",))
 """Keys that act in exchanges, and mean nothing to a queue."""
 TOPIC_KEYS = frozenset(
-    ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl")
+    (
+        "max-age",
+        "max-length-bytes",
+        "stream-max-segment-size-bytes",
+        "group-ttl",
+        "weak-wait",
+        "retry-exchange",
+    )
 )
 """Keys that act in ordered topics."""
 BY_ARGUMENT: Mapping[str, Key] = {

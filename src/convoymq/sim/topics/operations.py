@@ -271,7 +271,7 @@ class Operations:
         if partition is not None and partition.serves and not partition.blocked:
             start = self.engine.draw(1, max(1, partition.machine.end_offset))
             self.world.fault("trim", f"{partition.pid} to {start}")
-            partition.submit(Trim(start, self.world.plan.weak), lambda answer: None)
+            partition.submit(Trim(start), lambda answer: None)
 
     def _restart_producer(self) -> None:
         # Source positions are not known where a partition was sealed from outside.
@@ -353,7 +353,8 @@ class Operations:
             if own.handed_over:
                 continue
             if own.expired:
-                partition.submit(AcceptLoss(name), lambda answer: None)
+                if not self.world.plan.weak:
+                    partition.submit(AcceptLoss(name), lambda answer: None)
             for key, parked in own.parked.keys.items():
                 roll = random.random()
                 if roll < 0.05 and not parked.resuming:
