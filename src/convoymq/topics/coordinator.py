@@ -174,7 +174,7 @@ class Coordinator:
         else:
             self.leaving.discard(member)
         if not heartbeat.leaves and member not in self.state.members:
-            self._propose(Join(member), now_ms)
+            self._propose(Join(member, loses=self.weak is not None), now_ms)
         for pid, owner in self.state.owners.items():
             if owner.member != member:
                 continue
@@ -231,8 +231,9 @@ class Coordinator:
     def on_expired(
         self, pid: int, group_epoch: int, first: int, end: int, now_ms: int
     ) -> None:
-        """A partition has dropped messages that the group has not read, `end` exclusive."""
-        if self.weak is not None and group_epoch == self.state.group_epoch and first < end:
+        """A partition has dropped messages that the group has not read, `end` exclusive; none,
+        when they were acknowledged after all."""
+        if self.weak is not None and group_epoch == self.state.group_epoch:
             self._renew_knowledge()
             self.known.expired[pid] = (first, end)
             self.step(now_ms)
@@ -397,7 +398,7 @@ class Coordinator:
     def _pass_expired(self, pid: int, first: int, end: int, now_ms: int) -> None:
         """The loss is recorded before the partition passes over it."""
         name, group_epoch = self.state.name, self.state.group_epoch
-        if self.has_recorded(pid, first, end):
+        if first >= end or self.has_recorded(pid, first, end):
             self._tell(pid, AcceptLoss(name, end, group_epoch), now_ms)
         else:
             self._propose(Lose(pid, group_epoch, first, end), now_ms)

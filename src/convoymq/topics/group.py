@@ -37,6 +37,7 @@ import json
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from convoymq.topics.lineage import FIRST_USER_OFFSET, Lineage, Mode
@@ -52,9 +53,11 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A member is there."""
+    """A member is there. `loses`: an expired group goes on without what was deleted meanwhile, and
+    says so; else it is refused then."""
 
     member: str
+    loses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +170,8 @@ class Kept(NamedTuple):
     """The first version that a group may begin at."""
     whole: int = 0
     """The first version from which on nothing is deleted."""
-    deleted: Collection[int] = ()
-    """Partitions."""
+    deleted: Mapping[int, int] = MappingProxyType({})
+    """Partitions, and the versions that took them away."""
 
 
 EVERYTHING = Kept()
@@ -225,8 +228,8 @@ class GroupState:
             time_ms: of the command's entry in the log.
         """
         match command:
-            case Join(member):
-                return self._join(member, kept)
+            case Join():
+                return self._join(command, kept, time_ms)
             case Leave(member):
                 return self._leave(member, time_ms)
             case Grant():
@@ -259,12 +262,25 @@ class GroupState:
         """True when something was deleted that the group has not read: it had expired."""
         return self.expired and self.cv < kept.whole
 
-    def _join(self, member: str, kept: Kept) -> bool:
-        if member in self.members or self.has_lost_data(kept):
+    def _join(self, command: Join, kept: Kept, time_ms: int) -> bool:
+        if command.member in self.members:
             return False
+        if self.has_lost_data(kept):
+            if not command.loses:
+                return False
+            self._lose_deleted(kept, time_ms)
+        self.skipped -= kept.deleted.keys()
         self.expired = False
-        self.members.add(member)
+        self.members.add(command.member)
         return True
+
+    def _lose_deleted(self, kept: Kept, time_ms: int) -> None:
+        """Partitions that the group may not have read, and that are gone."""
+        for pid, version in sorted(kept.deleted.items()):
+            if version > self.cv:
+                first = max(self.starts.get(pid, FIRST_USER_OFFSET), FIRST_USER_OFFSET)
+                loss = Loss(pid, self.group_epoch, first, None, None, DATA_EXPIRED, time_ms)
+                self.lose(loss)
 
     def _leave(self, member: str, time_ms: int) -> bool:
         owns = any(owner.member == member for owner in self.owners.values())

@@ -25,6 +25,7 @@ from convoymq.topics.group import (
     Advance,
     GroupCommand,
     GroupState,
+    Join,
     Lose,
     Recover,
     Release,
@@ -412,11 +413,18 @@ class SimMetadata:
         """A command of a group is committed."""
         state, now, trace = seat.state, self.world.engine.now, self.world.trace.append
         owner = state.owners.get(command.pid) if isinstance(command, Release) else None
+        losses = len(state.losses)
+        if isinstance(command, Skip) and command.pid in self.topic.lost:
+            return
         if not state.apply(command, self.topic.route.version, self.topic.kept, now):
             return
         match command:
             case Advance(group_epoch, expect, to):
                 trace(events.Advance(now, state.name, group_epoch, expect, to))
+            case Join() if len(state.losses) > losses:
+                for loss in state.losses[losses:]:
+                    end = 1 << 30
+                    trace(events.Loss(now, state.name, loss.group_epoch, loss.pid, 0, end, "gone"))
             case Release(pid, epoch, expired) if owner is not None:
                 trace(events.Release(now, state.name, pid, owner.member, epoch, expired))
             case Lose(pid, gen, first, end):

@@ -330,7 +330,7 @@ class Operations:
         if controller.acting is None:
             return
         for seat in world.metadata.groups.values():
-            if seat.state.has_lost_data(topic.kept):
+            if seat.state.has_lost_data(topic.kept) and not world.plan.weak:
                 self._seek_to(seat, topic.lineage.first_version(), EARLIEST)
         if world.plan.kinds & {"trim", "empty", "expire"}:
             if self.engine.chance(0.3):

@@ -364,6 +364,13 @@ class Referee:
         reached = self.created.get(event.lease_pid, 0)
         parked = self.parked.get((event.group, event.gen, event.key), ())
         waiting = [msg for msg in parked if msg not in doubtful or doubtful[msg] >= reached]
+        if event.lease_pid in self.missing[event.group, event.gen]:
+            # What is parked behind it says nothing to what comes late.
+            parked_in = self.parked_in[event.group, event.gen]
+            waiting = [msg for msg in waiting if parked_in.get(msg, 0) <= reached]
+        if self.weak and event.parked:
+            parked_in = self.parked_in[event.group, event.gen]
+            waiting = [msg for msg in parked if parked_in.get(msg) == parked_in.get(event.msg)]
         if (waiting or event.parked) and not (event.parked and [event.msg] == waiting[:1]):
             self.say("A12", f"{event}: {waiting} wait in the park log")
 
@@ -407,6 +414,9 @@ class Referee:
             return False
         if stored.pid in self.gone_before[reader]:
             return False
+        if stored.pid in self.missing[reader] & self.deleted:
+            # The record of the skip says so.
+            return False
         return not any(
             loss.pid == stored.pid and loss.first <= stored.offset < loss.end
             for loss in self.losses[reader]
@@ -436,12 +446,22 @@ class Referee:
         self.settled[reader].add((event.pid, event.offset))
         self.parked[event.group, event.gen, event.key].append(event.msg)
         self.parked_in[reader][event.msg] = self.created.get(event.pid, 0)
+        lp = self.sends[event.msg].lp
+        for pid in self.missing[reader]:
+            lo, hi = self.spans[pid]
+            if lo <= lp < hi and self.created[pid] >= self.created[event.pid]:
+                self.aside[reader].setdefault(event.msg, self.created[pid])
 
     def on_unpark(self, event: events.Unpark) -> None:
         """A12: the head leaves."""
         waiting = self.parked[event.group, event.gen, event.key]
         doubtful = self._out_of_reach((event.group, event.gen))
         heads = waiting[:1] + [msg for msg in waiting if msg not in doubtful][:1]
+        if self.weak and event.msg not in heads:
+            # What was skipped has a park log of its own.
+            parked_in = self.parked_in[event.group, event.gen]
+            in_one = [msg for msg in waiting if parked_in.get(msg) == parked_in.get(event.msg)]
+            heads += in_one[:1]
         if event.msg not in heads:
             self.say("A12", f"{event}: {waiting} wait in the park log")
         if event.msg in waiting:
