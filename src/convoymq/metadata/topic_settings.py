@@ -48,6 +48,8 @@ def check_settings(settings: Settings, mode: str = STRICT) -> None:
 
 
 def _is_valid(name: str, value: Setting) -> bool:
+    if name == RETRY_EXCHANGE:
+        return isinstance(value, str) and bool(value)
     if name == NULL_KEY:
         return value in (REFUSE, STICKY, SPREAD)
     return KEYS[name].check(value)

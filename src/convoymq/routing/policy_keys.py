@@ -262,7 +262,6 @@ _ROWS: tuple[Key, ...] = (
     Key(name="initial-cluster-size", check=_integer(0, 255), noun="cluster size"),
     Key(name="group-ttl", check=_max_age, noun="time to live of groups"),
     Key(name="weak-wait", check=_max_age, noun="wait of weak topics"),
-    Key(name="retry-exchange", check=_text, noun="retry exchange name"),
     Key(name="alternate-exchange", check=_text, noun="alternate exchange name"),
 )
 
@@ -276,7 +275,6 @@ TOPIC_KEYS = frozenset(
         "stream-max-segment-size-bytes",
         "group-ttl",
         "weak-wait",
-        "retry-exchange",
     )
 )
 """Keys that act in ordered topics."""

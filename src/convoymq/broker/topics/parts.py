@@ -11,7 +11,9 @@ from convoymq.broker.topics.coordinator_loop import GroupCoordinators
 from convoymq.broker.topics.group_handle import TopicGroups
 from convoymq.broker.topics.member import MemberParts
 from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.broker.topics.retries import Retries
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
+from convoymq.broker.topics.weak_loop import WeakLoop
 from convoymq.metadata.machine import Change
 
 if TYPE_CHECKING:
@@ -59,6 +61,16 @@ class TopicParts:
             group_ttl_ms=broker.settings.topic_group_ttl_ms,
             producer_ttl_ms=broker.settings.topic_producer_ttl_ms,
         )
+        self.weak = WeakLoop(
+            node=broker.node_id,
+            store=metadata,
+            partitions=self.partitions,
+            admin=self.admin,
+            clock=clock,
+            spawn=spawn,
+        )
+        dead_letters = broker.local.ask.dead_letters
+        assert dead_letters is not None, "a broker publishes dead letters"
         members = MemberParts(
             node=broker.node_id,
             incarnation=broker.nodes.incarnation,
@@ -67,6 +79,7 @@ class TopicParts:
             partitions=self.partitions,
             clock=clock,
             spawn=spawn,
+            retries=Retries(clock, broker.local.new_session, dead_letters),
         )
         self.coordinators = GroupCoordinators(
             node=broker.node_id,
@@ -96,4 +109,5 @@ class TopicParts:
         self.controller.tick()
         self.coordinators.tick()
         self.upkeep.tick()
+        self.weak.tick()
         self.admin.drains.tick(self._spawn)

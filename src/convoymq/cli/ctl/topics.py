@@ -44,7 +44,7 @@ LAG = (
     "pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys",
     "data_expired",
 )  # fmt: skip
-SETTINGS = ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl")
+SETTINGS = ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", "null-key", "weak-wait", "retry-exchange")
 PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
 PARK_ACTIONS = ("list", "resume", "retry", "skip", "replace")
 DRAINS = ("node", "state", "open", "sealed", "bytes", "slowest_group")
@@ -421,6 +421,9 @@ COMMANDS = (
             Switch("max-length-bytes", int),
             Switch("stream-max-segment-size-bytes", int),
             Switch("group-ttl", str),
+            Switch("null-key", str, choices=("refuse", "sticky", "spread")),
+            Switch("weak-wait", str),
+            Switch("retry-exchange", str),
         ),
         check=_check_create,
         banner="Creating topic {name}...",

@@ -423,7 +423,7 @@ class SimMetadata:
                 trace(events.Advance(now, state.name, group_epoch, expect, to))
             case Join() if len(state.losses) > losses:
                 for loss in state.losses[losses:]:
-                    end = 1 << 30
+                    end = self.topic.lineage.partition(loss.pid).close_offset or 1
                     trace(events.Loss(now, state.name, loss.group_epoch, loss.pid, 0, end, "gone"))
             case Release(pid, epoch, expired) if owner is not None:
                 trace(events.Release(now, state.name, pid, owner.member, epoch, expired))
