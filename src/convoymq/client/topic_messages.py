@@ -48,6 +48,9 @@ class TopicMessage:
     route_version: int
     """The route version that created the partition."""
     hashing: Hashing
+    late: bool = False
+    """Of a weak topic: the group had gone on without its partition, and newer messages of the key
+    may have come before."""
 
     @property
     def key(self) -> bytes:

@@ -230,6 +230,7 @@ class TopicMembers:
                 "code": found.code.value,
                 "close": found.close_offset,
                 "version": record.state.lineage.partition(request.pid).created_version,
+                "late": request.pid in record.groups[request.group].skipped,
             }
             heads = _heads(found.view)
             if heads:

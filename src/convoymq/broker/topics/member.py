@@ -352,7 +352,9 @@ class Member:
         slot = len(self.places) + 1
         base = max(0, offset - PLACE_SIZE // 2)
         record = self._record()
-        self.places[slot] = Place(pid, base, version, record.logical, record.hash_seed)
+        place = self.places[slot] = Place(pid, base, version, record.logical, record.hash_seed)
+        group = record.groups.get(self.name.group)
+        place.late = group is not None and pid in group.skipped
         return slot
 
     def _slot_of(self, pid: int, epoch: int, first: int, end: int) -> int:
