@@ -475,6 +475,8 @@ class Referee:
     def on_loss(self, event: events.Loss) -> None:
         """Something is given up, by name."""
         reader = (event.group, event.gen)
+        if event.reason == "gone":
+            self._set_aside(reader, event.pid, self.doubtful)
         if event.end >= 0:
             self.losses[reader].append(event)
             for offset in range(event.first, event.end):
