@@ -339,8 +339,16 @@ class GroupState:
         pid, group_epoch, first, end = command.pid, command.group_epoch, command.first, command.end
         if group_epoch != self.group_epoch or self.has_lost(pid, first, end):
             return False
+        losses = list(self.losses)
+        for each in losses:
+            same = (each.pid, each.group_epoch, each.reason) == (pid, group_epoch, DATA_EXPIRED)
+            if same and each.end is not None and each.first <= first <= each.end:
+                # More of the same: it has expired before the group could go on.
+                first = each.first
+                losses.remove(each)
+                break
         loss = Loss(pid, group_epoch, first, end, 0, DATA_EXPIRED, time_ms)
-        self.losses = [*self.losses, loss][-LOSSES_KEPT_MAX:]
+        self.losses = [*losses, loss][-LOSSES_KEPT_MAX:]
         return True
 
     def has_lost(self, pid: int, first: int, end: int) -> bool:
