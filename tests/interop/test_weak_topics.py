@@ -99,9 +99,7 @@ def test_messages_of_a_channel_without_a_key_go_one_way(
     reader.wait(*map(str, range(40)))
 
 
-def test_a_weak_topic_spreads_messages_without_a_key(
-    cluster: LocalCluster, client: Opened
-) -> None:
+def test_a_weak_topic_spreads_messages_without_a_key(cluster: LocalCluster, client: Opened) -> None:
     create(cluster, "spread", 3, **WEAK)
     sender, reader = client(1), client(2)
     reader.consume("spread/g")
@@ -169,7 +167,7 @@ def test_what_a_client_rejects_goes_to_the_retry_exchange(
     reader.ack()
     reader.ack()
     until(lambda: lag(cluster, "logs") == 0, "a1 is not acknowledged")
-    method, properties, body = sender.channel.basic_get("failed-queue")
+    _, properties, body = sender.channel.basic_get("failed-queue")
     assert body == b"a1"
     death = properties.headers["x-death"][0]
     assert (death["queue"], death["reason"], death["count"]) == ("logs/g", "rejected", 1)

@@ -257,9 +257,7 @@ class TopicMembers:
         """A weak topic goes on behind what has expired."""
         if code is Code.DATA_EXPIRED and record.mode == WEAK:
             parts = self._parts
-            parts.spawn(
-                parts.tell_expired(self._name(request), request.pid, request.group_epoch)
-            )
+            parts.spawn(parts.tell_expired(self._name(request), request.pid, request.group_epoch))
 
     async def _ask_fetch(self, queue: PartitionQueue, request: reads.Fetch) -> reads.Fetched:
         async with asyncio.timeout(self._settings.request_timeout_s + request.wait_ms / 1000):

@@ -5,7 +5,8 @@
     x-late                                    true, where the group had skipped the partition
 
 `x-lp` is computed from the record: nothing in it says so, and whoever publishes cannot lie about
-it. It is -1 for a message without a key. Fields of these names that a publisher has set are dropped (`delivery_encoder`).
+it. It is -1 for a message without a key. Fields of these names that a publisher has set are dropped
+(`delivery_encoder`).
 """
 
 import cython

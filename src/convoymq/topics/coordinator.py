@@ -207,9 +207,7 @@ class Coordinator:
         """False for a lease that is about to be given to somebody else."""
         return (pid, epoch) not in self._expiring
 
-    def on_drained(
-        self, pid: int, group_epoch: int, now_ms: int, *, whole: bool = False
-    ) -> None:
+    def on_drained(self, pid: int, group_epoch: int, now_ms: int, *, whole: bool = False) -> None:
         """A partition reports that the group has drained it. `whole`: see `AskDrained`."""
         if group_epoch == self.state.group_epoch:
             self._renew_knowledge()
@@ -228,9 +226,7 @@ class Coordinator:
                 self.known.late.add(pid)
                 self.step(now_ms)
 
-    def on_expired(
-        self, pid: int, group_epoch: int, first: int, end: int, now_ms: int
-    ) -> None:
+    def on_expired(self, pid: int, group_epoch: int, first: int, end: int, now_ms: int) -> None:
         """A partition has dropped messages that the group has not read, `end` exclusive; none,
         when they were acknowledged after all."""
         if self.weak is not None and group_epoch == self.state.group_epoch:

@@ -279,8 +279,15 @@ class GroupState:
         for pid, version in sorted(kept.deleted.items()):
             if version > self.cv:
                 first = max(self.starts.get(pid, FIRST_USER_OFFSET), FIRST_USER_OFFSET)
+                # One record says that all of it is gone, whatever was known of it before.
+                kept_losses = [
+                    each
+                    for each in self.losses
+                    if (each.pid, each.group_epoch, each.reason)
+                    != (pid, self.group_epoch, DATA_EXPIRED)
+                ]
                 loss = Loss(pid, self.group_epoch, first, None, None, DATA_EXPIRED, time_ms)
-                self.lose(loss)
+                self.losses = [*kept_losses, loss][-LOSSES_KEPT_MAX:]
 
     def _leave(self, member: str, time_ms: int) -> bool:
         owns = any(owner.member == member for owner in self.owners.values())
@@ -379,8 +386,7 @@ class GroupState:
         self.skipped.discard(command.pid)
         self.losses = [
             replace(each, reason=READ_LATE, time_ms=time_ms)
-            if (each.pid, each.group_epoch, each.reason)
-            == (command.pid, self.group_epoch, SKIPPED)
+            if (each.pid, each.group_epoch, each.reason) == (command.pid, self.group_epoch, SKIPPED)
             else each
             for each in self.losses
         ]

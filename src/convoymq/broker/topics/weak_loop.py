@@ -1,9 +1,9 @@
 """Partitions of weak topics that nobody answers for, on the node that leads the metadata group.
 
 A partition that takes messages, or whose end nobody knows, is declared lost when it was silent for
-`weak-wait`, as an operator does with a strict topic's (`TopicAdmin.declare_lost`): its range goes on
-in a new partition, and groups have a record of what they go on without. Closed partitions are not
-lost: groups skip them, and read them late (`topics.coordinator`).
+`weak-wait`, as an operator does with one of a strict topic (`TopicAdmin.declare_lost`): its range
+goes on in a new partition, and groups have a record of what they go on without. Closed partitions
+are not lost: groups skip them, and read them late (`topics.coordinator`).
 
 A new leader of the metadata begins to wait anew. Partitions of strict topics are not asked.
 """

@@ -44,7 +44,15 @@ LAG = (
     "pid", "state", "owner", "watermark", "end_offset", "close_offset", "lag", "parked_keys",
     "data_expired",
 )  # fmt: skip
-SETTINGS = ("max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", "null-key", "weak-wait", "retry-exchange")
+SETTINGS = (
+    "max-age",
+    "max-length-bytes",
+    "stream-max-segment-size-bytes",
+    "group-ttl",
+    "null-key",
+    "weak-wait",
+    "retry-exchange",
+)
 PARKED = ("key", "encoding", "lp", "pid", "messages", "messages_bytes", "resuming", "order_token")
 PARK_ACTIONS = ("list", "resume", "retry", "skip", "replace")
 DRAINS = ("node", "state", "open", "sealed", "bytes", "slowest_group")

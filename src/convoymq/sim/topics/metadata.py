@@ -264,7 +264,9 @@ class CoordinatorSeat:
                 case coordinate.AskDrained(pid, group_epoch, whole):
                     partition = world.partitions.get(pid)
                     if partition is not None:
-                        world.network.send((name, pid), partition.ask_drained, name, group_epoch, whole)
+                        world.network.send(
+                            (name, pid), partition.ask_drained, name, group_epoch, whole
+                        )
                 case Leases():
                     world.network.send((name, action.member), self._answer, action)
 
@@ -285,9 +287,7 @@ class CoordinatorSeat:
             self.acting.on_drained(pid, group_epoch, self.world.engine.now)
             self._perform(self.acting)
 
-    def on_asked(
-        self, pid: int, group_epoch: int, drained: bool, whole: bool
-    ) -> None:
+    def on_asked(self, pid: int, group_epoch: int, drained: bool, whole: bool) -> None:
         """A partition's answer arrived."""
         if self.acting is not None:
             now = self.world.engine.now
@@ -413,7 +413,7 @@ class SimMetadata:
         """A command of a group is committed."""
         state, now, trace = seat.state, self.world.engine.now, self.world.trace.append
         owner = state.owners.get(command.pid) if isinstance(command, Release) else None
-        losses = len(state.losses)
+        losses = list(state.losses)
         if isinstance(command, Skip) and command.pid in self.topic.lost:
             return
         if not state.apply(command, self.topic.route.version, self.topic.kept, now):
@@ -421,8 +421,10 @@ class SimMetadata:
         match command:
             case Advance(group_epoch, expect, to):
                 trace(events.Advance(now, state.name, group_epoch, expect, to))
-            case Join() if len(state.losses) > losses:
-                for loss in state.losses[losses:]:
+            case Join():
+                for loss in state.losses:
+                    if loss in losses:
+                        continue
                     end = self.topic.lineage.partition(loss.pid).close_offset or 1
                     trace(events.Loss(now, state.name, loss.group_epoch, loss.pid, 0, end, "gone"))
             case Release(pid, epoch, expired) if owner is not None:

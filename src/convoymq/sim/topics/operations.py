@@ -352,9 +352,8 @@ class Operations:
         for name, own in partition.machine.groups.items():
             if own.handed_over:
                 continue
-            if own.expired:
-                if not self.world.plan.weak:
-                    partition.submit(AcceptLoss(name), lambda answer: None)
+            if own.expired and not self.world.plan.weak:
+                partition.submit(AcceptLoss(name), lambda answer: None)
             for key, parked in own.parked.keys.items():
                 roll = random.random()
                 if roll < 0.05 and not parked.resuming:

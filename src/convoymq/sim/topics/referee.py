@@ -485,9 +485,7 @@ class Referee:
         self.lost.add(event.pid)
         self._set_aside(reader, event.pid, self.doubtful)
 
-    def _set_aside(
-        self, reader: Reader, pid: int, found: dict[Reader, dict[int, int]]
-    ) -> None:
+    def _set_aside(self, reader: Reader, pid: int, found: dict[Reader, dict[int, int]]) -> None:
         """What is parked in a partition that is lost or skipped, or still in one before it, is out
         of reach behind it."""
         lo, hi = self.spans[pid]

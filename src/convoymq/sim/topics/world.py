@@ -254,7 +254,18 @@ def run_topic_seed(
             sink(events.line_of(event))
     result.tail = [events.line_of(event) for event in world.trace[-TAIL_LINES:]]
     kinds = Counter(type(event).__name__.lower() for event in world.trace)
-    words = ("send", "stored", "published", "deliver", "ack", "park", "advance", "seek", "loss",
-             "skipped", "retried")
+    words = (
+        "send",
+        "stored",
+        "published",
+        "deliver",
+        "ack",
+        "park",
+        "advance",
+        "seek",
+        "loss",
+        "skipped",
+        "retried",
+    )
     result.workload = {word: kinds[word] for word in words}
     return result
