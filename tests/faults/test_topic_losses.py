@@ -105,6 +105,31 @@ class Reader:
         until(there, f"{bodies} do not come: {self.got}")
         assert sorted(self.bodies()) == sorted(bodies)
 
+    def comes(self, body: str) -> None:
+        """Waits until it has a message."""
+
+        def there() -> bool:
+            self._connection.process_data_events(0.02)
+            return body in self.bodies()
+
+        until(there, f"{body} does not come: {self.got}")
+
+    def take(self, count: int) -> list[str]:
+        """Acknowledges what comes until it had so many; returns the bodies."""
+        done = 0
+
+        def there() -> bool:
+            nonlocal done
+            self._connection.process_data_events(0.02)
+            for _, _, tag in self.got[done:]:
+                self._channel.basic_ack(tag)
+            done = len(self.got)
+            return done >= count
+
+        until(there, f"{count} messages do not come, {done} have", 60.0)
+        self._connection.process_data_events(0.5)
+        return self.bodies()
+
     def acknowledge(self, body: str) -> None:
         tag = next(tag for known, _, tag in self.got if known == body)
         self._channel.basic_ack(tag)

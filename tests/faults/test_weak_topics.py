@@ -15,7 +15,7 @@ from convoymq.cli.cluster import LocalCluster
 from tests.clusters import call, serving_cluster
 from tests.faults.test_topic_losses import TWO_MEMBERS, group_row, keys_of, members_of, rows
 from tests.faults.test_topics import restart
-from tests.faults.topic_traffic import changed, create, name_of, path
+from tests.faults.topic_traffic import changed, create, name_of, open_pids, path
 from tests.faults.traffic import connect, until
 from tests.interop.test_topic_groups import Client
 from tests.ports import cluster_ports
@@ -50,8 +50,49 @@ def create_group(cluster: LocalCluster, topic: str, group: str) -> None:
     assert status in (201, 204), answer
 
 
-def test_a_partition_that_nobody_leads_is_declared_lost(cluster: LocalCluster) -> None:
-    """Without an operator, with a record, and its range takes messages again."""
+def weak_wait(cluster: LocalCluster, topic: str, wait: str) -> None:
+    """Sets it by a policy, so that it can change."""
+    body = {"pattern": f"^{topic}$", "definition": {"weak-wait": wait}, "apply-to": "topics"}
+    assert call(cluster, "PUT", f"policies/%2F/{topic}", body)[0] in (201, 204)
+
+
+def test_writes_go_around_a_partition_that_nobody_leads(cluster: LocalCluster) -> None:
+    """Without an operator: groups read what is new at once, and what is old when it is back."""
+    weak_wait(cluster, "around", "2s")
+    create(cluster, "around", 2, mode="weak")
+    dead, gone = next(
+        (node, pid) for pid, nodes in members_of(cluster, "around").items() for node in nodes
+    )
+    alive = next(n for n in (1, 2, 3) if n != dead)
+    key = keys_of(cluster, "around", gone)[0]
+    create_group(cluster, "around", "readers")
+    publish(cluster, alive, "around", key, "old-0", "old-1")
+    reader = Client(cluster, alive, prefetch=1)
+    reader.consume("around/readers")
+    reader.wait("old-0")
+    cluster.kill(dead)
+    until(lambda: gone not in open_pids(cluster, "around"), "its range waits", 60.0)
+    weak_wait(cluster, "around", "1h")
+    reader.connection.close()
+    publish(cluster, alive, "around", key, "new")
+    other = Client(cluster, alive, prefetch=100)
+    other.consume("around/readers")
+    other.wait("new")
+    (skip,) = rows(cluster, "around", "losses")
+    assert (skip["pid"], skip["reason"], skip["end"]) == (gone, "skipped", None)
+    restart(cluster, dead)
+    other.wait("new", "old-0", "old-1")
+    assert [got(other)[body].get("x-late", False) for body in other.bodies] == [False, True, True]
+    other.channel.basic_ack(0, multiple=True)
+    until(
+        lambda: other.pump() and rows(cluster, "around", "losses")[0]["reason"] == "read_late",
+        "it is not read to its end",
+    )
+    other.connection.close()
+
+
+def test_a_partition_that_does_not_come_back_is_declared_lost(cluster: LocalCluster) -> None:
+    """Without an operator, with a record; what comes back later is deleted."""
     create(cluster, "lost", 2, **WEAK)
     dead, gone = next(
         (node, pid) for pid, nodes in members_of(cluster, "lost").items() for node in nodes
@@ -61,13 +102,18 @@ def test_a_partition_that_nobody_leads_is_declared_lost(cluster: LocalCluster) -
     create_group(cluster, "lost", "readers")
     publish(cluster, alive, "lost", key, "old-0", "old-1")
     cluster.kill(dead)
-    until(lambda: rows(cluster, "lost", "losses"), "nothing is declared lost", 60.0)
+
+    def is_lost() -> bool:
+        return [loss["reason"] for loss in rows(cluster, "lost", "losses")] == ["declared_lost"]
+
+    until(is_lost, "nothing is declared lost", 60.0)
     (loss,) = rows(cluster, "lost", "losses")
-    assert (loss["group"], loss["pid"], loss["reason"]) == ("readers", gone, "declared_lost")
+    assert (loss["group"], loss["pid"]) == ("readers", gone)
     publish(cluster, alive, "lost", key, "new")
     reader = Client(cluster, alive, prefetch=100)
     reader.consume("lost/readers")
     reader.wait("new")
+    assert group_row(cluster, "lost", "readers")["skipped"] == []
     reader.connection.close()
     restart(cluster, dead)
 

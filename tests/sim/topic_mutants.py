@@ -301,7 +301,7 @@ def first_sequence_is_taken() -> list[Patch]:
 
 @mutant("what a dead partition may have stored is handed out twice", "split,move,outage,loss")
 def no_filter_after_external_seal() -> list[Patch]:
-    return [(GroupConsumer, "was_read_before", staticmethod(lambda held, record: False))]
+    return [(PartitionMachine, "_pass_repeats", lambda self, group, own, key, runs: False)]
 
 
 @mutant("a merge that is overdue is published with a source that is not sealed", "merge,silent")

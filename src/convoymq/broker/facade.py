@@ -52,7 +52,7 @@ from convoymq.model.clock import Clock, Timer
 from convoymq.model.late_imports import import_late
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import HostParts, QueueHost, home_drivers
-from convoymq.queues.group_queue import TICK_MS, FlowLimits
+from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
 from convoymq.queues.interface import Row
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import Traces
@@ -149,7 +149,7 @@ class Broker:
             prefetch=settings.dead_letter_prefetch,
             confirm_timeout_ms=settings.dead_letter_confirm_timeout_ms,
         )
-        self.local.ask = replace(self.local.ask, dead_letters=dead_letters)
+        self.local.ask = replace(self.local.ask, dead_letters=dead_letters, fence=_TopicFence(self))
         self.queue_admin = QueueAdmin(
             metadata, self.local, self.nodes, settings, self.counters, self._tasks
         )
@@ -327,6 +327,15 @@ class Broker:
         """Returns what this node has done for the retention of topics; None without topics."""
         return None if self._topic_parts is None else self._topic_parts.upkeep.counters
 
+    def topic_seals(self) -> tuple[int, int]:
+        """Returns how many partitions this node had sealed from outside, and how many partitions
+        have not said where they end."""
+        if self._topic_parts is None:
+            return 0, 0
+        topics = (topic for v in self.metadata.tree.vhosts.values() for topic in v.topics.values())
+        unknown = sum(len(topic.state.unknown_ends()) for topic in topics)
+        return self._topic_parts.controller.external_seals, unknown
+
     @property
     def topics(self) -> TopicAdmin:
         """Returns the administration of ordered topics."""
@@ -443,6 +452,21 @@ class Broker:
         if self.local.reconcile() and not self._reconciling:
             self._reconciling = True
             self._loop.call_soon(self._reconcile)
+
+
+class _TopicFence:
+    """See `queues.driver.Fence`. The parts that serve topics are made with the first of them."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def follow(self, queue: GroupQueue) -> None:
+        """See `Fence`."""
+        self._broker.topic_parts.fence.follow(queue)
+
+    def forget(self, queue: GroupQueue) -> None:
+        """See `Fence`."""
+        self._broker.topic_parts.fence.forget(queue)
 
 
 __all__ = ["Broker"]

@@ -371,6 +371,7 @@ class LocalQueues:
             learner=self.node in record.joined and not wiped,
             wiped=wiped,
         )
+        queue.on_member()
 
     def _open_trace(self, record: QueueRecord, queue: GroupQueue) -> QueueTrace | None:
         """Returns the trace of a queue that asks for one, by argument or virtual host."""

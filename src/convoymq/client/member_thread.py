@@ -35,7 +35,7 @@ from convoymq.topics.answers import (
     Record,
 )
 from convoymq.topics.commands import Ack, DoneParked, Park
-from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Ignore, Request
+from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
 from convoymq.topics.cursor import Cursor
 from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.leaseholder import SendHeartbeat
@@ -257,8 +257,6 @@ class MemberThread(threading.Thread):
                         self._hand_out(action)
                     case Request():
                         self._request(action)
-                    case Ignore():
-                        pass
         # Also without an action: an answer may have made room.
         self._flush()
         self._wait_to_be_woken()
@@ -432,8 +430,7 @@ class MemberThread(threading.Thread):
         view = self._view(lease, answer, contents)
         records: list[Record] = []
         if view is None or not any(view.parked.values()):
-            known = view is not None and held.next_offset < 0
-            acked = Cursor.load(view.acked) if known and view is not None else held.acked
+            acked = held.acked if view is None else Cursor.load(view.acked)
             stored = self._stored.setdefault(lease, {})
             for offset, content in zip(_offsets(answer), contents, strict=True):
                 if offset not in acked:
@@ -459,7 +456,7 @@ class MemberThread(threading.Thread):
         rows = iter(contents)
         for key, place in view["parked"]:
             parked[key] = None if place is None else self._head(lease, place, next(rows))
-        return GroupView(tuple(view["acked"]), parked, view["park_version"], {})
+        return GroupView(tuple(view["acked"]), parked, view["park_version"])
 
     def _head(self, lease: Lease, place: list[int], content: Content) -> ParkedEntry:
         version, offset, pid = place

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from convoymq.client import errors
 from convoymq.client.producer_thread import ProducerThread, Sending, TopicReceipt
 from convoymq.client.topic_rows import Headers, checked_row
+from convoymq.topics.dedup import UNANSWERED_MAX
 from convoymq.topics.hashing import key_bytes
 from convoymq.topics.producer import TopicProducer as Core
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from convoymq.client.client import Client
 
 PENDING_MAX = 10_000
-IN_FLIGHT_MAX = 1_000
+IN_FLIGHT_MAX = UNANSWERED_MAX
 """Messages of one logical partition that are sent before the first of them is stored."""
 TIMEOUT_MS = 30_000
 """A message without an answer is sent again after so long; at once when a connection is lost."""

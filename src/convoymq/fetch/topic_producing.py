@@ -106,7 +106,7 @@ class TopicProducing(NullEvents):
             columns = await self._producing.open_frame(frame.payload)
             runs = _runs(request, columns)
             queue = self._find(record, request.pid)
-            if queue is None:
+            if queue is None or record.state.is_end_unknown(request.pid):
                 return _answer([_absent(record, request.pid, len(runs))])
             portions = await self._encode(record, queue, columns, runs)
             waiting = [await self._append(place, queue, request, portion) for portion in portions]

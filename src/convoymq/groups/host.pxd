@@ -7,7 +7,7 @@ from convoymq.groups.watched cimport Watched
 
 cdef class ReplicaHost:
     cdef public int node
-    cdef public int64_t incarnation, now
+    cdef public int64_t incarnation, now, lease_until_ms
     cdef public object storage, transport, clock, config, on_dirty, core_class, _kick, counters
     cdef public dict groups, stopped, versions, watched, incarnations, supports, _early, _removed
     cdef public set reachable, gone, active, full

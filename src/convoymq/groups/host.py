@@ -89,6 +89,9 @@ class ReplicaHost:
         #: Groups with something outstanding: only these are ticked.
         self.active: set[int] = set()
         self.now = clock.monotonic_ms()
+        #: Until when leaders of leased groups may append commands, by the monotonic clock; kept by
+        #: who renews the lease of this node.
+        self.lease_until_ms = 0
         self.on_note: Callable[[str, dict[str, object]], None] | None = None
         self.on_membership_changed: Callable[[int, Membership], None] | None = None
         #: (group, reason): a replica stopped for good.
@@ -510,6 +513,7 @@ class ReplicaHost:
         self._notices.append(replica)
 
     def _on_full(self, item: Replica | Watched) -> None:
+        self.now = self.clock.monotonic_ms()
         self._seal(item)
 
     def _seal(self, item: Replica | Watched) -> None:

@@ -17,7 +17,8 @@ cdef class Replica:
     cdef public int64_t group
     cdef public GroupLog log
     cdef public CommandBuilder builder
-    cdef public bint batch_due, dead, has_forwarded, opening
+    cdef public bint batch_due, dead, has_forwarded, opening, leased, fence_dropped
+    cdef public int64_t append_term
     cdef public str faulty, stopped
     cdef public int64_t _transfer_began, _waits_since, _sealed_ms
     cdef public object time, late

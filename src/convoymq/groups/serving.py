@@ -142,11 +142,11 @@ class Serving:
             replica.send_raft(core.leader, (BEHIND, core.term, 0))
             return
         if core.role == LEADER:
-            self._greet()
+            self.greet()
         if core.leader in core.connected or core.leader == self.host.node:
             replica.sink.on_leader(self.group, core.leader, core.term)
 
-    def _greet(self) -> None:
+    def greet(self) -> None:
         """A new leader tells session nodes without a replica, and looks after sessions' nodes."""
         replica = self.replica
         core = self.core

@@ -251,6 +251,9 @@ def _topics(text: _Text, broker: Broker) -> None:
     deleted, expired = (0, 0) if done is None else (done.partitions_deleted, done.groups_expired)
     text.counter("convoy_topic_partitions_deleted_total", deleted)
     text.counter("convoy_topic_groups_expired_total", expired)
+    sealed, unknown = broker.topic_seals()
+    text.counter("convoy_topic_partitions_sealed_from_outside_total", sealed)
+    text.gauge("convoy_topic_partitions_end_unknown", unknown)
 
 
 def _replication(text: _Text, broker: Broker) -> None:

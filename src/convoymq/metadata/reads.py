@@ -41,11 +41,18 @@ class MetadataReads:
             raise Unavailable("this node has no copy of the metadata")
         voters = replica.members
         others = [node for node in voters if node != self._node_id]
-        ends = await asyncio.gather(*(self._end_of(node) for node in others))
-        known = [end for end in ends if end is not None]
-        if self._node_id in voters:
-            known.append(replica.log.last_index)
-        if len(known) <= len(voters) // 2:
+        known = [replica.log.last_index] if self._node_id in voters else []
+        needed = len(voters) // 2 + 1
+        # Who does not answer holds nobody up as long as a majority does.
+        asked = {asyncio.ensure_future(self._end_of(node)) for node in others}
+        try:
+            while asked and len(known) < needed:
+                done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                known += [end for end in (each.result() for each in done) if end is not None]
+        finally:
+            for each in asked:
+                each.cancel()
+        if len(known) < needed:
             raise Unavailable("a majority of the nodes does not answer: metadata may be stale")
         target = max(known)
         try:

@@ -154,6 +154,7 @@ class _TopicRow(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fie
     left_out: list[int]
     sealed_early: list[tuple[int, Seal]]
     lost: list[DeclareLost]
+    given_up: list[int]
 
 
 _DECODER = msgspec.msgpack.Decoder(_TopicRow)
@@ -191,6 +192,7 @@ def pack_state(state: TopicState) -> bytes:
             sorted(state.left_out),
             sorted(state.sealed_early.items()),
             [lost for _, lost in sorted(state.lost.items())],
+            sorted(state.given_up),
         )
     )
 
@@ -228,6 +230,7 @@ def unpack_state(packed: bytes) -> TopicState:
         set(row.left_out),
         dict(row.sealed_early),
         {lost.pid: lost for lost in row.lost},
+        set(row.given_up),
     )
 
 

@@ -27,9 +27,11 @@ STRICT, WEAK = "strict", "weak"
 WEAK_WAIT_MS = 30_000
 PARTITION_SETTINGS = (MAX_AGE, MAX_LENGTH_BYTES, SEGMENT_BYTES)
 """Settings of a topic that each of its partitions has as an argument."""
+SEAL_AFTER = "seal-after"
+DURATIONS = (GROUP_TTL, SEAL_AFTER)
 WEAK_SETTINGS = (WEAK_WAIT, RETRY_EXCHANGE)
 """Settings of weak topics only."""
-TOPIC_SETTINGS = (*PARTITION_SETTINGS, GROUP_TTL, NULL_KEY, *WEAK_SETTINGS)
+TOPIC_SETTINGS = (*PARTITION_SETTINGS, *DURATIONS, NULL_KEY, *WEAK_SETTINGS)
 Settings = Mapping[str, Setting]
 
 
@@ -52,6 +54,8 @@ def _is_valid(name: str, value: Setting) -> bool:
         return isinstance(value, str) and bool(value)
     if name == NULL_KEY:
         return value in (REFUSE, STICKY, SPREAD)
+    if name in DURATIONS:
+        return isinstance(value, str) and duration_ms(value) is not None
     return KEYS[name].check(value)
 
 

@@ -26,6 +26,12 @@ def partition_queue_name(topic: str, pid: int) -> str:
     return f"{PARTITION_PREFIX}{topic}.{pid}"
 
 
+def place_of_partition(queue: str) -> tuple[str, int]:
+    """Returns the topic and the number of a partition, by the name of its queue."""
+    topic, _, pid = queue.removeprefix(PARTITION_PREFIX).rpartition(".")
+    return topic, int(pid)
+
+
 def partition_arguments(
     topic: str, span: Span, version: int, settings: Mapping[str, Setting]
 ) -> Table:

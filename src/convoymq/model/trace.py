@@ -71,6 +71,7 @@ HANDED_OVER: Final = 20
 LOST: Final = 21
 UNGROUPED: Final = 22
 PRODUCED: Final = 23
+PASSED: Final = 36
 # Acts of nodes, about a partition:
 PUBLISHER: Final = 24
 TAGGED: Final = 25
@@ -106,6 +107,7 @@ TOPIC_DECIDED: Final = (
     LOST,
     UNGROUPED,
     PRODUCED,
+    PASSED,
     TOPIC,
     RANGE,
     GROUP,
@@ -143,6 +145,7 @@ TOPIC_KIND_NAMES: Final = {
     LOST: "lost",
     UNGROUPED: "ungrouped",
     PRODUCED: "produced",
+    PASSED: "passed",
     PUBLISHER: "publisher",
     TAGGED: "tagged",
     HANDED_OUT: "handed_out",

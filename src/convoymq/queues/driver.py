@@ -57,6 +57,16 @@ class GroupOptions(TypedDict):
     served: dict[int, GroupQueue] | None
 
 
+class Fence(Protocol):
+    """Says which replicas of this node may append what clients send, while they lead."""
+
+    def follow(self, queue: GroupQueue) -> None:
+        """This node has a replica of the queue's group, or another leader of it is known."""
+
+    def forget(self, queue: GroupQueue) -> None:
+        """The queue is gone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupQuestions:
     """Requests of groups' handles to other nodes; None: there is no way."""
@@ -69,6 +79,8 @@ class GroupQuestions:
     """Options by which dead letters are published."""
     node: AskNode | None = None
     """Answered by `GroupQueue.serve`."""
+    fence: Fence | None = None
+    """Asked by types whose leaders append under a lease of their node."""
 
 
 class QueueMachine(Machine, TracedMachine, Protocol):

@@ -317,6 +317,9 @@ class GroupQueue(Queue):
         client.start_session(self._new_session())
         self._clients[client.session] = client
 
+    def on_member(self) -> None:
+        """This node has a replica of the group from now on."""
+
     # --- EffectSink ----------------------------------------------------------------------
 
     def _deliver(self, client: Any, effect: Effect) -> None:

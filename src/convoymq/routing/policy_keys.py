@@ -261,6 +261,7 @@ _ROWS: tuple[Key, ...] = (
     ),
     Key(name="initial-cluster-size", check=_integer(0, 255), noun="cluster size"),
     Key(name="group-ttl", check=_max_age, noun="time to live of groups"),
+    Key(name="seal-after", check=_max_age, noun="time without a leader"),
     Key(name="weak-wait", check=_max_age, noun="wait of weak topics"),
     Key(name="alternate-exchange", check=_text, noun="alternate exchange name"),
 )
@@ -274,6 +275,7 @@ TOPIC_KEYS = frozenset(
         "max-length-bytes",
         "stream-max-segment-size-bytes",
         "group-ttl",
+        "seal-after",
         "weak-wait",
     )
 )

@@ -130,7 +130,6 @@ class GroupView:
     parked: Mapping[bytes, ParkedEntry | None]
     """Parked keys; those that resume with their heads."""
     park_version: int
-    filter: Mapping[tuple[int, int, int], int]
 
 
 class Record(NamedTuple):

@@ -8,7 +8,6 @@ Within a partition, messages go to lanes by a hash of the key that has nothing t
 that made the logical partition. A lane handles one message at a time:
 
     queued -> (its key is parked)     Park behind the key  -> answered -> next
-           -> (read before elsewhere) Ack                  -> answered -> next
            -> Handle -> ok            Ack                  -> answered -> next
                      -> failed        again, then Park     -> answered -> next
 
@@ -82,14 +81,6 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True)
-class Ignore:
-    """A message was read before, in a partition that was sealed from outside."""
-
-    pid: int
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """Send a command to the leader of a partition; the answer comes to `on_answer`."""
 
@@ -100,7 +91,7 @@ class Request:
     command: Ack | Park | DoneParked
 
 
-Action = SendHeartbeat | Fetch | Handle | Ignore | Request
+Action = SendHeartbeat | Fetch | Handle | Request
 
 
 @dataclass(slots=True)
@@ -142,7 +133,6 @@ class Held(HeldLease):
     acked: Cursor = field(default_factory=Cursor)
     parked: dict[bytes, ParkedEntry | None] = field(default_factory=dict)
     park_version: int = -1
-    filter: dict[tuple[int, int, int], int] = field(default_factory=dict)
     next_offset: int = -1
     fetch_due_ms: int = 0
     fetching: bool = False
@@ -242,11 +232,10 @@ class GroupConsumer(Leaseholder[Held]):
         self.step(now_ms)
 
     def _take_view(self, held: Held, view: GroupView) -> None:
-        if held.next_offset < 0:
-            held.acked = Cursor.load(view.acked)
-            held.filter = dict(view.filter)
         if view.park_version < held.park_version:
             return
+        # What was passed over since the lease began is in it (`partition.GroupCursor.filter`).
+        held.acked = Cursor.load(view.acked)
         held.park_version = view.park_version
         held.parked = dict(view.parked)
         for key, head in view.parked.items():
@@ -428,19 +417,10 @@ class GroupConsumer(Leaseholder[Held]):
         if record.offset in held.acked:
             return
         lane.work = work
-        if self.was_read_before(held, record):
-            self._actions.append(Ignore(held.pid, record))
-            self._ack(held, lane, record, now_ms)
-        elif self.is_parked(held, work.key):
+        if self.is_parked(held, work.key):
             self._park(held, lane, record, now_ms, follow=True)
         else:
             self._start(held, number, lane, work)
-
-    @staticmethod
-    def was_read_before(held: Held, record: Record) -> bool:
-        """True for a second copy of what a partition has that was sealed from outside."""
-        read = held.filter.get((record.producer, record.epoch, record.lp), 0)
-        return record.seq <= read
 
     @staticmethod
     def is_parked(held: Held, key: bytes) -> bool:

@@ -159,7 +159,7 @@ class Controller:
         """
         change = self.state.running
         for pid in self.state.unknown_ends():
-            self._tell(pid, self._late_seal(pid), now_ms)
+            self._tell(pid, late_seal(self.state, pid, self.term), now_ms)
         for pid in self.state.left_out - self.state.sealed_early.keys():
             if self._is_due((AskSeal, pid), now_ms):
                 self._actions.append(AskSeal(pid))
@@ -252,17 +252,6 @@ class Controller:
             change.change_id, change.attempt, change.next_version, change.targets, self.term
         )
 
-    def _late_seal(self, pid: int) -> SealCommand:
-        """CLOSE for a partition that was sealed from outside: where its keys are now."""
-        lineage = self.state.lineage
-        partition = lineage.partition(pid)
-        version = partition.sealed_version
-        assert version is not None
-        children = (lineage.partition(child) for child in partition.children)
-        targets = tuple(Span(child.lo, child.hi, child.pid) for child in children)
-        change_id = lineage.published[version].change_id
-        return SealCommand(change_id, 0, version, targets, self.term, external=True)
-
     def _open_targets(self, change: Change, now_ms: int) -> None:
         lineage = self.state.lineage
         sources = []
@@ -290,3 +279,15 @@ class Controller:
             planned = plan_reconcile(state.route, pid, seal, state.next_pid, change_id)
             self._propose_at(Begin(planned), (Begin, change_id), now_ms)
             return
+
+
+def late_seal(state: TopicState, pid: int, term: int) -> SealCommand:
+    """Returns CLOSE for a partition that was sealed from outside: where its keys are now."""
+    lineage = state.lineage
+    partition = lineage.partition(pid)
+    version = partition.sealed_version
+    assert version is not None
+    children = (lineage.partition(child) for child in partition.children)
+    targets = tuple(Span(child.lo, child.hi, child.pid) for child in children)
+    change_id = lineage.published[version].change_id
+    return SealCommand(change_id, 0, version, targets, term, external=True)

@@ -18,8 +18,9 @@ from when it received it, and adds a margin.
 A coordinator of a weak topic prefers going on to waiting, and says what that costs:
 
     silent member      its partitions are given to others after `lost_ms`, before its leases end
-    silent source      Skip is recorded after `wait_ms`, then the change is taken without it; when
-                       it answers again it is read late, and Recover is recorded at its end
+    silent source      Skip is recorded after `wait_ms`, at once where it was sealed from outside,
+                       and the change is taken without it; when it answers again it is read late,
+                       and Recover is recorded at its end
     expired messages   Lose is recorded, then the partition passes over them
 
 Source: ordered topics, sections 5, 6, 8 and 9.2.
@@ -378,8 +379,9 @@ class Coordinator:
         if self.weak is None or self._is_left(pid) or self._is_gone(pid):
             return
         heard_ms = self.known.heard_ms.setdefault(pid, now_ms)
-        if now_ms >= heard_ms + self.weak.wait_ms:
-            end = self.lineage.partition(pid).close_offset
+        end = self.lineage.partition(pid).close_offset
+        # One that was sealed from outside was silent before.
+        if end is None or now_ms >= heard_ms + self.weak.wait_ms:
             self._propose(Skip(pid, self.state.group_epoch, end), now_ms)
 
     def _look_for(self, pid: int, now_ms: int) -> None:

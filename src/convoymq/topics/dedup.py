@@ -15,6 +15,9 @@ request carries `base`, the producer's first unacknowledged sequence; everything
 stored, for every request and not for the first alone: the dead partition may acknowledge late what
 was sent here as well.
 
+Sessions of producers that begin where the table is seedless get numbers that none before can have,
+whatever the dead partition knew: `first_epoch`.
+
 Source: ordered topics, sections 1.6, 3, 4 and 10.3.
 """
 
@@ -28,6 +31,10 @@ from typing import NamedTuple
 from convoymq.topics.refusals import Code
 
 Range = tuple[int, int]
+UNANSWERED_MAX = 1_000
+"""Messages of a logical partition that a producer may have without an answer. So many, from its
+first unacknowledged one on, may be stored again behind a partition that was sealed from outside."""
+EPOCH_BITS = 32
 
 
 class Row(NamedTuple):
@@ -138,6 +145,12 @@ class DedupTable:
         for low, high in seedless:
             if max(lo, low) < min(hi, high):
                 self.seedless.append((max(lo, low), min(hi, high)))
+
+
+def first_epoch(version: int) -> int:
+    """Returns what comes before the first number of a session that begins in a partition which a
+    version created behind one that was sealed from outside."""
+    return version << EPOCH_BITS
 
 
 def seed_of(lo: int, hi: int, sources: Iterable[SourceSeal]) -> bytes:

@@ -235,7 +235,7 @@ class Share(HeldLease):
     """A lease, and the messages of its partition."""
 
     acked: Cursor = field(default_factory=Cursor)
-    """As it was when the lease began."""
+    """As it was when the latest view was made."""
     park_version: int = -1
     next_offset: int = -1
     fetch_due_ms: int = 0
@@ -355,10 +355,10 @@ class GroupMember(Leaseholder[Share]):
         self.step(now_ms)
 
     def _take_view(self, share: Share, view: GroupView) -> None:
-        if share.next_offset < 0:
-            share.acked = Cursor.load(view.acked)
         if view.park_version < share.park_version:
             return
+        # What was passed over since the lease began is in it (`partition.GroupCursor.filter`).
+        share.acked = Cursor.load(view.acked)
         share.park_version = view.park_version
         slow_keys = {slow.key for slow in share.keys.values() if slow.name == slow.key}
         for key in {*slow_keys, *view.parked}:

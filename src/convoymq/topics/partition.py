@@ -21,6 +21,10 @@ CLOSE, and no parked key is being delivered again. A cursor is opened only when 
 drained, with what they handed over, so that drained is recursive: a group without a cursor has not
 drained even an empty partition.
 
+Behind a partition that was sealed from outside, a producer stores again what it had no answer to.
+What a group has read there already counts as acknowledged here: when its cursor is opened, and when
+more of it is appended.
+
 Invariants: at most one CLOSE, behind it no data offset; sequences of a (producer, logical
 partition) are contiguous; lease epochs never fall; a cursor that was handed over never changes.
 
@@ -31,7 +35,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from convoymq.topics.answers import (
@@ -74,7 +78,7 @@ from convoymq.topics.commands import (
     Trim,
 )
 from convoymq.topics.cursor import Cursor
-from convoymq.topics.dedup import DedupTable
+from convoymq.topics.dedup import UNANSWERED_MAX, DedupTable, first_epoch
 from convoymq.topics.lineage import PartitionState
 from convoymq.topics.parking import ParkSet
 from convoymq.topics.refusals import Code
@@ -97,6 +101,25 @@ FilterKey = tuple[int, int, int]
 
 
 @dataclass(slots=True)
+class Doubtful:
+    """Messages of a session that may be stored in a partition which was sealed from outside, too:
+    those from `base` on that its producer had no answer to."""
+
+    base: int
+    runs: list[tuple[int, int, int]] = field(default_factory=list)
+    """(first sequence, messages, first offset)."""
+
+    def add(self, seq: int, count: int, offset: int) -> None:
+        """More of it was appended."""
+        if self.runs:
+            first, known, at = self.runs[-1]
+            if first + known == seq and at + known == offset:
+                self.runs[-1] = (first, known + count, at)
+                return
+        self.runs.append((seq, count, offset))
+
+
+@dataclass(slots=True)
 class GroupCursor:
     """State of one group in this partition."""
 
@@ -106,10 +129,10 @@ class GroupCursor:
     member: str = ""
     parked: ParkSet = field(default_factory=ParkSet)
     park_version: int = 0
-    """Rises with every change of what is parked."""
+    """Rises with every change of what is parked, or passed over while there is an owner."""
     filter: dict[FilterKey, int] = field(default_factory=dict)
-    """Last sequences that were read from partitions which were sealed from outside: what was
-    stored there may be stored here again."""
+    """Last sequences that were read from partitions which were sealed from outside. What is stored
+    here again counts as acknowledged."""
     expired: bool = False
     handed_over: bool = False
 
@@ -145,7 +168,11 @@ class PartitionMachine:
         """The highest term of a controller that was heard."""
         self.last_time_ms = 0
         self.dedup = DedupTable()
+        self.doubtful: dict[FilterKey, Doubtful] = {}
         self.groups: dict[str, GroupCursor] = {}
+        self.on_passed: Callable[[str, int, int, int], None] | None = None
+        """Hears of second copies that count as acknowledged: (group, its epoch, first offset,
+        messages)."""
 
     def apply(self, command: Command) -> Outcome:
         """Applies a committed command; the answer is the same on every replica."""
@@ -170,6 +197,8 @@ class PartitionMachine:
             return ProduceAnswer(code, expected=expected)
         offset = self._next_offset(command)
         self.dedup.record(producer, epoch, lp, seq, self.last_time_ms, command.source_pos)
+        if self.dedup.seedless:
+            self._note_doubtful((producer, epoch, lp), command.base, seq, 1, offset)
         return ProduceAnswer(Code.OK, offset)
 
     def produce_runs(self, command: ProduceRuns) -> RunsAnswer:
@@ -198,7 +227,42 @@ class PartitionMachine:
         self.end_offset = offset + stored
         self.last_time_ms = max(self.last_time_ms, command.time_ms)
         dedup.record(producer, epoch, lp, seq + count - 1, self.last_time_ms, source_pos)
+        if dedup.seedless:
+            self._note_doubtful((producer, epoch, lp), base, seq + count - stored, stored, offset)
         return RunAnswer(Code.OK, offset, stored, seq + count)
+
+    def _note_doubtful(self, key: FilterKey, base: int, seq: int, count: int, offset: int) -> None:
+        """A run was appended that may be stored before, in a partition sealed from outside."""
+        _, epoch, lp = key
+        if epoch > first_epoch(self.created_version) or not self.dedup.is_seedless(lp):
+            # A session that began here has sent nothing to a partition before.
+            return
+        noted = self.doubtful.get(key)
+        if noted is None:
+            noted = self.doubtful[key] = Doubtful(base)
+        count = min(count, noted.base + UNANSWERED_MAX - seq)
+        if count <= 0:
+            return
+        noted.add(seq, count, offset)
+        for group, own in self.groups.items():
+            if self._pass_repeats(group, own, key, [(seq, count, offset)]):
+                own.park_version += 1
+
+    def _pass_repeats(
+        self, group: str, own: GroupCursor, key: FilterKey, runs: Iterable[tuple[int, int, int]]
+    ) -> bool:
+        """What the group has read in another partition counts as acknowledged here; True when there
+        was something."""
+        read = own.filter.get(key, 0)
+        found = False
+        for seq, count, offset in runs:
+            again = min(count, read - seq + 1)
+            if again > 0:
+                found = True
+                own.cursor.ack_range(offset, offset + again)
+                if self.on_passed is not None:
+                    self.on_passed(group, own.group_epoch, offset, again)
+        return found
 
     def _next_offset(self, command: Produce) -> int:
         offset = self.end_offset
@@ -231,6 +295,8 @@ class PartitionMachine:
             creating = self.state is PartitionState.CREATING
             return ProducerAnswer(Code.NOT_OPEN if creating else Code.CLOSED)
         known = self.dedup.epochs.get(command.producer, 0)
+        if self.dedup.seedless:
+            known = max(known, first_epoch(self.created_version))
         if command.epoch and not self.dedup.fence(command.producer, command.epoch):
             return ProducerAnswer(Code.PRODUCER_FENCED, epoch=known)
         stored = sorted(
@@ -302,6 +368,8 @@ class PartitionMachine:
         for packed in command.states:
             self._take_over(fresh, packed)
         self._pass_open(cursor)
+        for key in fresh.filter.keys() & self.doubtful.keys():
+            self._pass_repeats(command.group, fresh, key, self.doubtful[key].runs)
         fresh.expired = cursor.watermark < self.log_start
         self.groups[command.group] = fresh
         return Answer(Code.OK)
@@ -500,7 +568,7 @@ class PartitionMachine:
         parked = {
             key: each.entries[0] if each.resuming else None for key, each in own.parked.keys.items()
         }
-        return GroupView(tuple(own.cursor.pack()), parked, own.park_version, dict(own.filter))
+        return GroupView(tuple(own.cursor.pack()), parked, own.park_version)
 
     # Retention
 
@@ -554,17 +622,22 @@ class PartitionMachine:
         targets = [[span.lo, span.hi, span.pid] for span in self.targets]
         times = [self.term, self.last_time_ms]
         dedup = self.dedup.pack().decode()
-        return json.dumps([life, seal, targets, times, dedup, groups]).encode()
+        doubtful = sorted([*key, each.base, each.runs] for key, each in self.doubtful.items())
+        return json.dumps([life, seal, targets, times, dedup, doubtful, groups]).encode()
 
     def restore(self, snapshot: bytes) -> None:
         """Replaces the state by that of a snapshot."""
-        life, seal, targets, times, dedup, groups = json.loads(snapshot)
+        life, seal, targets, times, dedup, doubtful, groups = json.loads(snapshot)
         self.state = PartitionState[life[0]]
         self.end_offset, self.log_start, self.close_offset = life[1:]
         self.sealed_by, self.to_version, self.external = seal
         self.targets = tuple(Span(lo, hi, pid) for lo, hi, pid in targets)
         self.term, self.last_time_ms = times
         self.dedup = DedupTable.load(dedup.encode())
+        self.doubtful = {
+            (producer, epoch, lp): Doubtful(base, [tuple(run) for run in runs])
+            for producer, epoch, lp, base, runs in doubtful
+        }
         self.groups = {}
         for name, group_epoch, cursor, lease, member, parked, version, filtered, *flags in groups:
             own = GroupCursor(group_epoch, Cursor.load(cursor), lease, member)

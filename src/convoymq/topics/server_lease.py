@@ -47,6 +47,10 @@ class ServerLeases:
         """The controller renews the lease no more."""
         self._given_up.add(server)
 
+    def is_given_up(self, server: Hashable) -> bool:
+        """Returns whether the controller renews the lease no more."""
+        return server in self._given_up
+
     def take_back(self, needed: Collection[Hashable]) -> None:
         """The controller renews leases again but those of the servers that it still has to know
         to accept nothing: a merge may have been amended without one."""

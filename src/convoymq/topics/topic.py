@@ -54,6 +54,15 @@ class ToPhase:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Begins the external seal of a source: whoever has applied this accepts no messages for it. It
+    is sealed when the leases of those who have not are over (`server_lease`)."""
+
+    change_id: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecordSeal:
     """A source is sealed."""
 
@@ -142,6 +151,7 @@ TopicCommand = (
     | TargetReady
     | ReplaceTarget
     | ToPhase
+    | GiveUp
     | RecordSeal
     | Amend
     | Publish
@@ -167,6 +177,8 @@ class TopicState:
     """Sealed ones among them: each is the source of a next change."""
     lost: dict[int, DeclareLost] = field(default_factory=dict)
     """Partitions that an operator has given up; groups have losses for them (`topics.losses`)."""
+    given_up: set[int] = field(default_factory=set)
+    """Sources of the running change that are being sealed from outside."""
 
     @classmethod
     def first(cls, route: Route) -> TopicState:
@@ -222,6 +234,8 @@ class TopicState:
                 self.next_pid += 1
             case ToPhase(change_id, attempt, phase):
                 self.change = changes.advance(self._current(change_id, attempt), phase)
+            case GiveUp(change_id, pid):
+                self._give_up(self._current(change_id), pid)
             case RecordSeal(change_id, pid, seal):
                 self._record_seal(change_id, pid, seal)
             case Amend(change_id, attempt):
@@ -230,6 +244,7 @@ class TopicState:
                 self._publish(self._current(change_id), time_ms)
             case Abort(change_id):
                 self.change = changes.abort(self._current(change_id))
+                self.given_up.clear()
             case TargetOpened(pid):
                 self.lineage.opened(pid)
             case LearnClose(pid, close_offset):
@@ -253,8 +268,15 @@ class TopicState:
         self.change = change
         self.next_pid = max(self.next_pid, *(span.pid + 1 for span in change.targets))
 
+    def _give_up(self, change: Change, pid: int) -> None:
+        if pid not in change.sources or pid in change.seals:
+            raise UnknownPartition(pid, change.base_version)
+        self.given_up.add(pid)
+
     def _record_seal(self, change_id: str, pid: int, seal: Seal) -> None:
         change = self.running
+        if seal.close_offset is None and pid not in self.given_up:
+            raise ChangePhase(change_id, "unknown", f"partition {pid} is not given up")
         if change is not None and change.change_id == change_id and pid in change.sources:
             self.change = changes.record_seal(change, pid, seal)
         elif pid in self.left_out:
@@ -266,6 +288,7 @@ class TopicState:
         amended = changes.amend(change, self.route, self.next_pid)
         self.next_pid += 1
         self.left_out |= amended.left_out.keys()
+        self.given_up -= amended.left_out.keys()
         for pid, seal in amended.left_out.items():
             if seal is not None:
                 self.sealed_early[pid] = seal
@@ -278,18 +301,23 @@ class TopicState:
         self.lineage.apply(published, published_at=time_ms)
         self.change = published
         self.left_out -= set(change.sources)
+        self.given_up.clear()
         for pid in change.sources:
             self.sealed_early.pop(pid, None)
 
     def unknown_ends(self) -> list[int]:
         """Partitions that were sealed from outside, and have not said where they end."""
-        return [
-            pid
-            for pid, partition in self.lineage.partitions.items()
-            if partition.state is PartitionState.SEALED
+        return [pid for pid in self.lineage.partitions if self.is_end_unknown(pid)]
+
+    def is_end_unknown(self, pid: int) -> bool:
+        """Returns whether a partition is one of `unknown_ends`."""
+        partition = self.lineage.partitions.get(pid)
+        return (
+            partition is not None
+            and partition.state is PartitionState.SEALED
             and partition.close_offset is None
             and pid not in self.lost
-        ]
+        )
 
     def retire(self, group_versions: Collection[int]) -> None:
         """Partitions that no group needs wait for their deletion."""

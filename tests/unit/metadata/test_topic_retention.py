@@ -138,6 +138,7 @@ def test_a_lost_partition_is_deleted_with_the_others(third: Tree, orders: TopicR
         topic.TargetReady("c1", 1, 2),
         topic.ToPhase("c1", 1, Phase.TARGETS_READY),
         topic.ToPhase("c1", 1, Phase.SEALING),
+        topic.GiveUp("c1", 0),
         topic.RecordSeal("c1", 0, Seal(None)),
         topic.ToPhase("c1", 1, Phase.SEALED),
         topic.Publish("c1", 5),

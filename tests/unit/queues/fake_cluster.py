@@ -115,6 +115,8 @@ class FakeHost:
         replica.last_applied = 0
         replica.faulty, replica.is_behind = "", False
         replica.can_commit = True
+        replica.leased, replica.append_term, replica.established_leader = False, -1, 0
+        replica.on_lease = lambda: None
         replica.time = GroupTime(LoopClock())
         replica.election_timer = SimpleNamespace(campaign=lambda: None)
         replica.core = SimpleNamespace(

@@ -43,13 +43,13 @@ def test_a_park_that_changed_nothing_does_not_hide_what_did() -> None:
     version of the resumption, which only a view tells."""
     member = GroupConsumer("g", "m", len, lanes=2, retries=1, retry_ms=5)
     member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
-    parked_before = GroupView((1,), {b"a": None}, 1, {})
+    parked_before = GroupView((1,), {b"a": None}, 1)
     fetched(member, record(2, b"bb"), view=parked_before)
     _, park = fail_until_parked(member)
     member.on_answer(park, ParkAnswer(Code.DUPLICATE, live=True, version=2), 50)
     held = member.held[3]
     assert held.park_version == 1
-    resumed = GroupView((3,), {b"a": HEAD}, 2, {})
+    resumed = GroupView((3,), {b"a": HEAD}, 2)
     member.on_fetched(
         Fetch(3, 1, 1, held.next_offset, 1, 1), FetchAnswer(Code.OK, (), 3, resumed), 60
     )
@@ -60,7 +60,7 @@ def test_a_park_that_changed_nothing_does_not_hide_what_did() -> None:
 def test_a_park_that_is_in_force_is_a_step_of_the_version() -> None:
     member = GroupConsumer("g", "m", len, lanes=2, retries=1, retry_ms=5)
     member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
-    fetched(member, record(1, b"a"), record(2, b"a"), view=GroupView((1,), {}, 0, {}))
+    fetched(member, record(1, b"a"), record(2, b"a"), view=GroupView((1,), {}, 0))
     handles, park = fail_until_parked(member)
     assert [handle.record.offset for handle in handles] == [1, 1]
     member.on_answer(park, ParkAnswer(Code.OK, version=1), 50)

@@ -12,6 +12,7 @@ from convoymq.topics.routes import first_route
 from convoymq.topics.topic import (
     Begin,
     DeclareLost,
+    GiveUp,
     LeftBehind,
     Publish,
     RecordSeal,
@@ -30,6 +31,7 @@ def gone_round() -> TopicState:
         TargetReady("c", 1, 2),
         ToPhase("c", 1, Phase.TARGETS_READY),
         ToPhase("c", 1, Phase.SEALING),
+        GiveUp("c", 0),
         RecordSeal("c", 0, Seal(None)),
         ToPhase("c", 1, Phase.SEALED),
         Publish("c", 0),

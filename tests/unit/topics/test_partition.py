@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoymq.topics import commands as c
-from convoymq.topics.answers import AckAnswer, Answer, HandOverAnswer, ParkAnswer, SealAnswer
+from convoymq.topics.answers import (
+    AckAnswer,
+    Answer,
+    HandOverAnswer,
+    ParkAnswer,
+    ProducerAnswer,
+    SealAnswer,
+)
+from convoymq.topics.dedup import UNANSWERED_MAX, SourceSeal, seed_of
 from convoymq.topics.order_token import OrderToken
 from convoymq.topics.partition import Outcome, PartitionMachine
 from convoymq.topics.refusals import Code
@@ -213,6 +221,72 @@ def test_late_external_close_hands_over_what_may_be_stored_twice() -> None:
     target = PartitionMachine(7, 0, 4, 4)
     target.apply(c.OpenCursor("g", 1, 0, (handed.state,)))
     assert target.groups["g"].filter == {(1, 1, 0): 2}
+
+
+def behind_external_seal() -> PartitionMachine:
+    """A target whose source was sealed from outside, and has messages 1 and 2 of producer 1."""
+    target = PartitionMachine(7, 0, 4, 4)
+    target.apply(c.Open("change", 4, 1, seed_of(0, 4, [SourceSeal(0, 4, None)])))
+    return target
+
+
+def drained_source() -> bytes:
+    made = with_reader(2)
+    made.apply(c.Seal("change", 0, 4, SEAL.targets, 1, external=True))
+    made.apply(c.Ack("g", 1, 1, (1, 2)))
+    handed = made.apply(c.HandOver("g", 1))
+    assert isinstance(handed, HandOverAnswer)
+    return handed.state
+
+
+def test_second_copies_count_as_acknowledged_when_the_cursor_is_opened() -> None:
+    target = behind_external_seal()
+    passed: list[tuple[str, int, int, int]] = []
+    target.on_passed = lambda *found: passed.append(found)
+    runs = (c.ProducedRun(0, 2, 2, base=2), c.ProducedRun(1, 1, 1, base=1))
+    target.apply(c.ProduceRuns(1, 1, runs))
+    target.apply(c.OpenCursor("g", 1, 0, (drained_source(),)))
+    # Sequence 2 is stored in the source too; 3 is new, and so is what nobody numbered there.
+    assert passed == [("g", 1, 1, 1)]
+    assert target.groups["g"].cursor.pack() == [2]
+    target.apply(c.OpenCursor("later", 1, 0))
+    assert target.groups["later"].cursor.pack() == [1]
+    again = PartitionMachine(7, 0, 4, 4)
+    again.restore(target.snapshot())
+    assert again.snapshot() == target.snapshot()
+
+
+def test_second_copies_that_come_late_count_as_acknowledged() -> None:
+    target = behind_external_seal()
+    target.apply(c.OpenCursor("g", 1, 0, (drained_source(),)))
+    target.apply(c.OpenCursor("later", 1, 0))
+    version = target.groups["g"].park_version
+    target.apply(c.ProduceRuns(1, 1, (c.ProducedRun(0, 1, 3, base=1),)))
+    own, later = target.groups["g"], target.groups["later"]
+    assert (own.cursor.pack(), later.cursor.pack()) == ([3], [1])
+    # Its owner gets another view, or it would hand out what it fetches.
+    assert (own.park_version, later.park_version) == (version + 1, 0)
+
+
+def test_sessions_that_begin_behind_an_external_seal_have_numbers_of_their_own() -> None:
+    target = behind_external_seal()
+    known = target.apply(c.OpenProducer(1, 0))
+    assert isinstance(known, ProducerAnswer)
+    epoch = known.epoch + 1
+    assert epoch > 4 << 32
+    target.apply(c.OpenProducer(1, epoch))
+    target.apply(c.ProduceRuns(1, epoch, (c.ProducedRun(0, 1, 2, base=1),)))
+    target.apply(c.OpenCursor("g", 1, 0, (drained_source(),)))
+    assert target.groups["g"].cursor.pack() == [1]
+    assert not target.doubtful
+
+
+def test_what_may_be_stored_twice_is_bounded() -> None:
+    target = behind_external_seal()
+    for first in (1, 801, 1601):
+        target.apply(c.ProduceRuns(1, 1, (c.ProducedRun(0, first, 800, base=max(1, first - 99)),)))
+    (noted,) = target.doubtful.values()
+    assert noted.runs == [(1, UNANSWERED_MAX, 1)]
 
 
 OPERATIONS = st.lists(

@@ -28,6 +28,7 @@ from convoymq.spark.audit.topics import (
 from convoymq.spark.audit.topics.scope import TopicScope, scope_of
 from tests.unit.trace.topic_injuries import (
     INJURIES,
+    ROUND_INJURIES,
     Copy,
     Original,
     Rows,
@@ -35,7 +36,7 @@ from tests.unit.trace.topic_injuries import (
     lost,
     never_applied,
 )
-from tests.unit.trace.topic_support import GROUP
+from tests.unit.trace.topic_support import GROUP, run_round
 
 PUBLISHERS = (words.PUBLISHED, words.TAGGED, words.PUBLISHER)
 NAME = "plain"
@@ -186,6 +187,23 @@ def test_what_is_missing_of_a_trace_is_no_violation(
     found = audited(original, injury, whole=False)
     assert found.violations.get(INJURIES[injury], 0) == 0
     assert found.unproved[INJURIES[injury]] > 0
+
+
+@pytest.fixture(scope="module")
+def around(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    return Original(tmp_path_factory.mktemp("round"), run_round)
+
+
+def test_an_external_seal_is_no_violation(around: Original) -> None:
+    found = audited(around, None)
+    assert (found.violations, found.unproved) == ({}, {})
+
+
+@pytest.mark.parametrize("injury", ROUND_INJURIES, ids=lambda injury: injury.__name__)
+def test_a_violation_behind_an_external_seal_is_found(
+    around: Original, injury: Callable[[Copy], None]
+) -> None:
+    assert ROUND_INJURIES[injury] in audited(around, injury).violations
 
 
 def test_every_check_is_injured() -> None:

@@ -275,6 +275,26 @@ def sink_ends_elsewhere(copy: Copy) -> None:
     [row for row in copy.effects if row["applied"]][-1]["value"] = "something else"
 
 
+def appended_after_the_seal(copy: Copy) -> None:
+    """The source takes a message that came when its keys were written elsewhere."""
+    copy.of_kind(1, words.KEYED)[-1]["time_us"] += FAR_US
+
+
+def second_copy_delivered(copy: Copy) -> None:
+    row = copy.of_kind(2, words.HANDED_OUT)[0]
+    copy.partitions[2].append({**row, "first_id": 1, "count": 1})
+
+
+def second_copy_left_out(copy: Copy) -> None:
+    copy.partitions[2].remove(copy.of_kind(2, words.PASSED)[0])
+
+
+ROUND_INJURIES: dict[Callable[[Copy], None], Invariant] = {
+    appended_after_the_seal: Invariant.TOPIC_ONE_PLACE,
+    second_copy_delivered: Invariant.TOPIC_REDELIVERY,
+    second_copy_left_out: Invariant.TOPIC_DELIVERY_ORDER,
+}
+"""Of a topic with a partition that was sealed from outside."""
 INJURIES: dict[Callable[[Copy], None], Invariant] = {
     stored_out_of_order: Invariant.TOPIC_LOG_ORDER,
     stored_out_of_order_behind_a_split: Invariant.TOPIC_LOG_ORDER,
@@ -322,9 +342,9 @@ INJURIES: dict[Callable[[Copy], None], Invariant] = {
 class Original:
     """One recorded topic, and what makes copies of it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, course: Callable[[Routes, str], Topic] = run) -> None:
         recorded = Routes(root)
-        self.topic = run(recorded, "original")
+        self.topic = course(recorded, "original")
         recorded.close()
         write_effects(root, self.topic)
         self.routes_file = root / words.TOPICS_QUEUE / "group-0-node-1-1-0.parquet"

@@ -7,16 +7,20 @@ parked key that is resumed, a split, and the group's step behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from convoymq.client.rows import frame_of
+from convoymq.kernels import batch
+from convoymq.kernels.column_frame import ColumnFrame
+from convoymq.kernels.column_records import encode_enqueue
 from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topic_trace import TopicTrace, topic_id
 from convoymq.metadata.topics import partition_queue_name
 from convoymq.model import trace as words
-from convoymq.queues.partition.codec import decode_outcome
+from convoymq.queues.partition.codec import CMD_PRODUCE, decode_outcome, encode_runs
 from convoymq.queues.partition.machine import FIRST_OFFSET, PartitionGroupMachine
 from convoymq.replication.machine import EFFECT_APPLIED
 from convoymq.topics import changes
@@ -24,6 +28,8 @@ from convoymq.topics import commands as c
 from convoymq.topics import group as g
 from convoymq.topics import topic as t
 from convoymq.topics.changes import Phase
+from convoymq.topics.controller import late_seal
+from convoymq.topics.dedup import SourceSeal, seed_of
 from convoymq.topics.hashing import logical_partition
 from convoymq.topics.order_token import OrderToken
 from convoymq.topics.routes import first_route
@@ -39,6 +45,7 @@ SEED = 5
 KEYS = [b"key-%d" % number for number in range(6)]
 GROUP = "billing"
 CHANNEL = session_id(1, 7)
+PRODUCER = 77
 MEMBERS = ("1-1-5-1", "1-1-6-1")
 GROUPS_PER_TOPIC = 8
 STEP_US = 20_000
@@ -122,6 +129,7 @@ class Partition:
         self.session = session_id(1, 100 + topic.first_group + pid)
         self.stored: list[tuple[int, bytes, int]] = []
         """(offset, key, delivery tag)."""
+        self.has_published = False
         self.done = 0
         """Messages that the group is through with."""
 
@@ -139,7 +147,8 @@ class Partition:
         return decode_outcome(replies[-1])
 
     def publish(self, key: bytes, tag: int) -> None:
-        if not self.stored:
+        if not self.has_published:
+            self.has_published = True
             self.trace.publisher(self.session, CHANNEL)
         target = self.log._target(self.session)
         body = b"%d" % tag
@@ -150,6 +159,21 @@ class Partition:
                 self.trace.confirms(self.session, confirmed)
                 self.trace.tagged(self.session, confirmed, 1 << 62)
         self.stored.append((FIRST_OFFSET + len(self.stored), key, tag))
+
+    def produce(self, key: bytes, seq: int, tags: Sequence[int], base: int) -> None:
+        """A producer with sequences; `tags` stand for its messages."""
+        runs = [c.ProducedRun(logical_partition(key, LOGICAL, SEED), seq, len(tags), base)]
+        announced = encode_runs(PRODUCER, 1, runs)
+        session = session_id(1, 200 + self.topic.first_group + self.pid)
+        self.trace.publisher(session, 0)
+        self.log.command(session, CMD_PRODUCE, len(announced), body=announced)
+        frame = ColumnFrame(frame_of([b"%d" % tag for tag in tags]))
+        body, count, position = encode_enqueue(frame, 0, len(tags), b"t", key)
+        self.log.command(session, batch.CMD_ENQUEUE, position, count=count, body=body)
+        self.seal()
+        self.stored += [
+            (FIRST_OFFSET + len(self.stored) + i, key, tag) for i, tag in enumerate(tags)
+        ]
 
     def token(self, offset: int) -> OrderToken:
         return OrderToken(self.machine.state.created_version, offset)
@@ -193,9 +217,13 @@ class Topic:
         assert self.group.apply(command, state.route.version)
         self.routes.entry().group_changed(self.record, self.group, command, owner)
 
+    def next_tag(self) -> int:
+        self.tag += 1
+        return self.tag
+
     def publish(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self.tag += 1
+            self.next_tag()
             lp = logical_partition(key, LOGICAL, SEED)
             span = next(s for s in self.record.state.route.spans if s.lo <= lp < s.hi)
             self.partitions[span.pid].publish(key, self.tag)
@@ -293,6 +321,40 @@ class Topic:
             self.own(target, MEMBERS[0], (handed.state,))
         return tuple(targets)
 
+    def seal_from_outside(self, pid: int) -> int:
+        """Has a partition moved that does not answer; returns the target."""
+        state = self.record.state
+        plan = changes.plan_move(state.route, pid, state.next_pid, "outside")
+        (span,) = plan.targets
+        self._change(
+            [
+                t.Begin(plan),
+                t.TargetReady("outside", 1, span.pid),
+                t.ToPhase("outside", 1, Phase.TARGETS_READY),
+                t.ToPhase("outside", 1, Phase.SEALING),
+                t.GiveUp("outside", pid),
+                t.RecordSeal("outside", pid, changes.Seal(None)),
+                t.ToPhase("outside", 1, Phase.SEALED),
+                t.Publish("outside", self.routes.clock.us // 1000),
+            ]
+        )
+        made = Partition(self, span.pid, span.lo, span.hi, plan.next_version)
+        self.partitions[span.pid] = made
+        seed = seed_of(span.lo, span.hi, [SourceSeal(span.lo, span.hi, None)])
+        made.ask(c.Open("outside", plan.next_version, 1, seed))
+        return span.pid
+
+    def comes_back(self, pid: int, target: int) -> None:
+        """The partition is closed, read to its end and left."""
+        source = self.partitions[pid]
+        sealed = source.ask(late_seal(self.record.state, pid, 1))
+        self._change([t.LearnClose(pid, sealed.close_offset)])
+        self.consume(pid)
+        handed = source.ask(c.HandOver(GROUP, 1))
+        self.change_group(g.Release(pid, self.group.owners[pid].epoch))
+        self.change_group(g.Advance(1, self.group.cv, self.group.cv + 1))
+        self.own(target, MEMBERS[0], (handed.state,))
+
     def _change(self, commands: Iterable[t.TopicCommand]) -> None:
         for command in commands:
             assert self.record.state.apply(command) is None, command
@@ -322,13 +384,37 @@ def run(routes: Routes, name: str) -> Topic:
     return topic
 
 
+def run_round(routes: Routes, name: str) -> Topic:
+    """A topic with a partition that is sealed from outside. A producer has no answer to messages 2
+    and 3 of its own there, and sends them again."""
+    topic = routes.topic(name)
+    topic.own(0, MEMBERS[0])
+    topic.own(1, MEMBERS[0])
+    topic.publish(KEYS * 2)
+    topic.consume(0)
+    source = topic.partitions[1]
+    key = source.stored[0][1]
+    tags = [topic.next_tag() for _ in range(4)]
+    source.produce(key, 1, tags[:3], base=1)
+    topic.consume(1, 2)
+    target = topic.seal_from_outside(1)
+    topic.partitions[target].produce(key, 2, tags[1:], base=2)
+    topic.publish(KEYS)
+    topic.comes_back(1, target)
+    # What the source has as well is passed over.
+    topic.partitions[target].done = 2
+    topic.consume(target)
+    topic.consume(0)
+    return topic
+
+
 def write_effects(root: Path, topic: Topic) -> None:
     """What a source and a sink of the topic would write: the value of a key is its latest tag."""
-    stored = [
-        (tag, key, partition.token(offset))
-        for partition in topic.partitions.values()
+    stored = {
+        tag: (tag, key, partition.token(offset))
+        for partition in sorted(topic.partitions.values(), key=lambda each: -each.pid)
         for offset, key, tag in partition.stored
-    ]
+    }.values()
     with (
         SourceLog(root, topic.name, topic.name) as source,
         EffectLog(root, topic.name, topic.name, GROUP) as sink,

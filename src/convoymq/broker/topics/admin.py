@@ -59,7 +59,7 @@ from convoymq.model.refusals import (
 from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.routing.policy_keys import Setting
 from convoymq.topics.answers import LossAnswer
-from convoymq.topics.changes import Change, Phase, Seal, plan_merge, plan_move, plan_split
+from convoymq.topics.changes import Change, Phase, plan_merge, plan_move, plan_split
 from convoymq.topics.commands import AcceptLoss, DropGroup, ExpireProducers
 from convoymq.topics.group import GroupState, Seek, is_kept
 from convoymq.topics.hashing import MURMUR3_X86_32
@@ -77,8 +77,8 @@ from convoymq.topics.topic import (
     Abort,
     Begin,
     DeclareLost,
+    GiveUp,
     LeftBehind,
-    RecordSeal,
     TopicCommand,
     TopicState,
 )
@@ -368,6 +368,51 @@ class TopicAdmin:
             phase = "unknown" if row is None else row["phase"]
             raise ChangePhase(change_id, phase, "it cannot be aborted")
 
+    async def seal(self, vhost: str, name: str, pid: int) -> ChangeRow:
+        """Begins to seal a partition from outside, whose majority is gone: its range goes on in a
+        new partition, and groups wait for it to come back.
+
+        Raises:
+            NotFound, UnknownPartition, ChangeRunning: it cannot be.
+            PreconditionFailed: the partition answers.
+            Unavailable: no majority of the nodes.
+        """
+        record = self._record(vhost, name)
+        record.state.route.span_of(pid)
+        if await self._answers(record, pid):
+            raise PreconditionFailed(f"partition {pid} answers: move it")
+        change_id = await self._give_up(vhost, name, pid, "seal")
+        row = await self.change(vhost, name, change_id)
+        if row is None:
+            raise NotFound(f"no change '{change_id}' of topic '{name}'")
+        return row
+
+    async def _answers(self, record: TopicRecord, pid: int) -> bool:
+        """Returns whether a majority of a partition's members answers."""
+        try:
+            # Nothing is that old: it only tells whether a majority answers.
+            await self._partitions.get(record, pid).ask(ExpireProducers(0), QUESTION_TIMEOUT_S)
+        except Unavailable:
+            return False
+        return True
+
+    async def _give_up(self, vhost: str, name: str, pid: int, kind: str) -> str:
+        """Has a change recorded, if there is none, that seals a partition from outside; returns its
+        id. Raises as `_begin` does."""
+        running = self._record(vhost, name).state.running
+        if running is not None and pid in running.sources:
+            change_id = running.change_id
+        else:
+            change_id = _new_id(kind)
+            await self._begin(
+                vhost, name, lambda state: plan_move(state.route, pid, state.next_pid, change_id)
+            )
+        code = await self._change(vhost, name, GiveUp(change_id, pid))
+        if not code:
+            log.warning("topic.partition_given_up", vhost=vhost, topic=name, pid=pid)
+        # Otherwise it was sealed meanwhile, or the change went on without it.
+        return change_id
+
     async def declare_lost(self, vhost: str, name: str, pid: int) -> None:
         """Gives up a partition whose majority is gone: its range goes on in a new partition, and
         groups go on without what it held.
@@ -383,12 +428,7 @@ class TopicAdmin:
             return
         if pid not in state.route.pids and pid not in state.unknown_ends():
             raise UnknownPartition(pid, state.route.version)
-        try:
-            # Nothing is that old: it only tells whether a majority answers.
-            await self._partitions.get(record, pid).ask(ExpireProducers(0), QUESTION_TIMEOUT_S)
-        except Unavailable:
-            pass
-        else:
+        if await self._answers(record, pid):
             raise PreconditionFailed(f"partition {pid} answers: nothing of it is lost")
         said = (await self._partitions.describe_all(record, [pid]))[pid]
         if pid in state.route.pids:
@@ -410,25 +450,13 @@ class TopicAdmin:
 
     async def _go_round(self, vhost: str, name: str, pid: int) -> None:
         """Has a partition replaced that cannot be sealed."""
-        running = self._record(vhost, name).state.running
-        if running is not None and pid in running.sources:
-            change_id = running.change_id
-        else:
-            change_id = _new_id("lost")
-            await self._begin(
-                vhost, name, lambda state: plan_move(state.route, pid, state.next_pid, change_id)
-            )
-        try:
-            async with asyncio.timeout(CHANGE_TIMEOUT_S):
-                while True:
-                    row = await self.change(vhost, name, change_id)
-                    if row is None or row["is_finished"]:
-                        return
-                    if row["phase"] == Phase.SEALING.value and pid not in row["sealed"]:
-                        await self._change(vhost, name, RecordSeal(change_id, pid, Seal(None)))
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise Unavailable(f"change '{change_id}' is not done yet, and goes on") from None
+        for _ in range(ATTEMPTS):
+            change_id = await self._give_up(vhost, name, pid, "lost")
+            await self.wait_change(vhost, name, change_id)
+            # A merge may have gone on without it.
+            if pid not in self._record(vhost, name).state.route.pids:
+                return
+        raise Unavailable(f"partition {pid} of topic '{name}' was left out of every change")
 
     # --- groups ----------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ One `topics.controller.Controller` for each topic with something to do: its acti
 of the tree and of partitions, and what partitions answer goes back to it. A loop holds nothing that
 its successor on another node could not learn again, from the tree and from the partitions.
 
+A source that is given up (`TopicState.given_up`) is sealed from outside when the leases of nodes
+that may not know of it are over, counted from when this loop saw it first (`broker.topics.fence`).
+
 Nothing waits between the seal of the last source and the next version: the record of that seal, the
 phase and the version are proposed in one go, in this order. Should one be refused, so are the ones
 behind it, and the controller goes on from what the tree says then.
@@ -26,13 +29,22 @@ from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.topics.answers import Answer, SealAnswer
-from convoymq.topics.changes import Phase
-from convoymq.topics.commands import Command, Seal
+from convoymq.topics.changes import Phase, Seal
+from convoymq.topics.commands import Command
+from convoymq.topics.commands import Seal as SealCommand
 from convoymq.topics.controller import AskSeal, Controller, Create, Propose, Tell
 from convoymq.topics.lineage import PartitionState
 from convoymq.topics.partition import Outcome
 from convoymq.topics.routes import Span
-from convoymq.topics.topic import Publish, RecordSeal, ToPhase, TopicCommand, TopicState
+from convoymq.topics.server_lease import ServerLeases
+from convoymq.topics.topic import (
+    LearnClose,
+    Publish,
+    RecordSeal,
+    ToPhase,
+    TopicCommand,
+    TopicState,
+)
 
 log = structlog.get_logger()
 
@@ -110,6 +122,9 @@ class ControllerLoop:
         """Wall clock when the monotonic one was 0: times of a term do not jump."""
         self._controllers: dict[TopicKey, Controller] = {}
         self._due: set[TopicKey] = set()
+        self._leases: dict[TopicKey, ServerLeases] = {}
+        self.external_seals = 0
+        """Partitions that this loop had sealed from outside."""
         self._under_way: set[object] = set()
         """Proposals, commands and questions without an answer: they are not sent twice."""
         self._is_called = False
@@ -153,6 +168,7 @@ class ControllerLoop:
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._controllers.clear()
         self._under_way.clear()
+        self._leases.clear()
         for vhost in self._store.tree.vhosts.values():
             self._due.update(TopicKey(vhost.name, name) for name in vhost.topics)
 
@@ -173,8 +189,22 @@ class ControllerLoop:
         controller = self._controllers.get(key)
         if controller is None or controller.state is not record.state:
             controller = self._controllers[key] = Controller(record.state, self._term)
-        controller.step(self._now_ms())
+        controller.step(self._now_ms(), self._expired(key, record.state))
         self._perform(key, controller)
+
+    def _expired(self, key: TopicKey, state: TopicState) -> list[int]:
+        """Returns the sources that are given up, and surely accept nothing any more."""
+        now_ms = self._clock.monotonic_ms()
+        if not state.given_up:
+            self._leases.pop(key, None)
+            return []
+        leases = self._leases.setdefault(key, ServerLeases())
+        for pid in state.given_up:
+            if not leases.is_given_up(pid):
+                # Whoever knows nothing of it may have read the tree just before.
+                leases.answer(pid, now_ms)
+                leases.give_up(pid)
+        return [pid for pid in state.given_up if leases.is_over(pid, now_ms)]
 
     def _is_current(self, key: TopicKey, controller: Controller) -> bool:
         """Returns whether an answer is for who acts now. Answers to a former term, or about a topic
@@ -222,7 +252,9 @@ class ControllerLoop:
 
         def done(reply: object, error: BrokerError | None) -> None:
             self._under_way.discard(proposal)
-            if error is not None or reply:
+            if error is None and not reply:
+                self._note(key, command)
+            else:
                 log.debug(
                     "topics.step_refused",
                     vhost=key.vhost, topic=key.name, step=type(command).__name__,
@@ -234,6 +266,23 @@ class ControllerLoop:
             done,
             PROPOSAL_TIMEOUT_MS,
         )
+
+    def _note(self, key: TopicKey, command: TopicCommand) -> None:
+        """A command was applied."""
+        match command:
+            case RecordSeal(_, pid, Seal(None)):
+                self.external_seals += 1
+                log.warning(
+                    "topic.partition_sealed_from_outside",
+                    vhost=key.vhost, topic=key.name, pid=pid,
+                )  # fmt: skip
+            case LearnClose(pid, close_offset):
+                log.info(
+                    "topic.partition_end_learnt",
+                    vhost=key.vhost, topic=key.name, pid=pid, close_offset=close_offset,
+                )  # fmt: skip
+            case _:
+                pass
 
     # --- targets ---------------------------------------------------------------------------
 
@@ -321,7 +370,7 @@ class ControllerLoop:
             self._under_way.discard(question)
             sealed = found is not None and found.state == PartitionState.SEALED.name
             if sealed and self._is_current(key, controller):
-                self._tell(key, controller, pid, Seal(QUESTION, 0, 0, (), self._term))
+                self._tell(key, controller, pid, SealCommand(QUESTION, 0, 0, (), self._term))
 
         queue.describe(done)
 

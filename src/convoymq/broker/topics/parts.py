@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from convoymq.broker.topics.admin import TopicAdmin
 from convoymq.broker.topics.controller_loop import ControllerLoop
 from convoymq.broker.topics.coordinator_loop import GroupCoordinators
+from convoymq.broker.topics.fence import PartitionFence
 from convoymq.broker.topics.group_handle import TopicGroups
 from convoymq.broker.topics.member import MemberParts
 from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.broker.topics.retries import Retries
+from convoymq.broker.topics.silence import SilentPartitions
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
 from convoymq.broker.topics.weak_loop import WeakLoop
-from convoymq.metadata.machine import Change
+from convoymq.metadata.machine import Change, ChangeKind
 
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
@@ -33,6 +35,7 @@ class TopicParts:
     ) -> None:
         metadata = broker.metadata
         self._spawn = spawn
+        self._tree = metadata.tree
         self._placement = broker.placement
         self.partitions = TopicPartitions(metadata.tree, broker.local, broker.host.leader_of)
         self.admin = TopicAdmin(
@@ -49,6 +52,24 @@ class TopicParts:
             store=metadata,
             partitions=self.partitions,
             place=self._place,
+            clock=clock,
+            call_soon=call_soon,
+            spawn=spawn,
+        )
+        self.silence = SilentPartitions(
+            node=broker.node_id,
+            store=metadata,
+            nodes=broker.nodes,
+            partitions=self.partitions,
+            clock=clock,
+            seal=self.admin.seal,
+            spawn=spawn,
+        )
+        self.fence = PartitionFence(
+            node=broker.node_id,
+            tree=metadata.tree,
+            host=broker.host,
+            catch_up=broker.metadata_reads.catch_up,
             clock=clock,
             call_soon=call_soon,
             spawn=spawn,
@@ -99,13 +120,35 @@ class TopicParts:
 
     def on_change(self, change: Change) -> None:
         """The tree has changed."""
+        self.fence.on_change(change)
+        self.silence.on_change(change)
         self.controller.on_change(change)
         self.upkeep.on_change(change)
         self.coordinators.on_change(change)
+        self._give_up(change)
         self.groups.on_change(change)
+
+    def _give_up(self, change: Change) -> None:
+        """Has publishers told of partitions that were sealed from outside."""
+        if change.kind is ChangeKind.TOPIC:
+            vhost = self._tree.vhosts.get(change.vhost)
+            record = None if vhost is None else vhost.topics.get(change.topic)
+            records = [] if record is None else [record]
+        elif change.kind is ChangeKind.RESTORED:
+            vhosts = self._tree.vhosts.values()
+            records = [record for vhost in vhosts for record in vhost.topics.values()]
+        else:
+            return
+        for record in records:
+            for pid in record.state.unknown_ends():
+                queue = self.partitions.find(record.vhost, record.name, pid)
+                if queue is not None:
+                    queue.give_up()
 
     def tick(self) -> None:
         """To be called a few times a second."""
+        self.fence.tick()
+        self.silence.tick()
         self.controller.tick()
         self.coordinators.tick()
         self.upkeep.tick()

@@ -1,9 +1,14 @@
 """Partitions of weak topics that nobody answers for, on the node that leads the metadata group.
 
-A partition that takes messages, or whose end nobody knows, is declared lost when it was silent for
-`weak-wait`, as an operator does with one of a strict topic (`TopicAdmin.declare_lost`): its range
-goes on in a new partition, and groups have a record of what they go on without. Closed partitions
-are not lost: groups skip them, and read them late (`topics.coordinator`).
+What an operator does in a strict topic is done here after `weak-wait`:
+
+    takes messages    sealed from outside (`TopicAdmin.seal`, ADR 0074): its range goes on in a new
+                      partition, groups skip it, and read it late when it comes back in time
+    so sealed         declared lost (`TopicAdmin.declare_lost`) after as long again: groups have a
+                      record, and what comes back is deleted
+
+Partitions that were closed before they fell silent are never lost: groups skip them, and read them
+late whenever they come back (`topics.coordinator`).
 
 A new leader of the metadata begins to wait anew. Partitions of strict topics are not asked.
 """
@@ -31,11 +36,12 @@ ASK_MS = 1_000
 
 
 class Place(NamedTuple):
-    """A partition of a topic."""
+    """A partition of a topic. `sealed`: from outside; then its time begins anew."""
 
     vhost: str
     topic: str
     pid: int
+    sealed: bool
 
 
 class WeakLoop:
@@ -62,7 +68,7 @@ class WeakLoop:
         self._heard_ms: dict[Place, int] = {}
         """When partitions answered last, or were asked first."""
         self._asking: set[Place] = set()
-        self._declaring: set[Place] = set()
+        self._acting: set[Place] = set()
 
     def tick(self) -> None:
         """Asks, and gives up what was silent for too long; to be called a few times a second."""
@@ -88,18 +94,18 @@ class WeakLoop:
 
     def _look_at(self, record: TopicRecord, wait_ms: int, now_ms: int) -> set[Place]:
         state = record.state
-        pids = {*state.route.pids, *state.unknown_ends()}
-        places = {Place(record.vhost, record.name, pid) for pid in pids}
+        places = {Place(record.vhost, record.name, pid, False) for pid in state.route.pids}
+        places |= {Place(record.vhost, record.name, pid, True) for pid in state.unknown_ends()}
         for place in places:
             heard_ms = self._heard_ms.setdefault(place, now_ms)
             self._ask(place)
-            if now_ms >= heard_ms + wait_ms and place not in self._declaring:
-                self._declaring.add(place)
-                self._spawn(self._declare_lost(place))
+            if now_ms >= heard_ms + wait_ms and place not in self._acting:
+                self._acting.add(place)
+                self._spawn(self._go_on_without(place))
         return places
 
     def _ask(self, place: Place) -> None:
-        queue = self._partitions.find(*place)
+        queue = self._partitions.find(*place[:3])
         if queue is None or place in self._asking:
             return
         self._asking.add(place)
@@ -112,11 +118,12 @@ class WeakLoop:
         # Of no group: it only tells whether somebody leads the partition.
         queue.drained("", 0, answered)
 
-    async def _declare_lost(self, place: Place) -> None:
+    async def _go_on_without(self, place: Place) -> None:
+        act = self._admin.declare_lost if place.sealed else self._admin.seal
         try:
-            await self._admin.declare_lost(*place)
+            await act(*place[:3])
         except BrokerError as error:
             # It answers after all, a change runs, or too few nodes are there: it is tried again.
-            log.debug("topics.not_declared_lost", reason=error.text, **place._asdict())
+            log.debug("topics.not_given_up", reason=error.text, **place._asdict())
         finally:
-            self._declaring.discard(place)
+            self._acting.discard(place)

@@ -49,6 +49,7 @@ SETTINGS = (
     "max-length-bytes",
     "stream-max-segment-size-bytes",
     "group-ttl",
+    "seal-after",
     "null-key",
     "weak-wait",
     "retry-exchange",
@@ -243,6 +244,11 @@ def revive(invocation: Invocation) -> Output:
     return None
 
 
+def seal(invocation: Invocation) -> Output:
+    """Has the range of a partition go on in a new one, although its majority is gone."""
+    return _change(invocation, "seal", {"pid": int(invocation.word("pid"))})
+
+
 def declare_lost(invocation: Invocation) -> Output:
     """Gives a partition up whose end nobody knows."""
     body: JsonObject = {"pid": int(invocation.word("pid"))}
@@ -429,6 +435,7 @@ COMMANDS = (
             Switch("max-length-bytes", int),
             Switch("stream-max-segment-size-bytes", int),
             Switch("group-ttl", str),
+            Switch("seal-after", str),
             Switch("null-key", str, choices=("refuse", "sticky", "spread")),
             Switch("weak-wait", str),
             Switch("retry-exchange", str),
@@ -543,6 +550,16 @@ COMMANDS = (
         arguments=("target",),
         banner="Ending the drain of node {target}...",
         run=revive,
+    ),
+    Command(
+        name="seal",
+        summary="Seals a partition whose majority is gone: writes go on, readers wait for it",
+        tools=HERE,
+        arguments=("name", "pid"),
+        switches=(VHOST, WAIT),
+        check=_check_numbers,
+        banner="Sealing partition {pid} of topic {name} from outside...",
+        run=seal,
     ),
     Command(
         name="declare-lost",

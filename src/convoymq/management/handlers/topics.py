@@ -197,6 +197,15 @@ async def _change(call: Call) -> ChangeRow:
     return found
 
 
+@routes.add("POST", "topics/{vhost}/{name}/seal")
+async def seal(call: Call) -> object:
+    """Seals a partition from outside whose majority is gone."""
+    call.need(call.is_administrator)
+    vhost, name = _topic(call)
+    pid = whole_number(await call.json(), "pid")
+    return ACCEPTED, await _admin(call).seal(vhost, name, pid)
+
+
 @routes.add("POST", "topics/{vhost}/{name}/declare-lost")
 async def declare_lost(call: Call) -> Status:
     call.need(call.is_administrator)

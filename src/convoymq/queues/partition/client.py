@@ -295,6 +295,15 @@ class PartitionClient(StreamClient):
 
     # --- the end -------------------------------------------------------------------------
 
+    def give_up(self) -> None:
+        """The partition was sealed from outside: nobody knows what becomes of what is under way to
+        it. Commands are sent on; who publishes hears that the outcome is unknown."""
+        publishes = isinstance(self._events, PartitionPublisherEvents) or bool(self._runs)
+        if self.closed or not publishes or not self.opening:
+            return
+        error = Unavailable(f"{self._subject()} is sealed, and does not answer")
+        self._events_end(error, published_ok=False)
+
     def on_deleted(self) -> None:
         """The partition is gone. What was under way may have been refused before."""
         self._events_end(missing(self._subject()), published_ok=False)

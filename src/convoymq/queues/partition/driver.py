@@ -90,4 +90,4 @@ class PartitionDriver(GroupDriver):
         from convoymq.queues.partition.queue import PartitionQueue
 
         assert ask.node is not None
-        return PartitionQueue(ask_node=ask.node, answers=answers, **options)
+        return PartitionQueue(ask_node=ask.node, answers=answers, fence=ask.fence, **options)

@@ -40,6 +40,8 @@ Source: ordered topics, sections 1.2 and 3; ADR 0062.
 
 from __future__ import annotations
 
+from functools import partial
+
 from convoymq.kernels import batch
 from convoymq.model import trace as words
 from convoymq.queues.partition import tracing
@@ -62,9 +64,9 @@ from convoymq.queues.stream.machine import COMMAND_TYPES as STREAM_COMMAND_TYPES
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_APPLIED
-from convoymq.topics.commands import Open, ProduceRuns, Trim
+from convoymq.topics.commands import Command, Open, ProduceRuns, Trim
 from convoymq.topics.lineage import PartitionState
-from convoymq.topics.partition import PartitionMachine
+from convoymq.topics.partition import Outcome, PartitionMachine
 from convoymq.topics.refusals import Code
 
 FIRST_OFFSET = 1
@@ -140,6 +142,8 @@ class PartitionGroupMachine(StreamMachine):
             self._broken = True
             self._reply(session, APPLIED_REJECTED, "runs and messages do not fit")
             return
+        if self.trace is not None:
+            self.state.on_passed = partial(tracing.note_passed, self.trace)
         answer = self.state.produce_runs(ProduceRuns(producer, epoch, tuple(runs), self.time_ms))
         size = batch.enqueue_bytes(data, offset)
         first = end = begin = 0
@@ -252,20 +256,27 @@ class PartitionGroupMachine(StreamMachine):
         if kind != CMD_PARTITION:
             super()._session_command(session, kind, count, arg, data, offset)
             return
-        command = decode_command(batch.command_body(data, offset)[:arg])
+        outcome = self._carry_out(decode_command(batch.command_body(data, offset)[:arg]))
+        self._reply(session, APPLIED_OK, encode_outcome(outcome))
+
+    def _carry_out(self, command: Command) -> Outcome:
         if self.trace is None:
             outcome = self.state.apply(command)
         else:
+            self.state.on_passed = partial(tracing.note_passed, self.trace)
             outcome = tracing.applied(self.trace, self.state, command)
         if isinstance(command, Trim):
             self._drop_below(self.state.log_start - FIRST_OFFSET)
-        self._reply(session, APPLIED_OK, encode_outcome(outcome))
+        return outcome
 
     def _leader_command(
         self, kind: int, flags: int, count: int, arg: int, data: bytes, offset: int
     ) -> None:
         if kind == batch.CMD_CONFIG:
             self._configure(decode_map(batch.command_body(data, offset), count))
+        elif kind == CMD_PARTITION:
+            # CLOSE of a partition that was sealed from outside.
+            self._carry_out(decode_command(batch.command_body(data, offset)[:arg]))
         else:
             super()._leader_command(kind, flags, count, arg, data, offset)
 

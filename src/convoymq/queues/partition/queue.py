@@ -59,7 +59,7 @@ from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
 
 if TYPE_CHECKING:
-    from convoymq.queues.driver import GroupOptions
+    from convoymq.queues.driver import Fence, GroupOptions
 
 ASK_TIMEOUT_S = 5.0
 PARKED_ROWS_MAX = 1000
@@ -94,9 +94,15 @@ class PartitionQueue(StreamQueue):
     )
 
     def __init__(
-        self, *, ask_node: AskNode, answers: LargeAnswers, **common: Unpack[GroupOptions]
+        self,
+        *,
+        ask_node: AskNode,
+        answers: LargeAnswers,
+        fence: Fence | None = None,
+        **common: Unpack[GroupOptions],
     ) -> None:
         super().__init__(ask_node=ask_node, answers=answers, **common)
+        self._fence = fence
         # A publish that is given up while later ones of its key wait would be overtaken by them.
         self.limits = replace(self.limits, leaderless_publish_timeout_ms=0)
         #: Sends the commands of this node.
@@ -114,6 +120,12 @@ class PartitionQueue(StreamQueue):
 
     def _new_client(self, session: int, events: ClientEvents) -> PartitionClient:
         return PartitionClient(self, session, events)
+
+    def give_up(self) -> None:
+        """The partition was sealed from outside; see `PartitionClient.give_up`."""
+        for client in list(self._clients.values()):
+            if client is not self._teller:
+                client.give_up()
 
     # --- commands ------------------------------------------------------------------------
 
@@ -239,8 +251,20 @@ class PartitionQueue(StreamQueue):
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
         """See `GroupQueue`; who waits for a leader's answer asks the next one."""
         super().on_leader(group, leader, term)
+        self.on_member()
         if self._waiting_fetches:
             self._end_waits()
+
+    def on_member(self) -> None:
+        """See `GroupQueue`."""
+        if self._fence is not None:
+            self._fence.follow(self)
+
+    def on_deleted(self) -> None:
+        """See `GroupQueue`."""
+        super().on_deleted()
+        if self._fence is not None:
+            self._fence.forget(self)
 
     def _fetch_from_leader(self, request: Fetch, done: Answer[Fetched]) -> None:
         def answered(fields: Fields | None, error: BrokerError | None) -> None:

@@ -200,26 +200,22 @@ def parked_rows(
 
 # --- on the way between nodes ----------------------------------------------------------------
 
-PackedView = tuple[
-    tuple[int, ...], list[tuple[bytes, ParkedEntry | None]], int, list[tuple[int, int, int, int]]
-]
+PackedView = tuple[tuple[int, ...], list[tuple[bytes, ParkedEntry | None]], int]
 
 
 def pack_view(view: GroupView | None) -> PackedView | None:
     """Returns a view as plain values."""
     if view is None:
         return None
-    filtered = [(*key, seq) for key, seq in view.filter.items()]
-    return (view.acked, list(view.parked.items()), view.park_version, filtered)
+    return (view.acked, list(view.parked.items()), view.park_version)
 
 
 def unpack_view(packed: PackedView | None) -> GroupView | None:
     """Returns the view that was packed."""
     if packed is None:
         return None
-    acked, parked, version, filtered = packed
-    rows = {(producer, epoch, lp): seq for producer, epoch, lp, seq in filtered}
-    return GroupView(acked, dict(parked), version, rows)
+    acked, parked, version = packed
+    return GroupView(acked, dict(parked), version)
 
 
 class PackedFetched(NamedTuple):

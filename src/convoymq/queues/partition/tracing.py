@@ -47,6 +47,11 @@ def applied(rows: TraceRows, state: PartitionMachine, command: Command) -> Outco
     return outcome
 
 
+def note_passed(rows: TraceRows, group: str, group_epoch: int, first: int, count: int) -> None:
+    """Records second copies that count as acknowledged (`PartitionMachine.on_passed`)."""
+    _add(rows, words.PASSED, group, group_epoch=group_epoch, first=first, count=count)
+
+
 class _State:
     """State before a command that changes something only once."""
 
@@ -123,6 +128,9 @@ def _open_cursor(
     if command.group_epoch > before.group_epoch:
         watermark = state.groups[command.group].cursor.watermark
         handed = len(command.states)
+        if handed:
+            # What is passed over from the first message on is told by rows of its own.
+            watermark = min(watermark, 1)
         _add(rows, words.CURSOR, command.group, group_epoch=command.group_epoch, first=watermark,
              count=handed)  # fmt: skip
 

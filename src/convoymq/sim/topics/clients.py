@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from convoymq.sim.topics import events
 from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS
-from convoymq.topics import consumer as consuming
 from convoymq.topics import producer as producing
 from convoymq.topics.answers import (
     AckAnswer,
@@ -288,8 +287,6 @@ class SimConsumer:
                     self._handle(action)
                 case Request():
                     world.network.send((self.member, action.pid), self._request, action)
-                case consuming.Ignore():
-                    pass
         due = max(self.core.due_ms(now), now + 1)
         if self._waking <= now or due < self._waking:
             self._waking = due

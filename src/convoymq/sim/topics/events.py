@@ -135,6 +135,16 @@ class Ack(NamedTuple):
     epoch: int
 
 
+class Passed(NamedTuple):
+    """A second copy of what a group has read counts as acknowledged."""
+
+    t: int
+    group: str
+    gen: int
+    pid: int
+    offset: int
+
+
 class Park(NamedTuple):
     """A message is in the park log, and acknowledged."""
 
@@ -268,6 +278,7 @@ Event = (
     | Release
     | Deliver
     | Ack
+    | Passed
     | Park
     | Unpark
     | Advance

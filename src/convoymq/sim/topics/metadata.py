@@ -138,10 +138,6 @@ class ControllerSeat:
 
     def _step(self, controller: Controller) -> None:
         now = self.world.engine.now
-        if controller is self.acting:
-            change = self.metadata.topic.running
-            sources = () if change is None else change.sources
-            self.world.leases.take_back(self.metadata.blocked.union(sources))
         expired = [p for p in self.world.partitions if self.world.leases.is_over(p, now)]
         controller.step(now, expired)
         self._perform(controller)
@@ -376,10 +372,10 @@ class SimMetadata:
             self.step_all()
 
     def _note_blocked(self) -> None:
-        self.blocked = set(self.topic.unknown_ends())
-        change = self.topic.running
-        if change is not None:
-            self.blocked |= {p for p, seal in change.seals.items() if seal.close_offset is None}
+        self.blocked = self.topic.given_up.union(self.topic.unknown_ends())
+        for pid in self.topic.given_up:
+            self.world.leases.give_up(pid)
+        self.world.leases.take_back(self.blocked)
 
     def _trace_topic(self, command: TopicCommand, running: Change | None) -> None:
         now, trace, topic = self.world.engine.now, self.world.trace.append, self.topic

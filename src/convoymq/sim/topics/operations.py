@@ -16,7 +16,7 @@ from convoymq.topics.changes import Change, Kind, Phase, plan_merge, plan_move, 
 from convoymq.topics.commands import EARLIEST, LATEST, AcceptLoss, ResumeParked, SkipParked, Trim
 from convoymq.topics.group import Expire, Seek
 from convoymq.topics.lineage import PartitionState
-from convoymq.topics.topic import Abort, Begin, DeclareLost, Delete, Retire
+from convoymq.topics.topic import Abort, Begin, DeclareLost, Delete, GiveUp, Retire
 
 if TYPE_CHECKING:
     from convoymq.sim.topics.world import World
@@ -252,7 +252,7 @@ class Operations:
             name = f"c{self._changes}"
             self._propose_change(plan_move(topic.route, pid, topic.next_pid, name))
         elif change is not None and change.phase is Phase.SEALING and pid in change.sources:
-            world.leases.give_up(pid)
+            world.metadata.controller.log.propose(GiveUp(change.change_id, pid))
         self.engine.after(self.engine.draw(5, 40), self._go_round, pid)
 
     def _silence(self) -> None:

@@ -52,6 +52,7 @@ class SimPartition:
     def __init__(self, world: World, pid: int, lo: int, hi: int, version: int) -> None:
         self.world = world
         self.pid = pid
+        self._passed: list[tuple[str, int, int, int]] = []
         self.machine = self._machine(lo, hi, version)
         self.log: dict[int, Record] = {}
         self.up = True
@@ -68,7 +69,9 @@ class SimPartition:
         self._reported: set[tuple[str, int]] = set()
 
     def _machine(self, lo: int, hi: int, version: int) -> PartitionMachine:
-        return PartitionMachine(self.pid, lo, hi, version, lp_of=self.world.lp_of)
+        made = PartitionMachine(self.pid, lo, hi, version, lp_of=self.world.lp_of)
+        made.on_passed = lambda *passed: self._passed.append(passed)
+        return made
 
     @property
     def serves(self) -> bool:
@@ -112,7 +115,16 @@ class SimPartition:
         if self.world.checks_machines:
             machine.check_invariants()
         self._trace(command, answer, was_open, acked_before, head)
+        self._trace_passed()
         return answer
+
+    def _trace_passed(self) -> None:
+        """Second copies that a group passes over, behind the event that a message is stored."""
+        passed, self._passed = self._passed, []
+        for group, gen, first, count in passed:
+            for offset in range(first, first + count):
+                now = self.world.engine.now
+                self.world.trace.append(events.Passed(now, group, gen, self.pid, offset))
 
     def _acked_before(self, command: Command) -> bool:
         if isinstance(command, Ack | Park):

@@ -440,6 +440,17 @@ class Referee:
             # A second copy that is passed over is acknowledged as well.
             self.acked_msgs[reader][stored.msg] = stored.created_v
 
+    def on_passed(self, event: events.Passed) -> None:
+        """A11: only what the group has settled in another copy is passed over."""
+        reader = (event.group, event.gen)
+        stored = self.stored_at.get((event.pid, event.offset))
+        if stored is None or not any(
+            copy.created_v < stored.created_v and self._is_settled(reader, copy.pid, copy.offset)
+            for copy in self.copies[stored.msg]
+        ):
+            self.say("A11", f"{event} was not read before")
+        self.settled[reader].add((event.pid, event.offset))
+
     def on_park(self, event: events.Park) -> None:
         """A12: the park log of a key is in order."""
         reader = (event.group, event.gen)
@@ -573,6 +584,7 @@ _METHODS: dict[type, str] = {
     events.Release: "on_release",
     events.Deliver: "on_deliver",
     events.Ack: "on_ack",
+    events.Passed: "on_passed",
     events.Park: "on_park",
     events.Unpark: "on_unpark",
     events.Loss: "on_loss",

@@ -17,6 +17,8 @@ from convoymq.topics.changes import Phase
 from convoymq.topics.commands import Open, Seal
 from convoymq.topics.controller import Controller
 from convoymq.topics.lineage import PartitionState, check_invariants
+from convoymq.topics.server_lease import ServerLeases
+from tests.unit.broker.topics.test_upkeep_loop import metrics
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
 STEPS = 12
@@ -218,6 +220,60 @@ async def test_a_restored_tree_is_followed(cluster: FakeCluster) -> None:
     assert record(cluster, 2).state.route.version == 1
 
 
+class Silence:
+    """Partition 0 does not answer, and leases are over at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_over = False
+        tell = PartitionQueue.tell
+        unheard: list[tuple[PartitionQueue, Any, Any]] = []
+        self.unheard = unheard
+
+        def silent(queue: PartitionQueue, command: Any, done: Any) -> None:
+            if queue.name.endswith(".0") and not self.is_over:
+                unheard.append((queue, command, done))
+            else:
+                tell(queue, command, done)
+
+        monkeypatch.setattr(PartitionQueue, "tell", silent)
+        monkeypatch.setattr("convoymq.broker.topics.admin.QUESTION_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(
+            ServerLeases, "is_over", lambda leases, server, now_ms: leases.is_given_up(server)
+        )
+
+    def end(self) -> None:
+        """What was not heard is lost: it is asked again."""
+        self.is_over = True
+        for queue, command, done in self.unheard:
+            queue.tell(command, done)
+
+
+@pytest.mark.provokes(
+    "topic.partition_given_up", "topic.partition_sealed_from_outside", "topic.partition_end_learnt"
+)
+@pytest.mark.moves(
+    "convoy_topic_partitions_sealed_from_outside_total", "convoy_topic_partitions_end_unknown"
+)
+async def test_a_partition_is_sealed_from_outside(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = cluster.nodes[3].broker.topics
+    with pytest.raises(PreconditionFailed, match="partition 0 answers: move it"):
+        await topics.seal("/", "orders", 0)
+    silence = Silence(monkeypatch)
+    assert "convoy_topic_partitions_end_unknown 0" in await metrics(cluster)
+    row = await topics.seal("/", "orders", 0)
+    await topics.wait_change("/", "orders", row["change_id"], 10)
+    state = record(cluster).state
+    assert (state.route.pids, state.unknown_ends(), state.given_up) == ((2, 1), [0], set())
+    shown = await metrics(cluster)
+    assert "convoy_topic_partitions_sealed_from_outside_total 1" in shown
+    assert "convoy_topic_partitions_end_unknown 1" in shown
+    silence.end()
+    await until(lambda: not record(cluster).state.unknown_ends())
+    assert record(cluster).state.lineage.partition(0).close_offset == 1
+
+
 @pytest.mark.provokes("topic.partition_lost")
 async def test_a_lost_partition_is_gone_round(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
@@ -226,14 +282,7 @@ async def test_a_lost_partition_is_gone_round(
     await topics.create_group("/", "orders", "behind")
     with pytest.raises(Exception, match="partition 0 answers: nothing of it is lost"):
         await topics.declare_lost("/", "orders", 0)
-    tell = PartitionQueue.tell
-
-    def dead(queue: PartitionQueue, command: Any, done: Any) -> None:
-        if not queue.name.endswith(".0"):
-            tell(queue, command, done)
-
-    monkeypatch.setattr(PartitionQueue, "tell", dead)
-    monkeypatch.setattr("convoymq.broker.topics.admin.QUESTION_TIMEOUT_S", 0.05)
+    Silence(monkeypatch)
     await topics.declare_lost("/", "orders", 0)
     state = record(cluster).state
     assert (state.route.pids, set(state.lost), state.running) == ((2, 1), {0}, None)

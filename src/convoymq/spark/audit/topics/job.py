@@ -41,7 +41,9 @@ EXAMPLES = 3
 CONTROL_COLUMNS = ("group", "order", "kind", "flags", "reason", "time_us", "session", "consumer",
                    "seq", "first_id", "count", "position_index", "position_command",
                    "position_first", "acquired", "delivered")  # fmt: skip
-OF_MESSAGES = (words.KEYED, words.PUBLISHED, words.SETTLED, words.PARKED, words.LOST)
+OF_MESSAGES = (
+    words.KEYED, words.PUBLISHED, words.SETTLED, words.PASSED, words.PARKED, words.LOST
+)  # fmt: skip
 
 
 class TopicJob:

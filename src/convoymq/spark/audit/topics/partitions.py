@@ -67,7 +67,8 @@ KEY_COLUMNS = (
     "settled_lease",
     "how",
 )
-BY_ACK, BY_PARK, BY_PARK_BEHIND, BY_LOSS = 1, 2, 3, 4
+BY_ACK, BY_PARK, BY_PARK_BEHIND, BY_LOSS, BY_COPY = 1, 2, 3, 4, 5
+"""BY_COPY: another copy was read, in a partition that was sealed from outside."""
 PARKS = (words.PARK, words.PARK_BEHIND)
 Block: TypeAlias = dict[str, Array]
 
@@ -325,7 +326,8 @@ class _Reading:
         """The first end of each message."""
         rows = self.part
         kind, reason = rows["kind"], rows["reason"]
-        mask = ((kind == words.SETTLED) | (kind == words.LOST)) & (rows["seq"] == self.reader[1])
+        mask = np.isin(kind, (words.SETTLED, words.LOST, words.PASSED))
+        mask &= rows["seq"] == self.reader[1]
         mask |= (kind == words.PARKED) & np.isin(reason, PARKS) & (rows["seq"] == self.reader[1])
         mine = picked(rows, mask)
         run, message = self.messages.of_runs(mine["first_id"], mine["count"])
@@ -339,8 +341,13 @@ class _Reading:
         self.settled_order[message] = mine["order"][run]
         self.settled_lease[message] = mine["consumer"][run]
         self.how[message] = np.select(
-            [kinds == words.SETTLED, kinds == words.LOST, reasons == words.PARK],
-            [BY_ACK, BY_LOSS, BY_PARK],
+            [
+                kinds == words.SETTLED,
+                kinds == words.LOST,
+                kinds == words.PASSED,
+                reasons == words.PARK,
+            ],
+            [BY_ACK, BY_LOSS, BY_COPY, BY_PARK],
             BY_PARK_BEHIND,
         )
 

@@ -1,0 +1,124 @@
+"""Has partitions sealed from outside that were without a majority for as long as their topic bears
+(`seal-after`). Acts on the node that leads the metadata group.
+
+A partition counts as silent while this node sees no majority of its members, or no leader. Whether
+it really does not answer is asked before it is given up (`TopicAdmin.seal`). Topics without the
+setting cost nothing.
+
+Source: ordered topics, section 10.3; ADR 0074.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+
+import structlog
+
+from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.topics.controller_loop import TopicKey
+from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
+from convoymq.metadata.store import MetadataStore
+from convoymq.metadata.topic_settings import SEAL_AFTER, duration_of
+from convoymq.model.clock import Clock
+from convoymq.model.errors import BrokerError
+from convoymq.routing.policies import topic_settings
+
+log = structlog.get_logger()
+
+LOOK_MS = 1_000
+
+
+class SilentPartitions:
+    """See the module text. One per node.
+
+    Args:
+        seal: `TopicAdmin.seal`.
+        spawn: runs a coroutine.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        store: MetadataStore,
+        nodes: ClusterNodes,
+        partitions: TopicPartitions,
+        clock: Clock,
+        seal: Callable[[str, str, int], Awaitable[object]],
+        spawn: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._nodes = nodes
+        self._partitions = partitions
+        self._clock = clock
+        self._seal = seal
+        self._spawn = spawn
+        self._limits_ms: dict[TopicKey, int] | None = None
+        """Of the topics that have the setting; None: to be looked up."""
+        self._since_ms: dict[tuple[TopicKey, int], int] = {}
+        self._asked: set[tuple[TopicKey, int]] = set()
+        self._looked_ms = 0
+
+    def on_change(self, change: Change) -> None:
+        """The tree has changed."""
+        if change.kind in (ChangeKind.TOPIC, ChangeKind.POLICIES, ChangeKind.RESTORED):
+            self._limits_ms = None
+
+    def tick(self) -> None:
+        """Looks for silent partitions when it is time; to be called a few times a second."""
+        if self._store.leader != self._node:
+            self._since_ms.clear()
+            return
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._looked_ms + LOOK_MS:
+            return
+        self._looked_ms = now_ms
+        if self._limits_ms is None:
+            self._limits_ms = self._look_up()
+        silent: dict[tuple[TopicKey, int], int] = {}
+        for key, limit_ms in self._limits_ms.items():
+            vhost = self._store.tree.vhosts.get(key.vhost)
+            record = None if vhost is None else vhost.topics.get(key.name)
+            for pid in () if record is None else record.state.route.pids:
+                place = (key, pid)
+                assert record is not None
+                if not self._is_silent(record, pid):
+                    continue
+                silent[place] = self._since_ms.get(place, now_ms)
+                if now_ms >= silent[place] + limit_ms and place not in self._asked:
+                    self._asked.add(place)
+                    self._spawn(self._give_up(key, pid))
+        self._since_ms = silent
+
+    def _look_up(self) -> dict[TopicKey, int]:
+        found: dict[TopicKey, int] = {}
+        for vhost in self._store.tree.vhosts.values():
+            for record in vhost.topics.values():
+                settings = topic_settings(record.name, record.settings, vhost.policies)
+                limit_ms = duration_of(settings, SEAL_AFTER)
+                if limit_ms is not None:
+                    found[TopicKey(vhost.name, record.name)] = limit_ms
+        return found
+
+    def _is_silent(self, record: TopicRecord, pid: int) -> bool:
+        members = self._partitions.members(record, pid)
+        if 2 * sum(map(self._nodes.is_up, members)) <= len(members):
+            return True
+        queue = self._partitions.find(record.vhost, record.name, pid)
+        return queue is not None and queue.leader is None
+
+    async def _give_up(self, key: TopicKey, pid: int) -> None:
+        place = (key, pid)
+        try:
+            await self._seal(key.vhost, key.name, pid)
+        except BrokerError as error:
+            # It answers, or another change runs: its time begins anew.
+            log.debug(
+                "topics.seal_refused",
+                vhost=key.vhost, topic=key.name, pid=pid, reason=error.text,
+            )  # fmt: skip
+            self._since_ms.pop(place, None)
+        finally:
+            self._asked.discard(place)
