@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from convoymq.sim.topics import world as worlds
 from convoymq.sim.topics.partitions import SimPartition
 from convoymq.sim.topics.world import World, run_topic_seed
 from convoymq.topics import controller as controllers
@@ -22,7 +23,7 @@ from convoymq.topics.consumer import GroupConsumer, Lane
 from convoymq.topics.controller import Controller
 from convoymq.topics.coordinator import Coordinator
 from convoymq.topics.dedup import DedupTable
-from convoymq.topics.group import GroupState
+from convoymq.topics.group import GroupState, Recover
 from convoymq.topics.leaseholder import Leaseholder
 from convoymq.topics.lineage import Mode, PartitionState
 from convoymq.topics.member import GroupMember
@@ -407,8 +408,12 @@ def expired_in_silence() -> list[Patch]:
     trim = PartitionMachine.trim
 
     def planted(self: Any, command: Any) -> Any:
-        answer = trim(self, replace(command, weak=True))
-        return replace(answer, losses=())
+        answer = trim(self, command)
+        for own in self.groups.values():
+            if own.expired:
+                own.cursor.advance(self.log_start)
+                own.expired = False
+        return answer
 
     return [(PartitionMachine, "trim", planted)]
 
@@ -516,6 +521,93 @@ def returned_messages_are_overtaken() -> list[Patch]:
                 slow.waiting.sort(key=lambda single: (single.failures, single.offset))
 
     return [(GroupMember, "on_returned", planted)]
+
+
+def _weak_plans(*, retries: bool) -> Patch:
+    """Has every seed be about a weak topic."""
+    draw = worlds.draw_plan
+
+    def planted(seed: int, kinds: Any = None) -> Any:
+        return replace(draw(seed, kinds), weak=True, retries=retries)
+
+    return (worlds, "draw_plan", planted)
+
+
+@mutant("a weak topic skips a source without a record", f"{CHANGES},outage,leader")
+def skips_in_silence() -> list[Patch]:
+    is_left = Coordinator._is_left
+    skip = Coordinator._skip_silent
+    silent: set[tuple[int, int]] = set()
+
+    def planted_skip(self: Any, pid: int, now_ms: int) -> None:
+        propose = self._propose
+
+        def note(command: Any, now_ms: int) -> None:
+            silent.add((id(self.state), command.pid))
+
+        self._propose = note
+        try:
+            skip(self, pid, now_ms)
+        finally:
+            self._propose = propose
+
+    def planted_left(self: Any, pid: int) -> bool:
+        return (id(self.state), pid) in silent or is_left(self, pid)
+
+    return [
+        _weak_plans(retries=True),
+        (Coordinator, "_skip_silent", planted_skip),
+        (Coordinator, "_is_left", planted_left),
+    ]
+
+
+@mutant("what a weak topic skipped is never read", f"{CHANGES},outage,leader")
+def never_reads_late() -> list[Patch]:
+    def planted(self: Any, pid: int, now_ms: int) -> None:
+        self._propose(Recover(pid, self.state.group_epoch), now_ms)
+
+    return [_weak_plans(retries=True), (Coordinator, "_look_for", planted)]
+
+
+@mutant("what a weak topic skipped may be deleted before it is read", f"{CHANGES},outage,empty")
+def skipped_is_not_kept() -> list[Patch]:
+    return [
+        _weak_plans(retries=True),
+        (GroupState, "held_version", lambda self, lineage: self.cv),
+    ]
+
+
+@mutant("a weak topic passes over expired messages before that is recorded", f"{CHANGES},trim")
+def passes_unrecorded() -> list[Patch]:
+    return [
+        _weak_plans(retries=True),
+        (Coordinator, "has_recorded", lambda self, pid, first, end: True),
+    ]
+
+
+@mutant("a failed message is acknowledged before its copy is stored", f"{CHANGES},park")
+def acknowledged_without_copy() -> list[Patch]:
+    retry = SimPartition.retry
+
+    def planted(self: Any, park: Any, reply: Any) -> None:
+        trace, self.world.trace = self.world.trace, []
+        try:
+            retry(self, park, reply)
+        finally:
+            self.world.trace = trace
+
+    return [_weak_plans(retries=True), (SimPartition, "retry", planted)]
+
+
+@mutant("lanes of a weak topic take the newest message first", f"{CHANGES},park")
+def newest_first() -> list[Patch]:
+    def planted(self: Any, held: Any, lane: Any) -> Any:
+        queue = lane.queue if self.holds_keys else held.unkeyed
+        if len(queue) > 2:
+            queue.rotate(1)
+        return queue
+
+    return [_weak_plans(retries=True), (GroupConsumer, "_queue_of", planted)]
 
 
 @contextmanager

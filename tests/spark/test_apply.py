@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -457,3 +458,19 @@ def test_specs_that_do_not_fit(spark: SparkSession, tmp_path: Path) -> None:
         Applier(spark, good, good)
     with pytest.raises(OptionError, match="envelope"):
         Applier(spark, good, events=Events(envelope="xml"))
+
+
+def test_a_weak_topic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order tokens do not say which change of a row is the newer one."""
+
+    class Topic:
+        def __init__(self, options: object) -> None:
+            self.name = "logs"
+            self.client = self
+
+        def topic_route(self, topic: str, *, lineage: bool) -> Any:
+            return SimpleNamespace(mode="weak")
+
+    monkeypatch.setattr("convoymq.spark.topic_broker.Topic", Topic)
+    with pytest.raises(OptionError, match="topic logs is weak"):
+        pipeline._followed({"servers": "127.0.0.1:5672", "topic": "logs"})

@@ -151,7 +151,7 @@ class NodePublishing:
         queues += handles
         check_served(asked, queues)
         # Other messages without a routing key may have no order key at all.
-        cacheable &= bool(routing_keys[0]) or not any(each.is_strict for each in handles)
+        cacheable &= bool(routing_keys[0]) or not any(each.needs_key for each in handles)
         return Route(queues, cacheable, every_key=len(queues) == 1 and topics == [exchange])
 
     def _handles(
@@ -170,7 +170,7 @@ class NodePublishing:
         handles = tuple(handle for handle in found if handle is not None)
         for handle in handles:
             has_key = keyed or check_order_key(handle, routing_keys, headers)
-            if not has_key and handle.is_strict:
+            if not has_key and handle.needs_key:
                 raise order_key_missing(exchange_subject(vhost, handle.name))
         return handles
 

@@ -67,7 +67,7 @@ class AsyncTopicProducer:
 
     async def send(
         self,
-        key: bytes | str,
+        key: bytes | str | None,
         body: bytes,
         headers: Headers | None = None,
         source_pos: bytes | None = None,

@@ -459,6 +459,7 @@ class Client:
             hash_seed=_int(answer, "hash_seed"),
             ttl_ms=_int(answer, "ttl_ms"),
             margin_ms=_int(answer, "margin_ms"),
+            holds_keys=bool(answer.map.get("holds_keys", True)),
         )
 
     def seek_group(self, topic: str, group: str, position: Start) -> None:

@@ -126,6 +126,8 @@ class MemberThread(threading.Thread):
         self._pipeline = Pipeline(config)
         self._inbox: deque[Callable[[], None]] = deque()
         self._ended = threading.Event()
+        self._late: set[int] = set()
+        """Partitions that the group had skipped."""
         self._stored: dict[Lease, dict[Place, _Stored]] = {}
         """Messages, and heads of parked keys, until they are settled."""
         self._versions: dict[int, int] = {}
@@ -372,7 +374,8 @@ class MemberThread(threading.Thread):
         version = handle.token_version if _is_parked(handle) else self._versions[pid]
         stored = self._stored[handle.pid, handle.epoch][place]
         stored.attempts += 1
-        message = TopicMessage(stored.content, pid, offset, version, self._hashing)
+        late = handle.pid in self._late
+        message = TopicMessage(stored.content, pid, offset, version, self._hashing, late)
         self._deliveries.put(Delivered(handle, message, stored.attempts))
 
     def _give_back(self, handle: Handle) -> None:
@@ -434,6 +437,10 @@ class MemberThread(threading.Thread):
                     stored[fetch.pid, offset] = _Stored(content)
                     records.append(Record(offset, 0, content.key, 0, 0, 1, content.body))
         self._versions[fetch.pid] = _number(answer, "version")
+        if answer.map.get("late"):
+            self._late.add(fetch.pid)
+        else:
+            self._late.discard(fetch.pid)
         close = _number(answer, "close")
         if close >= 0:
             self._closes[lease] = close

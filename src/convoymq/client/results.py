@@ -72,6 +72,9 @@ class GroupMembership:
     """A lease lasts so long from when its heartbeat was sent."""
     margin_ms: int
     """Nothing is begun so long before its end."""
+    holds_keys: bool
+    """A message waits for the outcome of those of its key before it. Not in weak topics with a
+    retry exchange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

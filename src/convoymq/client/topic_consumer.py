@@ -137,6 +137,7 @@ class TopicConsumer:
             margin_ms=joined.margin_ms,
             timeout_ms=REQUEST_TIMEOUT_MS,
             drain_ms=joined.ttl_ms,
+            holds_keys=joined.holds_keys,
         )
         self._deliveries: queue.SimpleQueue[Delivered | None] = queue.SimpleQueue()
         self._stopping = False

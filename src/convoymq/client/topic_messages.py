@@ -48,6 +48,9 @@ class TopicMessage:
     route_version: int
     """The route version that created the partition."""
     hashing: Hashing
+    late: bool = False
+    """Of a weak topic: the group had gone on without its partition, and newer messages of the key
+    may have come before."""
 
     @property
     def key(self) -> bytes:
@@ -71,7 +74,9 @@ class TopicMessage:
 
     @property
     def lp(self) -> int:
-        """Returns the logical partition of the key."""
+        """Returns the logical partition of the key; -1 without a key."""
+        if not self.content.key:
+            return -1
         return logical_partition(self.content.key, self.hashing.logical, self.hashing.seed)
 
     @property

@@ -87,6 +87,8 @@ class TopicProducer:
             timeout_ms=TIMEOUT_MS,
             jitter=lambda bound: random.randrange(bound + 1),
         )
+        self._keyless_lp = random.randrange(self._route.route.logical)
+        """Logical partition of this session's messages without a key."""
         positions = {lp: pos for lp, (_, pos) in session.stored.items() if pos}
         self._stored_before = dict(positions)
         self._thread = ProducerThread(client.config, topic, self._core, positions, pending_max)
@@ -119,7 +121,7 @@ class TopicProducer:
 
     def send(
         self,
-        key: bytes | str,
+        key: bytes | str | None,
         body: bytes,
         headers: Headers | None = None,
         source_pos: bytes | None = None,
@@ -132,7 +134,8 @@ class TopicProducer:
         stored behind a hole. Begin a new session then.
 
         Args:
-            key: the order key; text is taken as UTF-8. Not empty.
+            key: the order key; text is taken as UTF-8. None: the message has none; where the topic
+                takes such ones, all of a session go one way.
             source_pos: where the message comes from, at most 255 bytes, later ones greater.
             timeout: seconds to wait for room; None: as long as it takes.
 
@@ -149,16 +152,23 @@ class TopicProducer:
         return sending.future
 
     def _sending(
-        self, key: bytes | str, body: bytes, headers: Headers | None, source_pos: bytes | None
+        self,
+        key: bytes | str | None,
+        body: bytes,
+        headers: Headers | None,
+        source_pos: bytes | None,
     ) -> Sending:
-        row = checked_row(key_bytes(key), body, headers)
+        if key is not None and not key:
+            raise ValueError("an order key is not empty; None: the message has none")
+        row = checked_row(b"" if key is None else key_bytes(key), body, headers)
         position = source_pos or b""
         if len(position) > SOURCE_POSITION_BYTES_MAX:
             raise ValueError(f"a source position has at most {SOURCE_POSITION_BYTES_MAX} bytes")
         future: Future[TopicReceipt] = Future()
         # It is sent whoever waits for it: nobody cancels it.
         future.set_running_or_notify_cancel()
-        return Sending(self._route.lp_of(row.key), row, position, future)
+        lp = self._keyless_lp if key is None else self._route.lp_of(row.key)
+        return Sending(lp, row, position, future)
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until every message has an outcome.

@@ -231,7 +231,7 @@ class TopicReader:
         return [
             row
             for row, key in enumerate(order_keys_of(frame))
-            if self._plan.is_mine(self._route.lp_of(key))
+            if not key or self._plan.is_mine(self._route.lp_of(key))
         ]
 
     def _advance(self, pid: int, offset: int) -> None:

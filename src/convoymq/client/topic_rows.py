@@ -38,9 +38,8 @@ class TopicRow(NamedTuple):
 
 
 def checked_row(key: bytes, body: bytes, headers: Headers | None) -> TopicRow:
-    """Returns a message. Raises ValueError: no server would take it."""
-    if not key:
-        raise ValueError("a message of a topic has an order key")
+    """Returns a message; without a key if it is empty. Raises ValueError: no server would take
+    it."""
     for name in headers or ():
         if name == ORDER_KEY:
             raise ValueError(f"header '{ORDER_KEY}' is the order key's")
@@ -54,7 +53,7 @@ def frame_of_rows(rows: Sequence[TopicRow]) -> bytes:
     keys = [row.key if _is_routing_key(row.key) else b"" for row in rows]
     columns = VALUE | ROUTING_KEY
     headers: list[bytes] = []
-    if any(row.headers for row in rows) or not all(keys):
+    if any(row.headers or (row.key and not key) for row, key in zip(rows, keys, strict=True)):
         columns |= HEADERS
         headers = _headers([_fields(row, key) for row, key in zip(rows, keys, strict=True)])
     values = texts_of([row.body for row in rows])
@@ -77,7 +76,7 @@ def _fields(row: TopicRow, routing_key: bytes) -> list[tuple[bytes, bytes]]:
         (name.encode(), value.encode() if isinstance(value, str) else value)
         for name, value in (row.headers or {}).items()
     ]
-    if not routing_key:
+    if row.key and not routing_key:
         fields.append((ORDER_KEY.encode(), row.key))
     return fields
 

@@ -32,6 +32,7 @@ from convoymq.fetch.member_fields import (
 )
 from convoymq.fetch.turns import Slice
 from convoymq.metadata.records import TopicRecord
+from convoymq.metadata.topic_settings import WEAK, retry_exchange_of
 from convoymq.metadata.topics import topic_missing
 from convoymq.model.columnar import Frame, Op
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
@@ -140,6 +141,7 @@ class TopicMembers:
             "hash_seed": record.hash_seed,
             "ttl_ms": TTL_MS,
             "margin_ms": MARGIN_MS,
+            "holds_keys": not retry_exchange_of(record.settings, record.mode),
         }
 
     async def _heartbeat(self, frame: Frame) -> Answer:
@@ -217,15 +219,18 @@ class TopicMembers:
             # meanwhile.
             found = await self._ask_fetch(queue, wanted._replace(max_messages=0))
             if found.code is not Code.OK:
+                self._tell_expired(request, record, found.code)
                 return {"code": found.code.value}
         async with self._connection.output():
             found = await self._ask_fetch(queue, wanted._replace(wait_ms=0))
             if found.code is not Code.OK:
+                self._tell_expired(request, record, found.code)
                 return {"code": found.code.value}
             answer: Answer = {
                 "code": found.code.value,
                 "close": found.close_offset,
                 "version": record.state.lineage.partition(request.pid).created_version,
+                "late": request.pid in record.groups[request.group].skipped,
             }
             heads = _heads(found.view)
             if heads:
@@ -247,6 +252,12 @@ class TopicMembers:
             await self._connection.send_rows(frame, answer, payload)
             self._connection.edge.counters.rows_out += rows.count
         return None
+
+    def _tell_expired(self, request: GroupFetch, record: TopicRecord, code: Code) -> None:
+        """A weak topic goes on behind what has expired."""
+        if code is Code.DATA_EXPIRED and record.mode == WEAK:
+            parts = self._parts
+            parts.spawn(parts.tell_expired(self._name(request), request.pid, request.group_epoch))
 
     async def _ask_fetch(self, queue: PartitionQueue, request: reads.Fetch) -> reads.Fetched:
         async with asyncio.timeout(self._settings.request_timeout_s + request.wait_ms / 1000):
@@ -323,6 +334,16 @@ class TopicMembers:
             self._trace(request, queue, request.offset)
         copy = batch.copy(request.offset)
         command = Park(*lease, request.offset, key, lp, copy, request.follow)
+        exchange = retry_exchange_of(record.settings, record.mode)
+        if exchange:
+            retried: asyncio.Future[ParkAnswer] = asyncio.get_running_loop().create_future()
+
+            def done(answer: ParkAnswer) -> None:
+                if not retried.done():
+                    retried.set_result(answer)
+
+            self._parts.retry(self._name(request), request.pid, exchange, command, done)
+            return await retried
         return await queue.ask(command, self._settings.request_timeout_s)
 
     @staticmethod

@@ -21,6 +21,7 @@ from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_records import encode_enqueue, enqueue_flags
 from convoymq.kernels.columns import ROUTING_KEY
 from convoymq.kernels.ordered_runs import find_misplaced
+from convoymq.metadata.topic_settings import REFUSE, null_key_of
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.message_properties import check_records
@@ -166,7 +167,10 @@ class TopicProducing(NullEvents):
         """Refuses a message whose order key does not belong to the logical partition of its run, or
         that has none. Raises ColumnarError."""
         lps, counts = [run.lp for run in runs], [run.messages for run in runs]
-        found = find_misplaced(body, position, lps, counts, record.logical, record.hash_seed)
+        keyless = null_key_of(record.settings, record.mode) != REFUSE
+        found = find_misplaced(
+            body, position, lps, counts, record.logical, record.hash_seed, keyless
+        )
         if found is None:
             return
         row, computed = found

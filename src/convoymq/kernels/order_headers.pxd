@@ -7,13 +7,14 @@ cpdef enum:
 
 cdef enum:
     # Bytes of the fields of `put_order_fields`, and what they add to a content header at most.
-    ORDER_FIELDS = 124
-    PLACE_ROOM = 128
+    ORDER_FIELDS = 133
+    PLACE_ROOM = 137
 
 cdef class Place:
     cdef public uint64_t pid
     cdef public uint64_t base
     cdef public uint64_t version
+    cdef public bint late
     cdef uint32_t logical
     cdef uint32_t seed
 

@@ -2,9 +2,11 @@
 
     x-pid, x-offset, x-lp, x-route-version    integers
     x-order-token                             as `topics.order_token` writes it
+    x-late                                    true, where the group had skipped the partition
 
 `x-lp` is computed from the record: nothing in it says so, and whoever publishes cannot lie about
-it. Fields of these names that a publisher has set are dropped (`delivery_encoder`).
+it. It is -1 for a message without a key. Fields of these names that a publisher has set are dropped
+(`delivery_encoder`).
 """
 
 import cython
@@ -18,6 +20,8 @@ _OFFSET = cython.declare(bytes, b"\x08x-offsetl")
 _LP = cython.declare(bytes, b"\x04x-lpl")
 _VERSION = cython.declare(bytes, b"\x0fx-route-versionl")
 _TOKEN = cython.declare(bytes, b"\x0dx-order-tokenS\x00\x00\x00\x21")
+_LATE = cython.declare(bytes, b"\x06x-latet\x01")
+_NO_LP = cython.declare(uint64_t, 0xFFFFFFFFFFFFFFFF)
 _DIGITS = cython.declare(bytes, b"0123456789abcdef")
 
 
@@ -38,6 +42,7 @@ class Place:
         self.version = version
         self.logical = logical
         self.seed = seed
+        self.late = False
 
 
 @cython.cfunc
@@ -72,7 +77,9 @@ def put_order_fields(
 ) -> cython.p_uchar:
     key: cython.pointer(cython.const[cython.uchar]) = cython.NULL
     length: cython.Py_ssize_t = find_order_key(record, n, cython.address(key))
-    lp: uint32_t = murmur3(key, length, place.seed) % place.logical
+    lp: uint64_t = _NO_LP
+    if length:
+        lp = murmur3(key, length, place.seed) % place.logical
     p = _put_number(p, _PID, place.pid)
     p = _put_number(p, _OFFSET, offset)
     p = _put_number(p, _LP, lp)
@@ -81,7 +88,12 @@ def put_order_fields(
     string.memcpy(p, bytes_pointer(_TOKEN), size)
     p = _put_digits(p + size, place.version)
     p[0] = 45  # a dash
-    return _put_digits(p + 1, offset)
+    p = _put_digits(p + 1, offset)
+    if place.late:
+        size = len(_LATE)
+        string.memcpy(p, bytes_pointer(_LATE), size)
+        p += size
+    return p
 
 
 @cython.cfunc
@@ -90,6 +102,8 @@ def is_order_field(name: cython.pointer(cython.const[cython.uchar])) -> cython.b
     length: cython.int = name[0]
     if length == 5:
         return string.memcmp(name, bytes_pointer(_PID), 6) == 0
+    if length == 6:
+        return string.memcmp(name, bytes_pointer(_LATE), 7) == 0
     if length == 8:
         return string.memcmp(name, bytes_pointer(_OFFSET), 9) == 0
     if length == 4:

@@ -9,6 +9,8 @@ class Place:
     pid: int
     base: int
     version: int
+    late: bool
+    """Its group went on without the partition before: deliveries say so."""
     def __init__(self, pid: int, base: int, version: int, logical: int, seed: int) -> None:
         """
         Args:

@@ -1,4 +1,4 @@
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from convoymq.kernels.batch cimport PublishTarget
 
@@ -23,6 +23,10 @@ cdef class Slot:
 
 cdef class OrderedTarget(PublishTarget):
     cdef public bint over
+    # Where messages without a key go: -1 as the empty key, or the range of this logical partition,
+    # or, with spreads_keyless, one range after the other.
+    cdef public int64_t keyless_lp
+    cdef public bint spreads_keyless
     cdef uint32_t logical
     cdef uint32_t seed
     # Range i begins at starts[i] and belongs to slots[i].
@@ -32,6 +36,7 @@ cdef class OrderedTarget(PublishTarget):
 
     cpdef int hold(self, Py_ssize_t size) except? -1
     cdef Slot _slot_of(self, unsigned char* key, Py_ssize_t n)
+    cdef Slot _slot_at(self, uint32_t partition)
     cdef int _append_record(self, unsigned char* p, Py_ssize_t n, uint64_t tag,
                             int flags) except? -1
 

@@ -194,7 +194,13 @@ def order_key(record: bytes):
 
 
 def find_misplaced(
-    body: bytes, table: cython.Py_ssize_t, lps, counts, logical: uint32_t, seed: uint32_t = 0
+    body: bytes,
+    table: cython.Py_ssize_t,
+    lps,
+    counts,
+    logical: uint32_t,
+    seed: uint32_t = 0,
+    keyless: cython.bint = False,
 ):
     """Looks for the first record of an ENQUEUE whose order key does not belong to the logical
     partition of its run: run i has counts[i] records of lps[i].
@@ -202,6 +208,7 @@ def find_misplaced(
     Args:
         body: the command without its head.
         table: where its offsets lie, in the command.
+        keyless: records without a key are right in any run.
 
     Returns:
         (record, logical partition that its key belongs to; -1: it has no key), or None.
@@ -232,11 +239,12 @@ def find_misplaced(
             if at < COMMAND_HEADER_SIZE or end < at or end > table:
                 raise ValueError("record is damaged")
             n = find_order_key(start + at - COMMAND_HEADER_SIZE, end - at, cython.address(key))
-            if n == 0:
+            if n:
+                found = murmur3(key, n, seed) % logical
+                if found != lp:
+                    return row, found
+            elif not keyless:
                 return row, -1
-            found = murmur3(key, n, seed) % logical
-            if found != lp:
-                return row, found
             at = end
             row += 1
             left -= 1
@@ -272,6 +280,8 @@ class OrderedTarget(PublishTarget):
         PublishTarget.__init__(self, CommandBuilder(), 0, owner)
         self.spreads = True
         self.over = False
+        self.keyless_lp = -1
+        self.spreads_keyless = False
         self.logical = logical
         self.seed = seed
         self.slots = []
@@ -306,7 +316,15 @@ class OrderedTarget(PublishTarget):
 
     @cython.cfunc
     def _slot_of(self, key: cython.p_uchar, n: cython.Py_ssize_t) -> Slot:
-        partition: uint32_t = murmur3(key, n, self.seed) % self.logical
+        if n == 0 and self.keyless_lp >= 0:
+            if self.spreads_keyless and self.count:
+                self.keyless_lp += 1
+                return cython.cast(Slot, self.slots[self.keyless_lp % self.count])
+            return self._slot_at(cython.cast(uint32_t, self.keyless_lp))
+        return self._slot_at(murmur3(key, n, self.seed) % self.logical)
+
+    @cython.cfunc
+    def _slot_at(self, partition: uint32_t) -> Slot:
         low: cython.Py_ssize_t = 0
         high: cython.Py_ssize_t = self.count
         middle: cython.Py_ssize_t

@@ -48,6 +48,10 @@ class OrderedTarget(PublishTarget):
     """
 
     over: bool
+    keyless_lp: int
+    """Where messages without a key go: -1 as the empty key does, or to the range of this logical
+    partition, or, with `spreads_keyless`, to one range after the other."""
+    spreads_keyless: bool
     def __init__(self, logical: int, seed: int, owner: OrderedOwner) -> None: ...
     def set_ranges(self, starts: Sequence[int], slots: Sequence[Slot]) -> None:
         """Range i begins at logical partition starts[i] and belongs to slots[i]. Raises
@@ -76,6 +80,7 @@ def find_misplaced(
     counts: Sequence[int],
     logical: int,
     seed: int = 0,
+    keyless: bool = False,
 ) -> tuple[int, int] | None:
     """Looks for the first record of an ENQUEUE whose order key does not belong to the logical
     partition of its run: run i has counts[i] records of lps[i].
@@ -83,6 +88,7 @@ def find_misplaced(
     Args:
         body: the command without its head.
         table: where its offsets lie, in the command.
+        keyless: records without a key are right in any run.
 
     Returns:
         (record, logical partition that its key belongs to; -1: it has no key), or None.

@@ -215,7 +215,7 @@ class TraceRows:
             if number == 0:
                 continue
             partition = -1
-            if self.logical:
+            if self.logical and length:
                 partition = murmur3(p, length, self.seed) % self.logical
             at = self.store + (number - 1) * _COLUMNS
             string.memset(at, 0, _COLUMNS * _WORD)

@@ -139,7 +139,8 @@ class TopicRecord:
     @property
     def held_versions(self) -> list[int]:
         """Returns the versions of the groups that hold partitions back."""
-        return [group.cv for group in self.groups.values() if not group.expired]
+        lineage = self.state.lineage
+        return [each.held_version(lineage) for each in self.groups.values() if not each.expired]
 
     @property
     def expired_versions(self) -> list[int]:

@@ -35,7 +35,7 @@ from convoymq.metadata.topics import (
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.routing.types import ExchangeType
-from convoymq.topics.group import GroupState, Release, Seek, is_kept
+from convoymq.topics.group import GroupState, Release, Seek, Skip, is_kept
 from convoymq.topics.lineage import Mode, PartitionState, Published
 from convoymq.topics.losses import note_losses
 from convoymq.topics.refusals import Code
@@ -231,6 +231,9 @@ class Topics:
         state = record.state
         group_command = unpack_group_command(command.command)
         owner = group.owners.get(group_command.pid) if isinstance(group_command, Release) else None
+        if isinstance(group_command, Skip) and group_command.pid in state.lost:
+            # A record says so already.
+            return False
         changed = group.apply(group_command, state.route.version, state.kept, time_ms)
         if changed:
             if isinstance(group_command, Seek):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from convoymq.kernels.trace import TraceRows, name_hash
 from convoymq.metadata.records import TopicRecord, Vhost
+from convoymq.metadata.topic_settings import WEAK
 from convoymq.metadata.topics import partition_queue_name
 from convoymq.model import trace as words
 from convoymq.topics.group import (
@@ -20,8 +21,10 @@ from convoymq.topics.group import (
     GroupCommand,
     GroupState,
     Owner,
+    Recover,
     Release,
     Seek,
+    Skip,
 )
 from convoymq.topics.lineage import Mode, PartitionState
 from convoymq.topics.topic import DeclareLost, Delete, Publish, TopicCommand
@@ -62,7 +65,10 @@ class TopicTrace:
         """A topic exists, with its first route."""
         topic = topic_id(record)
         self._name(topic, record.name)
-        self._add(words.TOPIC, topic, record.logical, record.hash_seed, record.created_ms)
+        flags = words.WEAK if record.mode == WEAK else 0
+        self._add(
+            words.TOPIC, topic, record.logical, record.hash_seed, record.created_ms, flags=flags
+        )
         self._route(vhost, record)
 
     def deleted(self, record: TopicRecord) -> None:
@@ -139,6 +145,11 @@ class TopicTrace:
                 )  # fmt: skip
             case Advance(group_epoch, expect, to):
                 self._add(words.ADVANCED, topic, to, name, expect, 0, group_epoch)
+            case Skip(pid, group_epoch):
+                self._add(words.SKIPPED, topic, pid, name, 0, 0, group_epoch)
+            case Recover(pid, group_epoch):
+                gone = words.GROUP_GONE
+                self._add(words.SKIPPED, topic, pid, name, 0, 0, group_epoch, flags=gone)
             case Seek(_, version):
                 self._add(words.SOUGHT, topic, version, name, 0, 0, group.group_epoch)
             case _:

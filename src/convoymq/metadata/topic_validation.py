@@ -32,7 +32,7 @@ from convoymq.topics.topic import Begin
 TOPIC_NAME_BYTES_MAX = 200
 """Names of its partitions' queues are longer, those of its groups as well."""
 GROUP_NAME_BYTES_MAX = 54
-SERVED_MODES = ("strict",)
+SERVED_MODES = ("strict", "weak")
 
 
 def check_topic_command(command: TopicCommand, tree: Tree) -> None:
@@ -52,7 +52,7 @@ def check_topic_command(command: TopicCommand, tree: Tree) -> None:
         case SetTopic():
             record = tree.vhost(command.vhost).topics.get(command.name)
             if record is not None:
-                changed_settings(record.settings, command.settings)
+                changed_settings(record.settings, command.settings, record.mode)
         case _:
             # The others name things that the tree has, or has not.
             pass
@@ -69,9 +69,9 @@ def _check_topic(command: CreateTopic) -> None:
     if len(command.partitions) > PARTITIONS_MAX:
         raise TooManyPartitions(len(command.partitions), PARTITIONS_MAX)
     check_hash(command.hash_id, command.hash_seed)
-    check_settings(command.settings)
     if command.mode not in SERVED_MODES:
-        raise NotServed(f"topics of mode '{command.mode}' are not served, only: strict")
+        raise NotServed(f"topics of mode '{command.mode}' are not served, only: strict, weak")
+    check_settings(command.settings, command.mode)
 
 
 def _check_growth(tree: Tree, vhost: str, name: str, change: Change) -> None:

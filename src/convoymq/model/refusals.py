@@ -202,10 +202,10 @@ def invalid_order_key(reason: str) -> PreconditionFailed:
 
 
 def order_key_missing(subject: Subject) -> PreconditionFailed:
-    """A message to a strict topic has no order key. Closes a channel."""
+    """A message has no order key, and its topic takes no such message. Closes a channel."""
     return PreconditionFailed(
-        "message has no order key, a routing key or header 'x-order-key', and the topic is "
-        f"strict: {subject}",
+        "message has no order key, a routing key or header 'x-order-key', and the topic takes no "
+        f"such message: {subject}",
         subject=subject,
     )
 

@@ -86,6 +86,7 @@ ADVANCED: Final = 32
 SOUGHT: Final = 33
 GIVEN_UP: Final = 34
 NAME: Final = 35
+SKIPPED: Final = 40
 
 TOPICS_QUEUE: Final = "amq.topics"
 TOPICS_TYPE: Final = "topics"
@@ -117,6 +118,7 @@ TOPIC_DECIDED: Final = (
     SOUGHT,
     GIVEN_UP,
     NAME,
+    SKIPPED,
 )
 
 KIND_NAMES: Final = {
@@ -158,6 +160,7 @@ TOPIC_KIND_NAMES: Final = {
     SOUGHT: "sought",
     GIVEN_UP: "given_up",
     NAME: "name",
+    SKIPPED: "skipped",
 }
 """Kinds that traces of ordered topics have beside the others."""
 
@@ -194,6 +197,8 @@ GROUP_GONE: Final = 8192
 """group: it is deleted."""
 BY_TIME: Final = 16384
 """released: its time ran out."""
+WEAK: Final = 32768
+"""topic: its mode is weak."""
 
 PARK: Final = 1
 PARK_BEHIND: Final = 2

@@ -299,6 +299,7 @@ _ROWS: tuple[Key, ...] = (
         noun=f"unit. Valid range is {UNIT_MS.start}-{UNIT_MS.stop - 1} ms",
     ),
     Key(name="seal-after", check=_max_age, noun="time without a leader"),
+    Key(name="weak-wait", check=_max_age, noun="wait of weak topics"),
     Key(name="alternate-exchange", check=_text, noun="alternate exchange name"),
 )
 
@@ -317,6 +318,7 @@ TOPIC_KEYS = frozenset(
         "stream-max-segment-size-bytes",
         "group-ttl",
         "seal-after",
+        "weak-wait",
         *AUTOSCALE_KEYS,
     )
 )

@@ -193,17 +193,20 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Retention: the log begins at an offset. `weak`: groups below it lose data and go on."""
+    """Retention: the log begins at an offset. Groups below it stop."""
 
     log_start: int
-    weak: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptLoss:
-    """An operator lets a group go on behind data that expired before it was read."""
+    """An operator lets a group go on behind data that expired before it was read, or a weak topic
+    does. `end`: up to there only, as far as a record says so; -1 = all that has expired.
+    `group_epoch` 0: whatever it is."""
 
     group: str
+    end: int = -1
+    group_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

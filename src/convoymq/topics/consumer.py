@@ -15,10 +15,15 @@ The next message of a key is handed out only when the answer is there, so it nev
 acknowledgement of the one before is in force (I14). A parked key that resumes is handled in the
 same lane, head by head.
 
+Where keys are not held (weak topics with a retry exchange) a lane takes the next message of the
+partition, whatever its key: a message without an outcome holds its lane and nothing else. The
+messages of a partition are begun in their order. What failed too often is to be parked as well;
+who carries the request out sends a copy elsewhere and acknowledges, so nothing waits behind it.
+
 A revoked lease is released when its lanes have finished what they had begun, at the latest after
 `drain_ms`; a lease that ended is given up at once. What still runs then is not acknowledged.
 
-Source: ordered topics, sections 6.3, 9.2, 9.3 and 10.3.
+Source: ordered topics, sections 6.3, 8, 9.2, 9.3 and 10.3.
 """
 
 from __future__ import annotations
@@ -123,6 +128,8 @@ class Held(HeldLease):
     """A lease that this member holds."""
 
     lanes: list[Lane]
+    unkeyed: deque[Work] = field(default_factory=deque)
+    """What waits for any lane, where keys are not held."""
     acked: Cursor = field(default_factory=Cursor)
     parked: dict[bytes, ParkedEntry | None] = field(default_factory=dict)
     park_version: int = -1
@@ -143,7 +150,8 @@ class Held(HeldLease):
     @property
     def queued(self) -> int:
         """Returns the number of messages that wait or are being handled."""
-        return sum(len(lane.queue) + (lane.work is not None) for lane in self.lanes)
+        in_lanes = sum(len(lane.queue) + (lane.work is not None) for lane in self.lanes)
+        return in_lanes + len(self.unkeyed)
 
 
 class GroupConsumer(Leaseholder[Held]):
@@ -155,6 +163,7 @@ class GroupConsumer(Leaseholder[Held]):
         window_bytes: likewise, of those that wait; 0 = no bound.
         retries: how often a handler is called again, before its message is parked; -1 = for ever.
         drain_ms: how long handlers may run on under a revoked lease; 0 = no bound.
+        holds_keys: whether a message waits for the outcome of those of its key before it.
     """
 
     def __init__(
@@ -173,6 +182,7 @@ class GroupConsumer(Leaseholder[Held]):
         renew_ms: int = RENEW_MS,
         timeout_ms: int = TIMEOUT_MS,
         drain_ms: int = 0,
+        holds_keys: bool = True,
     ) -> None:
         super().__init__(member, ttl_ms=ttl_ms, margin_ms=margin_ms, renew_ms=renew_ms)
         self.group = group
@@ -184,6 +194,7 @@ class GroupConsumer(Leaseholder[Held]):
         self.retry_ms = retry_ms
         self.timeout_ms = timeout_ms
         self.drain_ms = drain_ms
+        self.holds_keys = holds_keys
         self._next_number = 1
         self._actions: list[Action] = []
 
@@ -238,12 +249,16 @@ class GroupConsumer(Leaseholder[Held]):
 
     def _queue(self, held: Held, work: Work) -> None:
         held.waiting_bytes += len(work.record.message)
-        self._lane_of(held, work.key).queue.append(work)
+        self._queue_of(held, self._lane_of(held, work.key)).append(work)
+
+    def _queue_of(self, held: Held, lane: Lane) -> deque[Work]:
+        """Returns what waits for a lane."""
+        return lane.queue if self.holds_keys else held.unkeyed
 
     def _queue_head(self, held: Held, key: bytes, head: ParkedEntry) -> None:
         """The head of a key that resumes waits in its lane once."""
         lane = self._lane_of(held, key)
-        works = [*lane.queue, lane.work]
+        works = [*self._queue_of(held, lane), *(each.work for each in held.lanes)]
         if not any(w is not None and w.key == key and w.parked is not None for w in works):
             self._queue(held, Work(key, head))
 
@@ -293,7 +308,7 @@ class GroupConsumer(Leaseholder[Held]):
             assert work is not None
             if not held.revoked:
                 held.waiting_bytes += len(work.record.message)
-                lane.queue.appendleft(work)
+                self._queue_of(held, lane).appendleft(work)
         self.step(now_ms)
 
     def on_answer(self, request: Request, answer: AckAnswer | ParkAnswer, now_ms: int) -> None:
@@ -333,7 +348,7 @@ class GroupConsumer(Leaseholder[Held]):
         if answer.code is Code.NOT_PARKED and work.parked is None:
             # The key was released meanwhile: the message is handed out as any other.
             held.waiting_bytes += len(work.record.message)
-            lane.queue.appendleft(work)
+            self._queue_of(held, lane).appendleft(work)
         elif head is not None:
             self._queue_head(held, work.key, head)
 
@@ -391,8 +406,9 @@ class GroupConsumer(Leaseholder[Held]):
             if now_ms >= lane.due_ms:
                 self._start(held, number, lane, lane.work)
             return
-        while lane.queue and lane.work is None and not held.revoked:
-            work = lane.queue.popleft()
+        queue = self._queue_of(held, lane)
+        while queue and lane.work is None and not held.revoked:
+            work = queue.popleft()
             held.waiting_bytes -= len(work.record.message)
             self._begin(held, number, lane, work, now_ms)
 
@@ -453,6 +469,7 @@ class GroupConsumer(Leaseholder[Held]):
         is."""
         for lane in held.lanes:
             lane.queue.clear()
+        held.unkeyed.clear()
         held.waiting_bytes = 0
         if held.revoked_ms < 0:
             held.revoked_ms = now_ms

@@ -15,7 +15,15 @@ drained, and the version follows as far as changes are complete without a gap.
 A member counts its leases from when it sent the heartbeat that is answered; the coordinator counts
 from when it received it, and adds a margin.
 
-Source: ordered topics, sections 5, 6 and 9.2.
+A coordinator of a weak topic prefers going on to waiting, and says what that costs:
+
+    silent member      its partitions are given to others after `lost_ms`, before its leases end
+    silent source      Skip is recorded after `wait_ms`, at once where it was sealed from outside,
+                       and the change is taken without it; when it answers again it is read late,
+                       and Recover is recorded at its end
+    expired messages   Lose is recorded, then the partition passes over them
+
+Source: ordered topics, sections 5, 6, 8 and 9.2.
 """
 
 from __future__ import annotations
@@ -23,9 +31,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from convoymq.topics.answers import Answer, HandOverAnswer
+from convoymq.topics.answers import Answer, HandOverAnswer, LossAnswer
 from convoymq.topics.assignment import assign
-from convoymq.topics.commands import HandOver, Lease, OpenCursor
+from convoymq.topics.commands import AcceptLoss, HandOver, Lease, OpenCursor
 from convoymq.topics.group import (
     Advance,
     Grant,
@@ -33,8 +41,11 @@ from convoymq.topics.group import (
     GroupState,
     Join,
     Leave,
+    Lose,
     Owner,
+    Recover,
     Release,
+    Skip,
 )
 from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases
 from convoymq.topics.lineage import Lineage, Mode, PartitionState
@@ -42,7 +53,12 @@ from convoymq.topics.refusals import Code
 from convoymq.topics.routes import Span
 
 RETRY_MS = 200
+LOST_MS = 4_000
+"""A member of a weak topic that was not heard for so long may be dead: one heartbeat is missing."""
 ASKED_KEPT_MAX = 1024
+
+
+Told = HandOver | OpenCursor | Lease | AcceptLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +73,30 @@ class Tell:
     """Send a command to the leader of a partition; the answer comes to `on_answer`."""
 
     pid: int
-    command: HandOver | OpenCursor | Lease
+    command: Told
 
 
 @dataclass(frozen=True, slots=True)
 class AskDrained:
-    """Ask the leader of a partition whether the group has drained it; yes comes to `on_drained`."""
+    """Ask the leader of a partition whether the group has drained it; yes comes to `on_drained`,
+    no to `on_undrained`. `whole`: and has nothing parked there."""
 
     pid: int
     group_epoch: int
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeakRules:
+    """Times of weak topics, in ms.
+
+    Args:
+        wait_ms: how long a source may be silent before the group goes on without it.
+        lost_ms: how long a member may be silent before its partitions are given to others.
+    """
+
+    wait_ms: int
+    lost_ms: int = LOST_MS
 
 
 Action = Propose | Tell | AskDrained | Leases
@@ -82,6 +113,14 @@ class Known:
     """Lease epochs that the partitions have confirmed."""
     fenced: dict[int, int] = field(default_factory=dict)
     """Lease epochs that they have refused: see `partition.GroupCursor.fenced`."""
+    heard_ms: dict[int, int] = field(default_factory=dict)
+    """When sources of changes ahead answered last, or were waited for first."""
+    late: set[int] = field(default_factory=set)
+    """Skipped partitions that answer again."""
+    read_late: set[int] = field(default_factory=set)
+    """Those of them that are read to the end."""
+    expired: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Messages that expired before they were read: first offset, and end (exclusive)."""
 
 
 class Coordinator:
@@ -90,7 +129,8 @@ class Coordinator:
     Args:
         state: the group's replicated state, read only here.
         lineage: the topic's, read only here.
-        lost: partitions that an operator has declared lost.
+        lost: partitions that are declared lost.
+        weak: of a weak topic; None: it is strict.
     """
 
     def __init__(
@@ -103,6 +143,7 @@ class Coordinator:
         ttl_ms: int = TTL_MS,
         margin_ms: int = MARGIN_MS,
         retry_ms: int = RETRY_MS,
+        weak: WeakRules | None = None,
     ) -> None:
         self.state = state
         self.lineage = lineage
@@ -110,6 +151,7 @@ class Coordinator:
         self.ttl_ms = ttl_ms
         self.margin_ms = margin_ms
         self.retry_ms = retry_ms
+        self.weak = weak
         self.group_epoch = state.group_epoch
         self.known = Known()
         #: A predecessor may have answered a heartbeat just now.
@@ -135,7 +177,7 @@ class Coordinator:
         else:
             self.leaving.discard(member)
         if not heartbeat.leaves and member not in self.state.members:
-            self._propose(Join(member), now_ms)
+            self._propose(Join(member, loses=self.weak is not None), now_ms)
         for pid, owner in self.state.owners.items():
             if owner.member != member:
                 continue
@@ -175,24 +217,45 @@ class Coordinator:
         """False for a lease that is about to be given to somebody else."""
         return (pid, epoch) not in self._expiring
 
-    def on_drained(self, pid: int, group_epoch: int, now_ms: int) -> None:
-        """A partition reports that the group has drained it."""
+    def on_drained(self, pid: int, group_epoch: int, now_ms: int, *, whole: bool = False) -> None:
+        """A partition reports that the group has drained it. `whole`: see `AskDrained`."""
         if group_epoch == self.state.group_epoch:
             self._renew_knowledge()
             self.known.drained.add(pid)
+            self._hear(pid, now_ms)
+            if whole:
+                self.known.read_late.add(pid)
         self.step(now_ms)
+
+    def on_undrained(self, pid: int, group_epoch: int, now_ms: int) -> None:
+        """A partition answers that the group has not drained it."""
+        if group_epoch == self.state.group_epoch:
+            self._renew_knowledge()
+            self._hear(pid, now_ms)
+            if pid in self.state.skipped:
+                self.known.late.add(pid)
+                self.step(now_ms)
+
+    def on_expired(self, pid: int, group_epoch: int, first: int, end: int, now_ms: int) -> None:
+        """A partition has dropped messages that the group has not read, `end` exclusive; none,
+        when they were acknowledged after all."""
+        if self.weak is not None and group_epoch == self.state.group_epoch:
+            self._renew_knowledge()
+            self.known.expired[pid] = (first, end)
+            self.step(now_ms)
 
     def on_answer(
         self,
         pid: int,
-        command: HandOver | OpenCursor | Lease,
-        answer: Answer | HandOverAnswer,
+        command: Told,
+        answer: Answer | HandOverAnswer | LossAnswer,
         now_ms: int,
     ) -> None:
         """A partition answered what it was told."""
         if command.group_epoch != self.state.group_epoch:
             return
         self._renew_knowledge()
+        self._hear(pid, now_ms)
         self._asked_ms.pop((type(command), pid), None)
         known = self.known
         match command:
@@ -207,6 +270,9 @@ class Coordinator:
                 known.leased[pid] = command.epoch
             case Lease() if answer.code is Code.LEASE_FENCED:
                 known.fenced[pid] = command.epoch
+            case AcceptLoss():
+                # What has expired since is reported again.
+                known.expired.pop(pid, None)
             case Lease() if answer.code is Code.NOT_VISIBLE:
                 # Handed over, or its cursor is not open: both are found out by asking again.
                 known.opened.discard(pid)
@@ -220,6 +286,10 @@ class Coordinator:
         self._expire_members(now_ms)
         for version in self.changes_ahead():
             self._take_change(version, now_ms)
+        for pid in sorted(self.state.skipped):
+            self._look_for(pid, now_ms)
+        for pid, (first, end) in list(self.known.expired.items()):
+            self._pass_expired(pid, first, end, now_ms)
         readable = self.readable()
         for pid in readable:
             if pid not in self.known.opened:
@@ -243,7 +313,7 @@ class Coordinator:
         if self._is_due(command, now_ms):
             self._actions.append(Propose(command))
 
-    def _tell(self, pid: int, command: HandOver | OpenCursor | Lease, now_ms: int) -> None:
+    def _tell(self, pid: int, command: Told, now_ms: int) -> None:
         if self._is_due((type(command), pid), now_ms):
             self._actions.append(Tell(pid, command))
 
@@ -256,10 +326,17 @@ class Coordinator:
         self._asked_ms[action] = now_ms
         return True
 
+    @property
+    def silence_ms(self) -> int:
+        """Returns how long a member may be silent before its leases are over. In a weak topic they
+        may still be in force: two members have the partition then."""
+        lease_ms = self.ttl_ms + self.margin_ms
+        return lease_ms if self.weak is None else min(self.weak.lost_ms, lease_ms)
+
     def _expire_members(self, now_ms: int) -> None:
         for member in sorted(self.state.members):
             heard = self.heard_ms.setdefault(member, now_ms)
-            gone = now_ms >= heard + self.ttl_ms + self.margin_ms
+            gone = now_ms >= heard + self.silence_ms
             if not gone and member not in self.leaving:
                 continue
             owned = [(p, o.epoch) for p, o in self.state.owners.items() if o.member == member]
@@ -283,9 +360,12 @@ class Coordinator:
     def _take_change(self, version: int, now_ms: int) -> None:
         sources = self.lineage.sources(version)
         for pid in sources:
-            known = self.is_drained(pid) or self.lineage.partition(pid).close_offset is None
+            known = self.is_drained(pid) or (
+                self.weak is None and self.lineage.partition(pid).close_offset is None
+            )
             if not known and self._is_due((AskDrained, pid), now_ms):
                 self._actions.append(AskDrained(pid, self.state.group_epoch))
+            self._skip_silent(pid, now_ms)
         if not self.all_drained(sources):
             return
         for pid in sources:
@@ -301,6 +381,42 @@ class Coordinator:
         if opened and version == self.state.cv:
             self._propose(Advance(self.state.group_epoch, version, version + 1), now_ms)
 
+    def _hear(self, pid: int, now_ms: int) -> None:
+        """A partition has answered. It counts for those that are waited for."""
+        if pid in self.known.heard_ms:
+            self.known.heard_ms[pid] = now_ms
+
+    def _skip_silent(self, pid: int, now_ms: int) -> None:
+        """A weak topic's group goes on without a source that does not answer, and says so."""
+        if self.weak is None or self._is_left(pid) or self._is_gone(pid):
+            return
+        heard_ms = self.known.heard_ms.setdefault(pid, now_ms)
+        end = self.lineage.partition(pid).close_offset
+        # One that was sealed from outside was silent before.
+        if end is None or now_ms >= heard_ms + self.weak.wait_ms:
+            self._propose(Skip(pid, self.state.group_epoch, end), now_ms)
+
+    def _look_for(self, pid: int, now_ms: int) -> None:
+        """A skipped partition is read late, when it answers."""
+        if self._is_gone(pid):
+            return
+        if pid in self.known.read_late:
+            self._propose(Recover(pid, self.state.group_epoch), now_ms)
+        elif self._is_due((AskDrained, pid), now_ms):
+            self._actions.append(AskDrained(pid, self.state.group_epoch, whole=True))
+
+    def _pass_expired(self, pid: int, first: int, end: int, now_ms: int) -> None:
+        """The loss is recorded before the partition passes over it."""
+        name, group_epoch = self.state.name, self.state.group_epoch
+        if first >= end or self.has_recorded(pid, first, end):
+            self._tell(pid, AcceptLoss(name, end, group_epoch), now_ms)
+        else:
+            self._propose(Lose(pid, group_epoch, first, end), now_ms)
+
+    def has_recorded(self, pid: int, first: int, end: int) -> bool:
+        """True when the group's state says that it goes on without these messages."""
+        return self.state.has_lost(pid, first, end)
+
     def all_drained(self, sources: Iterable[int]) -> bool:
         """True when the group may leave all sources of a change behind."""
         return all(self.is_drained(pid) for pid in sources)
@@ -315,16 +431,18 @@ class Coordinator:
         return (known_end and pid in self.known.drained) or self._is_left(pid)
 
     def _is_left(self, pid: int) -> bool:
-        """True for what the group has handed over, and for what is gone.
+        """True for what the group has handed over, for what it skipped, and for what is gone.
 
-        A lost partition says nothing of what came before it: its own parents are left first.
+        A lost or skipped partition says nothing of what came before it: its own parents are left
+        first.
         """
         if pid in self.known.handed:
             return True
         partition = self.lineage.partition(pid)
         begins = partition.is_in(self.state.start_version)
-        if not self._is_gone(pid) or begins or partition.state is PartitionState.DELETED:
-            return self._is_gone(pid)
+        gone = self._is_gone(pid) or pid in self.state.skipped
+        if not gone or begins or partition.state is PartitionState.DELETED:
+            return gone
         return all(self._is_left(each) or self._is_passed(each) for each in partition.parents)
 
     def _is_gone(self, pid: int) -> bool:
@@ -364,6 +482,11 @@ class Coordinator:
                 p for p, owner in state.owners.items() if owner.group_epoch == self.group_epoch
             }
         left = [pid for pid in pids if pid not in known.handed and not self._is_behind(pid)]
+        left += [
+            pid
+            for pid in state.skipped & known.late
+            if pid not in left and pid not in known.read_late and not self._is_gone(pid)
+        ]
         partitions = self.lineage.partitions
         return sorted(left, key=lambda pid: (partitions[pid].created_version, partitions[pid].lo))
 

@@ -14,6 +14,13 @@ nothing.
 | Seek    | the group epoch is the expected one, and nothing  | version, starts, group epoch + 1 |
 |         | that it begins in is deleted                      |                                  |
 | Expire  | nobody was a member since the expected time       | it holds nothing back any more   |
+| Lose    | the group epoch is the expected one               | a loss, by name                  |
+| Skip    | the group epoch is the expected one, nothing else | the group goes on without the    |
+|         | was said of the partition                         | partition, and says so           |
+| Recover | the partition was skipped                         | it was read after all            |
+
+The last three are of weak topics. What was skipped is read late, when it can be: `skipped` has the
+partitions that are still to come, and they are kept for the group.
 
 After a seek the owners of the former group epoch keep the partitions until they release them or
 expire; only then is anything granted again.
@@ -29,10 +36,11 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Collection, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
-from convoymq.topics.lineage import Mode
+from convoymq.topics.lineage import FIRST_USER_OFFSET, Lineage, Mode
 
 
 class Owner(NamedTuple):
@@ -45,9 +53,11 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A member is there."""
+    """A member is there. `loses`: an expired group goes on without what was deleted meanwhile, and
+    says so; else it is refused then."""
 
     member: str
+    loses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,35 @@ class Expire:
 
 
 @dataclass(frozen=True, slots=True)
+class Lose:
+    """The group goes on behind messages of a partition that retention cut before it had read
+    them: from `first` to below `end`."""
+
+    pid: int
+    group_epoch: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Nobody answers for a closed partition: the group goes on without it. `end`: where it ends,
+    None: nobody knows."""
+
+    pid: int
+    group_epoch: int
+    end: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """A partition that was skipped has been read to its end."""
+
+    pid: int
+    group_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loss:
     """Messages of a partition that the group goes on without (I15): what it had not acknowledged
     there, and what it had parked there."""
@@ -119,7 +158,9 @@ class Loss:
 
 
 LOSSES_KEPT_MAX = 1_000
-GroupCommand = Join | Leave | Grant | Release | Advance | Seek | Expire
+GroupCommand = Join | Leave | Grant | Release | Advance | Seek | Expire | Lose | Skip | Recover
+DATA_EXPIRED, SKIPPED, READ_LATE = "data_expired", "skipped", "read_late"
+"""Reasons of losses."""
 
 
 class Kept(NamedTuple):
@@ -129,8 +170,8 @@ class Kept(NamedTuple):
     """The first version that a group may begin at."""
     whole: int = 0
     """The first version from which on nothing is deleted."""
-    deleted: Collection[int] = ()
-    """Partitions."""
+    deleted: Mapping[int, int] = MappingProxyType({})
+    """Partitions, and the versions that took them away."""
 
 
 EVERYTHING = Kept()
@@ -162,6 +203,8 @@ class GroupState:
     """Nothing is held back for it."""
     losses: list[Loss] = field(default_factory=list)
     """The latest of them, in the order in which they became known."""
+    skipped: set[int] = field(default_factory=set)
+    """Partitions that the group has gone on without, and reads when somebody answers for them."""
 
     @classmethod
     def first(
@@ -185,8 +228,8 @@ class GroupState:
             time_ms: of the command's entry in the log.
         """
         match command:
-            case Join(member):
-                return self._join(member, kept)
+            case Join():
+                return self._join(command, kept, time_ms)
             case Leave(member):
                 return self._leave(member, time_ms)
             case Grant():
@@ -203,17 +246,48 @@ class GroupState:
                 return self._seek(command, latest, kept, time_ms)
             case Expire(idle_since_ms):
                 return self._expire(idle_since_ms)
+            case Lose():
+                return self._lose_expired(command, time_ms)
+            case Skip():
+                return self._skip(command, time_ms)
+            case Recover():
+                return self._recover(command, time_ms)
+
+    def held_version(self, lineage: Lineage) -> int:
+        """Returns the oldest version of which a partition is kept for the group."""
+        sealed = [lineage.partition(pid).sealed_version or 0 for pid in self.skipped]
+        return min([self.cv, *(version - 1 for version in sealed if version)])
 
     def has_lost_data(self, kept: Kept) -> bool:
         """True when something was deleted that the group has not read: it had expired."""
         return self.expired and self.cv < kept.whole
 
-    def _join(self, member: str, kept: Kept) -> bool:
-        if member in self.members or self.has_lost_data(kept):
+    def _join(self, command: Join, kept: Kept, time_ms: int) -> bool:
+        if command.member in self.members:
             return False
+        if self.has_lost_data(kept):
+            if not command.loses:
+                return False
+            self._lose_deleted(kept, time_ms)
+        self.skipped -= kept.deleted.keys()
         self.expired = False
-        self.members.add(member)
+        self.members.add(command.member)
         return True
+
+    def _lose_deleted(self, kept: Kept, time_ms: int) -> None:
+        """Partitions that the group may not have read, and that are gone."""
+        for pid, version in sorted(kept.deleted.items()):
+            if version > self.cv:
+                first = max(self.starts.get(pid, FIRST_USER_OFFSET), FIRST_USER_OFFSET)
+                # One record says that all of it is gone, whatever was known of it before.
+                kept_losses = [
+                    each
+                    for each in self.losses
+                    if (each.pid, each.group_epoch, each.reason)
+                    != (pid, self.group_epoch, DATA_EXPIRED)
+                ]
+                loss = Loss(pid, self.group_epoch, first, None, None, DATA_EXPIRED, time_ms)
+                self.losses = [*kept_losses, loss][-LOSSES_KEPT_MAX:]
 
     def _leave(self, member: str, time_ms: int) -> bool:
         owns = any(owner.member == member for owner in self.owners.values())
@@ -265,12 +339,72 @@ class GroupState:
         self.group_epoch += 1
         self.cv = self.start_version = command.version
         self.starts = dict(command.starts)
+        self.skipped.clear()
         return True
 
+    def _lose_expired(self, command: Lose, time_ms: int) -> bool:
+        pid, group_epoch, first, end = command.pid, command.group_epoch, command.first, command.end
+        if group_epoch != self.group_epoch or self.has_lost(pid, first, end):
+            return False
+        losses = list(self.losses)
+        for each in losses:
+            same = (each.pid, each.group_epoch, each.reason) == (pid, group_epoch, DATA_EXPIRED)
+            if same and each.end is not None and each.first <= first <= each.end:
+                # More of the same: it has expired before the group could go on.
+                first = each.first
+                losses.remove(each)
+                break
+        loss = Loss(pid, group_epoch, first, end, 0, DATA_EXPIRED, time_ms)
+        self.losses = [*losses, loss][-LOSSES_KEPT_MAX:]
+        return True
+
+    def has_lost(self, pid: int, first: int, end: int) -> bool:
+        """True when a record says that the group goes on without these messages."""
+        return any(
+            each.pid == pid
+            and each.group_epoch == self.group_epoch
+            and each.reason == DATA_EXPIRED
+            and each.first <= first
+            and each.end is not None
+            and end <= each.end
+            for each in self.losses
+        )
+
+    def _skip(self, command: Skip, time_ms: int) -> bool:
+        pid = command.pid
+        if command.group_epoch != self.group_epoch or pid in self.skipped or self.expired:
+            return False
+        self.skipped.add(pid)
+        first = max(self.starts.get(pid, FIRST_USER_OFFSET), FIRST_USER_OFFSET)
+        loss = Loss(pid, self.group_epoch, first, command.end, None, SKIPPED, time_ms)
+        self.losses = [*self.losses, loss][-LOSSES_KEPT_MAX:]
+        return True
+
+    def _recover(self, command: Recover, time_ms: int) -> bool:
+        if command.group_epoch != self.group_epoch or command.pid not in self.skipped:
+            return False
+        self.skipped.discard(command.pid)
+        self.losses = [
+            replace(each, reason=READ_LATE, time_ms=time_ms)
+            if (each.pid, each.group_epoch, each.reason) == (command.pid, self.group_epoch, SKIPPED)
+            else each
+            for each in self.losses
+        ]
+        return True
+
+    def forget_skipped(self, pid: int) -> None:
+        """What was skipped is lost for good: another record says so."""
+        self.skipped.discard(pid)
+        self.losses = [
+            each
+            for each in self.losses
+            if (each.pid, each.group_epoch, each.reason) != (pid, self.group_epoch, SKIPPED)
+        ]
+
     def lose(self, loss: Loss) -> None:
-        """Records a loss; one for each partition and group epoch."""
-        known = {(each.pid, each.group_epoch) for each in self.losses}
-        if (loss.pid, loss.group_epoch) not in known:
+        """Records a loss; one for each partition, group epoch and reason."""
+        known = {(each.pid, each.group_epoch, each.reason) for each in self.losses}
+        if (loss.pid, loss.group_epoch, loss.reason) not in known:
             self.losses = [*self.losses, loss][-LOSSES_KEPT_MAX:]
 
     def snapshot(self) -> bytes:
@@ -289,6 +423,7 @@ class GroupState:
                 self.idle_since_ms,
                 self.expired,
                 [astuple(loss) for loss in self.losses],
+                sorted(self.skipped),
             ]
         ).encode()
 
@@ -296,12 +431,13 @@ class GroupState:
     def restore(cls, snapshot: bytes) -> GroupState:
         """The state of a snapshot."""
         name, cv, mode, start, epoch, starts, members, *rest = json.loads(snapshot)
-        owners, leases, idle_since_ms, expired, losses = rest
+        owners, leases, idle_since_ms, expired, losses, skipped = rest
         state = cls(name, cv, dict(starts), Mode[mode], start, epoch, set(members))
         state.owners = {pid: Owner(*owner) for pid, *owner in owners}
         state.lease_epochs = dict(leases)
         state.idle_since_ms, state.expired = idle_since_ms, expired
         state.losses = [Loss(*loss) for loss in losses]
+        state.skipped = set(skipped)
         return state
 
     def state_hash(self) -> int:

@@ -19,7 +19,12 @@ def note_losses(topic: TopicState, group: GroupState) -> None:
     """Records what a group goes on without; repeats change nothing."""
     for pid, declared in topic.lost.items():
         sealed = topic.lineage.partition(pid).sealed_version
-        if sealed is not None and group.cv < sealed:
+        if sealed is None:
+            continue
+        if pid in group.skipped:
+            group.forget_skipped(pid)
+            group.lose(_loss(group, declared))
+        elif group.cv < sealed:
             group.lose(_loss(group, declared))
 
 

@@ -17,11 +17,15 @@ and order per key is that of the partition; with a larger one the client returns
 a message that failed, or does not mind. A client that does mind asks for one message of a key at a
 time (`one_of_key`): then every key is slow from its first message on.
 
+Where keys are not held (weak topics with a retry exchange), a returned message waits alone, and
+later ones of its key are handed out meanwhile. What is to be parked is sent to the retry exchange
+by who carries the request out, and acknowledged then.
+
 A revoked lease is released when the client has settled what it holds, at the latest after the time
 of a lease: then what it still holds is handed out by the next owner, and its acknowledgements are
 ignored.
 
-Source: ordered topics, sections 6.3 and 9.3.
+Source: ordered topics, sections 6.3, 8 and 9.3.
 """
 
 from __future__ import annotations
@@ -53,6 +57,10 @@ EXPIRED_MS = 1_000
 """Pause after DATA_EXPIRED: an operator decides."""
 HELD_BACK_MAX = 10_000
 """Messages of slow keys that wait here; beyond it the whole partition waits."""
+
+
+SlowName = bytes | int
+"""A key, or the offset of one message."""
 
 
 class Batch(Protocol):
@@ -193,9 +201,11 @@ class Single:
 
 @dataclass(slots=True)
 class SlowKey:
-    """A key of which one message at a time is handed out."""
+    """A key of which one message at a time is handed out; or one message, where keys are not
+    held."""
 
     key: bytes
+    name: SlowName
     parked: bool = False
     head: ParkedEntry | None = None
     """Of a parked key that resumes: what comes next."""
@@ -233,7 +243,7 @@ class Share(HeldLease):
     asked: Fetch | None = None
     buffer: deque[tuple[Batch, int, int]] = field(default_factory=deque)
     hand: Hand = field(default_factory=Hand)
-    keys: dict[bytes, SlowKey] = field(default_factory=dict)
+    keys: dict[SlowName, SlowKey] = field(default_factory=dict)
     out: dict[int, SlowKey] = field(default_factory=dict)
     """Messages of slow keys in the client's hands."""
     acks: list[tuple[int, int]] = field(default_factory=list)
@@ -281,6 +291,7 @@ class GroupMember(Leaseholder[Share]):
             = for ever.
         drain_ms: how long a client may settle what it has of a revoked lease.
         one_of_key: whether a message waits until the one before it of its key is settled.
+        holds_keys: whether a message waits behind a returned one of its key.
     """
 
     def __init__(
@@ -297,6 +308,7 @@ class GroupMember(Leaseholder[Share]):
         renew_ms: int = RENEW_MS,
         drain_ms: int = TTL_MS,
         one_of_key: bool = False,
+        holds_keys: bool = True,
     ) -> None:
         super().__init__(member, ttl_ms=ttl_ms, margin_ms=margin_ms, renew_ms=renew_ms)
         self.group = group
@@ -305,6 +317,7 @@ class GroupMember(Leaseholder[Share]):
         self.retry_ms = retry_ms
         self.drain_ms = drain_ms
         self.one_of_key = one_of_key
+        self.holds_keys = holds_keys
         self.paused = False
         self._lp_of = lp_of
         self._next_number = 1
@@ -356,10 +369,11 @@ class GroupMember(Leaseholder[Share]):
         # What was passed over since the lease began is in it (`partition.GroupCursor.filter`).
         share.acked = Cursor.load(view.acked)
         share.park_version = view.park_version
-        for key in {*share.keys, *view.parked}:
+        slow_keys = {slow.key for slow in share.keys.values() if slow.name == slow.key}
+        for key in {*slow_keys, *view.parked}:
             parked = key in view.parked
-            if parked or key in share.keys:
-                self._set_parked(self._slow(share, key), parked, view.parked.get(key))
+            if parked or key in slow_keys:
+                self._set_parked(self._slow(share, key, key), parked, view.parked.get(key))
 
     @staticmethod
     def _set_parked(slow: SlowKey, parked: bool, head: ParkedEntry | None) -> None:
@@ -453,17 +467,18 @@ class GroupMember(Leaseholder[Share]):
         if share is None:
             return
         failed = [
-            Single(offset, batch)
+            (Single(offset, batch), self._slow_name(batch.key(offset), offset))
             for low, high, batch in share.hand.take(first, last + 1)
             for offset in range(low, high)
         ]
         for offset in self._slow_ones(share, first, last):
-            failed.append(share.out.pop(offset).out.pop(offset))
+            slow = share.out.pop(offset)
+            failed.append((slow.out.pop(offset), slow.name))
         if share.revoked:
             # The next owner hands them out.
             return
-        for single in failed:
-            slow = self._slow(share, single.batch.key(single.offset))
+        for single, name in failed:
+            slow = self._slow(share, single.batch.key(single.offset), name)
             single.failures += 1
             if final or 0 <= self.retries < single.failures:
                 single.failures = -1
@@ -518,11 +533,17 @@ class GroupMember(Leaseholder[Share]):
 
     # Slow keys
 
-    def _slow(self, share: Share, key: bytes) -> SlowKey:
-        """A key becomes slow, with all that the client has of it."""
-        slow = share.keys.get(key)
+    def _slow_name(self, key: bytes, offset: int) -> SlowName:
+        """Returns what is slow when a message is returned: its key, or itself alone."""
+        return key if self.holds_keys else offset
+
+    def _slow(self, share: Share, key: bytes, name: SlowName) -> SlowKey:
+        """A key becomes slow, with all that the client has of it; or one message."""
+        slow = share.keys.get(name)
         if slow is None:
-            slow = share.keys[key] = SlowKey(key)
+            slow = share.keys[name] = SlowKey(key, name)
+            if name != key:
+                return slow
             for offset in share.hand.of_key(key):
                 ((_, _, batch),) = share.hand.take(offset, offset + 1)
                 slow.out[offset] = Single(offset, batch)
@@ -670,6 +691,8 @@ class GroupMember(Leaseholder[Share]):
     def _hand_out_next(self, share: Share, room: int, now_ms: int) -> int | None:
         """Hands out the next messages of a buffer; returns how many, None when they have to
         wait."""
+        if not self.holds_keys and share.held_back >= HELD_BACK_MAX:
+            return None
         batch, first, end = share.buffer[0]
         stop = min(end, first + room)
         if self.one_of_key:

@@ -143,7 +143,13 @@ class ParkSet:
             assert isinstance(key, str)
             assert isinstance(entries, list)
             loaded = [ParkedEntry(v, o, pid, bytes.fromhex(text)) for v, o, pid, text in entries]
-            self.keys[bytes.fromhex(key)] = ParkedKey(lp, loaded, bool(resuming), resuming == ONCE)
+            name = bytes.fromhex(key)
+            known = self.keys.get(name)
+            if known is not None:
+                # Messages without a key may come from several partitions.
+                loaded = sorted([*known.entries, *loaded], key=lambda entry: entry.token)
+                self.bytes_used -= sum(len(entry.message) for entry in known.entries)
+            self.keys[name] = ParkedKey(lp, loaded, bool(resuming), resuming == ONCE)
             self.bytes_used += sum(len(entry.message) for entry in loaded)
 
     def check_invariants(self) -> None:

@@ -373,10 +373,10 @@ class PartitionMachine:
             fresh.lease_epoch = own.lease_epoch
         for packed in command.states:
             self._take_over(fresh, packed)
-        fresh.expired = cursor.watermark < self.log_start
         self._pass_open(cursor)
         for key in fresh.filter.keys() & self.doubtful.keys():
             self._pass_repeats(command.group, fresh, key, self.doubtful[key].runs)
+        fresh.expired = cursor.watermark < self.log_start
         self.groups[command.group] = fresh
         return Answer(Code.OK)
 
@@ -453,12 +453,15 @@ class PartitionMachine:
         """True for the offsets of messages."""
         return OPEN_OFFSET < offset < self.end_offset and offset != self.close_offset
 
-    def drained(self, group: str) -> bool:
-        """True when the group has acknowledged or parked everything up to CLOSE."""
+    def drained(self, group: str, *, whole: bool = False) -> bool:
+        """True when the group has acknowledged or parked everything up to CLOSE; `whole`: and has
+        nothing parked."""
         own = self.groups.get(group)
         if own is None or self.state is not PartitionState.SEALED:
             return False
         if own.expired or own.fenced or any(key.resuming for key in own.parked.keys.values()):
+            return False
+        if whole and own.parked.keys:
             return False
         return own.cursor.watermark >= self.close_offset
 
@@ -496,7 +499,10 @@ class PartitionMachine:
         if not self.is_message(command.offset) or command.offset in own.cursor:
             return self._parked_answer(own, key, Code.DUPLICATE)
         entry = ParkedEntry(self.created_version, command.offset, self.pid, command.message)
-        code = parked.append(key, command.lp, entry, follow=command.follow)
+        # A message without a key, or of another range, belongs here: what is parked goes the way of
+        # its logical partition.
+        lp = command.lp if self.lo <= command.lp < self.hi else self.lo
+        code = parked.append(key, lp, entry, follow=command.follow)
         if code is Code.OK:
             own.cursor.ack(command.offset)
         return self._parked_answer(own, key, code)
@@ -576,33 +582,27 @@ class PartitionMachine:
 
     # Retention
 
-    def trim(self, command: Trim) -> LossAnswer:
-        """Moves the start of the log; groups below it stop, or lose what they did not read."""
+    def trim(self, command: Trim) -> Answer:
+        """Moves the start of the log; groups below it stop."""
         end = self.end_offset if self.close_offset < 0 else self.close_offset
         self.log_start = max(self.log_start, min(command.log_start, end))
-        losses: list[tuple[str, int, int]] = []
-        for name, own in sorted(self.groups.items()):
-            if own.cursor.watermark >= self.log_start or own.handed_over:
-                continue
-            if command.weak:
-                losses.append(self._lose(name, own))
-            else:
+        for own in self.groups.values():
+            if not own.handed_over and own.cursor.watermark < self.log_start:
                 own.expired = True
-        return LossAnswer(Code.OK, tuple(losses))
-
-    def _lose(self, name: str, own: GroupCursor) -> tuple[str, int, int]:
-        first = own.cursor.watermark
-        own.cursor.advance(self.log_start)
-        own.expired = False
-        own.fenced = own.lease_epoch > 0
-        return (name, first, self.log_start)
+        return Answer(Code.OK)
 
     def accept_loss(self, command: AcceptLoss) -> LossAnswer:
-        """The operator's decision after DATA_EXPIRED."""
+        """After DATA_EXPIRED: the operator's decision, or what a weak topic has recorded. What has
+        expired since that record was made still stops the group."""
         own = self.groups.get(command.group)
-        if own is None or not own.expired:
+        if own is None or not own.expired or command.group_epoch not in (0, own.group_epoch):
             return LossAnswer(Code.NOT_VISIBLE)
-        return LossAnswer(Code.OK, (self._lose(command.group, own),))
+        first = own.cursor.watermark
+        end = self.log_start if command.end < 0 else min(command.end, self.log_start)
+        own.cursor.advance(end)
+        own.expired = own.cursor.watermark < self.log_start
+        own.fenced = own.fenced or (end > first and own.lease_epoch > 0)
+        return LossAnswer(Code.OK, ((command.group, first, max(first, end)),))
 
     def drop_group(self, command: DropGroup) -> Answer:
         """Forgets a group."""

@@ -128,12 +128,12 @@ class BadHash(TopicRefused):
 
 
 class NoKey(TopicRefused):
-    """A strict topic takes no message without an order key."""
+    """The topic takes no message without an order key."""
 
     code = Code.NO_KEY
 
     def __init__(self) -> None:
-        super().__init__("the message has no order key, and the topic is strict")
+        super().__init__("the message has no order key, and the topic takes no such message")
 
 
 class OutOfSequence(TopicRefused):

@@ -340,7 +340,7 @@ class TopicState:
             for pid, each in self.lineage.partitions.items()
             if each.state is PartitionState.DELETED
         }
-        return Kept(self.lineage.min_version, max(deleted.values(), default=0), deleted.keys())
+        return Kept(self.lineage.min_version, max(deleted.values(), default=0), deleted)
 
     def _declare_lost(self, command: DeclareLost) -> None:
         if command.pid not in self.unknown_ends():

@@ -228,6 +228,7 @@ def test_records_and_runs_have_to_fit() -> None:
     body, table = _enqueue_of([record_of("t", key, b"") for key in ("k", "k", "")])
     lp = logical_partition(b"k", LOGICAL)
     assert find_misplaced(body, table, [lp, 0], [2, 1], LOGICAL) == (2, -1)
+    assert find_misplaced(body, table, [lp, 0], [2, 1], LOGICAL, keyless=True) is None
     for counts in ([2, 2], [2, 0], [-1, 4]):
         with pytest.raises(ValueError, match="runs of"):
             find_misplaced(body, table, [lp, lp], counts, LOGICAL)

@@ -83,3 +83,25 @@ def test_a_member_that_is_fenced_when_it_fetches_gives_up_what_waits_in_its_lane
     later = member.take_actions()
     assert not any(isinstance(action, Handle | Request) for action in later)
     assert not member.held
+
+
+def test_a_message_without_an_outcome_holds_its_lane_only_in_a_weak_topic() -> None:
+    """Messages are begun in their order, whatever their keys; what fails too often is parked by
+    who carries that out, and nothing waits behind it."""
+    member = GroupConsumer("g", "m", len, lanes=2, retries=0, holds_keys=False)
+    member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
+    records = [record(n, b"a") for n in range(1, 6)]
+    fetched(member, *records, view=GroupView((1,), {}, 0, {}))
+    first, second = (a for a in member.take_actions() if isinstance(a, Handle))
+    assert (first.record, second.record) == (records[0], records[1])
+    member.on_handled(second, False, 2)
+    (park,) = (a for a in member.take_actions() if isinstance(a, Request))
+    assert isinstance(park.command, Park)
+    member.on_answer(park, ParkAnswer(Code.OK, live=True, version=-1), 3)
+    (third,) = (a for a in member.take_actions() if isinstance(a, Handle))
+    assert third.record == records[2]
+    # What the application has not begun with comes first again.
+    member.on_unhandled(third, 4)
+    (again,) = (a for a in member.take_actions() if isinstance(a, Handle))
+    assert again.record == records[2]
+    assert member.held[3].queued == 4

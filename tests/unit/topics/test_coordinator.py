@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from convoymq.topics.answers import Answer
-from convoymq.topics.commands import Lease, OpenCursor
-from convoymq.topics.coordinator import Coordinator, Propose
-from convoymq.topics.group import Grant, GroupState, Join, Release, Seek
+from convoymq.topics.answers import Answer, HandOverAnswer, LossAnswer
+from convoymq.topics.changes import Phase, Seal, plan_split
+from convoymq.topics.commands import AcceptLoss, Lease, OpenCursor
+from convoymq.topics.coordinator import (
+    AskDrained,
+    Coordinator,
+    Propose,
+    Tell,
+    WeakRules,
+)
+from convoymq.topics.dedup import DedupTable
+from convoymq.topics.group import (
+    Advance,
+    Expire,
+    Grant,
+    GroupState,
+    Join,
+    Kept,
+    Lose,
+    Recover,
+    Release,
+    Seek,
+    Skip,
+)
 from convoymq.topics.heartbeats import Heartbeat
 from convoymq.topics.lineage import Lineage
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import first_route
+from convoymq.topics.topic import TopicState
 
 
 @pytest.mark.parametrize(("seen", "released"), [(1, False), (2, True)])
@@ -39,3 +62,116 @@ def test_a_lease_that_its_partition_has_fenced_is_told_as_revoked(held: dict[int
     coordinator.on_answer(0, Lease("g", 1, 1, "m"), Answer(Code.LEASE_FENCED), 2)
     answer = coordinator.answer_to(Heartbeat("m", 5, 1, held, {}))
     assert (answer.leases, answer.revoked) == ({0: 1}, frozenset({0}))
+
+
+# --- weak topics ---------------------------------------------------------------------------
+
+
+class Weak:
+    """A weak topic with one partition that was split, and a group's coordinator."""
+
+    def __init__(self) -> None:
+        topic = TopicState.first(first_route(4, 1))
+        change = plan_split(topic.route, 0, [2], topic.next_pid, "c")
+        seal = {0: Seal(8, DedupTable().pack())}
+        published = replace(change, phase=Phase.PUBLISHED, seals=seal)
+        topic.lineage.apply(published, published_at=0)
+        self.state = GroupState.first("g", 0, {})
+        self.core = Coordinator(self.state, topic.lineage, 0, weak=WeakRules(1_000, 400))
+
+    def step(self, now_ms: int) -> list[object]:
+        """What it does; what it proposes is applied, also when it comes again."""
+        self.core.step(now_ms)
+        done: list[object] = []
+        for action in self.core.take_actions():
+            if isinstance(action, Propose):
+                self.state.apply(action.command, latest=1, time_ms=now_ms)
+                done.append(action.command)
+            else:
+                done.append(action.command if isinstance(action, Tell) else action)
+        return done
+
+
+def test_a_weak_group_goes_on_without_a_silent_source_and_reads_it_late() -> None:
+    weak = Weak()
+    assert AskDrained(0, 1) in weak.step(0)
+    weak.core.on_undrained(0, 1, 500)
+    assert not any(isinstance(each, Skip) for each in weak.step(1_400))
+    assert Skip(0, 1, 8) in weak.step(1_500)
+    assert [(x.pid, x.end, x.reason) for x in weak.state.losses] == [(0, 8, "skipped")]
+    for pid in (1, 2):
+        weak.core.on_answer(pid, OpenCursor("g", 1), HandOverAnswer(Code.OK), 1_600)
+    assert Advance(1, 0, 1) in weak.step(1_800)
+    # Kept for the group, and not readable before somebody answers.
+    assert weak.state.held_version(weak.core.lineage) == 0
+    assert weak.core.readable() == [1, 2]
+    assert AskDrained(0, 1, whole=True) in weak.step(2_000)
+    weak.core.on_undrained(0, 1, 2_100)
+    assert 0 in weak.core.readable()
+    # A report that says nothing of parked keys is not the end of it.
+    weak.core.on_drained(0, 1, 2_200)
+    assert Recover(0, 1) not in weak.step(2_300)
+    weak.core.on_drained(0, 1, 2_400, whole=True)
+    assert Recover(0, 1) in weak.step(2_700)
+    assert weak.core.readable() == [1, 2]
+    assert [x.reason for x in weak.state.losses] == ["read_late"]
+
+
+def test_a_strict_group_waits_for_a_silent_source() -> None:
+    weak = Weak()
+    weak.core.weak = None
+    weak.step(0)
+    assert not any(isinstance(each, Skip) for each in weak.step(10**9))
+
+
+def test_expired_messages_are_recorded_before_they_are_passed_over() -> None:
+    weak = Weak()
+    weak.core.on_expired(0, 1, 3, 6, 10)
+    proposed = [a.command for a in weak.core.take_actions() if isinstance(a, Propose)]
+    assert proposed == [Lose(0, 1, 3, 6)]
+    assert weak.state.apply(proposed[0], latest=1)
+    assert AcceptLoss("g", 6, 1) in weak.step(300)
+    weak.core.on_answer(0, AcceptLoss("g", 6, 1), LossAnswer(Code.OK), 310)
+    assert not any(isinstance(each, AcceptLoss) for each in weak.step(900))
+    # More of the same has expired: one record for all of it.
+    assert weak.state.apply(Lose(0, 1, 6, 7), latest=1)
+    assert [(x.first, x.end) for x in weak.state.losses] == [(3, 7)]
+
+
+def test_a_silent_member_of_a_weak_topic_loses_its_partitions_before_its_lease_ends() -> None:
+    for rules, silence_ms in ((WeakRules(1_000, 400), 400), (None, 11_000)):
+        state = GroupState.first("g", 0, {})
+        for command in (Join("m"), Grant(0, "m", 1, 0)):
+            assert state.apply(command, latest=0)
+        core = Coordinator(state, Lineage.first(first_route(4, 1)), 0, weak=rules)
+        expired = Propose(Release(0, 1, expired=True))
+        core.step(silence_ms - 1)
+        assert expired not in core.take_actions()
+        core.step(silence_ms)
+        assert expired in core.take_actions()
+
+
+def test_a_weak_group_that_had_expired_comes_back_with_a_record() -> None:
+    state = GroupState.first("g", 1, {})
+    assert state.apply(Expire(0), 5)
+    kept = Kept(oldest=3, whole=3, deleted={0: 1, 1: 2, 2: 3})
+    assert not state.apply(Join("m"), 5, kept)
+    assert state.apply(Join("m", loses=True), 5, kept, 7)
+    assert [(x.pid, x.end, x.reason, x.time_ms) for x in state.losses] == [
+        (1, None, "data_expired", 7),
+        (2, None, "data_expired", 7),
+    ]
+
+
+def test_what_was_skipped_and_is_lost_has_one_record() -> None:
+    weak = Weak()
+    assert weak.state.apply(Skip(0, 1, 8), latest=1)
+    assert not weak.state.apply(Skip(0, 1, 8), latest=1)
+    again = GroupState.restore(weak.state.snapshot())
+    assert again.skipped == {0}
+    again.forget_skipped(0)
+    assert (again.losses, again.skipped) == ([], set())
+    assert not again.apply(Recover(0, 1), latest=1)
+    # A seek begins anew.
+    assert weak.state.apply(Seek(1, 0, {}), latest=1)
+    assert weak.state.skipped == set()

@@ -73,7 +73,7 @@ def test_a_seek_names_the_group_epoch_and_a_version_that_can_be_read() -> None:
     assert not state.apply(Seek(2, 2, {}), 5)
     assert not state.apply(Seek(1, 6, {}), 5)
     assert not state.apply(Seek(1, 2, {}), 5, Kept(oldest=3))
-    assert not state.apply(Seek(1, 2, {7: 1}), 5, Kept(deleted={7}))
+    assert not state.apply(Seek(1, 2, {7: 1}), 5, Kept(deleted={7: 1}))
     assert not state.apply(Advance(2, 3, 4), 5)
 
 
@@ -106,7 +106,7 @@ def test_a_group_without_members_expires_and_its_next_member_brings_it_back() ->
 
 def test_a_group_that_lost_data_waits_for_an_operator() -> None:
     state = GroupState.first("g", 3, {}, time_ms=5)
-    kept = Kept(oldest=4, whole=4, deleted={0})
+    kept = Kept(oldest=4, whole=4, deleted={0: 1})
     assert not state.has_lost_data(kept), "what it holds is not deleted"
     assert state.apply(Expire(5), 5)
     assert state.has_lost_data(kept)

@@ -36,7 +36,7 @@ from tests.unit.trace.topic_injuries import (
     lost,
     never_applied,
 )
-from tests.unit.trace.topic_support import GROUP, run_round
+from tests.unit.trace.topic_support import GROUP, run_round, run_weak
 
 PUBLISHERS = (words.PUBLISHED, words.TAGGED, words.PUBLISHER)
 NAME = "plain"
@@ -204,6 +204,48 @@ def test_a_violation_behind_an_external_seal_is_found(
     around: Original, injury: Callable[[Copy], None]
 ) -> None:
     assert ROUND_INJURIES[injury] in audited(around, injury).violations
+
+
+@pytest.fixture(scope="module")
+def weak(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    return Original(tmp_path_factory.mktemp("weak"), run_weak)
+
+
+def test_a_weak_topic_is_judged_by_what_it_promises(weak: Original) -> None:
+    found = audited(weak, None)
+    assert (found.violations, found.unproved) == ({}, {})
+
+
+def test_what_a_weak_topic_does_breaks_the_promises_of_a_strict_one(weak: Original) -> None:
+    def strict(copy: Copy) -> None:
+        for row in copy.routes:
+            if row["kind"] == words.TOPIC:
+                row["flags"] = 0
+
+    assert {
+        Invariant.TOPIC_GATE,
+        Invariant.TOPIC_DELIVERY_ORDER,
+        Invariant.TOPIC_ONE_OWNER,
+    } <= audited(weak, strict).violations.keys()
+
+
+def test_a_skip_without_a_record_is_a_violation(weak: Original) -> None:
+    def silent(copy: Copy) -> None:
+        copy.routes[:] = [row for row in copy.routes if row["kind"] != words.SKIPPED]
+
+    assert Invariant.TOPIC_GROUP_STEPS in audited(weak, silent).violations
+
+
+def test_disorder_within_a_lease_of_a_weak_topic_is_a_violation(weak: Original) -> None:
+    def swapped(copy: Copy) -> None:
+        """The messages of a partition are handed out from the last to the first."""
+        rows = copy.partitions[0]
+        handed = [row for row in rows if row["kind"] == words.HANDED_OUT]
+        times = [row["time_us"] for row in handed]
+        for row, time_us in zip(handed, reversed(times), strict=True):
+            row["time_us"] = time_us
+
+    assert Invariant.TOPIC_DELIVERY_ORDER in audited(weak, swapped).violations
 
 
 def test_every_check_is_injured() -> None:

@@ -99,8 +99,8 @@ class Routes:
         self.trace.trace.begin(self.index, 1, self.clock.pass_by())
         return self.trace
 
-    def topic(self, name: str) -> Topic:
-        made = Topic(self, name, 1 + GROUPS_PER_TOPIC * len(self.topics))
+    def topic(self, name: str, mode: str = "strict") -> Topic:
+        made = Topic(self, name, 1 + GROUPS_PER_TOPIC * len(self.topics), mode)
         self.topics.append(made)
         return made
 
@@ -182,7 +182,7 @@ class Partition:
 class Topic:
     """One topic and its group."""
 
-    def __init__(self, routes: Routes, name: str, first_group: int) -> None:
+    def __init__(self, routes: Routes, name: str, first_group: int, mode: str) -> None:
         self.routes = routes
         self.name = name
         self.first_group = first_group
@@ -194,7 +194,7 @@ class Topic:
         self.vhost: Any = SimpleNamespace(name="/", queues=queues)
         state = t.TopicState.first(first_route(LOGICAL, 2))
         self.record = TopicRecord(
-            vhost="/", name=name, mode="strict", hash_id=1, hash_seed=SEED, created_ms=first_group,
+            vhost="/", name=name, mode=mode, hash_id=1, hash_seed=SEED, created_ms=first_group,
             state=state,
         )  # fmt: skip
         routes.entry().created(self.vhost, self.record)
@@ -289,8 +289,9 @@ class Topic:
 
     # --- changes ---------------------------------------------------------------------------
 
-    def split(self, pid: int, cut: int) -> tuple[int, ...]:
-        """Splits a partition that is consumed, and takes the group along; returns the targets."""
+    def split(self, pid: int, cut: int, *, skip: bool = False) -> tuple[int, ...]:
+        """Splits a partition that is consumed, and takes the group along; returns the targets.
+        `skip`: it is not consumed, and does not answer."""
         state = self.record.state
         plan = changes.plan_split(state.route, pid, [cut], state.next_pid, "split")
         targets = [span.pid for span in plan.targets]
@@ -313,12 +314,17 @@ class Topic:
             made = Partition(self, span.pid, span.lo, span.hi, plan.next_version)
             self.partitions[span.pid] = made
             made.ask(c.Open("split", plan.next_version, 1, sealed.dedup))
-        handed = source.ask(c.HandOver(GROUP, 1))
-        assert handed.code.value == "OK", handed
+        if skip:
+            self.change_group(g.Skip(pid, 1, sealed.close_offset))
+            states: tuple[bytes, ...] = ()
+        else:
+            handed = source.ask(c.HandOver(GROUP, 1))
+            assert handed.code.value == "OK", handed
+            states = (handed.state,)
         self.change_group(g.Release(pid, self.group.owners[pid].epoch))
         self.change_group(g.Advance(1, self.group.cv, self.group.cv + 1))
         for target in targets:
-            self.own(target, MEMBERS[0], (handed.state,))
+            self.own(target, MEMBERS[0], states)
         return tuple(targets)
 
     def seal_from_outside(self, pid: int) -> int:
@@ -381,6 +387,33 @@ def run(routes: Routes, name: str) -> Topic:
     topic.publish(KEYS)
     for pid in sorted(topic.group.owners):
         topic.consume(pid)
+    return topic
+
+
+def run_weak(routes: Routes, name: str) -> Topic:
+    """A weak topic: two members have a partition at once, a message does not wait for the one
+    before it, messages have no keys, and a partition is skipped and read late."""
+    topic = routes.topic(name, "weak")
+    topic.own(0, MEMBERS[0])
+    topic.own(1, MEMBERS[0])
+    topic.publish((*KEYS, b"", b"", *KEYS, b"", *KEYS))
+    first, old = topic.partitions[1], topic.group.owners[1].epoch
+    topic.hand_out(1, 1, 2)
+    topic.own(1, MEMBERS[1])
+    # Nothing waits for the messages that have no outcome yet.
+    topic.hand_out(1, 1, len(first.stored))
+    routes.clock.pass_by()
+    first.trace.handed_out(GROUP, MEMBERS[0], old, 3, 1, 0)
+    topic.acknowledge(1, 1, len(first.stored))
+    first.done = len(first.stored)
+    topic.consume(0, 1)
+    targets = topic.split(0, 2, skip=True)
+    topic.publish((*KEYS, b""))
+    for pid in (*targets, 1):
+        topic.consume(pid)
+    topic.own(0, MEMBERS[1])
+    topic.consume(0)
+    topic.change_group(g.Recover(0, 1))
     return topic
 
 

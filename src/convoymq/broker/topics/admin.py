@@ -48,6 +48,7 @@ from convoymq.metadata.commands import (
 )
 from convoymq.metadata.machine import MetadataMachine, TopicRecord
 from convoymq.metadata.topic_codec import pack_command
+from convoymq.metadata.topic_settings import WEAK
 from convoymq.metadata.topics import partition_arguments, topic_missing
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
@@ -516,7 +517,8 @@ class TopicAdmin:
             record = self._record(vhost, name)
             if group in record.groups:
                 check_advance(record, group, advance)
-                if record.groups[group].has_lost_data(record.state.kept):
+                state = record.groups[group]
+                if record.mode != WEAK and state.has_lost_data(record.state.kept):
                     raise group_data_expired(queue_subject(vhost, f"{name}/{group}"))
                 return False
             version, starts = await cut_of(record, position, self._partitions)

@@ -16,6 +16,7 @@ from functools import partial
 
 from convoymq.broker.topics.group_messages import (
     DRAINED,
+    EXPIRED,
     HEARTBEAT,
     WAKE,
     GroupName,
@@ -28,15 +29,19 @@ from convoymq.metadata.commands import ChangeGroup
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_codec import pack_command
+from convoymq.metadata.topic_settings import WEAK, weak_wait_of
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, Unavailable
-from convoymq.topics.answers import Answer, HandOverAnswer
+from convoymq.queues.partition.reads import PartitionDescription
+from convoymq.routing.policies import topic_settings
+from convoymq.topics.answers import Answer, HandOverAnswer, LossAnswer
 from convoymq.topics.commands import Lease
 from convoymq.topics.coordinator import (
     AskDrained,
     Coordinator,
     Propose,
     Tell,
+    WeakRules,
 )
 from convoymq.topics.group import Advance, GroupCommand
 from convoymq.topics.heartbeats import Heartbeat, Leases
@@ -123,6 +128,10 @@ class GroupCoordinators:
                 seat = self._seat(GroupName(vhost, topic, group))
                 seat.core.on_drained(pid, epoch, self._clock.monotonic_ms())
                 self._perform(seat)
+            case [str(kind), str(vhost), str(topic), str(group), int(pid), int(epoch)] if (
+                kind == EXPIRED
+            ):
+                self._ask_expired(self._seat(GroupName(vhost, topic, group)), pid, epoch)
             case [str(kind), str(member)] if kind == WAKE:
                 self._wake(member)
         return None
@@ -221,6 +230,7 @@ class GroupCoordinators:
             state.lineage,
             self._clock.monotonic_ms(),
             lost=state.lost,
+            weak=self._weak_rules(record),
         )
         seat = self._seats[name] = _Seat(name, core)
         return seat
@@ -243,8 +253,16 @@ class GroupCoordinators:
             return
         if not self._is_current(seat, record):
             seat = self._open(seat.name, record)
+        seat.core.weak = self._weak_rules(record)
         seat.core.step(self._clock.monotonic_ms())
         self._perform(seat)
+
+    def _weak_rules(self, record: TopicRecord) -> WeakRules | None:
+        """Returns the times of a weak topic, by its policies as they are now."""
+        if record.mode != WEAK:
+            return None
+        policies = self._store.tree.vhost(record.vhost).policies
+        return WeakRules(weak_wait_of(topic_settings(record.name, record.settings, policies)))
 
     # --- what it does ----------------------------------------------------------------------
 
@@ -256,8 +274,8 @@ class GroupCoordinators:
                         self._propose(seat, command)
                     case Tell():
                         self._tell(seat, action)
-                    case AskDrained(pid, group_epoch):
-                        self._ask_drained(seat, pid, group_epoch)
+                    case AskDrained():
+                        self._ask_drained(seat, action)
                     case Leases():
                         # The heartbeat is answered by who hears it.
                         pass
@@ -306,7 +324,9 @@ class GroupCoordinators:
         seat.told.discard(tell)
         if isinstance(outcome, Answer) and isinstance(tell.command, Lease):
             self._leased(seat, tell.pid, outcome)
-        if self._seats.get(seat.name) is seat and isinstance(outcome, Answer | HandOverAnswer):
+        if self._seats.get(seat.name) is seat and isinstance(
+            outcome, Answer | HandOverAnswer | LossAnswer
+        ):
             seat.core.on_answer(tell.pid, tell.command, outcome, self._clock.monotonic_ms())
             self._perform(seat)
 
@@ -319,7 +339,8 @@ class GroupCoordinators:
         if since_ms is not None:
             self.stalls.add(seat.name, self._clock.monotonic_ms() - since_ms)
 
-    def _ask_drained(self, seat: _Seat, pid: int, group_epoch: int) -> None:
+    def _ask_drained(self, seat: _Seat, ask: AskDrained) -> None:
+        pid, group_epoch, whole = ask.pid, ask.group_epoch, ask.whole
         queue = self._partitions.find(seat.name.vhost, seat.name.topic, pid)
         if queue is None or pid in seat.asked:
             return
@@ -327,8 +348,31 @@ class GroupCoordinators:
 
         def answered(drained: bool | None, error: BrokerError | None) -> None:
             seat.asked.discard(pid)
-            if drained and self._seats.get(seat.name) is seat:
-                seat.core.on_drained(pid, group_epoch, self._clock.monotonic_ms())
+            if drained is None or self._seats.get(seat.name) is not seat:
+                return
+            now_ms = self._clock.monotonic_ms()
+            if drained:
+                seat.core.on_drained(pid, group_epoch, now_ms, whole=whole)
+            else:
+                seat.core.on_undrained(pid, group_epoch, now_ms)
+            self._perform(seat)
+
+        queue.drained(seat.name.group, group_epoch, answered, whole=whole)
+
+    def _ask_expired(self, seat: _Seat, pid: int, group_epoch: int) -> None:
+        """Asks a partition what it has dropped before the group had read it."""
+        queue = self._partitions.find(seat.name.vhost, seat.name.topic, pid)
+        if queue is None:
+            return
+
+        def answered(found: PartitionDescription | None, error: BrokerError | None) -> None:
+            own = None if found is None else found.groups.get(seat.name.group)
+            if own is None or found is None or not own.expired:
+                return
+            if own.group_epoch == group_epoch and self._seats.get(seat.name) is seat:
+                now_ms = self._clock.monotonic_ms()
+                first, end = own.watermark, found.log_start
+                seat.core.on_expired(pid, group_epoch, first, end, now_ms)
                 self._perform(seat)
 
-        queue.drained(seat.name.group, group_epoch, answered)
+        queue.describe(answered)

@@ -19,6 +19,7 @@ from convoymq.broker.topics.member import Member, MemberParts
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.order_headers import Place
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord, Vhost
+from convoymq.metadata.topic_settings import WEAK
 from convoymq.metadata.topics import topic_of_group
 from convoymq.model.errors import BrokerError, PreconditionFailed, Subject
 from convoymq.model.refusals import (
@@ -312,7 +313,8 @@ class GroupHandle(Queue):
         state = self.record.groups.get(self.group_name.group)
         if state is None or advance is not None:
             await self._create(*self.group_name, position, advance)
-        if state is not None and state.has_lost_data(self.record.state.kept):
+        is_strict = self.record.mode != WEAK
+        if state is not None and is_strict and state.has_lost_data(self.record.state.kept):
             raise group_data_expired(queue_subject(self.vhost, self.name))
 
     async def ready(self, timeout: float) -> None:

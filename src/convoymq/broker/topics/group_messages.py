@@ -24,6 +24,7 @@ from convoymq.topics.heartbeats import Heartbeat, Leases
 
 HEARTBEAT = "heartbeat"
 DRAINED = "drained"
+EXPIRED = "expired"
 WAKE = "wake"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from convoymq.broker.topics.measures import Durations
 from convoymq.broker.topics.publisher import TopicPublisher
 from convoymq.metadata.machine import TopicRecord
+from convoymq.metadata.topic_settings import REFUSE, null_key_of
 from convoymq.model.clock import Clock
 from convoymq.model.errors import Unavailable
 from convoymq.model.refusals import exchange_subject, missing
@@ -61,9 +62,14 @@ class TopicHandle(Queue):
             self._pauses = self._pauses.plus(*publisher.pauses)
 
     @property
-    def is_strict(self) -> bool:
+    def needs_key(self) -> bool:
         """Returns whether every message needs an order key."""
-        return self.record.mode == "strict"
+        return self.null_key == REFUSE
+
+    @property
+    def null_key(self) -> str:
+        """Returns what becomes of messages without a key (`metadata.topic_settings`)."""
+        return null_key_of(self.record.settings, self.record.mode)
 
     @property
     def sent_again(self) -> int:

@@ -17,22 +17,26 @@ import structlog
 
 from convoymq.broker.topics.group_messages import (
     DRAINED,
+    EXPIRED,
     GroupName,
     pack_heartbeat,
     unpack_leases,
 )
 from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.broker.topics.retries import Retries
 from convoymq.kernels import batch
 from convoymq.kernels.order_headers import PLACE_BITS, Place
 from convoymq.kernels.ordered_runs import order_key
 from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.store import MetadataStore
+from convoymq.metadata.topic_settings import WEAK, retry_exchange_of
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.queues.interface import Delivery
 from convoymq.queues.partition import reads
 from convoymq.streamlog.reader import Run
 from convoymq.topics.answers import AckAnswer, ParkAnswer
+from convoymq.topics.commands import AckRanges, Park
 from convoymq.topics.consumer import Fetch
 from convoymq.topics.hashing import logical_partition
 from convoymq.topics.heartbeats import Heartbeat
@@ -109,6 +113,7 @@ class MemberParts:
     partitions: TopicPartitions
     clock: Clock
     spawn: Callable[[Coroutine[object, object, None]], object]
+    retries: Retries
     members: dict[str, Wakeable] = field(default_factory=dict)
     """Members that speak through this node, by name, until their coordinator has heard that they
     left."""
@@ -125,6 +130,43 @@ class MemberParts:
         if leader is None:
             raise Unavailable("the metadata group has no leader")
         return await self.control.request(leader, KIND_TOPIC_GROUP, message, HEARTBEAT_TIMEOUT_S)
+
+    async def tell_expired(self, name: GroupName, pid: int, group_epoch: int) -> None:
+        """Tells the coordinator that messages expired before its group had read them."""
+        try:
+            await self.ask([EXPIRED, *name, pid, group_epoch])
+        except BrokerError:
+            # The next fetch is refused as well.
+            return
+
+    def retry(
+        self,
+        name: GroupName,
+        pid: int,
+        exchange: str,
+        park: Park,
+        done: Callable[[ParkAnswer], None],
+    ) -> None:
+        """Has a copy of a message stored behind the retry exchange, and acknowledges it then."""
+        lease = (park.group, park.group_epoch, park.epoch)
+
+        def acknowledged(outcome: Outcome | None, error: BrokerError | None) -> None:
+            if not isinstance(outcome, AckAnswer):
+                done(ParkAnswer(Code.NOT_VISIBLE))
+                return
+            if outcome.drained:
+                self.spawn(self.tell_drained(name, pid, park.group_epoch))
+            done(ParkAnswer(outcome.code, live=True, version=-1))
+
+        def stored(ok: bool) -> None:
+            queue = self.partitions.find(name.vhost, name.topic, pid) if ok else None
+            if queue is None:
+                # As where there is no room for it: it is asked for again.
+                done(ParkAnswer(Code.PARK_FULL))
+            else:
+                queue.tell(AckRanges(*lease, (park.offset, park.offset)), acknowledged)
+
+        self.retries.publish(name, exchange, park.message, stored)
 
     async def tell_drained(self, name: GroupName, pid: int, group_epoch: int) -> None:
         """Tells the coordinator that its group has drained a partition."""
@@ -167,7 +209,12 @@ class Member:
         self._clock = parts.clock
         topic = record()
         lp_of = partial(logical_partition, logical=topic.logical, seed=topic.hash_seed)
-        self.core = GroupMember(name.group, member, lp_of, retries=retries, one_of_key=one_of_key)
+        self._retry_exchange = retry_exchange_of(topic.settings, topic.mode)
+        """Fixed when the topic is created; empty: what fails is parked."""
+        self.core = GroupMember(
+            name.group, member, lp_of,
+            retries=retries, one_of_key=one_of_key, holds_keys=not self._retry_exchange,
+        )  # fmt: skip
         self.core.set_window(window, self._now())
         self._gone = False
         self._left_ms = -1
@@ -307,7 +354,9 @@ class Member:
         slot = len(self.places) + 1
         base = max(0, offset - PLACE_SIZE // 2)
         record = self._record()
-        self.places[slot] = Place(pid, base, version, record.logical, record.hash_seed)
+        place = self.places[slot] = Place(pid, base, version, record.logical, record.hash_seed)
+        group = record.groups.get(self.name.group)
+        place.late = group is not None and pid in group.skipped
         return slot
 
     def _slot_of(self, pid: int, epoch: int, first: int, end: int) -> int:
@@ -455,14 +504,18 @@ class Member:
             if found.close_offset >= 0:
                 self._closes[fetch.pid, fetch.epoch] = found.close_offset
             if found.code is Code.DATA_EXPIRED:
-                self._note_expired(fetch.pid, fetch.epoch)
+                self._note_expired(fetch.pid, fetch.epoch, fetch.group_epoch)
             batches = [RunBatch(run) for run in found.runs]
             answer = Fetched(found.code, batches, found.next_offset, found.view)
         self.core.on_fetched(fetch, answer, self._now())
         self.run()
 
-    def _note_expired(self, pid: int, epoch: int) -> None:
-        """Says once in a lease that the group has to wait for an operator."""
+    def _note_expired(self, pid: int, epoch: int, group_epoch: int) -> None:
+        """Says once in a lease that the group has to wait for an operator; in a weak topic its
+        coordinator has it go on."""
+        if self._record().mode == WEAK:
+            self._parts.spawn(self._parts.tell_expired(self.name, pid, group_epoch))
+            return
         if (pid, epoch) not in self._expired:
             self._expired.add((pid, epoch))
             log.warning(
@@ -475,7 +528,16 @@ class Member:
         if queue is None:
             self._clock.call_later(RETRY_MS, self._answered, request, None, None)
             return
+        command = request.command
+        if self._retry_exchange and isinstance(command, Park):
+            done = partial(self._retried, request)
+            self._parts.retry(self.name, request.pid, self._retry_exchange, command, done)
+            return
         queue.tell(request.command, partial(self._answered, request))
+
+    def _retried(self, request: Send, answer: ParkAnswer) -> None:
+        self.core.on_answer(request, answer, self._now())
+        self.run()
 
     def _answered(self, request: Send, outcome: Outcome | None, error: BrokerError | None) -> None:
         answer = outcome if isinstance(outcome, AckAnswer | ParkAnswer) else None

@@ -173,7 +173,7 @@ def _ahead(record: TopicRecord, group: str, key: bytes | None = None) -> list[in
     """Returns the partitions that a group has not left behind, the oldest first; with a key those
     that may have it."""
     version = record.groups[group].cv
-    lp = None if key is None else logical_partition(key, record.logical, record.hash_seed)
+    lp = None if not key else logical_partition(key, record.logical, record.hash_seed)
 
     def is_ahead(each: Partition) -> bool:
         return (

@@ -13,10 +13,12 @@ from convoymq.broker.topics.group_handle import TopicGroups
 from convoymq.broker.topics.measures import PartitionCounts
 from convoymq.broker.topics.member import MemberParts
 from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.broker.topics.retries import Retries
 from convoymq.broker.topics.scaling_loop import ScalingLoop
 from convoymq.broker.topics.scaling_question import ScalingQuestion
 from convoymq.broker.topics.silence import SilentPartitions
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
+from convoymq.broker.topics.weak_loop import WeakLoop
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.queues.partition.queue import PartitionQueue
 
@@ -80,6 +82,16 @@ class TopicParts:
         )
         timeout_s = broker.settings.operation_timeout_s
         self.explain_scaling = ScalingQuestion(self.scaling, metadata, broker.control, timeout_s)
+        self.weak = WeakLoop(
+            node=broker.node_id,
+            store=metadata,
+            partitions=self.partitions,
+            admin=self.admin,
+            clock=clock,
+            spawn=spawn,
+        )
+        dead_letters = broker.local.ask.dead_letters
+        assert dead_letters is not None, "a broker publishes dead letters"
         members = MemberParts(
             node=broker.node_id,
             incarnation=broker.nodes.incarnation,
@@ -88,6 +100,7 @@ class TopicParts:
             partitions=self.partitions,
             clock=clock,
             spawn=spawn,
+            retries=Retries(clock, broker.local.new_session, dead_letters),
         )
         self.coordinators = GroupCoordinators(
             node=broker.node_id,
@@ -171,4 +184,5 @@ class TopicParts:
         self.coordinators.tick()
         self.upkeep.tick()
         self.scaling.tick()
+        self.weak.tick()
         self.admin.drains.tick(self._spawn)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Never
 
 from convoymq.broker.topics.publishes import OrderedPublishes
 from convoymq.kernels.ordered_runs import OrderedTarget
+from convoymq.metadata.topic_settings import SPREAD
 from convoymq.model.errors import Misuse
 from convoymq.queues.interface import ClientEvents, ConsumerSpec, QueueClient
 from convoymq.topics.routes import Route
@@ -32,6 +33,10 @@ class TopicPublisher(QueueClient):
             budget=handle.limits.budget,
             publisher=session,
         )
+        if not handle.needs_key:
+            target = self._publishes.target
+            target.keyless_lp = int(handle.clock.random() * record.logical)
+            target.spreads_keyless = handle.null_key == SPREAD
 
     @property
     def target(self) -> OrderedTarget:

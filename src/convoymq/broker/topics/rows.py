@@ -119,6 +119,8 @@ class GroupRow(TypedDict):
     owners: list[OwnerRow]
     waits_for: list[int]
     """Sealed partitions that the group has to finish before its version goes on."""
+    skipped: list[int]
+    """Those of a weak topic that it has gone on without, and reads when they are back."""
 
 
 class LagRow(TypedDict):

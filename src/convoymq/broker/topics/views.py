@@ -176,6 +176,7 @@ def group_row(record: TopicRecord, group: GroupState, found: Descriptions) -> Gr
         "members": sorted(group.members),
         "owners": owners,
         "waits_for": waits_for,
+        "skipped": sorted(group.skipped),
     }
 
 

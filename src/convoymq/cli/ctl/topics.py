@@ -51,7 +51,7 @@ AUTOSCALE = (
 )  # fmt: skip
 SETTINGS = (
     "max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", "seal-after",
-    *AUTOSCALE,
+    "null-key", "weak-wait", "retry-exchange", *AUTOSCALE,
 )  # fmt: skip
 SCALE_ACTIONS = ("set", "explain")
 UNSET = "default"
@@ -476,6 +476,9 @@ COMMANDS = (
             Switch("autoscale", str, choices=("on", "off")),
             *(Switch(name, int) for name in AUTOSCALE[1:]),
             Switch("seal-after", str),
+            Switch("null-key", str, choices=("refuse", "sticky", "spread")),
+            Switch("weak-wait", str),
+            Switch("retry-exchange", str),
         ),
         check=_check_create,
         banner="Creating topic {name}...",

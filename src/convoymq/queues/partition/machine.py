@@ -327,7 +327,7 @@ class PartitionGroupMachine(StreamMachine):
         if self.truncated and start > self.state.log_start:
             if self.state.state is OPEN:
                 self._follow()
-            self.state.trim(Trim(start, weak=False))
+            self.state.trim(Trim(start))
 
     def _drop_below(self, offset: int) -> None:
         """Drops the closed segments that end at or below a stream's offset."""

@@ -307,10 +307,13 @@ class PartitionQueue(StreamQueue):
         """Returns what `describe` finds. Raises Unavailable."""
         return await self._in_time(self.describe, timeout_s)
 
-    def drained(self, group: str, group_epoch: int, done: Answer[bool]) -> None:
-        """`done` gets whether a group has drained the partition, as the leader knows it."""
+    def drained(
+        self, group: str, group_epoch: int, done: Answer[bool], *, whole: bool = False
+    ) -> None:
+        """`done` gets whether a group has drained the partition, as the leader knows it; `whole`:
+        and has nothing parked there."""
         self._ask_member(
-            ["drained", self.group, group, group_epoch], _taken(bool, done), leader=True
+            ["drained", self.group, group, group_epoch, whole], _taken(bool, done), leader=True
         )
 
     def load(self, question: LoadQuestion, done: Answer[LoadReport]) -> None:
@@ -385,10 +388,10 @@ class PartitionQueue(StreamQueue):
         if kind == "describe":
             return ["described", reads.describe(machine)]
         if kind == "drained":
-            _, _, group, epoch = request
+            _, _, group, epoch, whole = request
             own = machine.state.groups.get(group)
             known = own is not None and own.group_epoch == epoch
-            return ["drained", known and machine.state.drained(group)]
+            return ["drained", known and machine.state.drained(group, whole=whole)]
         _, _, group, after, limit, size = request
         return ["parked", reads.parked_rows(machine.state, group, after, limit, size)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from convoymq.topics.answers import (
     ProduceAnswer,
     ProducerAnswer,
 )
-from convoymq.topics.commands import OpenProducer, Produce
+from convoymq.topics.commands import OpenProducer, Park, Produce
 from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
 from convoymq.topics.heartbeats import Leases
 from convoymq.topics.leaseholder import SendHeartbeat
@@ -254,6 +255,7 @@ class SimConsumer:
             margin_ms=MARGIN_MS,
             renew_ms=RENEW_MS,
             timeout_ms=TIMEOUT_MS,
+            holds_keys=not world.plan.retries,
         )
         self.core.step(world.engine.now)
         self._run()
@@ -332,8 +334,13 @@ class SimConsumer:
         world = self.world
         partition = world.partitions.get(request.pid)
         if partition is not None:
-            partition.submit(
-                request.command,
+            command = request.command
+            if isinstance(command, Park) and world.plan.retries:
+                carry_out: Callable[..., None] = partition.retry
+            else:
+                carry_out = partition.submit
+            carry_out(
+                command,
                 lambda answer: world.network.send(
                     (request.pid, self.member), self._answered, request, answer
                 ),

@@ -204,6 +204,42 @@ class Loss(NamedTuple):
     reason: str
 
 
+class Weak(NamedTuple):
+    """The topic is a weak one. `retries`: messages that fail go to a retry topic."""
+
+    t: int
+    retries: bool
+
+
+class Retried(NamedTuple):
+    """A copy of a message that a group could not process is stored in its retry topic."""
+
+    t: int
+    group: str
+    gen: int
+    pid: int
+    offset: int
+    msg: int
+
+
+class Skipped(NamedTuple):
+    """A group goes on without a partition for which nobody answers."""
+
+    t: int
+    group: str
+    gen: int
+    pid: int
+
+
+class Recovered(NamedTuple):
+    """A partition that was skipped has been read to its end."""
+
+    t: int
+    group: str
+    gen: int
+    pid: int
+
+
 class Seek(NamedTuple):
     """A group begins at a version; also when it is created."""
 
@@ -248,6 +284,10 @@ Event = (
     | Advance
     | Effect
     | Loss
+    | Weak
+    | Retried
+    | Skipped
+    | Recovered
     | Seek
     | Deleted
     | Fault

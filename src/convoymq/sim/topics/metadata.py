@@ -17,11 +17,21 @@ from convoymq.topics import controller as control
 from convoymq.topics import coordinator as coordinate
 from convoymq.topics.answers import Answer, SealAnswer
 from convoymq.topics.changes import Change
-from convoymq.topics.commands import HandOver, Lease, Open, OpenCursor
+from convoymq.topics.commands import Open
 from convoymq.topics.commands import Seal as SealCommand
 from convoymq.topics.controller import Controller
-from convoymq.topics.coordinator import Coordinator
-from convoymq.topics.group import Advance, GroupCommand, GroupState, Release, Seek
+from convoymq.topics.coordinator import Coordinator, WeakRules
+from convoymq.topics.group import (
+    Advance,
+    GroupCommand,
+    GroupState,
+    Join,
+    Lose,
+    Recover,
+    Release,
+    Seek,
+    Skip,
+)
 from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.lineage import Mode, PartitionState
 from convoymq.topics.partition import Outcome
@@ -37,6 +47,10 @@ MERGE_DEADLINE_MS = 120
 TTL_MS = 160
 MARGIN_MS = 20
 STEP_MS = 25
+WAIT_MS = 150
+"""How long a weak topic waits for a source."""
+LOST_MS = 75
+"""How long a member of a weak topic may be silent."""
 ZOMBIE_STEPS = 3
 LATE = 0.4
 """Share of unheard requests that reach a silent partition much later."""
@@ -207,6 +221,7 @@ class CoordinatorSeat:
             ttl_ms=TTL_MS,
             margin_ms=MARGIN_MS,
             retry_ms=RETRY_MS,
+            weak=WeakRules(WAIT_MS, LOST_MS) if self.world.plan.weak else None,
         )
 
     def crash(self, away_ms: int, *, zombie: bool) -> None:
@@ -242,10 +257,12 @@ class CoordinatorSeat:
                         self.log.propose(command)
                 case coordinate.Tell(pid, command):
                     world.network.send((name, pid), self._tell, pid, command)
-                case coordinate.AskDrained(pid, group_epoch):
+                case coordinate.AskDrained(pid, group_epoch, whole):
                     partition = world.partitions.get(pid)
                     if partition is not None:
-                        world.network.send((name, pid), partition.ask_drained, name, group_epoch)
+                        world.network.send(
+                            (name, pid), partition.ask_drained, name, group_epoch, whole
+                        )
                 case Leases():
                     world.network.send((name, action.member), self._answer, action)
 
@@ -266,7 +283,23 @@ class CoordinatorSeat:
             self.acting.on_drained(pid, group_epoch, self.world.engine.now)
             self._perform(self.acting)
 
-    def _tell(self, pid: int, command: HandOver | OpenCursor | Lease) -> None:
+    def on_asked(self, pid: int, group_epoch: int, drained: bool, whole: bool) -> None:
+        """A partition's answer arrived."""
+        if self.acting is not None:
+            now = self.world.engine.now
+            if drained:
+                self.acting.on_drained(pid, group_epoch, now, whole=whole)
+            else:
+                self.acting.on_undrained(pid, group_epoch, now)
+            self._perform(self.acting)
+
+    def on_expired(self, pid: int, group_epoch: int, first: int, end: int) -> None:
+        """A reader was told that messages are gone."""
+        if self.acting is not None:
+            self.acting.on_expired(pid, group_epoch, first, end, self.world.engine.now)
+            self._perform(self.acting)
+
+    def _tell(self, pid: int, command: coordinate.Told) -> None:
         partition = self.world.partitions.get(pid)
         if partition is not None:
             partition.hand_over_or_ask(
@@ -276,7 +309,7 @@ class CoordinatorSeat:
                 ),
             )
 
-    def _replied(self, pid: int, command: HandOver | OpenCursor | Lease, answer: Answer) -> None:
+    def _replied(self, pid: int, command: coordinate.Told, answer: Answer) -> None:
         if self.acting is not None:
             self.acting.on_answer(pid, command, answer, self.world.engine.now)
             self._perform(self.acting)
@@ -319,11 +352,19 @@ class SimMetadata:
         seat = self.groups[group]
         self.world.network.send((pid, group), seat.on_drained, pid, group_epoch)
 
+    def report_asked(
+        self, pid: int, group: str, group_epoch: int, drained: bool, whole: bool
+    ) -> None:
+        """A partition answers a coordinator."""
+        seat = self.groups[group]
+        self.world.network.send((pid, group), seat.on_asked, pid, group_epoch, drained, whole)
+
     def apply_topic(self, command: TopicCommand) -> None:
         """A command of the topic is committed."""
         running = self.topic.running
         states = [seat.state for seat in self.groups.values()]
-        held = [state.cv for state in states if not state.expired]
+        lineage = self.topic.lineage
+        held = [state.held_version(lineage) for state in states if not state.expired]
         expired = [state.cv for state in states if state.expired]
         refused = self.topic.apply(command, held, expired)
         if refused is None:
@@ -360,6 +401,7 @@ class SimMetadata:
         elif isinstance(command, DeclareLost):
             for name, seat in self.groups.items():
                 gen = seat.state.group_epoch
+                seat.state.forget_skipped(command.pid)
                 trace(events.Loss(now, name, gen, command.pid, 0, -1, "declared"))
         elif isinstance(command, Delete):
             for pid, partition in topic.lineage.partitions.items():
@@ -372,13 +414,28 @@ class SimMetadata:
         """A command of a group is committed."""
         state, now, trace = seat.state, self.world.engine.now, self.world.trace.append
         owner = state.owners.get(command.pid) if isinstance(command, Release) else None
+        losses = list(state.losses)
+        if isinstance(command, Skip) and command.pid in self.topic.lost:
+            return
         if not state.apply(command, self.topic.route.version, self.topic.kept, now):
             return
         match command:
             case Advance(group_epoch, expect, to):
                 trace(events.Advance(now, state.name, group_epoch, expect, to))
+            case Join():
+                for loss in state.losses:
+                    if loss in losses:
+                        continue
+                    end = self.topic.lineage.partition(loss.pid).close_offset or 1
+                    trace(events.Loss(now, state.name, loss.group_epoch, loss.pid, 0, end, "gone"))
             case Release(pid, epoch, expired) if owner is not None:
                 trace(events.Release(now, state.name, pid, owner.member, epoch, expired))
+            case Lose(pid, gen, first, end):
+                trace(events.Loss(now, state.name, gen, pid, first, end, "expired"))
+            case Skip(pid, gen):
+                trace(events.Skipped(now, state.name, gen, pid))
+            case Recover(pid, gen):
+                trace(events.Recovered(now, state.name, gen, pid))
             case Seek(_, version):
                 gen, mode = state.group_epoch, state.mode.value
                 trace(events.Seek(now, state.name, gen, version, mode))

@@ -291,7 +291,7 @@ class Operations:
         if partition is not None and partition.serves and not partition.blocked:
             start = self.engine.draw(1, max(1, partition.machine.end_offset))
             self.world.fault("trim", f"{partition.pid} to {start}")
-            partition.submit(Trim(start, self.world.plan.weak), lambda answer: None)
+            partition.submit(Trim(start), lambda answer: None)
 
     @property
     def _seals_from_outside(self) -> bool:
@@ -367,7 +367,7 @@ class Operations:
         if controller.acting is None:
             return
         for seat in world.metadata.groups.values():
-            if seat.state.has_lost_data(topic.kept):
+            if seat.state.has_lost_data(topic.kept) and not world.plan.weak:
                 self._seek_to(seat, topic.lineage.first_version(), EARLIEST)
         if world.plan.kinds & {"trim", "empty", "expire"}:
             if self.engine.chance(0.3):
@@ -389,7 +389,7 @@ class Operations:
         for name, own in partition.machine.groups.items():
             if own.handed_over:
                 continue
-            if own.expired:
+            if own.expired and not self.world.plan.weak:
                 partition.submit(AcceptLoss(name), lambda answer: None)
             for key, parked in own.parked.keys.items():
                 roll = random.random()

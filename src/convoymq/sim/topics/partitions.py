@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from convoymq.sim.topics import events
+from convoymq.topics import coordinator as coordinating
 from convoymq.topics.answers import (
     AckAnswer,
     Answer,
@@ -233,7 +234,7 @@ class SimPartition:
                     trace(events.Opened(now, self.pid, machine.created_version))
             case Park() | DoneParked() | SkipParked() if isinstance(answer, ParkAnswer):
                 self._trace_parked(command, answer, head)
-            case _ if isinstance(answer, LossAnswer):
+            case _ if isinstance(answer, LossAnswer) and not world.plan.weak:
                 for group, first, end in answer.losses:
                     gen = machine.groups[group].group_epoch
                     trace(events.Loss(now, group, gen, self.pid, first, end, "expired"))
@@ -270,6 +271,13 @@ class SimPartition:
         machine = self.machine
         code = machine.check_fetch(group, fetch.group_epoch, fetch.epoch)
         if code is not Code.OK:
+            if code is Code.DATA_EXPIRED:
+                expired = machine.groups[group].cursor.watermark
+                seat = self.world.metadata.groups[group]
+                self.world.network.send(
+                    (self.pid, group), seat.on_expired,
+                    self.pid, fetch.group_epoch, expired, machine.log_start,
+                )  # fmt: skip
             reply(FetchAnswer(code))
             return True
         own = machine.groups[group]
@@ -283,11 +291,14 @@ class SimPartition:
         reply(FetchAnswer(Code.OK, records, next_offset, view))
         return True
 
-    def ask_drained(self, group: str, group_epoch: int) -> None:
+    def ask_drained(self, group: str, group_epoch: int, whole: bool) -> None:
         """A coordinator asks."""
-        if self.serves and not self.blocked:
-            self._reported.discard((group, group_epoch))
-            self._report_drained()
+        if not self.serves or self.blocked:
+            return
+        own = self.machine.groups.get(group)
+        known = own is not None and own.group_epoch == group_epoch
+        drained = known and self.machine.drained(group, whole=whole)
+        self.world.metadata.report_asked(self.pid, group, group_epoch, drained, whole)
 
     def _report_drained(self) -> None:
         for name, own in self.machine.groups.items():
@@ -347,7 +358,27 @@ class SimPartition:
         """Returns whether the server knows that it was sealed from outside, and waits for CLOSE."""
         return not self.cut and self.pid in self.world.metadata.blocked
 
-    def hand_over_or_ask(self, command: HandOver | OpenCursor | Lease, reply: Reply) -> None:
+    def retry(self, park: Park, reply: Reply) -> None:
+        """A copy goes to the retry topic, then the message is acknowledged."""
+        machine = self.machine
+        if not self.serves or self.blocked:
+            return
+        code = machine.check_owner(park.group, park.group_epoch, park.epoch)
+        if code is not Code.OK:
+            reply(ParkAnswer(code))
+            return
+        message, now = int(park.message), self.world.engine.now
+        self.world.trace.append(
+            events.Retried(now, park.group, park.group_epoch, self.pid, park.offset, message)
+        )
+
+        def acknowledged(answer: Outcome) -> None:
+            assert isinstance(answer, AckAnswer)
+            reply(ParkAnswer(answer.code, version=-1))
+
+        self.submit(Ack(park.group, park.group_epoch, park.epoch, (park.offset,)), acknowledged)
+
+    def hand_over_or_ask(self, command: coordinating.Told, reply: Reply) -> None:
         """Takes commands of coordinators; a leader answers NOT_DRAINED without logging anything."""
         if isinstance(command, HandOver) and self.serves:
             own = self.machine.groups.get(command.group)

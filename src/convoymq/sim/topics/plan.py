@@ -6,7 +6,7 @@ Each seed leaves kinds out, so that none hides another.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 KINDS = (
@@ -43,6 +43,8 @@ ALL_KINDS = (*KINDS, *LATER_KINDS)
 LATER_SEED = 0x5EED
 PER_SEED = 0.5
 """Probability of a kind in a seed."""
+RETRIES_PER_SEED = 0.6
+"""Of the seeds with a weak topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ class Plan:
     chaos_ms: int
     slow_handlers: bool
     weak: bool
+    """The topic is a weak one."""
+    retries: bool
+    """What a handler fails with goes to a retry topic, in a weak one."""
 
     def has(self, kind: str) -> bool:
         """Returns whether something happens in this run."""
@@ -78,8 +83,9 @@ def draw_plan(seed: int, kinds: Collection[str] | None = None) -> Plan:
     later = Random(seed ^ LATER_SEED)
     drawn |= {kind for kind in LATER_KINDS if later.random() < PER_SEED}
     chosen = frozenset(drawn if kinds is None else kinds)
+    keeps = later.random()
     logical = random.choice((4, 8, 8, 16))
-    return Plan(
+    plan = Plan(
         seed,
         chosen,
         logical=logical,
@@ -93,4 +99,6 @@ def draw_plan(seed: int, kinds: Collection[str] | None = None) -> Plan:
         chaos_ms=random.choice((900, 1400, 2000)),
         slow_handlers=random.random() < 0.4,
         weak=random.random() < 0.3,
+        retries=False,
     )
+    return replace(plan, retries=plan.weak and keeps < RETRIES_PER_SEED)

@@ -1,5 +1,11 @@
 """Checks A1 to A15 of the specification's section 16, on the trace of a topic.
 
+A weak topic promises less, and is judged by that: two members may have a partition at once (A10),
+of which the one with the latest lease is looked at; what was skipped may come late (A7, A8), and a
+failed message may be acknowledged when a copy of it is stored elsewhere (A13). What it keeps is the
+order of a partition: where keys are not held, messages are handed out for the first time in the
+order of their offsets. And nothing is lost without a record (A11).
+
 The referee reads events, in their order, and nothing else. Each check collects violations under its
 number; a run is clean when there are none. What only holds at the end of a run is checked when the
 run is finished.
@@ -69,6 +75,21 @@ class Referee:
         self._last_of_producer: dict[tuple[int, int], int] = {}
         self._last_in_partition: dict[tuple[int, int, int], int] = {}
         self._ended_leases: dict[tuple[str, int], int] = {}
+        self.weak = False
+        self.holds_keys = True
+        self.granted: dict[tuple[str, int, int], str] = {}
+        """Members by group, partition and lease epoch."""
+        self.retried: dict[Reader, set[int]] = defaultdict(set)
+        """Messages of which a copy went to the retry topic."""
+        self.passed: dict[Reader, set[int]] = defaultdict(set)
+        """Partitions that were skipped, also when they were read later."""
+        self.missing: dict[Reader, set[int]] = defaultdict(set)
+        """Of these, those that are to come."""
+        self.aside: dict[Reader, dict[int, int]] = defaultdict(dict)
+        """As `doubtful`, of skipped partitions: these messages come late."""
+        self.acked: dict[Reader, set[tuple[int, int]]] = defaultdict(set)
+        """Places that are acknowledged."""
+        self._highest: dict[tuple[str, int, int, bytes], int] = {}
         self._gated: set[tuple[str, int, int]] = set()
 
     def say(self, check: str, text: str) -> None:
@@ -80,6 +101,28 @@ class Referee:
         method = _METHODS.get(type(event))
         if method is not None:
             getattr(self, method)(event)
+
+    # What a weak topic does
+
+    def on_weak(self, event: events.Weak) -> None:
+        """The topic is a weak one."""
+        self.weak, self.holds_keys = True, not event.retries
+
+    def on_retried(self, event: events.Retried) -> None:
+        """A failed message is kept elsewhere."""
+        self.retried[event.group, event.gen].add(event.msg)
+
+    def on_skipped(self, event: events.Skipped) -> None:
+        """A group says that it goes on without a partition."""
+        if not self.weak or event.gen != self.gens[event.group]:
+            self.say("A6", f"{event}: a group skips nothing here")
+        self.passed[event.group, event.gen].add(event.pid)
+        self.missing[event.group, event.gen].add(event.pid)
+        self._set_aside((event.group, event.gen), event.pid, self.aside)
+
+    def on_recovered(self, event: events.Recovered) -> None:
+        """A group has read what it skipped."""
+        self.missing[event.group, event.gen].discard(event.pid)
 
     # Producers and the log: A1 to A4, A14
 
@@ -237,6 +280,7 @@ class Referee:
     def on_grant(self, event: events.Grant) -> None:
         """A10: epochs rise."""
         at = (event.group, event.pid)
+        self.granted[event.group, event.pid, event.epoch] = event.member
         if at in self.leases and self.leases[at][0] >= event.epoch:
             self.say("A10", f"{event} after epoch {self.leases[at][0]}")
         ended = self._ended_leases.get(at, 0) >= event.epoch
@@ -254,10 +298,21 @@ class Referee:
         """A7 to A10 and A12."""
         reader = (event.group, event.gen)
         epoch, member, over = self.leases.get((event.group, event.lease_pid), (0, "", True))
-        if (epoch, member) != (event.epoch, event.member) or over:
-            self.say("A10", f"{event}: the lease is {epoch} of {member!r}, over: {over}")
+        in_force = (epoch, member) == (event.epoch, event.member) and not over
+        if not in_force:
+            former = self.granted.get((event.group, event.lease_pid, event.epoch))
+            if not self.weak or former != event.member:
+                self.say("A10", f"{event}: the lease is {epoch} of {member!r}, over: {over}")
+                return
+            # Two have the partition: what counts is what the one does that may acknowledge.
+            self.delivered[reader].add((event.pid, event.offset))
+            self.seen[reader].add(event.msg)
+            return
         self._check_parked(event)
         acked_in = self.acked_msgs[reader].get(event.msg)
+        if self.weak and (event.pid, event.offset) not in self.acked[reader]:
+            # Behind a partition that was skipped a second copy is not known as one.
+            acked_in = None
         if acked_in is not None and not self._is_lost_between(event.msg, acked_in, event):
             self.say("A9", f"{event} was acknowledged before")
         self._check_gate(event)
@@ -265,6 +320,9 @@ class Referee:
         if event.msg in self.seen[reader]:
             return
         self.seen[reader].add(event.msg)
+        if self.weak:
+            self._check_weak_order(event)
+            return
         last = self.first.get((event.group, event.gen, event.key))
         if last is not None:
             if (last.created_v, last.offset) >= (event.created_v, event.offset):
@@ -272,6 +330,16 @@ class Referee:
             if not self._is_settled(reader, last.pid, last.offset):
                 self.say("A8", f"{event} comes before {last} is acknowledged")
         self.first[event.group, event.gen, event.key] = event
+
+    def _check_weak_order(self, event: events.Deliver) -> None:
+        """A8 of weak topics: the order of a partition, of a key where keys are held."""
+        if event.parked:
+            return
+        key = event.key if self.holds_keys else b""
+        at = (event.group, event.gen, event.lease_pid, key)
+        if event.offset <= self._highest.get(at, 0):
+            self.say("A8", f"{event} comes first after offset {self._highest[at]}")
+        self._highest[at] = max(event.offset, self._highest.get(at, 0))
 
     def _is_lost_between(
         self, msg: int, version: int, event: events.Deliver | events.Effect
@@ -285,12 +353,24 @@ class Referee:
             for pid in self.lost
         )
 
+    def _out_of_reach(self, reader: Reader) -> dict[int, int]:
+        """Returns parked messages, and the version that created the partition behind which they
+        are out of reach."""
+        return {**self.aside[reader], **self.doubtful[reader]}
+
     def _check_parked(self, event: events.Deliver) -> None:
         """A12: only the head of a parked key is delivered."""
-        doubtful = self.doubtful[event.group, event.gen]
+        doubtful = self._out_of_reach((event.group, event.gen))
         reached = self.created.get(event.lease_pid, 0)
         parked = self.parked.get((event.group, event.gen, event.key), ())
         waiting = [msg for msg in parked if msg not in doubtful or doubtful[msg] >= reached]
+        if event.lease_pid in self.missing[event.group, event.gen]:
+            # What is parked behind it says nothing to what comes late.
+            parked_in = self.parked_in[event.group, event.gen]
+            waiting = [msg for msg in waiting if parked_in.get(msg, 0) <= reached]
+        if self.weak and event.parked:
+            parked_in = self.parked_in[event.group, event.gen]
+            waiting = [msg for msg in parked if parked_in.get(msg) == parked_in.get(event.msg)]
         if (waiting or event.parked) and not (event.parked and [event.msg] == waiting[:1]):
             self.say("A12", f"{event}: {waiting} wait in the park log")
 
@@ -302,7 +382,8 @@ class Referee:
         pid = event.lease_pid
         current = event.gen == self.gens[event.group] and mode == "linear"
         spans = self.routes[self.cv[event.group]] if self.cv[event.group] < len(self.routes) else ()
-        if current and pid not in {p for _, _, p in spans}:
+        late = pid in self.missing[reader]
+        if current and not late and pid not in {p for _, _, p in spans}:
             self.say("A7", f"{event}: version {self.cv[event.group]} does not have {pid}")
         if at in self._gated:
             return
@@ -312,6 +393,8 @@ class Referee:
             return
         lo, hi = self.spans[pid]
         for parent, (low, high) in self.spans.items():
+            if parent in self.passed[reader]:
+                continue
             if self.created[parent] >= self.created[pid] or max(lo, low) >= min(hi, high):
                 continue
             for stored in self.by_partition[parent]:
@@ -331,6 +414,9 @@ class Referee:
             return False
         if stored.pid in self.gone_before[reader]:
             return False
+        if stored.pid in self.missing[reader] & self.deleted:
+            # The record of the skip says so.
+            return False
         return not any(
             loss.pid == stored.pid and loss.first <= stored.offset < loss.end
             for loss in self.losses[reader]
@@ -349,6 +435,7 @@ class Referee:
             self.say("A11", f"{event}: nothing is stored there")
             return
         self.settled[reader].add((event.pid, event.offset))
+        self.acked[reader].add((event.pid, event.offset))
         if (event.pid, event.offset) in self.delivered[reader]:
             # A second copy that is passed over is acknowledged as well.
             self.acked_msgs[reader][stored.msg] = stored.created_v
@@ -370,12 +457,22 @@ class Referee:
         self.settled[reader].add((event.pid, event.offset))
         self.parked[event.group, event.gen, event.key].append(event.msg)
         self.parked_in[reader][event.msg] = self.created.get(event.pid, 0)
+        lp = self.sends[event.msg].lp
+        for pid in self.missing[reader]:
+            lo, hi = self.spans[pid]
+            if lo <= lp < hi and self.created[pid] >= self.created[event.pid]:
+                self.aside[reader].setdefault(event.msg, self.created[pid])
 
     def on_unpark(self, event: events.Unpark) -> None:
         """A12: the head leaves."""
         waiting = self.parked[event.group, event.gen, event.key]
-        doubtful = self.doubtful[event.group, event.gen]
+        doubtful = self._out_of_reach((event.group, event.gen))
         heads = waiting[:1] + [msg for msg in waiting if msg not in doubtful][:1]
+        if self.weak and event.msg not in heads:
+            # What was skipped has a park log of its own.
+            parked_in = self.parked_in[event.group, event.gen]
+            in_one = [msg for msg in waiting if parked_in.get(msg) == parked_in.get(event.msg)]
+            heads += in_one[:1]
         if event.msg not in heads:
             self.say("A12", f"{event}: {waiting} wait in the park log")
         if event.msg in waiting:
@@ -389,25 +486,35 @@ class Referee:
     def on_loss(self, event: events.Loss) -> None:
         """Something is given up, by name."""
         reader = (event.group, event.gen)
+        if event.reason == "gone":
+            self._set_aside(reader, event.pid, self.doubtful)
         if event.end >= 0:
             self.losses[reader].append(event)
             for offset in range(event.first, event.end):
                 self.settled[reader].add((event.pid, offset))
             return
         self.lost.add(event.pid)
-        lo, hi = self.spans[event.pid]
+        self._set_aside(reader, event.pid, self.doubtful)
+
+    def _set_aside(self, reader: Reader, pid: int, found: dict[Reader, dict[int, int]]) -> None:
+        """What is parked in a partition that is lost or skipped, or still in one before it, is out
+        of reach behind it."""
+        lo, hi = self.spans[pid]
+        created = self.created[pid]
         for (group, gen, _), waiting in self.parked.items():
-            if (group, gen) == reader:
-                # Their copies lay in the lost partition, or still in one before it.
-                created = self.created[event.pid]
-                for msg in waiting:
-                    before = self.parked_in[reader].get(msg, 0) <= created
-                    if before and lo <= self.sends[msg].lp < hi:
-                        self.doubtful[reader].setdefault(msg, created)
+            if (group, gen) != reader:
+                continue
+            for msg in waiting:
+                before = self.parked_in[reader].get(msg, 0) <= created
+                if before and lo <= self.sends[msg].lp < hi:
+                    found[reader].setdefault(msg, created)
 
     def on_effect(self, event: events.Effect) -> None:
         """A13."""
         if not event.applied:
+            return
+        if self.weak:
+            self.effects[event.group, event.gen].setdefault(event.msg, event.created_v)
             return
         reader, key = (event.group, event.gen), (event.group, event.gen, event.key)
         token = (event.created_v, event.offset)
@@ -445,6 +552,7 @@ class Referee:
             if (copy.pid, copy.offset) not in self.settled[reader]:
                 self.say("A11", f"{copy} was never acknowledged by {reader}")
         gone = msg in self.skipped[reader] or msg in self.doubtful[reader]
+        gone = gone or msg in self.retried[reader]
         if copies and required == copies and not gone and msg not in self.effects[reader]:
             self.say("A13", f"message {msg} was never applied by {reader}: {copies}")
 
@@ -480,6 +588,10 @@ _METHODS: dict[type, str] = {
     events.Park: "on_park",
     events.Unpark: "on_unpark",
     events.Loss: "on_loss",
+    events.Weak: "on_weak",
+    events.Retried: "on_retried",
+    events.Skipped: "on_skipped",
+    events.Recovered: "on_recovered",
     events.Effect: "on_effect",
 }
 

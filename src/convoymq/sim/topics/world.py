@@ -63,6 +63,7 @@ class World:
         self._lps: dict[bytes, int] = {}
         self._granted: dict[tuple[str, int], int] = {}
         self._sinks: dict[tuple[str, bytes], tuple[int, int, int]] = {}
+        self._seen: set[tuple[str, int, int]] = set()
         self._poison: dict[tuple[str, int], int] = {}
         self._versions: dict[int, int] = {}
         self.leases = ServerLeases(SERVER_TTL_MS, SERVER_MARGIN_MS)
@@ -78,6 +79,8 @@ class World:
     def _publish_first(self) -> None:
         route = self.metadata.topic.route
         spans = tuple((span.lo, span.hi, span.pid) for span in route.spans)
+        if self.plan.weak:
+            self.trace.append(events.Weak(0, self.plan.retries))
         self.trace.append(events.Published(0, 0, spans, "", (), route.pids, ()))
         for span in route.spans:
             self.create_partition(span.pid, span.lo, span.hi, 0)
@@ -159,11 +162,17 @@ class World:
         return True
 
     def sink(self, group: str, key: bytes, msg: int, token: tuple[int, int, int]) -> None:
-        """An effect arrives at the sink, which keeps the latest token of each key."""
-        applied = token > self._sinks.get((group, key), (0, 0, 0))
+        """An effect arrives at the sink, which keeps the latest token of each key; that of a weak
+        topic keeps what it has seen."""
+        gen, version, offset = token
+        if self.plan.weak:
+            # Tokens say nothing where what comes late is behind what is newer.
+            applied = (group, gen, msg) not in self._seen
+            self._seen.add((group, gen, msg))
+        else:
+            applied = token > self._sinks.get((group, key), (0, 0, 0))
         if applied:
             self._sinks[group, key] = token
-        gen, version, offset = token
         now = self.engine.now
         self.trace.append(events.Effect(now, group, gen, key, msg, version, offset, applied))
 
@@ -205,6 +214,8 @@ class World:
         for name, seat in self.metadata.groups.items():
             if seat.state.cv != topic.route.version:
                 return f"group {name} is at {seat.state.cv}, not at {topic.route.version}"
+            if seat.state.skipped:
+                return f"group {name} has not read {seat.state.skipped} yet, which it skipped"
             for pid in topic.route.pids:
                 machine = self.partitions[pid].machine
                 own = machine.groups.get(name)
@@ -243,6 +254,18 @@ def run_topic_seed(
             sink(events.line_of(event))
     result.tail = [events.line_of(event) for event in world.trace[-TAIL_LINES:]]
     kinds = Counter(type(event).__name__.lower() for event in world.trace)
-    words = ("send", "stored", "published", "deliver", "ack", "park", "advance", "seek", "loss")
+    words = (
+        "send",
+        "stored",
+        "published",
+        "deliver",
+        "ack",
+        "park",
+        "advance",
+        "seek",
+        "loss",
+        "skipped",
+        "retried",
+    )
     result.workload = {word: kinds[word] for word in words}
     return result

@@ -308,6 +308,11 @@ def _followed(source: Mapping[str, str]) -> FollowedTopic:
     # Spark takes options in any case of letters; of two spellings it takes the last.
     values = parse_options("convoymq", {name.lower(): value for name, value in source.items()})
     topic = Topic(StreamReadOptions.of(values, Use.STREAM_READ))
+    if topic.client.topic_route(topic.name, lineage=False).mode != "strict":
+        raise OptionError(
+            f"topic {topic.name} is weak: it spreads messages without a key, and the order tokens "
+            "of a row's changes may not be in the order of the changes. Apply a strict topic"
+        )
     return FollowedTopic(topic.name, topic.history().created_ms)
 
 

@@ -227,7 +227,7 @@ async def test_a_group_goes_on_behind_what_was_cut_when_somebody_accepts_it(
     assert await queue.ask(OpenCursor("g", 1, -1), 5) == Answer(Code.OK)
     for state in machines_of(cluster, 0):
         state.append_until(9, 1)
-        state.trim(Trim(5, weak=False))
+        state.trim(Trim(5))
     (row,) = await broker.topics.lag("/", "orders", "g")
     assert row["data_expired"] is True
     rows = await broker.topics.accept_loss("/", "orders", "g")

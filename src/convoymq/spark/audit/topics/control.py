@@ -36,6 +36,7 @@ CONTROL_KINDS = (
     words.SOUGHT,
     words.GIVEN_UP,
     words.NAME,
+    words.SKIPPED,
 )
 
 Reader: TypeAlias = tuple[int, int]
@@ -136,6 +137,11 @@ class TopicFacts:
     dag: set[int] = field(default_factory=set)
     grants: list[Grant] = field(default_factory=list)
     given_up: set[int] = field(default_factory=set)
+    weak: bool = False
+    """Its mode: it promises less."""
+    skipped: set[tuple[Reader, int]] = field(default_factory=set)
+    """(Reader, partition) of what groups of a weak topic went on without, also what they read
+    later."""
     whole: bool = False
     """Every decided entry about topics is in the trace."""
 
@@ -268,7 +274,8 @@ def _on_name(made: TopicsFacts, row: ControlRow) -> None:
 
 def _on_topic(made: TopicsFacts, row: ControlRow) -> None:
     if not row["flags"] & words.GROUP_GONE:
-        _topic_of(made, row).logical = row["consumer"]
+        topic = _topic_of(made, row)
+        topic.logical, topic.weak = row["consumer"], bool(row["flags"] & words.WEAK)
 
 
 def _on_range(made: TopicsFacts, row: ControlRow) -> None:
@@ -319,6 +326,11 @@ def _on_given_up(made: TopicsFacts, row: ControlRow) -> None:
     _topic_of(made, row).given_up.add(row["consumer"])
 
 
+def _on_skipped(made: TopicsFacts, row: ControlRow) -> None:
+    reader = (row["seq"], row["position_index"])
+    _topic_of(made, row).skipped.add((reader, row["consumer"]))
+
+
 _METADATA = {
     words.NAME: _on_name,
     words.TOPIC: _on_topic,
@@ -329,6 +341,7 @@ _METADATA = {
     words.GRANTED: _on_grant,
     words.RELEASED: _on_grant,
     words.GIVEN_UP: _on_given_up,
+    words.SKIPPED: _on_skipped,
 }
 
 

@@ -13,7 +13,13 @@ import pyarrow as pa
 from convoymq.kernels.trace import name_hash
 from convoymq.model.errors import Misuse
 from convoymq.spark.audit.topics.keys import APPLIED
-from convoymq.spark.audit.topics.partitions import EFFECT, KEY_COLUMNS, SOURCE
+from convoymq.spark.audit.topics.partitions import (
+    EFFECT,
+    KEY_COLUMNS,
+    KEYLESS,
+    SOURCE,
+    keyless_key,
+)
 from convoymq.topics.order_token import OrderToken
 from convoymq.trace.effects import EFFECTS_PATTERN, SOURCE_PATTERN
 
@@ -103,5 +109,7 @@ def row_of(line: Mapping[str, object], topics: Mapping[str, int]) -> dict[str, i
     row["row"] = EFFECT
     row["reader"] = name_hash(str(line.get("group")).encode())
     row["version"], row["offset"] = token.created_version, token.offset
+    if row["key"] == KEYLESS:
+        row["key"] = keyless_key(row["version"], row["offset"])
     row["how"] = APPLIED if line.get("applied") else 0
     return row

@@ -182,12 +182,23 @@ def _delivered(columns: Columns, scope: TopicScope, findings: Findings) -> None:
         bool,
     )  # fmt: skip
     unknown = jumped & (came_us[before] == NEVER) & ~told
+    # A weak topic keeps the order of what one member hands out of one partition.
+    weak = _weak(group, scope)
+    jumped &= ~weak
+    unknown &= ~weak
+    overtaken &= ~weak | same_lease
     wrong = overtaken | (jumped & ~unknown)
     _say(findings, scope, Invariant.TOPIC_DELIVERY_ORDER, message, wrong, epoch=lease)
     ones = np.ones(len(first), np.int64)
     findings.violation(
         Invariant.TOPIC_DELIVERY_ORDER, group, ones, unknown & ~wrong, lambda _: {}, what="unproved"
     )
+
+
+def _weak(group: Array, scope: TopicScope) -> Array:
+    """Returns True for rows of partitions of weak topics."""
+    weak = {number for number, each in scope.partitions.items() if each.weak}
+    return np.isin(group, list(weak))
 
 
 def _pair(message: Array, lease: Array) -> Array:
@@ -243,6 +254,7 @@ def _parked(own: Columns, scope: TopicScope, findings: Findings) -> None:
         heads = own["row"] == HEAD
         meanwhile = (time_us > begin_us + bound) & (time_us < end_us - bound)
         wrong |= behind & meanwhile & (fresh | heads)
+    wrong &= ~_weak(own["group"], scope)
     _say(findings, scope, Invariant.TOPIC_PARK_ORDER, own, wrong)
 
 
@@ -272,6 +284,7 @@ def _effects(own: Columns, columns: Columns, scope: TopicScope, findings: Findin
             & (done["offset"][1:] > done["offset"][:-1])
         )
         wrong[1:] = ~later
+        wrong &= ~_weak(_placed(done, own)["group"], scope)
         _say(findings, scope, Invariant.TOPIC_EFFECTS_ONCE, _placed(done, own), wrong)
     tokens = set(zip(applied["version"].tolist(), applied["offset"].tolist(), strict=True))
     acknowledged = (own["row"] == READ) & (own["how"] == BY_ACK)
@@ -294,6 +307,7 @@ def _effects(own: Columns, columns: Columns, scope: TopicScope, findings: Findin
         wanted = source["settled_lease"][np.argmax(source["time_us"])]
         differs = np.zeros(len(last["key"]), bool)
         differs[-1] = last["settled_lease"][-1] != wanted
+        differs &= ~_weak(_placed(last, own)["group"], scope)
         _say(findings, scope, Invariant.TOPIC_END_STATE, _placed(last, own), differs)
     elif len(source["key"]):
         nothing = np.zeros(len(effect), bool)

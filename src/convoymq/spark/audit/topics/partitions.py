@@ -14,11 +14,12 @@ sweep over keys, one row a message, or a message, reader and lease.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from convoymq.kernels.trace import name_hash
 from convoymq.model import trace as words
 from convoymq.spark.audit.findings import (
     Array,
@@ -96,6 +97,16 @@ class PartitionSweep:
 def picked(columns: Columns, mask: Array) -> Columns:
     """Returns the rows of a mask."""
     return {name: values[mask] for name, values in columns.items()}
+
+
+KEYLESS = name_hash(b"")
+"""Hash of messages without an order key."""
+Number = TypeVar("Number", int, Array)
+
+
+def keyless_key(version: Number, offset: Number) -> Number:
+    """Returns what stands for the key of a message that has none."""
+    return (version << 40) ^ offset ^ KEYLESS
 
 
 class _Messages:
@@ -256,6 +267,11 @@ def _rows(
         block["group"][:] = part["group"][0]
     block["key"], block["offset"], block["time_us"] = key, offset, time_us
     block.update(more)
+    # A message without a key has no order: each is a key by itself.
+    keyless = block["key"] == KEYLESS
+    if keyless.any():
+        alone = keyless_key(block["version"], block["offset"])
+        block["key"] = np.where(keyless, alone, block["key"])
     return block
 
 
@@ -285,6 +301,9 @@ def _leases(part: Columns, known: PartitionScope, scope: TopicScope, findings: F
     strange = late | (part["seq"][rows] != member)
     misplaced = (order < from_order) | (order >= to_order)
     missing[rows] = ~there
+    if known.weak:
+        # A member that was not heard of goes on until it hears of the next one.
+        strange = part["seq"][rows] != member
     wrong[rows] = there & np.where(handed[rows], strange, misplaced)
     shown = {"epoch": part["consumer"], "first": part["first_id"], "count": part["count"]}
     _say(findings, Invariant.TOPIC_ONE_OWNER, known, part, wrong, shown)

@@ -54,6 +54,8 @@ class PartitionScope:
     ungrouped: frozenset[int] = frozenset()
     given_up: bool = False
     """Declared lost, or deleted: groups go on without what they had not read."""
+    weak: bool = False
+    """Of a weak topic: two members may have it at once, and order is that of the partition."""
     repeats: bool = False
     """A partition before it was closed from outside: what was stored there may come again, and
     members leave it out."""
@@ -92,6 +94,7 @@ def scope_of(facts: TopicsFacts, sinks: Iterable[tuple[int, int]] = ()) -> Topic
             each.told,
             ungrouped=frozenset(each.ungrouped),
             given_up=each.pid in facts.topics[each.topic].given_up,
+            weak=facts.topics[each.topic].weak,
             repeats=any(line.external for line in facts.topics[each.topic].ancestors(each)),
         )
         for reader, cursor in each.cursors.items():

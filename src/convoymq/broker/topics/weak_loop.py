@@ -1,0 +1,129 @@
+"""Partitions of weak topics that nobody answers for, on the node that leads the metadata group.
+
+What an operator does in a strict topic is done here after `weak-wait`:
+
+    takes messages    sealed from outside (`TopicAdmin.seal`, ADR 0074): its range goes on in a new
+                      partition, groups skip it, and read it late when it comes back in time
+    so sealed         declared lost (`TopicAdmin.declare_lost`) after as long again: groups have a
+                      record, and what comes back is deleted
+
+Partitions that were closed before they fell silent are never lost: groups skip them, and read them
+late whenever they come back (`topics.coordinator`).
+
+A new leader of the metadata begins to wait anew. Partitions of strict topics are not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import NamedTuple
+
+import structlog
+
+from convoymq.broker.topics.admin import TopicAdmin
+from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.metadata.machine import TopicRecord
+from convoymq.metadata.store import MetadataStore
+from convoymq.metadata.topic_settings import WEAK, weak_wait_of
+from convoymq.model.clock import Clock
+from convoymq.model.errors import BrokerError
+from convoymq.routing.policies import topic_settings
+
+log = structlog.get_logger()
+
+ASK_MS = 1_000
+"""Pause between two questions to a partition."""
+
+
+class Place(NamedTuple):
+    """A partition of a topic. `sealed`: from outside; then its time begins anew."""
+
+    vhost: str
+    topic: str
+    pid: int
+    sealed: bool
+
+
+class WeakLoop:
+    """See the module text. One per node."""
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        store: MetadataStore,
+        partitions: TopicPartitions,
+        admin: TopicAdmin,
+        clock: Clock,
+        spawn: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._partitions = partitions
+        self._admin = admin
+        self._clock = clock
+        self._spawn = spawn
+        self._term = -1
+        self._asked_ms = -ASK_MS
+        self._heard_ms: dict[Place, int] = {}
+        """When partitions answered last, or were asked first."""
+        self._asking: set[Place] = set()
+        self._acting: set[Place] = set()
+
+    def tick(self) -> None:
+        """Asks, and gives up what was silent for too long; to be called a few times a second."""
+        now_ms = self._clock.monotonic_ms()
+        if self._store.leader != self._node or self._term != self._store.term:
+            self._term = self._store.term if self._store.leader == self._node else -1
+            self._heard_ms.clear()
+            return
+        if now_ms < self._asked_ms + ASK_MS:
+            return
+        if now_ms > self._asked_ms + 4 * ASK_MS:
+            # The node stood still, and heard nobody meanwhile.
+            self._heard_ms.clear()
+        self._asked_ms = now_ms
+        seen: set[Place] = set()
+        for vhost in self._store.tree.vhosts.values():
+            for record in vhost.topics.values():
+                if record.mode == WEAK:
+                    settings = topic_settings(record.name, record.settings, vhost.policies)
+                    seen |= self._look_at(record, weak_wait_of(settings), now_ms)
+        for place in self._heard_ms.keys() - seen:
+            del self._heard_ms[place]
+
+    def _look_at(self, record: TopicRecord, wait_ms: int, now_ms: int) -> set[Place]:
+        state = record.state
+        places = {Place(record.vhost, record.name, pid, False) for pid in state.route.pids}
+        places |= {Place(record.vhost, record.name, pid, True) for pid in state.unknown_ends()}
+        for place in places:
+            heard_ms = self._heard_ms.setdefault(place, now_ms)
+            self._ask(place)
+            if now_ms >= heard_ms + wait_ms and place not in self._acting:
+                self._acting.add(place)
+                self._spawn(self._go_on_without(place))
+        return places
+
+    def _ask(self, place: Place) -> None:
+        queue = self._partitions.find(*place[:3])
+        if queue is None or place in self._asking:
+            return
+        self._asking.add(place)
+
+        def answered(found: bool | None, error: BrokerError | None) -> None:
+            self._asking.discard(place)
+            if found is not None and place in self._heard_ms:
+                self._heard_ms[place] = self._clock.monotonic_ms()
+
+        # Of no group: it only tells whether somebody leads the partition.
+        queue.drained("", 0, answered)
+
+    async def _go_on_without(self, place: Place) -> None:
+        act = self._admin.declare_lost if place.sealed else self._admin.seal
+        try:
+            await act(*place[:3])
+        except BrokerError as error:
+            # It answers after all, a change runs, or too few nodes are there: it is tried again.
+            log.debug("topics.not_given_up", reason=error.text, **place._asdict())
+        finally:
+            self._acting.discard(place)
