@@ -696,7 +696,8 @@ class GroupMember(Leaseholder[Share]):
         batch, first, end = share.buffer[0]
         stop = min(end, first + room)
         if self.one_of_key:
-            self._slow(share, batch.key(first))
+            key = batch.key(first)
+            self._slow(share, key, key)
         if share.keys:
             slow = share.keys.get(batch.key(first))
             if slow is not None:

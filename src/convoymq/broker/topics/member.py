@@ -213,7 +213,8 @@ class Member:
         """Fixed when the topic is created; empty: what fails is parked."""
         self.core = GroupMember(
             name.group, member, lp_of,
-            retries=retries, one_of_key=one_of_key, holds_keys=not self._retry_exchange,
+            retries=retries, one_of_key=one_of_key,
+            holds_keys=one_of_key or not self._retry_exchange,
         )  # fmt: skip
         self.core.set_window(window, self._now())
         self._gone = False
