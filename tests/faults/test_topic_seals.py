@@ -28,7 +28,16 @@ from tests.faults.test_topic_losses import (
     rows,
 )
 from tests.faults.test_topics import metadata_leader, restart
-from tests.faults.topic_traffic import begin, create, finished, leader_of, open_pids, path
+from tests.faults.topic_traffic import (
+    begin,
+    changed,
+    create,
+    finished,
+    leader_of,
+    name_of,
+    open_pids,
+    path,
+)
 from tests.faults.traffic import connect, until
 from tests.ports import cluster_ports
 
@@ -89,6 +98,7 @@ def test_writes_go_on_and_groups_wait_for_the_old_partition(cluster: LocalCluste
     publish(cluster, alive, topic, (key, "new-0"), (key, "new-1"))
     assert gone not in open_pids(cluster, topic)
     assert group_row(cluster, topic, "readers")["waits_for"] == [gone]
+    assert lag_row(cluster, topic, gone)["state"] == "sealed_outside"
     target = change["targets"][0]["pid"]
     assert lag_row(cluster, topic, target)["waits_for"] == [gone]
     with Reader(cluster, f"{topic}/readers", alive) as reader:
@@ -176,14 +186,13 @@ def test_the_metadata_leader_is_killed_during_the_seal(cluster: LocalCluster, mo
 def test_a_leader_that_stood_still_appends_nothing_after_the_seal(cluster: LocalCluster) -> None:
     """It is in its old term when it goes on, with a majority, and publishers wait for it."""
     topic = "late"
-    create(cluster, topic, 3)
+    create(cluster, topic, 1)
     leads = metadata_leader(cluster)
-    gone, old = next(
-        (row["pid"], node)
-        for row in rows(cluster, topic, "route")
-        # Node 1 is the one that the test asks.
-        if (node := leader_of(cluster, topic, row["pid"])) not in (1, leads)
-    )
+    # Node 1 is the one that the test asks.
+    old = next(n for n in (2, 3) if n != leads)
+    gone = 0
+    if leader_of(cluster, topic, 0) != old:
+        (gone,) = changed(cluster, topic, "move", pid=0, node=name_of(cluster, old))
     alive = next(n for n in (1, 2, 3) if n not in (old, leads))
     key = keys_of(cluster, topic, gone)[0]
     publish(cluster, old, topic, (key, "before"))

@@ -89,9 +89,7 @@ class ReplicaHost:
         #: Groups with something outstanding: only these are ticked.
         self.active: set[int] = set()
         self.now = clock.monotonic_ms()
-        #: Until when leaders of leased groups may append commands, by the monotonic clock; kept by
-        #: who renews the lease of this node.
-        self.lease_until_ms = 0
+        self.lease_until_ms = 0  # Of `AppendFence`, by the monotonic clock.
         self.on_note: Callable[[str, dict[str, object]], None] | None = None
         self.on_membership_changed: Callable[[int, Membership], None] | None = None
         #: (group, reason): a replica stopped for good.

@@ -17,18 +17,17 @@ cdef class Replica:
     cdef public int64_t group
     cdef public GroupLog log
     cdef public CommandBuilder builder
-    cdef public bint batch_due, dead, has_forwarded, opening, leased, fence_dropped
-    cdef public int64_t append_term
+    cdef public bint batch_due, dead, has_forwarded, opening
     cdef public str faulty, stopped
     cdef public int64_t _transfer_began, _waits_since, _sealed_ms
-    cdef public object time, late
+    cdef public object time, late, fence
     cdef public RaftCore core
     cdef public Applying applying
     cdef public EntrySender sender
     cdef public Serving serving
     cdef public SnapshotTransfers snapshots
     cdef public object lagging, election_timer, versions, changes, damage
-    @cython.locals(core=RaftCore, entry=Entry)
+    @cython.locals(core=RaftCore, entry=Entry, held=bint)
     cpdef seal(self)
     @cython.locals(core=RaftCore, deferral_ms=int64_t)
     cpdef bint _may_wait(self)

@@ -55,6 +55,7 @@ from convoymq.replication.raft.membership import Membership, decode_membership
 from convoymq.replication.raft.types import LEADER, REPLICATE, ROLE_NAMES, Received
 
 if TYPE_CHECKING:
+    from convoymq.groups.append_fence import AppendFence
     from convoymq.groups.host import ReplicaHost
     from convoymq.storage.log import GroupLog
 
@@ -67,12 +68,6 @@ FLAG_RESET = 1
 """APPEND_REPLY: the follower lost its log; what it acknowledged before does not count."""
 FLAG_VOTELESS = 2
 """APPEND_REPLY: the follower may not vote yet."""
-FENCED_BYTES_MAX = 1 << 20
-"""Most bytes of commands that wait in a leader without a lease. Their sessions send them again."""
-ANY_TERM = -1
-"""`Replica.append_term`: a leader of any term may append commands."""
-NO_TERM = 0
-"""`Replica.append_term`: none may."""
 
 
 class Replica:
@@ -106,14 +101,9 @@ class Replica:
         self._sealed_ms = 0
         #: The open batch has commands of another node: they were gathered there.
         self.has_forwarded = False
-        #: A leader appends commands under the lease of its node (`ReplicaHost.lease_until_ms`).
-        self.leased = False
-        #: The term in which a leader may append commands; ANY_TERM, NO_TERM.
-        self.append_term = ANY_TERM
-        #: Commands were dropped that waited for the lease.
-        self.fence_dropped = False
         #: The host will look at the open batch again.
         self.batch_due = False
+        self.fence: AppendFence | None = None
         #: Commands for the leader that wait for room: (node, term, frame).
         self.late: deque[tuple[int, int, bytes]] = deque()
         self.time = GroupTime(host.clock)
@@ -315,12 +305,8 @@ class Replica:
         core = self.core
         builder = self.builder
         if core.role == LEADER:
-            if core.transfer_target or not self.takes_entries:
-                return
-            if self.leased and not self.may_append:
-                if builder.used > FENCED_BYTES_MAX:
-                    builder.discard_unsent()
-                    self.fence_dropped = True
+            held = self.fence is not None and self.fence.holds_back()
+            if held or core.transfer_target or not self.takes_entries:
                 return
             if builder.deferrable and self._may_wait():
                 return
@@ -345,36 +331,6 @@ class Replica:
             self.serving.wanted = True
             if self.election_timer.is_deferred:
                 self.election_timer.campaign()
-
-    @property
-    def may_append(self) -> bool:
-        """Leader of a leased group: returns whether it may append commands now."""
-        term = self.append_term
-        if term != ANY_TERM and term != self.core.term:
-            return False
-        return self.host.now < self.host.lease_until_ms
-
-    def append_first(self, type: int, body: bytes) -> None:
-        """Leader: appends a command of its own before all that waits in the open batch."""
-        core = self.core
-        assert core.role == LEADER, "only a leader appends entries of its own"
-        if self.opening:
-            self.open_term()
-        builder = CommandBuilder()
-        builder.add(type, 0, 0, 0, 0, len(body), body)
-        index = self.log.last_index + 1
-        self.sender.append(builder.take_entry(self.group, index, core.term, self.time.now_ms()))
-
-    def on_lease(self) -> None:
-        """The group may append commands again, maybe."""
-        if self.dead or self.core.role != LEADER:
-            return
-        if self.fence_dropped:
-            # Sessions send theirs again; these are the leader's own.
-            self.fence_dropped = False
-            self.serving.greet()
-        if self.builder.used:
-            self.host.mark_dirty(self)
 
     def _may_wait(self) -> bool:
         """Settles that free nothing anybody waits for go out with what comes next (ADR 0012)."""

@@ -61,7 +61,7 @@ class Fence(Protocol):
     """Says which replicas of this node may append what clients send, while they lead."""
 
     def follow(self, queue: GroupQueue) -> None:
-        """This node has a replica of the queue's group, or another leader of it is known."""
+        """Called when this node has a replica of the group, or knows another leader of it."""
 
     def forget(self, queue: GroupQueue) -> None:
         """The queue is gone."""

@@ -318,7 +318,7 @@ class GroupQueue(Queue):
         self._clients[client.session] = client
 
     def on_member(self) -> None:
-        """This node has a replica of the group from now on."""
+        """Called when this node has got a replica of the group."""
 
     # --- EffectSink ----------------------------------------------------------------------
 

@@ -251,8 +251,8 @@ class PartitionMachine:
     def _pass_repeats(
         self, group: str, own: GroupCursor, key: FilterKey, runs: Iterable[tuple[int, int, int]]
     ) -> bool:
-        """What the group has read in another partition counts as acknowledged here; True when there
-        was something."""
+        """Acknowledges what the group has read in another partition; True when there was
+        something."""
         read = own.filter.get(key, 0)
         found = False
         for seq, count, offset in runs:

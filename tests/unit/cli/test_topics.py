@@ -37,7 +37,7 @@ def run(*arguments: str) -> int:
 def test_the_commands_are_those_of_the_documentation() -> None:
     assert set(tools.commands_of(TOPICS)) == {
         "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
-        "abort", "drain", "declare-lost", "groups", "delete-group", "lag", "seek",
+        "abort", "drain", "seal", "declare-lost", "groups", "delete-group", "lag", "seek",
         "accept-loss", "park", "create-group", "losses", "drains",
         "revive", "show",
     }  # fmt: skip
@@ -242,6 +242,7 @@ def test_routes_and_their_columns(api: FakeApi, capsys: pytest.CaptureFixture[st
         (("split", "orders", "0", "--at", "100,200"), "split", {"pid": 0, "at": [100, 200]}),
         (("merge", "orders", "0", "1"), "merge", {"pids": [0, 1]}),
         (("move", "orders", "0", "--to", "2"), "move", {"pid": 0, "node": "2"}),
+        (("seal", "orders", "0"), "seal", {"pid": 0}),
     ],
 )
 def test_changes_are_waited_for(

@@ -139,6 +139,7 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
         ("GET", ORDERS + "/changes", None, 200, ("change", ("/", "orders"), {})),
         ("GET", ORDERS + "/changes/c1", None, 200, ("change", ("/", "orders", "c1"), {})),
         ("DELETE", ORDERS + "/changes/c1", None, 204, ("abort", ("/", "orders", "c1"), {})),
+        ("POST", ORDERS + "/seal", {"pid": 3}, 202, ("seal", ("/", "orders", 3), {})),
         (
             "POST", ORDERS + "/declare-lost", {"pid": 3}, 204,
             ("declare_lost", ("/", "orders", 3), {}),

@@ -115,13 +115,12 @@ class FakeHost:
         replica.last_applied = 0
         replica.faulty, replica.is_behind = "", False
         replica.can_commit = True
-        replica.leased, replica.append_term, replica.established_leader = False, -1, 0
-        replica.on_lease = lambda: None
+        replica.dead, replica.fence, replica.established_leader = False, None, 0
         replica.time = GroupTime(LoopClock())
         replica.election_timer = SimpleNamespace(campaign=lambda: None)
         replica.core = SimpleNamespace(
             lost_state=False, quarantined=False, progress={}, commit_index=0, peers=[],
-            transfer_target=0, members=Membership(frozenset(members)),
+            transfer_target=0, role=0, members=Membership(frozenset(members)),
             changes=SimpleNamespace(refusal_of=lambda _members: "members do not change here"),
         )  # fmt: skip
         replica.propose = lambda *command: self.builder_of(group).add(

@@ -25,8 +25,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 import structlog
 
 from convoymq.broker.topics.controller_loop import TopicKey
+from convoymq.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
 from convoymq.groups.host import ReplicaHost
-from convoymq.groups.replica import ANY_TERM, NO_TERM, Replica
+from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine
 from convoymq.metadata.topics import place_of_partition
 from convoymq.model.clock import Clock
@@ -86,9 +87,8 @@ class PartitionFence:
         replica = self._host.replica(queue.group)
         if replica is None:
             return
-        if not replica.leased:
-            replica.leased = True
-            replica.append_term = NO_TERM
+        if replica.fence is None:
+            replica.fence = AppendFence(replica)
         topic, pid = place_of_partition(queue.name)
         key = TopicKey(queue.vhost, topic)
         self._queues.setdefault(key, {})[pid] = queue
@@ -128,30 +128,32 @@ class PartitionFence:
     def _set_fence(self, key: TopicKey, pid: int) -> None:
         queue = self._queues.get(key, {}).get(pid)
         replica = None if queue is None else self._host.replica(queue.group)
-        if queue is None or replica is None:
+        if queue is None or replica is None or replica.fence is None:
             return
         vhost = self._tree.vhosts.get(key.vhost)
         record = None if vhost is None else vhost.topics.get(key.name)
         if record is None or pid in record.state.given_up:
             term = NO_TERM
         elif record.state.is_end_unknown(pid):
-            term = self._close(key, pid, replica, record.state)
+            term = self._close(key, pid, replica, replica.fence, record.state)
         else:
             term = ANY_TERM
-        if term != replica.append_term:
-            replica.append_term = term
-            replica.on_lease()
+        if term != replica.fence.term:
+            replica.fence.term = term
+            replica.fence.reconsider()
 
-    def _close(self, key: TopicKey, pid: int, replica: Replica, state: TopicState) -> int:
+    def _close(
+        self, key: TopicKey, pid: int, replica: Replica, fence: AppendFence, state: TopicState
+    ) -> int:
         """Has CLOSE appended before anything else; returns the term in which that was done."""
         if replica.established_leader != self._node:
             return NO_TERM
         term = replica.term
-        if replica.append_term != term:
+        if fence.term != term:
             machine = replica.machine
             assert isinstance(machine, PartitionGroupMachine)
             command = late_seal(state, pid, machine.state.term)
-            replica.append_first(CMD_PARTITION, encode_command(command))
+            fence.append_first(CMD_PARTITION, encode_command(command))
             log.info("topic.partition_returned", vhost=key.vhost, topic=key.name, pid=pid)
         return term
 
@@ -204,5 +206,5 @@ class PartitionFence:
         for partitions in self._queues.values():
             for queue in partitions.values():
                 replica = self._host.replica(queue.group)
-                if replica is not None:
-                    replica.on_lease()
+                if replica is not None and replica.fence is not None:
+                    replica.fence.reconsider()

@@ -56,24 +56,7 @@ class TopicParts:
             call_soon=call_soon,
             spawn=spawn,
         )
-        self.silence = SilentPartitions(
-            node=broker.node_id,
-            store=metadata,
-            nodes=broker.nodes,
-            partitions=self.partitions,
-            clock=clock,
-            seal=self.admin.seal,
-            spawn=spawn,
-        )
-        self.fence = PartitionFence(
-            node=broker.node_id,
-            tree=metadata.tree,
-            host=broker.host,
-            catch_up=broker.metadata_reads.catch_up,
-            clock=clock,
-            call_soon=call_soon,
-            spawn=spawn,
-        )
+        self._make_guards(broker, clock, call_soon)
         self.upkeep = UpkeepLoop(
             node=broker.node_id,
             store=metadata,
@@ -114,6 +97,30 @@ class TopicParts:
         )
         self.groups = TopicGroups(members, self.admin.create_group)
         broker.queue_admin.find_group = self.groups.find
+
+    def _make_guards(
+        self, broker: Broker, clock: Clock, call_soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        """Creates the parts that deal with partitions without a majority."""
+        metadata, spawn = broker.metadata, self._spawn
+        self.silence = SilentPartitions(
+            node=broker.node_id,
+            store=metadata,
+            nodes=broker.nodes,
+            partitions=self.partitions,
+            clock=clock,
+            seal=self.admin.seal,
+            spawn=spawn,
+        )
+        self.fence = PartitionFence(
+            node=broker.node_id,
+            tree=metadata.tree,
+            host=broker.host,
+            catch_up=broker.metadata_reads.catch_up,
+            clock=clock,
+            call_soon=call_soon,
+            spawn=spawn,
+        )
 
     def _place(self, first: int) -> tuple[int, ...]:
         nodes = self.admin.drains.placement_nodes()

@@ -26,6 +26,8 @@ from convoymq.topics.routes import Span
 Descriptions = Mapping[int, PartitionDescription | None]
 """Partition -> what it says; None: nothing in time."""
 LOST = "lost"
+SEALED_OUTSIDE = "sealed_outside"
+"""State of a partition that was sealed from outside, and has not said where it ends."""
 
 
 def topic_row(record: TopicRecord) -> TopicRow:
@@ -101,13 +103,12 @@ def _spans(spans: Iterable[Span]) -> list[SpanRow]:
 def partition_row(record: TopicRecord, partition: Partition, node: str) -> PartitionRow:
     """Returns the row of a partition. `node`: the name of its leader; empty when it has no queue
     any more."""
-    lost = partition.pid in record.state.lost
     return {
         "pid": partition.pid,
         "lo": partition.lo,
         "hi": partition.hi,
         "node": node,
-        "state": LOST if lost else partition.state.value,
+        "state": _state(record, partition),
         "created_version": partition.created_version,
         "sealed_version": partition.sealed_version,
         "parents": list(partition.parents),
@@ -115,6 +116,14 @@ def partition_row(record: TopicRecord, partition: Partition, node: str) -> Parti
         "open_offset": partition.open_offset,
         "close_offset": partition.close_offset,
     }
+
+
+def _state(record: TopicRecord, partition: Partition) -> str:
+    if partition.pid in record.state.lost:
+        return LOST
+    if record.state.is_end_unknown(partition.pid):
+        return SEALED_OUTSIDE
+    return partition.state.value
 
 
 def partition_detail(
@@ -210,7 +219,7 @@ def lag_row(
         lag = max(0, end - watermark - (0 if own is None else own.acked_above))
     return {
         "pid": pid,
-        "state": partition.state.value,
+        "state": _state(record, partition),
         "owner": "" if owner is None else owner.member,
         "epoch": group.lease_epochs.get(pid, 0),
         "watermark": watermark,

@@ -302,7 +302,8 @@ class PartitionClient(StreamClient):
         if self.closed or not publishes or not self.opening:
             return
         error = Unavailable(f"{self._subject()} is sealed, and does not answer")
-        self._events_end(error, published_ok=False)
+        # Its commands will never all arrive: it goes on in a new session, if it does.
+        self._events_end(error, published_ok=False, renew=True)
 
     def on_deleted(self) -> None:
         """The partition is gone. What was under way may have been refused before."""

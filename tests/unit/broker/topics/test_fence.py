@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from convoymq.broker.topics.fence import RENEW_MS, PartitionFence
-from convoymq.groups.replica import ANY_TERM, NO_TERM
+from convoymq.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.model.errors import Unavailable
 from convoymq.queues.partition.codec import CMD_PARTITION, decode_command
@@ -48,15 +48,12 @@ class World:
             vhosts={"/": SimpleNamespace(topics={"orders": record})},
         )
         self.appended: list[tuple[int, bytes]] = []
-        self.opened = 0
+        self.reconsidered: list[int] = []
         self.replica = SimpleNamespace(
-            leased=False,
-            append_term=ANY_TERM,
+            fence=None,
             established_leader=NODE,
             term=5,
             machine=PartitionGroupMachine(SETTINGS),
-            append_first=lambda kind, body: self.appended.append((kind, body)),
-            on_lease=self._opened,
         )
         self.host: Any = SimpleNamespace(lease_until_ms=0, replica=lambda group: self.replica)
         self.answers: list[asyncio.Future[None]] = []
@@ -64,7 +61,7 @@ class World:
         self.tasks: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         clock: Any = SimpleNamespace(monotonic_ms=lambda: self.now_ms)
-        self.fence = PartitionFence(
+        self.fences = PartitionFence(
             node=NODE,
             tree=self.tree,
             host=self.host,
@@ -74,8 +71,10 @@ class World:
             spawn=lambda work: self.tasks.append(loop.create_task(work)),
         )
 
-    def _opened(self) -> None:
-        self.opened += 1
+    @property
+    def fence(self) -> AppendFence:
+        assert self.replica.fence is not None
+        return self.replica.fence
 
     def _catch_up(self) -> Awaitable[None]:
         asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -100,7 +99,7 @@ class World:
         """The tree has applied commands."""
         for command in commands:
             assert self.state.apply(command) is None, command
-        self.fence.on_change(Change(ChangeKind.TOPIC, vhost="/", topic="orders"))
+        self.fences.on_change(Change(ChangeKind.TOPIC, vhost="/", topic="orders"))
         await self.settle()
 
     async def give_up(self) -> None:
@@ -120,47 +119,52 @@ class World:
 
 
 @pytest.fixture
-async def world() -> World:
-    return World()
+async def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    monkeypatch.setattr(
+        AppendFence, "append_first", lambda _, kind, body: made.appended.append((kind, body))
+    )
+    monkeypatch.setattr(AppendFence, "reconsider", lambda _: made.reconsidered.append(1))
+    return made
 
 
 async def leased(world: World) -> None:
-    world.fence.follow(world.queue)
-    assert (world.replica.leased, world.replica.append_term) == (True, NO_TERM)
+    world.fences.follow(world.queue)
+    assert world.fence.term == NO_TERM
     await world.answer()
 
 
 @pytest.mark.provokes("topics.lease_taken", "topics.lease_lost")
 async def test_a_lease_counts_from_when_it_was_asked_for(world: World) -> None:
-    world.fence.follow(world.queue)
+    world.fences.follow(world.queue)
     asked_ms = world.now_ms
     await world.settle()
     assert world.host.lease_until_ms == 0
     world.now_ms += 400
     await world.answer()
     assert world.host.lease_until_ms == asked_ms + TTL_MS
-    assert world.replica.append_term == ANY_TERM
+    assert world.fence.term == ANY_TERM
     world.now_ms = asked_ms + RENEW_MS
-    world.fence.tick()
+    world.fences.tick()
     await world.answer(Unavailable("no majority"))
     assert world.host.lease_until_ms == asked_ms + TTL_MS
-    opened = world.opened
+    world.reconsidered.clear()
     world.now_ms = asked_ms + TTL_MS
-    world.fence.tick()
+    world.fences.tick()
     await world.answer()
     # What waited for it goes on.
     assert world.host.lease_until_ms == world.now_ms + TTL_MS
-    assert world.opened == opened + 1
+    assert len(world.reconsidered) == 1
 
 
 async def test_a_node_without_partitions_asks_for_nothing(world: World) -> None:
-    world.fence.tick()
+    world.fences.tick()
     await world.settle()
     assert not world.answers
     await leased(world)
-    world.fence.forget(world.queue)
+    world.fences.forget(world.queue)
     world.now_ms += RENEW_MS
-    world.fence.tick()
+    world.fences.tick()
     await world.settle()
     assert not world.answers
 
@@ -168,15 +172,15 @@ async def test_a_node_without_partitions_asks_for_nothing(world: World) -> None:
 async def test_a_tree_that_is_built_anew_ends_the_lease(world: World) -> None:
     await leased(world)
     world.now_ms += RENEW_MS
-    world.fence.tick()
+    world.fences.tick()
     await world.settle()
-    world.fence.on_change(Change(ChangeKind.RESTORED))
+    world.fences.on_change(Change(ChangeKind.RESTORED))
     assert world.host.lease_until_ms == 0
     # What was asked before was confirmed for another tree.
     await world.answer()
     assert world.host.lease_until_ms == 0
     world.now_ms += RENEW_MS
-    world.fence.tick()
+    world.fences.tick()
     await world.answer()
     assert world.host.lease_until_ms == world.now_ms + TTL_MS
 
@@ -185,13 +189,13 @@ async def test_a_tree_that_is_built_anew_ends_the_lease(world: World) -> None:
 async def test_close_comes_first_in_a_partition_that_was_sealed_from_outside(world: World) -> None:
     await leased(world)
     await world.give_up()
-    assert world.replica.append_term == NO_TERM
+    assert world.fence.term == NO_TERM
     world.replica.established_leader = 0
     await world.publish()
-    assert (world.replica.append_term, world.appended) == (NO_TERM, [])
+    assert (world.fence.term, world.appended) == (NO_TERM, [])
     # It leads again.
     world.replica.established_leader, world.replica.term = NODE, 6
-    world.fence.follow(world.queue)
+    world.fences.follow(world.queue)
     await world.settle()
     ((kind, body),) = world.appended
     command = decode_command(body)
@@ -200,15 +204,15 @@ async def test_close_comes_first_in_a_partition_that_was_sealed_from_outside(wor
     assert command.external
     assert [span.pid for span in command.targets] == [1]
     # In this term only: the entry may be lost with it.
-    assert world.replica.append_term == 6
-    world.fence.follow(world.queue)
+    assert world.fence.term == 6
+    world.fences.follow(world.queue)
     await world.settle()
     assert len(world.appended) == 1
     await world.change(LearnClose(0, 1))
-    assert world.replica.append_term == ANY_TERM
+    assert world.fence.term == ANY_TERM
 
 
 async def test_a_partition_whose_queue_the_tree_does_not_have_is_fenced(world: World) -> None:
     world.tree.vhosts.clear()
     await leased(world)
-    assert world.replica.append_term == NO_TERM
+    assert world.fence.term == NO_TERM

@@ -142,6 +142,23 @@ def test_what_is_under_way_into_a_deleted_partition_is_not_confirmed() -> None:
     assert (events.confirmed, events.refused) == ([], [1])
 
 
+def test_what_is_under_way_into_a_partition_that_is_given_up_is_refused() -> None:
+    cluster = PartitionCluster()
+    client, events = cluster.nodes[2].open()
+    publish(client, 1, 1)
+    cluster.run()
+    cluster.elect(None)
+    publish(client, 2, 2)
+    cluster.nodes[2].queue.give_up()
+    cluster.nodes[2].queue.give_up()
+    assert (events.confirmed, events.refused) == ([1], [2, 3])
+    # The publisher goes on when the partition is back.
+    cluster.elect(3)
+    publish(client, 4, 1)
+    cluster.wait(2000)
+    assert events.confirmed == [1, 4]
+
+
 def test_the_log_is_read_as_that_of_a_stream() -> None:
     cluster = owned(5)
     client, events = cluster.nodes[4].open()
@@ -227,6 +244,26 @@ def test_runs_under_way_into_a_deleted_partition_have_no_outcome() -> None:
     result = send(cluster, client, Run(1, 1, 1))
     cluster.nodes[2].queue.on_deleted()
     assert isinstance(result.error, NotFound)
+
+
+def test_runs_under_way_into_a_partition_that_is_given_up_have_no_outcome() -> None:
+    cluster = PartitionCluster()
+    client, _ = cluster.nodes[2].open()
+    assert send_and_run(cluster, client, Run(1, 1, 1)).found.code is Code.OK
+    cluster.elect(None)
+    unknown = send(cluster, client, Run(1, 2, 1))
+    cluster.nodes[2].queue.give_up()
+    assert isinstance(unknown.error, Unavailable)
+    cluster.elect(3)
+    again = send(cluster, client, Run(1, 2, 2))
+    cluster.wait(2000)
+    assert again.found.code is Code.OK
+
+
+def send_and_run(cluster: PartitionCluster, client: Any, *runs: Run) -> Result:
+    result = send(cluster, client, *runs)
+    cluster.run()
+    return result
 
 
 def test_a_session_takes_no_more_runs_than_answers_are_kept() -> None:
