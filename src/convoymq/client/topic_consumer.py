@@ -47,7 +47,12 @@ class TopicDelivery(TopicMessage):
     def __init__(self, delivered: Delivered, consumer: TopicConsumer) -> None:
         message = delivered.message
         super().__init__(
-            message.content, message.pid, message.offset, message.route_version, message.hashing
+            message.content,
+            message.pid,
+            message.offset,
+            message.route_version,
+            message.hashing,
+            message.late,
         )
         self.epoch = delivered.handle.epoch
         """Of the lease: it grows with each owner of the partition."""

@@ -53,8 +53,8 @@ from convoymq.topics.refusals import Code
 from convoymq.topics.routes import Span
 
 RETRY_MS = 200
-LOST_MS = 4_000
-"""A member of a weak topic that was not heard for so long may be dead: one heartbeat is missing."""
+LOST_MS = 7_000
+"""A member of a weak topic that was not heard for so long, two heartbeats, may be dead."""
 ASKED_KEPT_MAX = 1024
 
 

@@ -92,6 +92,7 @@ class TopicParts:
         )
         dead_letters = broker.local.ask.dead_letters
         assert dead_letters is not None, "a broker publishes dead letters"
+        self._retries = Retries(clock, broker.local.new_session, dead_letters)
         members = MemberParts(
             node=broker.node_id,
             incarnation=broker.nodes.incarnation,
@@ -100,7 +101,7 @@ class TopicParts:
             partitions=self.partitions,
             clock=clock,
             spawn=spawn,
-            retries=Retries(clock, broker.local.new_session, dead_letters),
+            retries=self._retries,
         )
         self.coordinators = GroupCoordinators(
             node=broker.node_id,
@@ -157,7 +158,14 @@ class TopicParts:
         self.scaling.on_change(change)
         self.coordinators.on_change(change)
         self._give_up(change)
+        self._forget_retries(change)
         self.groups.on_change(change)
+
+    def _forget_retries(self, change: Change) -> None:
+        """Copies for a topic that is deleted go nowhere any more."""
+        vhost = self._tree.vhosts.get(change.vhost) if change.kind is ChangeKind.TOPIC else None
+        if vhost is not None and change.topic not in vhost.topics:
+            self._retries.forget(change.vhost, change.topic)
 
     def _give_up(self, change: Change) -> None:
         """Has publishers told of partitions that were sealed from outside."""

@@ -120,7 +120,7 @@ class GroupRow(TypedDict):
     waits_for: list[int]
     """Sealed partitions that the group has to finish before its version goes on."""
     skipped: list[int]
-    """Those of a weak topic that it has gone on without, and reads when they are back."""
+    """Partitions that a group of a weak topic has gone on without, and reads when they are back."""
 
 
 class LagRow(TypedDict):

@@ -65,7 +65,8 @@ async def test_what_makes_no_topic_is_refused(cluster: FakeCluster) -> None:
     for name, more, kind in (
         ("orders", {"partitions": 0}, BadTopic),
         ("orders", {"partitions": 9, "logical": 8}, BadTopic),
-        ("orders", {"partitions": 1, "mode": "weak"}, NotServed),
+        ("orders", {"partitions": 1, "mode": "loose"}, NotServed),
+        ("orders", {"partitions": 1, "settings": {"weak-wait": "5s"}}, PreconditionFailed),
         ("queue", {"partitions": 1}, PreconditionFailed),
         ("amq.x", {"partitions": 1}, PreconditionFailed),
     ):

@@ -41,7 +41,9 @@ class World:
         self.now_ms = 1_000_000
         self.group = GroupState.first("g", 0, {})
         topic = TopicState.first(first_route(8, 1))
-        self.record = SimpleNamespace(name="orders", state=topic, groups={"g": self.group})
+        self.record = SimpleNamespace(
+            name="orders", mode="strict", settings={}, state=topic, groups={"g": self.group}
+        )
         self.machine = PartitionMachine(0, 0, 8, 0)
         self.machine.apply(c.Open("creation", 0, 1))
         vhost = SimpleNamespace(name="/", topics={"orders": self.record})
