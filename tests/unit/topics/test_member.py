@@ -370,7 +370,8 @@ def test_a_member_that_is_fenced_when_it_fetches_gives_up_what_it_has() -> None:
     """It may have fetched what its group goes on without, and hands none of it out."""
     world = World([b"a"] * 4, window=1)
     assert world.member.held[3].buffered
-    world.machine.apply(c.Trim(3, weak=True))
+    world.machine.apply(c.Trim(3, weak=False))
+    world.machine.apply(c.AcceptLoss("g"))
     share = world.member.held[3]
     assert share.asked is not None
     world.member.on_fetched(share.asked, Fetched(world.machine.check_fetch("g", 1, 1)), world.now)

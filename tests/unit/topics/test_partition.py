@@ -211,7 +211,8 @@ def test_a_loss_that_nobody_can_have_fetched_fences_nobody() -> None:
     made.apply(c.OpenCursor("g", 1))
     produce(made, 1)
     made.apply(SEAL)
-    made.apply(c.Trim(2, weak=True))
+    made.apply(c.Trim(2, weak=False))
+    made.apply(c.AcceptLoss("g"))
     assert made.drained("g")
 
 
