@@ -423,14 +423,15 @@ SLOW_OWNER = "abort,controller,empty,lanes,loss,move,park,pause,seek,trim"
 
 @mutant("who may have fetched what is lost keeps its lease", SLOW_OWNER, 20004316)
 def owner_goes_on_after_a_loss() -> list[Patch]:
-    lose = PartitionMachine._lose
+    apply = PartitionMachine.apply
 
-    def planted(self: Any, name: str, own: Any) -> Any:
-        lost = lose(self, name, own)
-        own.fenced = False
-        return lost
+    def planted(self: Any, command: Any) -> Any:
+        outcome = apply(self, command)
+        for own in self.groups.values():
+            own.fenced = False
+        return outcome
 
-    return [(PartitionMachine, "_lose", planted)]
+    return [(PartitionMachine, "apply", planted)]
 
 
 @mutant("a group goes on behind a loss while its owner is fenced", SLOW_OWNER, 20004316)

@@ -74,7 +74,7 @@ def test_a_member_that_is_fenced_when_it_fetches_gives_up_what_waits_in_its_lane
     """It may have fetched what its group goes on without."""
     member = GroupConsumer("g", "m", len, lanes=1, retries=1, retry_ms=5)
     member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
-    fetched(member, record(1, b"a"), record(2, b"b"), view=GroupView((1,), {}, 0, {}))
+    fetched(member, record(1, b"a"), record(2, b"b"), view=GroupView((1,), {}, 0))
     actions = member.take_actions()
     (handle,) = (action for action in actions if isinstance(action, Handle))
     (fetch,) = (action for action in actions if isinstance(action, Fetch))
@@ -91,7 +91,7 @@ def test_a_message_without_an_outcome_holds_its_lane_only_in_a_weak_topic() -> N
     member = GroupConsumer("g", "m", len, lanes=2, retries=0, holds_keys=False)
     member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
     records = [record(n, b"a") for n in range(1, 6)]
-    fetched(member, *records, view=GroupView((1,), {}, 0, {}))
+    fetched(member, *records, view=GroupView((1,), {}, 0))
     first, second = (a for a in member.take_actions() if isinstance(a, Handle))
     assert (first.record, second.record) == (records[0], records[1])
     member.on_handled(second, False, 2)
