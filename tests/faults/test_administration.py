@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pika  # type: ignore[import-untyped]
@@ -257,3 +258,27 @@ def test_exclusive_consumers_of_quorum_queues_share(cluster: LocalCluster) -> No
     channel.basic_consume("shared", lambda *_: None, exclusive=True)
     channel.queue_delete("shared")
     connection.close()
+
+
+def test_topic_permissions_refuse_by_routing_key(cluster: LocalCluster) -> None:
+    rules = {"exchange": "amq.topic", "write": "^mine", "read": "^mine"}
+    assert call(cluster, "PUT", "topic-permissions/%2F/guest", rules)[0] in (201, 204)
+    place = "topic 'other.key' in exchange 'amq.topic' in vhost '/'"
+    try:
+        with closing(connect(cluster, "guest")) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.basic_publish("amq.topic", "mine.key", b"x")
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+                channel.basic_publish("amq.topic", "other.key", b"x")
+            text = f"ACCESS_REFUSED - write access to {place} refused for user 'guest'"
+            assert (refused.value.reply_code, refused.value.reply_text) == (403, text)
+            channel = connection.channel()
+            channel.queue_declare("reader", durable=True)
+            channel.queue_bind("reader", "amq.topic", "mine.#")
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+                channel.queue_bind("reader", "amq.topic", "other.key")
+            text = f"ACCESS_REFUSED - read access to {place} refused for user 'guest'"
+            assert (refused.value.reply_code, refused.value.reply_text) == (403, text)
+    finally:
+        call(cluster, "DELETE", "topic-permissions/%2F/guest")

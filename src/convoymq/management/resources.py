@@ -54,6 +54,10 @@ class Rates:
             self._known[key] = (now, dict(counters), rates)
         return rates
 
+    def forget(self) -> None:
+        """Begins anew, as if nobody had looked."""
+        self._known.clear()
+
     def with_details(self, key: str, counters: Mapping[str, float]) -> JsonObject:
         """Returns the counters, each with its `_details`."""
         rates = self.rates(key, counters)

@@ -85,6 +85,32 @@ async def test_definitions_may_come_as_the_file_of_a_form(
     await ok(api.put("/vhosts/x", files=form), 400)
 
 
+async def test_a_reset_makes_rates_begin_anew(
+    cluster: FakeCluster, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("convoymq.management.resources.time.monotonic", lambda: now[0])
+    counters = cluster.nodes[1].broker.counters
+
+    async def rate() -> float:
+        stats = (await ok(api.get("/overview")))["message_stats"]
+        return float(stats["publish_details"]["rate"])
+
+    await rate()
+    counters.published += 500
+    now[0] += 100.0
+    assert await rate() == 5.0
+    await ok(api.delete("/reset"), 204)
+    assert await rate() == 0.0
+    counters.published += 700
+    now[0] += 100.0
+    assert await rate() == 7.0
+    await ok(api.delete("/reset/n1"), 204)
+    assert await rate() == 0.0
+    await ok(api.delete("/reset/n2"), 400)
+    await ok(api.delete("/reset/nowhere"), 404)
+
+
 async def test_lists_that_tools_expect_are_there(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
@@ -124,7 +150,7 @@ async def test_log_ins_are_counted_by_protocol_until_they_are_forgotten(
     await ok(api.delete("/auth/attempts/n1"), 204)
     (row,) = await ok(api.get("/auth/attempts/n1"))
     assert (row["auth_attempts"], row["auth_attempts_failed"]) == (1, 0)
-    assert "by each node" in (await ok(api.get("/auth/attempts/n2"), 400))["reason"]
+    assert "each node counts" in (await ok(api.get("/auth/attempts/n2"), 400))["reason"]
     await ok(api.get("/auth/attempts/nowhere"), 404)
     await ok(api.put("/users/monitor", json={"password": "p", "tags": "monitoring"}), 201)
     async with client(cluster, "monitor", "p") as monitor:

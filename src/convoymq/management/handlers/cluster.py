@@ -85,6 +85,21 @@ async def forget_auth_attempts(call: Call) -> Status:
     return Status(DONE)
 
 
+@routes.add("DELETE", "reset")
+async def reset(call: Call) -> Status:
+    """Forgets what this node knows of counters at earlier looks: rates begin anew."""
+    call.need(call.is_administrator)
+    call.rates.forget()
+    return Status(DONE)
+
+
+@routes.add("DELETE", "reset/{node}")
+async def reset_node(call: Call) -> Status:
+    """As `reset`; the node must be the one that is asked."""
+    _check_own_node(call)
+    return await reset(call)
+
+
 def _check_own_node(call: Call) -> None:
     """Administrators only. Raises 404 for a node that there is not, 400 for another one."""
     call.need(call.is_administrator)
@@ -92,7 +107,7 @@ def _check_own_node(call: Call) -> None:
     if wanted != own:
         if all(node.name != wanted for node in call.broker.metadata.tree.nodes.values()):
             raise object_not_found()
-        raise bad_request(f"this is {own}: log-ins are counted by each node for itself")
+        raise bad_request(f"this is {own}: each node counts for itself")
 
 
 @routes.listing("feature-flags")
