@@ -54,7 +54,7 @@ from convoymq.storage.store import Storage
 from convoymq.storage.threads import DiskPace
 from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
 from convoymq.storage_shell import StorageShell
-from convoymq.transport.clocks import since_boot_ms, wall_ms
+from convoymq.transport.clocks import since_boot_ms, until_beat, wall_ms
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.links import Links
@@ -451,7 +451,7 @@ class Node:
         self._ended_ns = time.monotonic_ns()
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._timer = self._loop.call_later(until_beat(self._loop.time(), TICK_S), self._tick)
         self.clock.settle()
         self.host.tick()
         self._ticks += 1

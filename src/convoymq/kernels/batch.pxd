@@ -91,22 +91,6 @@ cdef class CommandBuilder:
                            uint32_t count, uint32_t arg, Py_ssize_t body_length) except? -1
     cdef bytes seal(self)
 
-# The commands of an entry, one after the other. All were looked at before the first one is here.
-cdef class CommandWalk:
-    cdef bytes data
-    cdef readonly int type
-    cdef readonly int flags
-    cdef readonly uint64_t session
-    cdef readonly uint64_t seq
-    cdef readonly uint32_t count
-    cdef readonly uint32_t arg
-    # Of the command in the entry.
-    cdef readonly Py_ssize_t offset
-    cdef readonly Py_ssize_t length
-
-    # Goes to the next command; False behind the last one.
-    cpdef bint next(self) noexcept
-
 # Checks that an ENQUEUE command lies wholly inside `size` bytes and returns its record table's
 # position, absolute; -1 when it does not. Record i: [table[i], table[i + 1]) relative to `command`.
 cdef Py_ssize_t record_table(const unsigned char* p, Py_ssize_t size, Py_ssize_t command,

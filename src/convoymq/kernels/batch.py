@@ -22,6 +22,7 @@ from cython.cimports.convoymq.kernels.bytes import (
     put32,
     put64,
 )
+from cython.cimports.convoymq.kernels.command_walk import CommandWalk
 from cython.cimports.convoymq.kernels.entries import ENTRY_COMMANDS, seal_entry
 from cython.cimports.convoymq.kernels.layout import (
     COMMAND_ARG,
@@ -667,43 +668,6 @@ def open_records(
     records.table = p + table
     records.length = get32(p + command)
     return 0
-
-
-@cython.cclass
-class CommandWalk:
-    def __init__(self, data: bytes):
-        size: cython.Py_ssize_t = len(data)
-        p: cython.p_uchar = bytes_pointer(data)
-        if size < ENTRY_HEADER_SIZE:
-            raise ValueError("entry is shorter than its header")
-        at: cython.Py_ssize_t = ENTRY_HEADER_SIZE
-        while at < size:
-            if size - at < COMMAND_HEADER_SIZE:
-                raise ValueError(f"malformed command at {at}")
-            length: cython.Py_ssize_t = get32(p + at)
-            if length < COMMAND_HEADER_SIZE or length & 7 or length > size - at:
-                raise ValueError(f"malformed command at {at}")
-            at += length
-        self.data = data
-        self.offset = ENTRY_HEADER_SIZE
-        self.length = 0
-
-    @cython.ccall
-    @cython.exceptval(check=False)
-    def next(self) -> cython.bint:
-        at: cython.Py_ssize_t = self.offset + self.length
-        if at >= len(self.data):
-            return False
-        p: cython.p_uchar = bytes_pointer(self.data) + at
-        self.offset = at
-        self.length = get32(p)
-        self.type = p[COMMAND_TYPE]
-        self.flags = p[COMMAND_FLAGS]
-        self.session = get64(p + COMMAND_SESSION)
-        self.seq = get64(p + COMMAND_SEQ)
-        self.count = get32(p + COMMAND_COUNT)
-        self.arg = get32(p + COMMAND_ARG)
-        return True
 
 
 def commands(data: bytes):

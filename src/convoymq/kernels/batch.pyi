@@ -150,24 +150,6 @@ class PublishTarget:
     def resend(self, after: int) -> None:
         """Appends all sealed pending commands with seq > `after` to the builder once more."""
 
-class CommandWalk:
-    """Goes through the commands of an entry, without an object for each.
-
-    Raises ValueError at once when anything does not fit; never reads outside `data`."""
-
-    def __init__(self, data: bytes) -> None: ...
-    type: int
-    flags: int
-    session: int
-    seq: int
-    count: int
-    arg: int
-    offset: int
-    """Of the command in the entry."""
-    length: int
-    def next(self) -> bool:
-        """Goes to the next command; False behind the last one."""
-
 def commands(data: bytes) -> list[tuple[int, int, int, int, int, int, int, int]]:
     """Returns (type, flags, session, seq, count, arg, offset, length) of each command of an entry.
 

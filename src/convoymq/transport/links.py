@@ -43,7 +43,7 @@ from convoymq.model.config import Address, ClusterConfig, parse_address
 from convoymq.replication.versions import Supports
 from convoymq.transport import relay
 from convoymq.transport.admission import Admission
-from convoymq.transport.clocks import since_boot_ms, wall_ms
+from convoymq.transport.clocks import since_boot_ms, until_beat, wall_ms
 from convoymq.transport.cluster_clock import ClusterClock
 from convoymq.transport.connections import (
     Connection,
@@ -189,7 +189,7 @@ class Links:
             self.dialler.add(peer)
         if self.config.dns_name:
             self.tasks.create_task(self.dialler.resolve_forever())
-        self._timer = self.loop.call_later(self.config.heartbeat_ms / 1000, self._tick)
+        self._timer = self._next_tick()
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -378,8 +378,12 @@ class Links:
 
     # -- liveness ---------------------------------------------------------------------------
 
+    def _next_tick(self) -> asyncio.TimerHandle:
+        loop = self.loop
+        return loop.call_later(until_beat(loop.time(), self.config.heartbeat_ms / 1000), self._tick)
+
     def _tick(self) -> None:
-        self._timer = self.loop.call_later(self.config.heartbeat_ms / 1000, self._tick)
+        self._timer = self._next_tick()
         now = time.monotonic()
         now_ms = int(now * 1000)
         for node in self.detector.tick(now_ms):

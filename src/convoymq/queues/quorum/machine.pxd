@@ -2,7 +2,7 @@
 import cython
 from libc.stdint cimport int64_t, uint64_t
 
-from convoymq.kernels.batch cimport CommandWalk
+from convoymq.kernels.command_walk cimport CommandWalk
 from convoymq.queues.group_machine cimport GroupMachine
 from convoymq.queues.quorum.backlog cimport Backlog
 from convoymq.queues.quorum.consumers cimport Consumer, Consumers, QueueSession

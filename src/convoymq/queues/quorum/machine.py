@@ -48,6 +48,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from convoymq.kernels import batch
+from convoymq.kernels.command_walk import CommandWalk
 from convoymq.kernels.message_attributes import attribute_runs
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
@@ -166,7 +167,7 @@ class QuorumMachine(GroupMachine):
             deliveries.expire()
         if backlog.expiry is not None:
             deliveries.sweep()
-        walk = batch.CommandWalk(data)
+        walk = CommandWalk(data)
         while walk.next():
             kind, flags, count, arg, offset = (
                 walk.type, walk.flags, walk.count, walk.arg, walk.offset,

@@ -36,6 +36,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from convoymq.kernels import batch
+from convoymq.kernels.command_walk import CommandWalk
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.group_machine import GroupMachine
@@ -135,7 +136,7 @@ class StreamMachine(GroupMachine):
             self.time_ms = time_ms
         if self.trace is not None:
             self.trace.begin_entry(data)
-        walk = batch.CommandWalk(data)
+        walk = CommandWalk(data)
         while walk.next():
             kind, flags, count, arg, offset = (
                 walk.type, walk.flags, walk.count, walk.arg, walk.offset,
