@@ -307,7 +307,10 @@ async def test_a_topic_has_so_many_partitions_and_no_more(
 def test_a_member_says_once_in_a_lease_that_what_it_should_read_is_gone() -> None:
     member = object.__new__(Member)
     member.name, member._expired = GroupName("/", "orders", "g"), set()
+    strict = TopicRecord.__new__(TopicRecord)
+    strict.mode = "strict"
+    member._record = lambda: strict
     with structlog.testing.capture_logs() as logs:
         for epoch in (1, 1, 2):
-            member._note_expired(0, epoch)
+            member._note_expired(0, epoch, 1)
     assert [each["partition"] for each in logs] == [0, 0]
