@@ -101,6 +101,7 @@ def quorum_serves_all() -> Iterator[None]:
         ("stream-filter-size-bytes", 16, 15, "15 is not a valid filter size"),
         ("initial-cluster-size", 3, -1, "-1 is not a valid cluster size"),
         ("group-ttl", "7D", 7, "7 is not a valid time to live of groups"),
+        ("seal-after", "1h", 7, "7 is not a valid time without a leader"),
         ("alternate-exchange", "x", {"a": 1}, '#{<<"a">> => 1} is not a valid alternate exchange'),
     ],
 )
