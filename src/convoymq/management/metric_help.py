@@ -94,6 +94,10 @@ HELP: dict[str, str] = {
     "rabbitmq_alarms_free_disk_space_watermark":
         "1 while this node's disk alarm blocks publishers",
     "rabbitmq_alarms_file_descriptor_limit": "1 while no file descriptor is left",
+    "convoy_topic_partitions_sealed_from_outside_total":
+        "Partitions of ordered topics without a majority that were sealed, led by this node",
+    "convoy_topic_partitions_end_unknown":
+        "Partitions of ordered topics that were sealed so and have not said where they end",
     "convoy_topic_partitions_deleted_total":
         "Sealed partitions of ordered topics that retention deleted, led by this node",
     "convoy_topic_groups_expired_total":

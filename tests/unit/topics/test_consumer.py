@@ -76,7 +76,7 @@ def test_a_message_without_an_outcome_holds_its_lane_only_in_a_weak_topic() -> N
     member = GroupConsumer("g", "m", len, lanes=2, retries=0, holds_keys=False)
     member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
     records = [record(n, b"a") for n in range(1, 6)]
-    fetched(member, *records, view=GroupView((1,), {}, 0, {}))
+    fetched(member, *records, view=GroupView((1,), {}, 0))
     first, second = (a for a in member.take_actions() if isinstance(a, Handle))
     assert (first.record, second.record) == (records[0], records[1])
     member.on_handled(second, False, 2)

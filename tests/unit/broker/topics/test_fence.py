@@ -134,7 +134,7 @@ async def leased(world: World) -> None:
     await world.answer()
 
 
-@pytest.mark.provokes("topics.lease_taken", "topics.lease_lost")
+@pytest.mark.provokes("topic.lease_taken", "topic.lease_lost")
 async def test_a_lease_counts_from_when_it_was_asked_for(world: World) -> None:
     world.fences.follow(world.queue)
     asked_ms = world.now_ms
