@@ -10,7 +10,7 @@ class Place:
     base: int
     version: int
     late: bool
-    """Its group went on without the partition before: deliveries say so."""
+    """The group went on without the partition before: deliveries say so."""
     def __init__(self, pid: int, base: int, version: int, logical: int, seed: int) -> None:
         """
         Args:

@@ -49,7 +49,7 @@ class OrderedTarget(PublishTarget):
 
     over: bool
     keyless_lp: int
-    """Where messages without a key go: -1 as the empty key does, or to the range of this logical
+    """Place of messages without a key: -1 as the empty key has, or to the range of this logical
     partition, or, with `spreads_keyless`, to one range after the other."""
     spreads_keyless: bool
     def __init__(self, logical: int, seed: int, owner: OrderedOwner) -> None: ...

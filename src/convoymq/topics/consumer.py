@@ -129,7 +129,7 @@ class Held(HeldLease):
 
     lanes: list[Lane]
     unkeyed: deque[Work] = field(default_factory=deque)
-    """What waits for any lane, where keys are not held."""
+    """Messages that wait for any lane, where keys are not held."""
     acked: Cursor = field(default_factory=Cursor)
     parked: dict[bytes, ParkedEntry | None] = field(default_factory=dict)
     park_version: int = -1

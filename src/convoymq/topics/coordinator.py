@@ -114,11 +114,11 @@ class Known:
     fenced: dict[int, int] = field(default_factory=dict)
     """Lease epochs that they have refused: see `partition.GroupCursor.fenced`."""
     heard_ms: dict[int, int] = field(default_factory=dict)
-    """When sources of changes ahead answered last, or were waited for first."""
+    """Times at which sources of changes ahead answered last, or were waited for first."""
     late: set[int] = field(default_factory=set)
     """Skipped partitions that answer again."""
     read_late: set[int] = field(default_factory=set)
-    """Those of them that are read to the end."""
+    """Skipped partitions that are read to the end."""
     expired: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Messages that expired before they were read: first offset, and end (exclusive)."""
 

@@ -393,7 +393,7 @@ class GroupState:
         return True
 
     def forget_skipped(self, pid: int) -> None:
-        """What was skipped is lost for good: another record says so."""
+        """A partition that was skipped is lost for good: another record says so."""
         self.skipped.discard(pid)
         self.losses = [
             each

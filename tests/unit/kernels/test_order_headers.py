@@ -68,11 +68,16 @@ def expected(item: Message, place: Place, offset: int, failures: int) -> Table:
     kept = [pair for pair in kept if pair[0] not in NAMES]
     if failures:
         kept += [(name, Field("l", failures)) for name in ("x-acquired-count", "x-delivery-count")]
-    lp = logical_partition(item.routing_key.encode(), 1024, SEED)
+    # A message without a key has no logical partition.
+    key = item.routing_key.encode()
+    lp = logical_partition(key, 1024, SEED) if key else -1
     numbers = (place.pid, offset, lp, place.version)
     kept += [(name, Field("l", value)) for name, value in zip(NAMES, numbers, strict=False)]
     token = str(OrderToken(place.version, offset)).encode()
-    return Table.from_fields([*kept, ("x-order-token", Field("S", token))])
+    kept.append(("x-order-token", Field("S", token)))
+    if place.late:
+        kept.append(("x-late", Field("t", True)))
+    return Table.from_fields(kept)
 
 
 @settings(max_examples=100, deadline=None)
@@ -100,6 +105,7 @@ def test_deliveries_of_a_topic_say_where_they_lie(
         table = Table.from_fields([*fields[:2], ("a", Field("l", 1)), *fields[2:]])
         items = [replace(i, properties=structs.replace(i.properties, headers=table)) for i in items]
     place = Place(pid, base, 7, 1024, SEED)
+    place.late = bool(behind % 2)
     first_id = (9 << PLACE_BITS) + behind
     found = delivered(
         items, first_id, places={9: place}, frame_max=frame_max, counted=True, failures=failures

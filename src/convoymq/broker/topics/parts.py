@@ -90,9 +90,7 @@ class TopicParts:
             clock=clock,
             spawn=spawn,
         )
-        dead_letters = broker.local.ask.dead_letters
-        assert dead_letters is not None, "a broker publishes dead letters"
-        self._retries = Retries(clock, broker.local.new_session, dead_letters)
+        self._retries = _retries(broker, clock)
         members = MemberParts(
             node=broker.node_id,
             incarnation=broker.nodes.incarnation,
@@ -194,3 +192,9 @@ class TopicParts:
         self.scaling.tick()
         self.weak.tick()
         self.admin.drains.tick(self._spawn)
+
+
+def _retries(broker: Broker, clock: Clock) -> Retries:
+    dead_letters = broker.local.ask.dead_letters
+    assert dead_letters is not None, "a broker publishes dead letters"
+    return Retries(clock, broker.local.new_session, dead_letters)

@@ -66,7 +66,7 @@ class WeakLoop:
         self._term = -1
         self._asked_ms = -ASK_MS
         self._heard_ms: dict[Place, int] = {}
-        """When partitions answered last, or were asked first."""
+        """Times at which partitions answered last, or were asked first."""
         self._asking: set[Place] = set()
         self._acting: set[Place] = set()
 

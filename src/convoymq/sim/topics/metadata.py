@@ -48,9 +48,9 @@ TTL_MS = 160
 MARGIN_MS = 20
 STEP_MS = 25
 WAIT_MS = 150
-"""How long a weak topic waits for a source."""
+"""Time for which a weak topic waits for a source."""
 LOST_MS = 75
-"""How long a member of a weak topic may be silent."""
+"""Time for which a member of a weak topic may be silent."""
 ZOMBIE_STEPS = 3
 LATE = 0.4
 """Share of unheard requests that reach a silent partition much later."""

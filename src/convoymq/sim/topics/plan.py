@@ -67,7 +67,7 @@ class Plan:
     weak: bool
     """The topic is a weak one."""
     retries: bool
-    """What a handler fails with goes to a retry topic, in a weak one."""
+    """A message that a handler fails with goes to a retry topic, in a weak one."""
 
     def has(self, kind: str) -> bool:
         """Returns whether something happens in this run."""

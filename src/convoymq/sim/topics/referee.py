@@ -497,8 +497,8 @@ class Referee:
         self._set_aside(reader, event.pid, self.doubtful)
 
     def _set_aside(self, reader: Reader, pid: int, found: dict[Reader, dict[int, int]]) -> None:
-        """What is parked in a partition that is lost or skipped, or still in one before it, is out
-        of reach behind it."""
+        """Messages that are parked in a partition that is lost or skipped, or still in one before
+        it, are out of reach behind it."""
         lo, hi = self.spans[pid]
         created = self.created[pid]
         for (group, gen, _), waiting in self.parked.items():

@@ -138,7 +138,7 @@ class TopicFacts:
     grants: list[Grant] = field(default_factory=list)
     given_up: set[int] = field(default_factory=set)
     weak: bool = False
-    """Its mode: it promises less."""
+    """The topic is a weak one: it promises less."""
     skipped: set[tuple[Reader, int]] = field(default_factory=set)
     """(Reader, partition) of what groups of a weak topic went on without, also what they read
     later."""
