@@ -68,7 +68,7 @@ class Wanted(NamedTuple):
     advance: str | None
     """A `lineage.Mode`; None: whatever the group has, linear for a new one."""
     one_of_key: bool
-    """Whether a message waits until the one before it of its key is settled."""
+    """True when a message waits until the one before it of its key is settled."""
 
 
 class GroupClient(QueueClient):
