@@ -214,6 +214,9 @@ def draw_plan(
         }
     if partitions:
         settings |= {"pid": 1, "lo": 0, "hi": 8, "created_version": 0}
+    if cluster or streams:
+        # These are about other things: their runs stay as they were.
+        clients = replace(clients, late_chance=0.0, body_fixed=-1)
     if churn:
         clients = replace(clients, turn_max_us=20_000, close_chance=0.5)
     return Plan(
