@@ -168,6 +168,26 @@ def _clients(rng: Random, seed: int, busy: float) -> ClientConfig:
     )
 
 
+def _settings(rng: Random, seed: int, *, streams: bool, partitions: bool) -> dict[str, int]:
+    """Returns the settings of the groups' machines."""
+    settings: dict[str, int] = {
+        "delivery_limit": rng.choice((20, 20, 2, -1)),
+        "disconnect_timeout_ms": rng.choice((500, 3000)),
+        "single_active": rng.random() < 0.25,
+        "single_active_strict": Random(seed ^ 0x57A1).random() < 0.75,
+    }
+    if streams:
+        # Small enough for retention to have work within seconds.
+        settings = {
+            "max_age_ms": rng.choice((-1, -1, 300, 2000)),
+            "max_bytes": rng.choice((-1, -1, 1000, 20_000)),
+            "segment_bytes": rng.choice((300, 3000, 1 << 20)),
+        }
+    if partitions:
+        settings |= {"pid": 1, "lo": 0, "hi": 8, "created_version": 0}
+    return settings
+
+
 def draw_plan(
     seed: int,
     only: Collection[str] | None = None,
@@ -199,21 +219,7 @@ def draw_plan(
     disk = _disk(rng, faults)
     storage = _storage(rng)
     clients = _clients(rng, seed, busy)
-    settings: dict[str, int] = {
-        "delivery_limit": rng.choice((20, 20, 2, -1)),
-        "disconnect_timeout_ms": rng.choice((500, 3000)),
-        "single_active": rng.random() < 0.25,
-        "single_active_strict": Random(seed ^ 0x57A1).random() < 0.75,
-    }
-    if streams:
-        # Small enough for retention to have work within seconds.
-        settings = {
-            "max_age_ms": rng.choice((-1, -1, 300, 2000)),
-            "max_bytes": rng.choice((-1, -1, 1000, 20_000)),
-            "segment_bytes": rng.choice((300, 3000, 1 << 20)),
-        }
-    if partitions:
-        settings |= {"pid": 1, "lo": 0, "hi": 8, "created_version": 0}
+    settings = _settings(rng, seed, streams=streams, partitions=partitions)
     if cluster or streams:
         # These are about other things: their runs stay as they were.
         clients = replace(clients, late_chance=0.0, body_fixed=-1)

@@ -428,7 +428,7 @@ class TopicAdmin:
             )
         code = await self._change(vhost, name, GiveUp(change_id, pid))
         if not code:
-            log.warning("topic.partition_given_up", vhost=vhost, topic=name, pid=pid)
+            log.warning("topics.partition_given_up", vhost=vhost, topic=name, pid=pid)
         # Otherwise it was sealed meanwhile, or the change went on without it.
         return change_id
 
@@ -456,7 +456,7 @@ class TopicAdmin:
         code = await self._change(vhost, name, command)
         if code:
             raise PreconditionFailed(f"partition {pid} has said where it ends: it is not lost")
-        log.warning("topic.partition_lost", vhost=vhost, topic=name, pid=pid)
+        log.warning("topics.partition_lost", vhost=vhost, topic=name, pid=pid)
 
     async def losses(self, vhost: str, name: str) -> LossRows:
         """Returns what groups go on without, by group and time. Raises NotFound."""

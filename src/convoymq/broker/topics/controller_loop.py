@@ -297,12 +297,12 @@ class ControllerLoop:
             case RecordSeal(_, pid, Seal(None)):
                 self.external_seals += 1
                 log.warning(
-                    "topic.partition_sealed_from_outside",
+                    "topics.partition_sealed_from_outside",
                     vhost=key.vhost, topic=key.name, pid=pid,
                 )  # fmt: skip
             case LearnClose(pid, close_offset):
                 log.info(
-                    "topic.partition_end_learnt",
+                    "topics.partition_end_learnt",
                     vhost=key.vhost, topic=key.name, pid=pid, close_offset=close_offset,
                 )  # fmt: skip
             case _:

@@ -154,7 +154,7 @@ class PartitionFence:
             assert isinstance(machine, PartitionGroupMachine)
             command = late_seal(state, pid, machine.state.term)
             fence.append_first(CMD_PARTITION, encode_command(command))
-            log.info("topic.partition_returned", vhost=key.vhost, topic=key.name, pid=pid)
+            log.info("topics.partition_returned", vhost=key.vhost, topic=key.name, pid=pid)
         return term
 
     # --- the lease -------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class PartitionFence:
         if not self._is_without and not self.holds:
             self._is_without = True
             partitions = sum(map(len, self._queues.values()))
-            log.warning("topic.lease_lost", partitions=partitions)
+            log.warning("topics.lease_lost", partitions=partitions)
         if now_ms >= self._renewed_ms + RENEW_MS:
             self._renew()
 
@@ -202,7 +202,7 @@ class PartitionFence:
     def _has_lease_again(self) -> None:
         if self._is_without:
             self._is_without = False
-            log.info("topic.lease_taken")
+            log.info("topics.lease_taken")
         for partitions in self._queues.values():
             for queue in partitions.values():
                 replica = self._host.replica(queue.group)

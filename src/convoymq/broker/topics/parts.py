@@ -69,27 +69,7 @@ class TopicParts:
             group_ttl_ms=broker.settings.topic_group_ttl_ms,
             producer_ttl_ms=broker.settings.topic_producer_ttl_ms,
         )
-        self._local, self.counts = broker.local, PartitionCounts()
-        self.scaling = ScalingLoop(
-            node=broker.node_id,
-            store=metadata,
-            partitions=self.partitions,
-            changes=self.admin,
-            nodes=broker.nodes,
-            targets=self.admin.drains.placement_nodes,
-            clock=clock,
-            spawn=spawn,
-        )
-        timeout_s = broker.settings.operation_timeout_s
-        self.explain_scaling = ScalingQuestion(self.scaling, metadata, broker.control, timeout_s)
-        self.weak = WeakLoop(
-            node=broker.node_id,
-            store=metadata,
-            partitions=self.partitions,
-            admin=self.admin,
-            clock=clock,
-            spawn=spawn,
-        )
+        self._make_deciders(broker, clock)
         self._retries = _retries(broker, clock)
         members = MemberParts(
             node=broker.node_id,
@@ -112,6 +92,31 @@ class TopicParts:
         )
         self.groups = TopicGroups(members, self.admin.create_group)
         broker.queue_admin.find_group = self.groups.find
+
+    def _make_deciders(self, broker: Broker, clock: Clock) -> None:
+        """Creates the parts that change topics by themselves."""
+        metadata, spawn = broker.metadata, self._spawn
+        self._local, self.counts = broker.local, PartitionCounts()
+        self.scaling = ScalingLoop(
+            node=broker.node_id,
+            store=metadata,
+            partitions=self.partitions,
+            changes=self.admin,
+            nodes=broker.nodes,
+            targets=self.admin.drains.placement_nodes,
+            clock=clock,
+            spawn=spawn,
+        )
+        timeout_s = broker.settings.operation_timeout_s
+        self.explain_scaling = ScalingQuestion(self.scaling, metadata, broker.control, timeout_s)
+        self.weak = WeakLoop(
+            node=broker.node_id,
+            store=metadata,
+            partitions=self.partitions,
+            admin=self.admin,
+            clock=clock,
+            spawn=spawn,
+        )
 
     def _make_guards(
         self, broker: Broker, clock: Clock, call_soon: Callable[[Callable[[], None]], object]

@@ -116,7 +116,7 @@ class SilentPartitions:
         except BrokerError as error:
             # It answers, or another change runs: its time begins anew.
             log.debug(
-                "topics.seal_refused",
+                "topics.partition_not_given_up",
                 vhost=key.vhost, topic=key.name, pid=pid, reason=error.text,
             )  # fmt: skip
             self._since_ms.pop(place, None)

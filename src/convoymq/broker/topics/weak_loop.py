@@ -124,6 +124,6 @@ class WeakLoop:
             await act(*place[:3])
         except BrokerError as error:
             # It answers after all, a change runs, or too few nodes are there: it is tried again.
-            log.debug("topics.not_given_up", reason=error.text, **place._asdict())
+            log.debug("topics.partition_not_given_up", reason=error.text, **place._asdict())
         finally:
             self._acting.discard(place)

@@ -294,7 +294,9 @@ class Silence:
 
 
 @pytest.mark.provokes(
-    "topic.partition_given_up", "topic.partition_sealed_from_outside", "topic.partition_end_learnt"
+    "topics.partition_given_up",
+    "topics.partition_sealed_from_outside",
+    "topics.partition_end_learnt",
 )
 @pytest.mark.moves(
     "convoy_topic_partitions_sealed_from_outside_total", "convoy_topic_partitions_end_unknown"
@@ -319,7 +321,7 @@ async def test_a_partition_is_sealed_from_outside(
     assert record(cluster).state.lineage.partition(0).close_offset == 1
 
 
-@pytest.mark.provokes("topic.partition_lost")
+@pytest.mark.provokes("topics.partition_lost")
 async def test_a_lost_partition_is_gone_round(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,7 @@ async def leased(world: World) -> None:
     await world.answer()
 
 
-@pytest.mark.provokes("topic.lease_taken", "topic.lease_lost")
+@pytest.mark.provokes("topics.lease_taken", "topics.lease_lost")
 async def test_a_lease_counts_from_when_it_was_asked_for(world: World) -> None:
     world.fences.follow(world.queue)
     asked_ms = world.now_ms
@@ -185,7 +185,7 @@ async def test_a_tree_that_is_built_anew_ends_the_lease(world: World) -> None:
     assert world.host.lease_until_ms == world.now_ms + TTL_MS
 
 
-@pytest.mark.provokes("topic.partition_returned")
+@pytest.mark.provokes("topics.partition_returned")
 async def test_close_comes_first_in_a_partition_that_was_sealed_from_outside(world: World) -> None:
     await leased(world)
     await world.give_up()

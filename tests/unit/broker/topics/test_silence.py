@@ -77,6 +77,7 @@ async def test_without_a_majority_of_members_for_long_it_is_sealed(world: World)
     assert world.sealed == [("/", "orders", 0)]
 
 
+@pytest.mark.provokes("topics.partition_not_given_up")
 async def test_time_counts_anew_when_it_was_there_again(world: World) -> None:
     world.leader = None
     await world.run(5)
