@@ -441,11 +441,17 @@ class Referee:
             self.acked_msgs[reader][stored.msg] = stored.created_v
 
     def on_passed(self, event: events.Passed) -> None:
-        """A11: only what the group has settled in another copy is passed over."""
+        """A11: only what the group has settled in another copy, or need not read, is passed
+        over."""
         reader = (event.group, event.gen)
+        begin, _ = self.begins[reader]
         stored = self.stored_at.get((event.pid, event.offset))
         if stored is None or not any(
-            copy.created_v < stored.created_v and self._is_settled(reader, copy.pid, copy.offset)
+            copy.created_v < stored.created_v
+            and (
+                self._is_settled(reader, copy.pid, copy.offset)
+                or not self._is_required(reader, copy, begin)
+            )
             for copy in self.copies[stored.msg]
         ):
             self.say("A11", f"{event} was not read before")
