@@ -274,7 +274,9 @@ def lanes_change_at_once() -> list[Patch]:
 
 
 @mutant(
-    "a partition is sealed from outside while its server may accept messages", "split,move,cutoff"
+    "a partition is sealed from outside while its server may accept messages",
+    "split,move,cutoff",
+    30,
 )
 def external_seal_does_not_wait() -> list[Patch]:
     return [(ServerLeases, "is_over", lambda self, server, now_ms: server in self._given_up)]
@@ -313,7 +315,7 @@ def amended_merge_keeps_its_sources() -> list[Patch]:
     return [(TopicState, "_amend", planted)]
 
 
-@mutant("a source that was left out, and sealed late, is not moved", "merge,silent", 40)
+@mutant("a source that was left out, and sealed late, is not moved", "merge,silent", 170)
 def left_out_source_is_forgotten() -> list[Patch]:
     return [(Controller, "_reconcile", lambda self, now_ms: None)]
 
