@@ -344,7 +344,7 @@ def amended_merge_keeps_its_sources() -> list[Patch]:
     return [(TopicState, "_amend", planted)]
 
 
-@mutant("a source that was left out, and sealed late, is not moved", "merge,silent", 40)
+@mutant("a source that was left out, and sealed late, is not moved", "merge,silent", 170)
 def left_out_source_is_forgotten() -> list[Patch]:
     return [(Controller, "_reconcile", lambda self, now_ms: None)]
 

@@ -465,8 +465,8 @@ class Referee:
         self.parked_in[reader][event.msg] = self.created.get(event.pid, 0)
         lp = self.sends[event.msg].lp
         for pid in self.missing[reader]:
-            lo, hi = self.spans[pid]
-            if lo <= lp < hi and self.created[pid] >= self.created[event.pid]:
+            lo, hi = self.spans.get(pid, (0, 0))
+            if lo <= lp < hi and self.created[pid] >= self.created.get(event.pid, 0):
                 self.aside[reader].setdefault(event.msg, self.created[pid])
 
     def on_unpark(self, event: events.Unpark) -> None:
@@ -505,8 +505,8 @@ class Referee:
     def _set_aside(self, reader: Reader, pid: int, found: dict[Reader, dict[int, int]]) -> None:
         """Messages that are parked in a partition that is lost or skipped, or still in one before
         it, are out of reach behind it."""
-        lo, hi = self.spans[pid]
-        created = self.created[pid]
+        lo, hi = self.spans.get(pid, (0, 0))
+        created = self.created.get(pid, 0)
         for (group, gen, _), waiting in self.parked.items():
             if (group, gen) != reader:
                 continue
