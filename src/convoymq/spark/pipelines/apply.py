@@ -62,6 +62,8 @@ DELETED = "_deleted"
 CHANGED_AT = "_changed_at"
 META = (POSITION, OFFSET, DELETED, CHANGED_AT)
 CORRUPT = "_corrupt_record"
+EVENT = ("topic", "partition", "offset", "timestamp", "key", "value")
+"""Columns of the source that are kept of a bad event."""
 KEYS_PROPERTY = "convoymq.keys"
 """Of the Delta table: the columns that name a row."""
 TOPIC_PROPERTY = "convoymq.topic"
@@ -413,15 +415,21 @@ class _BatchApplier:
         if target.spec.name:
             batch = batch.where(f.col("_table") == target.spec.name)
         parsed = _parsed(batch, self._rules, target.row, by_token=self._followed is not None)
-        judged = parsed.withColumn("reason", _reason(target, self._rules))
-        # A column counts where it is not null.
-        found = judged.agg(f.count("*").alias("events"), f.count("reason").alias("bad")).first()
-        assert found is not None
-        bad = int(found.bad)
-        if bad:
-            self._divert(judged.where(f.col("reason").isNotNull()), target.label, batch_id)
+        # Kept, and so read once. Spark 4.2 also loses `_misread` of an event when it merges the
+        # reason into a filter: the event would be bad and applied.
+        judged = (
+            parsed.withColumn("reason", _reason(target, self._rules))
+            .select(*EVENT, "reason", "_row", POSITION, DELETED)
+            .persist()
+        )
         chosen = _latest(judged.where(f.col("reason").isNull()), target).persist()
         try:
+            # A column counts where it is not null.
+            found = judged.agg(f.count("*").alias("events"), f.count("reason").alias("bad")).first()
+            assert found is not None
+            bad = int(found.bad)
+            if bad:
+                self._divert(judged.where(f.col("reason").isNotNull()), target.label, batch_id)
             keys = chosen.count()
             if not keys:
                 return bad
@@ -436,6 +444,7 @@ class _BatchApplier:
             merged = merger.merge(chosen, keys, Batch(number=batch_id, plan=plan), probe)
         finally:
             chosen.unpersist()
+            judged.unpersist()
         counts = self._report.tables[target.label]
         counts.batches += 1
         counts.skipped += not merged
@@ -465,7 +474,7 @@ class _BatchApplier:
                 f"{r.topic}/{r.partition}@{r.offset}: {r.reason}" for r in first.collect()
             )
             raise BadEvent(f"events that can't be applied to {label}: {where}")
-        kept = bad.select("topic", "partition", "offset", "timestamp", "key", "value", "reason")
+        kept = bad.select(*EVENT, "reason")
         place = f"{self._bad_path}/table={label}/batch={batch_id:010d}"
         # By batch: a repeat writes over what it wrote.
         kept.write.mode("overwrite").parquet(place)
