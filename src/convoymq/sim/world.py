@@ -133,7 +133,7 @@ class World:
         #: The same for retries.
         self._retry_rng = Random(plan.seed ^ 0x2E72)
         #: The same for what only some worlds have of limits.
-        self._limit_rng = Random(plan.seed ^ 0x11417)
+        self._limit_rng = Random(plan.seed ^ 0x11419)
         self._has_more_limits = self._limit_rng.random() < MORE_LIMITS
         self.moved: set[bytes] = set()
         """Identities of the dead letters that their target has taken."""
