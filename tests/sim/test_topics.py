@@ -78,6 +78,12 @@ def test_nothing_that_a_group_lost_is_handed_out_behind_what_follows(seed: int) 
     assert result.failure is None, result.detail
 
 
+def test_the_owner_of_a_lost_partition_keeps_it_until_it_has_heard_of_the_loss() -> None:
+    """It handed parked messages out while the group went on."""
+    result = run_topic_seed(23004606)
+    assert result.failure is None, result.detail
+
+
 def test_one_seed_gives_one_trace() -> None:
     lines: list[str] = []
     again: list[str] = []

@@ -163,6 +163,8 @@ class Coordinator:
         self._assigned_for: tuple[list[int], set[str], dict[int, Owner]] | None = None
         self._assigned: dict[int, str] = {}
         self._route = lineage.route(state.cv)
+        self._lost_ms: dict[int, int] = {}
+        """Times at which partitions with an owner were seen to be lost."""
         self._asked_ms: dict[object, int] = {}
         self._actions: list[Action] = []
 
@@ -198,6 +200,7 @@ class Coordinator:
             pid: owner.epoch
             for pid, owner in state.owners.items()
             if owner.member == heartbeat.member
+            and pid not in self.lost
             and owner.group_epoch == state.group_epoch
             and self.may_renew(pid, owner.epoch)
             and owner.epoch
@@ -438,6 +441,9 @@ class Coordinator:
         """
         if pid in self.known.handed:
             return True
+        if pid in self.lost and pid in self.state.owners:
+            # It may hand out what it has fetched.
+            return False
         partition = self.lineage.partition(pid)
         begins = partition.is_in(self.state.start_version)
         gone = self._is_gone(pid) or pid in self.state.skipped
@@ -535,6 +541,11 @@ class Coordinator:
                 lease = Lease(state.name, state.group_epoch, owner.epoch, owner.member)
                 self._tell(pid, lease, now_ms)
         for pid, owner in state.owners.items():
+            if pid in self.lost:
+                # It is told no more: its owner ends it when it hears so, or in time.
+                since_ms = self._lost_ms.setdefault(pid, now_ms)
+                if now_ms >= since_ms + self.ttl_ms + self.margin_ms:
+                    self._propose(Release(pid, owner.epoch, expired=True), now_ms)
             # What was handed over its owner gives back: it may work on something that expired.
-            if self._is_gone(pid):
+            elif self._is_gone(pid):
                 self._propose(Release(pid, owner.epoch), now_ms)

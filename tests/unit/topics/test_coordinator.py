@@ -64,6 +64,26 @@ def test_a_lease_that_its_partition_has_fenced_is_told_as_revoked(held: dict[int
     assert (answer.leases, answer.revoked) == ({0: 1}, frozenset({0}))
 
 
+def test_a_lease_of_a_lost_partition_is_told_no_more_and_ends_in_time() -> None:
+    """Until then its owner may hand out what it has, and the group stays."""
+    state = GroupState.first("g", 0, {})
+    for command in (Join("m"), Grant(0, "m", 1, 0)):
+        assert state.apply(command, latest=0)
+    lineage = Lineage.first(first_route(4, 1))
+    coordinator = Coordinator(state, lineage, 0, lost=(0,), ttl_ms=100, margin_ms=10)
+    assert coordinator.answer_to(Heartbeat("m", 5, 1, {0: 1}, {})).leases == {}
+    for now_ms in (10, 60, 119):
+        coordinator.on_heartbeat(Heartbeat("m", now_ms, 1, {0: 1}, {}), now_ms)
+        assert not coordinator.is_drained(0)
+    proposed = [a.command for a in coordinator.take_actions() if isinstance(a, Propose)]
+    assert proposed == []
+    coordinator.on_heartbeat(Heartbeat("m", 120, 1, {0: 1}, {}), 120)
+    proposed = [a.command for a in coordinator.take_actions() if isinstance(a, Propose)]
+    assert proposed == [Release(0, 1, expired=True)]
+    assert state.apply(proposed[0], latest=0)
+    assert coordinator.is_drained(0)
+
+
 # --- weak topics ---------------------------------------------------------------------------
 
 
