@@ -50,6 +50,15 @@ def create_group(cluster: LocalCluster, topic: str, group: str) -> None:
     assert status in (201, 204), answer
 
 
+def member_of_one(cluster: LocalCluster, topic: str) -> tuple[int, int]:
+    """A node that has a single partition of a topic, and this partition."""
+    found: dict[int, list[int]] = {}
+    for pid, nodes in members_of(cluster, topic).items():
+        for node in nodes:
+            found.setdefault(node, []).append(pid)
+    return next((node, pids[0]) for node, pids in found.items() if len(pids) == 1)
+
+
 def weak_wait(cluster: LocalCluster, topic: str, wait: str) -> None:
     """Sets it by a policy, so that it can change."""
     body = {"pattern": f"^{topic}$", "definition": {"weak-wait": wait}, "apply-to": "topics"}
@@ -60,9 +69,7 @@ def test_writes_go_around_a_partition_that_nobody_leads(cluster: LocalCluster) -
     """Without an operator: groups read what is new at once, and what is old when it is back."""
     weak_wait(cluster, "around", "2s")
     create(cluster, "around", 2, mode="weak")
-    dead, gone = next(
-        (node, pid) for pid, nodes in members_of(cluster, "around").items() for node in nodes
-    )
+    dead, gone = member_of_one(cluster, "around")
     alive = next(n for n in (1, 2, 3) if n != dead)
     key = keys_of(cluster, "around", gone)[0]
     create_group(cluster, "around", "readers")
@@ -93,10 +100,8 @@ def test_writes_go_around_a_partition_that_nobody_leads(cluster: LocalCluster) -
 
 def test_a_partition_that_does_not_come_back_is_declared_lost(cluster: LocalCluster) -> None:
     """Without an operator, with a record; what comes back later is deleted."""
-    create(cluster, "lost", 2, **WEAK)
-    dead, gone = next(
-        (node, pid) for pid, nodes in members_of(cluster, "lost").items() for node in nodes
-    )
+    create(cluster, "lost", 2, **WEAK, **{"lost-after": "2s"})
+    dead, gone = member_of_one(cluster, "lost")
     alive = next(n for n in (1, 2, 3) if n != dead)
     key = keys_of(cluster, "lost", gone)[0]
     create_group(cluster, "lost", "readers")

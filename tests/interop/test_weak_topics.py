@@ -134,6 +134,7 @@ def test_a_producer_with_sequences_sends_messages_without_a_key(
 def test_settings_of_the_other_mode_are_refused(cluster: LocalCluster) -> None:
     for settings in (
         {"weak-wait": "5s"},
+        {"lost-after": "5s"},
         {"retry-exchange": "failed"},
         {"null-key": "spread"},
         {"null-key": "anything"},

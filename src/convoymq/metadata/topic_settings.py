@@ -19,6 +19,7 @@ SEGMENT_BYTES = "stream-max-segment-size-bytes"
 GROUP_TTL = "group-ttl"
 NULL_KEY = "null-key"
 WEAK_WAIT = "weak-wait"
+LOST_AFTER = "lost-after"
 RETRY_EXCHANGE = "retry-exchange"
 REFUSE, STICKY, SPREAD = "refuse", "sticky", "spread"
 """Values of `null-key`: messages without a key are refused, go where a number leads that each
@@ -26,11 +27,12 @@ channel or session draws once, or to one partition after the other."""
 STRICT, WEAK = "strict", "weak"
 """Modes of a topic."""
 WEAK_WAIT_MS = 30_000
+LOST_AFTER_MS = 24 * 3_600_000
 PARTITION_SETTINGS = (MAX_AGE, MAX_LENGTH_BYTES, SEGMENT_BYTES)
 """Settings of a topic that each of its partitions has as an argument."""
 SEAL_AFTER = "seal-after"
 DURATIONS = (GROUP_TTL, SEAL_AFTER)
-WEAK_SETTINGS = (WEAK_WAIT, RETRY_EXCHANGE)
+WEAK_SETTINGS = (WEAK_WAIT, LOST_AFTER, RETRY_EXCHANGE)
 """Settings of weak topics only."""
 TOPIC_SETTINGS = (
     *PARTITION_SETTINGS, *DURATIONS, NULL_KEY, *WEAK_SETTINGS, *AUTOSCALE_KEYS
@@ -111,3 +113,9 @@ def retry_exchange_of(settings: Settings, mode: str) -> str:
 def weak_wait_of(settings: Settings) -> int:
     """Returns for how many ms a weak topic waits for a partition that nobody answers for."""
     return duration_of(settings, WEAK_WAIT) or WEAK_WAIT_MS
+
+
+def lost_after_of(settings: Settings) -> int:
+    """Returns for how many ms a weak topic keeps a partition that it has sealed from outside and
+    that nobody answers for; then what it holds is given up."""
+    return duration_of(settings, LOST_AFTER) or LOST_AFTER_MS

@@ -300,6 +300,7 @@ _ROWS: tuple[Key, ...] = (
     ),
     Key(name="seal-after", check=_max_age, noun="time without a leader"),
     Key(name="weak-wait", check=_max_age, noun="wait of weak topics"),
+    Key(name="lost-after", check=_max_age, noun="time until a partition is lost"),
     Key(name="alternate-exchange", check=_text, noun="alternate exchange name"),
 )
 
@@ -319,6 +320,7 @@ TOPIC_KEYS = frozenset(
         "group-ttl",
         "seal-after",
         "weak-wait",
+        "lost-after",
         *AUTOSCALE_KEYS,
     )
 )

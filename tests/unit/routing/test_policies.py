@@ -109,6 +109,7 @@ def quorum_serves_all() -> Iterator[None]:
         ("autoscale-changes-per-hour", 1, 0, "0 is not a valid number of changes an hour"),
         ("autoscale-unit", 100, 99, "99 is not a valid unit. Valid range is 100-3600000 ms"),
         ("weak-wait", "30s", 30, "30 is not a valid wait of weak topics"),
+        ("lost-after", "1D", "1d", '<<"1d">> is not a valid time until a partition is lost'),
         ("seal-after", "30s", 30, "30 is not a valid time without a leader"),
         ("alternate-exchange", "x", {"a": 1}, '#{<<"a">> => 1} is not a valid alternate exchange'),
     ],

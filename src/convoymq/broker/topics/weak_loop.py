@@ -1,10 +1,10 @@
 """Partitions of weak topics that nobody answers for, on the node that leads the metadata group.
 
-What an operator does in a strict topic is done here after `weak-wait`:
+What an operator does in a strict topic is done here, after a time:
 
-    takes messages    sealed from outside (`TopicAdmin.seal`, ADR 0074): its range goes on in a new
-                      partition, groups skip it, and read it late when it comes back in time
-    so sealed         declared lost (`TopicAdmin.declare_lost`) after as long again: groups have a
+    takes messages    sealed from outside (`TopicAdmin.seal`, ADR 0074) after `weak-wait`: its range
+                      goes on in a new partition, groups skip it, and read it late when it is back
+    so sealed         declared lost (`TopicAdmin.declare_lost`) after `lost-after`: groups have a
                       record, and what comes back is deleted
 
 Partitions that were closed before they fell silent are never lost: groups skip them, and read them
@@ -24,7 +24,7 @@ from convoymq.broker.topics.admin import TopicAdmin
 from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.store import MetadataStore
-from convoymq.metadata.topic_settings import WEAK, weak_wait_of
+from convoymq.metadata.topic_settings import WEAK, Settings, lost_after_of, weak_wait_of
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.routing.policies import topic_settings
@@ -88,17 +88,18 @@ class WeakLoop:
             for record in vhost.topics.values():
                 if record.mode == WEAK:
                     settings = topic_settings(record.name, record.settings, vhost.policies)
-                    seen |= self._look_at(record, weak_wait_of(settings), now_ms)
+                    seen |= self._look_at(record, settings, now_ms)
         for place in self._heard_ms.keys() - seen:
             del self._heard_ms[place]
 
-    def _look_at(self, record: TopicRecord, wait_ms: int, now_ms: int) -> set[Place]:
+    def _look_at(self, record: TopicRecord, settings: Settings, now_ms: int) -> set[Place]:
         state = record.state
         places = {Place(record.vhost, record.name, pid, False) for pid in state.route.pids}
         places |= {Place(record.vhost, record.name, pid, True) for pid in state.unknown_ends()}
         for place in places:
             heard_ms = self._heard_ms.setdefault(place, now_ms)
             self._ask(place)
+            wait_ms = lost_after_of(settings) if place.sealed else weak_wait_of(settings)
             if now_ms >= heard_ms + wait_ms and place not in self._acting:
                 self._acting.add(place)
                 self._spawn(self._go_on_without(place))

@@ -51,7 +51,7 @@ AUTOSCALE = (
 )  # fmt: skip
 SETTINGS = (
     "max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", "seal-after",
-    "null-key", "weak-wait", "retry-exchange", *AUTOSCALE,
+    "null-key", "weak-wait", "lost-after", "retry-exchange", *AUTOSCALE,
 )  # fmt: skip
 SCALE_ACTIONS = ("set", "explain")
 UNSET = "default"
@@ -478,6 +478,7 @@ COMMANDS = (
             Switch("seal-after", str),
             Switch("null-key", str, choices=("refuse", "sticky", "spread")),
             Switch("weak-wait", str),
+            Switch("lost-after", str),
             Switch("retry-exchange", str),
         ),
         check=_check_create,
