@@ -362,7 +362,11 @@ class Coordinator:
 
     def _take_change(self, version: int, now_ms: int) -> None:
         sources = self.lineage.sources(version)
+        waits = not self.all_drained(sources)
         for pid in sources:
+            if waits and self.is_drained(pid):
+                # It is asked nothing before the others are drained: its silence says nothing.
+                self._hear(pid, now_ms)
             known = self.is_drained(pid) or (
                 self.weak is None and self.lineage.partition(pid).close_offset is None
             )

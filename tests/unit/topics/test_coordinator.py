@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from convoymq.topics.answers import Answer, HandOverAnswer, LossAnswer
-from convoymq.topics.changes import Phase, Seal, plan_split
+from convoymq.topics.changes import Phase, Seal, plan_merge, plan_split
 from convoymq.topics.commands import AcceptLoss, Lease, OpenCursor
 from convoymq.topics.coordinator import (
     AskDrained,
@@ -195,3 +195,26 @@ def test_what_was_skipped_and_is_lost_has_one_record() -> None:
     # A seek begins anew.
     assert weak.state.apply(Seek(1, 0, {}), latest=1)
     assert weak.state.skipped == set()
+
+
+def test_a_drained_source_that_nobody_asks_is_not_silent() -> None:
+    """Of a merge: the other source takes longer than the group would wait for an answer."""
+    topic = TopicState.first(first_route(4, 2))
+    change = plan_merge(topic.route, [0, 1], topic.next_pid, "c")
+    seal = Seal(8, DedupTable().pack())
+    published = replace(change, phase=Phase.PUBLISHED, seals={0: seal, 1: seal})
+    topic.lineage.apply(published, published_at=0)
+    core = Coordinator(GroupState.first("g", 0, {}), topic.lineage, 0, weak=WeakRules(1_000, 400))
+    core.step(0)
+    core.on_drained(0, 1, 100)
+    for now_ms in range(200, 3_000, 200):
+        core.on_undrained(1, 1, now_ms)
+        core.step(now_ms)
+    core.on_drained(1, 1, 3_000)
+    core.step(3_100)
+    actions = core.take_actions()
+    assert not any(isinstance(a, Propose) and isinstance(a.command, Skip) for a in actions)
+    assert {a.pid for a in actions if isinstance(a, Tell)} == {0, 1}
+    core.step(4_100)
+    skipped = [a.command for a in core.take_actions() if isinstance(a, Propose)]
+    assert skipped == [Skip(0, 1, 8), Skip(1, 1, 8)]

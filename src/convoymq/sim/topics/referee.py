@@ -463,11 +463,15 @@ class Referee:
         self.settled[reader].add((event.pid, event.offset))
         self.parked[event.group, event.gen, event.key].append(event.msg)
         self.parked_in[reader][event.msg] = self.created.get(event.pid, 0)
-        lp = self.sends[event.msg].lp
-        for pid in self.missing[reader]:
-            lo, hi = self.spans.get(pid, (0, 0))
-            if lo <= lp < hi and self.created[pid] >= self.created.get(event.pid, 0):
-                self.aside[reader].setdefault(event.msg, self.created[pid])
+        lp, created = self.sends[event.msg].lp, self.created.get(event.pid, 0)
+        # The first of them that takes nothing over cuts the park log off from all behind it.
+        cut = [
+            self.created[pid]
+            for pid in self.missing[reader]
+            if self.created[pid] >= created and self.spans[pid][0] <= lp < self.spans[pid][1]
+        ]
+        if cut:
+            self.aside[reader][event.msg] = min(cut)
 
     def on_unpark(self, event: events.Unpark) -> None:
         """A12: the head leaves."""
@@ -513,7 +517,7 @@ class Referee:
             for msg in waiting:
                 before = self.parked_in[reader].get(msg, 0) <= created
                 if before and lo <= self.sends[msg].lp < hi:
-                    found[reader].setdefault(msg, created)
+                    found[reader][msg] = min(created, found[reader].get(msg, created))
 
     def on_effect(self, event: events.Effect) -> None:
         """A13."""
