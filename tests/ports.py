@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 
-FIRST = 6000
-PORTS_PER_CLUSTER = 44
-CLUSTERS = 38
 WORKERS_MAX = 4
-"""Links listen 20,000 above the base port: all stay below 32,768, where the system's own choice for
-outgoing connections begins."""
+PORTS_PER_CLUSTER = 44
+REGIONS = ((6000, 38), (2800, 15))
+"""First base port, and clusters of each process. Between them are the ports of examples, from 5672
+on. Links listen 20,000 above the base port: all stay below 32,768, where the system's own choice
+for outgoing connections begins; those of the second region stay below 25,672."""
 
-SINGLE_FIRST = FIRST + WORKERS_MAX * CLUSTERS * PORTS_PER_CLUSTER
-SINGLE_PORTS = 500
-"""Single ports lie between the base ports of clusters and what stands 10,000 above them."""
+SINGLE_FIRST = 1100
+SINGLE_PORTS = 400
+"""Single ports lie below the base ports of clusters."""
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 if WORKER >= WORKERS_MAX:
@@ -32,8 +32,11 @@ def cluster_ports() -> int:
     The 44 ports from there on belong to the caller, and those 10,000 and 20,000 above them.
     """
     number = next(_numbers)
-    assert number < CLUSTERS, "more clusters than tests have ports for"
-    return FIRST + (WORKER * CLUSTERS + number) * PORTS_PER_CLUSTER
+    for first, clusters in REGIONS:
+        if number < clusters:
+            return first + (WORKER * clusters + number) * PORTS_PER_CLUSTER
+        number -= clusters
+    raise AssertionError("more clusters than tests have ports for")
 
 
 def single_port() -> int:

@@ -15,7 +15,14 @@ from convoymq.cli.ctl.command import TOPICS
 from convoymq.cli.ctl.main import main
 from tests.clusters import call, serving_cluster
 from tests.faults.test_topics import metadata_leader, restart
-from tests.faults.topic_traffic import TopicTraffic, changed, create, open_pids, path
+from tests.faults.topic_traffic import (
+    TopicTraffic,
+    changed,
+    create,
+    leader_of,
+    open_pids,
+    path,
+)
 from tests.faults.traffic import until
 from tests.ports import cluster_ports
 from tests.provocation import Observed
@@ -154,6 +161,13 @@ def test_what_changes_cost_is_measured_and_a_hot_key_is_named(
             lambda: total(scrape(cluster, observed), "convoy_topic_consumer_stalls_total") > 0,
             "no group has passed the change",
         )
+        paused = total(begun, "convoy_topic_producer_pauses_total")
+        # A change that comes between two publishes makes nobody wait.
+        while total(scrape(cluster, observed), "convoy_topic_producer_pauses_total") <= paused:
+            pid = open_pids(cluster, "measured")[0]
+            other = next(n for n in (1, 2, 3) if n != leader_of(cluster, "measured", pid))
+            changed(cluster, "measured", "move", pid=pid, node=str(other))
+            traffic.goes_on()
         traffic.finish()
     park_one(cluster, "measured/late")
     with TopicTraffic(cluster, "hot") as traffic:

@@ -15,7 +15,7 @@ from typing import Any
 
 from convoymq.sim.topics import world as worlds
 from convoymq.sim.topics.partitions import SimPartition
-from convoymq.sim.topics.world import World, run_topic_seed
+from convoymq.sim.topics.world import run_topic_seed
 from convoymq.topics import controller as controllers
 from convoymq.topics.changes import Seal
 from convoymq.topics.commands import LATEST, OpenCursor, Produce
@@ -200,7 +200,7 @@ def old_owner_goes_on() -> list[Patch]:
 @mutant(
     "DAG: a lost partition is left behind although its parents are not",
     f"{CHANGES},outage,cutoff",
-    34,
+    120,
 )
 def lost_is_not_recursive() -> list[Patch]:
     is_left = Coordinator._is_left
@@ -315,6 +315,7 @@ def no_filter_after_external_seal() -> list[Patch]:
 @mutant(
     "a group goes on with the end that an ordinary seal told",
     "split,move,outage,cutoff,silent,loss,repeat",
+    54,
 )
 def end_is_learnt_from_an_ordinary_seal() -> list[Patch]:
     def planted(self: Any, pid: int, answer: Any) -> None:
@@ -322,17 +323,6 @@ def end_is_learnt_from_an_ordinary_seal() -> list[Patch]:
 
     on_sealed = Controller.on_sealed
     return [(Controller, "on_sealed", planted)]
-
-
-@mutant("a server that returns takes messages before CLOSE", "split,move,outage,cutoff,loss,repeat")
-def returned_server_takes_messages() -> list[Patch]:
-    def planted(self: Any, partition: Any) -> bool:
-        return not partition.dark
-
-    return [
-        (SimPartition, "blocked", property(lambda self: False)),
-        (World, "may_accept", planted),
-    ]
 
 
 @mutant("a merge that is overdue is published with a source that is not sealed", "merge,silent")
@@ -421,7 +411,7 @@ def expired_in_silence() -> list[Patch]:
 SLOW_OWNER = "abort,controller,empty,lanes,loss,move,park,pause,seek,trim"
 
 
-@mutant("who may have fetched what is lost keeps its lease", SLOW_OWNER, 20004316)
+@mutant("who may have fetched what is lost keeps its lease", SLOW_OWNER, 20004370)
 def owner_goes_on_after_a_loss() -> list[Patch]:
     apply = PartitionMachine.apply
 
@@ -434,7 +424,7 @@ def owner_goes_on_after_a_loss() -> list[Patch]:
     return [(PartitionMachine, "apply", planted)]
 
 
-@mutant("a group goes on behind a loss while its owner is fenced", SLOW_OWNER, 20004316)
+@mutant("a group goes on behind a loss while its owner is fenced", SLOW_OWNER, 20005083)
 def drained_while_the_owner_is_fenced() -> list[Patch]:
     drained = PartitionMachine.drained
 
@@ -470,7 +460,7 @@ def drained_marks_survive_a_seek() -> list[Patch]:
     return [(Coordinator, "_renew_knowledge", planted)]
 
 
-@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator", 75)
+@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator", 133)
 def renewed_while_it_expires() -> list[Patch]:
     return [(Coordinator, "may_renew", lambda self, pid, epoch: True)]
 
