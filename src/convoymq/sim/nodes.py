@@ -190,7 +190,9 @@ class SimNode:
         for damage in report.damages:
             world.trace.add(self.name, f"damage: {damage}")
         for group, log in sorted(self.storage.logs.items()):
-            self.watch_log(group, log)
+            # A damaged record may name a group that there is not.
+            if group in world.checkers:
+                self.watch_log(group, log)
         self.host = ReplicaHost(
             node=self.number,
             incarnation=self.incarnation,
