@@ -84,6 +84,19 @@ def test_the_owner_of_a_lost_partition_keeps_it_until_it_has_heard_of_the_loss()
     assert result.failure is None, result.detail
 
 
+def test_a_source_that_was_drained_before_is_not_skipped() -> None:
+    """A weak group waited for the other source of a merge, and asked this one nothing."""
+    result = run_topic_seed(31003422)
+    assert result.failure is None, result.detail
+
+
+@pytest.mark.parametrize("seed", [31001000, 31001753, 31002154])
+def test_parked_keys_of_what_was_skipped_hold_nothing_up_behind_it(seed: int) -> None:
+    """The referee took the newest partition that was skipped for what cuts the park log off."""
+    result = run_topic_seed(seed)
+    assert result.failure is None, result.detail
+
+
 def test_one_seed_gives_one_trace() -> None:
     lines: list[str] = []
     again: list[str] = []
