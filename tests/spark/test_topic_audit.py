@@ -47,6 +47,19 @@ ONE_EACH: dict[Invariant, Callable[[Copy], None]] = {
     check: injury for injury, check in INJURIES.items()
 }
 CLEAN = "unhurt"
+UNWRITTEN = "unwritten"
+
+
+def leave_a_process_out(copy: Copy) -> None:
+    """One publisher's process was killed before it had written any row."""
+    (opened, *_) = copy.of_kind(1, words.PUBLISHER)
+    session = opened["session"]
+    acts = (words.PUBLISHER, words.TAGGED)
+    rows = copy.partitions[1]
+    rows[:] = [row for row in rows if row["session"] != session or row["kind"] not in acts]
+    for row in rows:
+        if row["session"] == session:
+            row["session"] += 7 << 24
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +70,7 @@ def report(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Aud
     routes: Rows = []
     injuries: list[tuple[str, Callable[[Copy], None] | None]] = [(CLEAN, None)]
     injuries += [(injury.__name__, injury) for injury in ONE_EACH.values()]
+    injuries += [(UNWRITTEN, leave_a_process_out)]
     for number, (name, injury) in enumerate(injuries):
         copy = original.copy(number, name)
         if injury is not None:
@@ -105,6 +119,17 @@ def test_nothing_is_found_where_nothing_happened(report: AuditReport) -> None:
     ]
     assert len(mine) == 4
     assert all(not queue.unproved and not queue.facts.gaps for queue in mine)
+
+
+def test_what_a_process_did_not_write_is_no_violation(report: AuditReport) -> None:
+    """Its files may be missing as a whole, and with them all that says so."""
+    assert violations_of(report, UNWRITTEN) == {}
+    (mine,) = [
+        queue
+        for queue in report.queues
+        if queue.facts.queue == f"{words.PARTITION_PREFIX}{UNWRITTEN}.1"
+    ]
+    assert mine.unproved
 
 
 class Rejecting(Member):

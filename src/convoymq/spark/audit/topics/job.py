@@ -108,10 +108,19 @@ class TopicJob:
             mine & F.col("kind").isin(words.TAGGED, words.PUBLISHER)
         ).withColumn("first", F.col("position_first"))
         names = [name for name in sessions.SESSION_COLUMNS if name != "told"]
+        # A process that was killed before it had written any of a queue's rows left no file, and
+        # nothing else may say that it was there.
+        wrote = [
+            f"{footer['group']}-{footer['node']}-{footer['incarnation']}"
+            for footer in self.job.footers
+        ]
+        session = F.col("session")
+        incarnation = F.shiftright(session, 24).bitwiseAND(0xFFFFFFFF)
+        process = F.concat_ws("-", "group", F.shiftrightunsigned(session, 56), incarnation)
         rows = (
             published.select(*names)
             .unionByName(acts.select(*names))
-            .withColumn("told", F.col("group").isin(told).cast("bigint"))
+            .withColumn("told", (F.col("group").isin(told) & process.isin(wrote)).cast("bigint"))
         )
         return self.job.swept(
             rows,
