@@ -241,13 +241,20 @@ def test_a_node_whose_log_is_gone_is_let_in_anew_and_nothing_is_lost(
 def test_missing_files_of_the_log_are_named_and_fetched_again(
     start_cluster: StartCluster, lost: str
 ) -> None:
-    # A part of every group lies in segments, so that the node knows its cluster and its members.
+    # A part of every group lies in segments or a snapshot, so that the node knows its cluster and
+    # its members.
     small = {"raft.wal_max_size_bytes": "1MiB", "raft.mem_table_max_bytes": "0"}
     cluster = start_cluster(settings=small)
     declare(cluster, 1, QUEUE)
     fill(cluster, 1, QUEUE, 3000, 1000)
     wal = data(cluster, 3) / "log" / "wal"
-    until(lambda: any((wal.parent / "groups").glob("*0/*.seg")), "the tree is in no segment yet")
+
+    def is_kept() -> bool:
+        """Whether the tree has more than the write-ahead log."""
+        files = (wal.parent / "groups").glob("*0/*")
+        return any(each.name == "snapshot" or each.suffix == ".seg" for each in files)
+
+    until(is_kept, "the tree is in no segment yet")
     in_step(cluster)
     cluster.kill(3)
     found = sorted(wal.glob("*.wal"))
