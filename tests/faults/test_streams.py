@@ -12,6 +12,7 @@ import pika  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from convoymq.client import Client, ClientConfig
 from tests.faults.traffic import Traffic, connect, fill, in_step, padded, until
 from tests.ports import cluster_ports
 
@@ -251,6 +252,9 @@ def test_a_named_consumer_goes_on_behind_its_stored_offset(cluster: LocalCluster
     fill(cluster, 1, QUEUE, 300, SIZE)
     name = {"x-stream-consumer-name": "billing"}
     assert [o for o, _ in read(cluster, 2, 120, **name)] == list(range(120))
+    # It is stored behind the consumer's end, and the node that is asked next must have heard of it.
+    with Client(ClientConfig((f"127.0.0.1:{cluster.nodes[2].amqp_port}",))) as client:
+        until(lambda: client.query_offset(QUEUE, "billing") is not None, "no offset is stored")
     cluster.kill(cluster.leader_of(QUEUE))
     # Elsewhere, under another leader; `first` counts only where nothing is stored.
     assert [o for o, _ in read(cluster, 3, 100, **name)] == list(range(120, 220))
