@@ -17,7 +17,12 @@ from convoymq.cli.ctl.command import (
     rows_of,
 )
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
-from convoymq.cli.ctl.listeners import alarms_of, listener_lines, nodes_of, own_listeners
+from convoymq.cli.ctl.listeners import (
+    alarms_of,
+    listener_lines,
+    own_listeners,
+    said_of_single_node,
+)
 from convoymq.cli.ctl.outputs import Output, Text
 from convoymq.model.json import JsonObject
 from convoymq.model.replica_status import REPLICA_COLUMNS
@@ -223,10 +228,8 @@ def _check_queues(invocation: Invocation, check: str, message: str, line: str) -
 def check_quorum_critical(invocation: Invocation) -> Output:
     """Fails when queues would lose their majority without the node."""
     node = invocation.node
-    if len(nodes_of(invocation)) == 1:
-        text = "seems to be the only one in a single node cluster, the check does not apply"
-        document: JsonObject = {"result": "ok", "message": f"Target node {text}"}
-        return Text(f"Node {node} {text}", document)
+    if (alone := said_of_single_node(invocation)) is not None:
+        return alone
     _check_queues(
         invocation,
         "node-is-quorum-critical",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from convoymq.cli.ctl.command import Invocation, Row, object_of
+from convoymq.cli.ctl.outputs import Text
 from convoymq.model.json import JsonObject
 
 PURPOSES = {
@@ -66,3 +67,12 @@ def alarms_of(invocation: Invocation) -> tuple[list[str], list[str]]:
 def nodes_of(invocation: Invocation) -> list[JsonObject]:
     """Returns all nodes of the cluster."""
     return invocation.get("nodes")
+
+
+def said_of_single_node(invocation: Invocation) -> Text | None:
+    """Returns what checks of a cluster say of a node that has no other one; None: it has."""
+    if len(nodes_of(invocation)) != 1:
+        return None
+    text = "seems to be the only one in a single node cluster, the check does not apply"
+    document: JsonObject = {"result": "ok", "message": f"Target node {text}"}
+    return Text(f"Node {invocation.node} {text}", document)

@@ -17,7 +17,7 @@ from convoymq.cli.ctl.command import (
 )
 from convoymq.cli.ctl.failures import UNAVAILABLE, Failure, Misused
 from convoymq.cli.ctl.formatting import rows_as
-from convoymq.cli.ctl.listeners import nodes_of
+from convoymq.cli.ctl.listeners import said_of_single_node
 from convoymq.cli.ctl.outputs import Output, Rows, Text
 from convoymq.model.json import JsonObject
 
@@ -138,10 +138,8 @@ def check_certificates(invocation: Invocation) -> Output:
 def check_mirrors(invocation: Invocation) -> Output:
     """Succeeds: no queue is mirrored."""
     node = invocation.node
-    if len(nodes_of(invocation)) == 1:
-        text = "seems to be the only one in a single node cluster, the check does not apply"
-        document: JsonObject = {"result": "ok", "message": f"Target node {text}"}
-        return Text(f"Node {node} {text}", document)
+    if (alone := said_of_single_node(invocation)) is not None:
+        return alone
     invocation.call("GET", "health/checks/node-is-mirror-sync-critical")
     text = f"Node {node} reported no classic mirrored queues without online synchronised mirrors"
     return Text(text, {"result": "ok"})
