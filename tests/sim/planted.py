@@ -665,6 +665,55 @@ def turn_ignores_others() -> None:
     _deliveries().assign = _assign(counts_others=False)
 
 
+def _consumer() -> Any:
+    from convoymq.queues.quorum.consumers import Consumer
+
+    return Consumer
+
+
+@plant("a turn is as long when its consumer settles slowly", "none", unaided=True)
+def slow_consumers_are_quick() -> None:
+    consumer = _consumer()
+    settled = consumer.settled
+
+    def planted(self: Any, messages: int, time_ms: int, version: int) -> None:
+        settled(self, messages, self.turn_ms, version)
+
+    consumer.settled = planted
+
+
+@plant("a consumer that holds messages for long is served as a quick one", "none", unaided=True)
+def stuck_consumers_are_quick() -> None:
+    _consumer().turn_of = lambda self, time_ms: self.turn_limit
+
+
+@plant("a turn does not end where what is settled at once is complete", "none", unaided=True)
+def batches_are_not_completed() -> None:
+    _consumer().missing_in_batch = lambda self: self.settled_at_once
+
+
+@plant("a turn that ran out of messages does not go on with the next one", "none", unaided=True)
+def turns_do_not_go_on() -> None:
+    deliveries = _deliveries()
+    assign = deliveries.assign
+
+    def planted(self: Any) -> None:
+        given = {id(c): c.next_id for c in self.consumers.all()}
+        assign(self)
+        for level in self.consumers.levels.values():
+            if level[0].next_id > given[id(level[0])]:
+                level.rotate(-1)
+
+    deliveries.assign = planted
+
+
+@plant("a snapshot forgets which consumers are quick", "crash,kill,membership")
+def quick_consumers_are_forgotten() -> None:
+    consumer = _consumer()
+    pack = consumer.pack
+    consumer.pack = lambda self, version: pack(self, min(version, 2))
+
+
 @plant("a consumer of low priority is served before one of high priority", "none", unaided=True)
 def priority_upside_down() -> None:
     consumers = _consumers()

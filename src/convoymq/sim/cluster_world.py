@@ -521,9 +521,9 @@ class ClusterWorld(World):
         if isinstance(fresh, Referee):
             assert isinstance(former, Referee)
             fresh.received = former.received
-            since = former.model.attributes_from
-            if since is not None and history and since <= history[-1][0]:
-                fresh.model.attributes_from = since
+            last = history[-1][0] if history else 0
+            since = former.model.since.items()
+            fresh.model.since = {version: at for version, at in since if at <= last}
         for entry in history:
             fresh.on_entry(*entry)
         if isinstance(fresh, Referee) and isinstance(former, Referee):

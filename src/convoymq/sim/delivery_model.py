@@ -60,6 +60,7 @@ LIMITS = (
 )
 TURN_MESSAGES_MAX = 256
 BUSY_TURN_MAX = 64
+QUICK_MS = 100
 SWEEP_MS = 100
 
 
@@ -93,8 +94,8 @@ class DeliveryModel(ReadyLines):
         """Bodies begin with what makes a message one of a kind."""
         self.limits = dict.fromkeys(LIMITS, -1)
         self.remembered = RememberedIds()
-        self.attributes_from: int | None = None
-        """The entry from which priorities and expirations mean something."""
+        self.since: dict[int, int] = {}
+        """Version of the machine -> the first entry that it applies."""
         self.scheduled: list[tuple[int, Key]] = []
         """(ready from, message) of what waits for a time, in this order."""
         self.refusing = False
@@ -220,6 +221,10 @@ class DeliveryModel(ReadyLines):
                 settled = held - len(consumer.held)
                 if kind == batch.CMD_SETTLE and settled and self._serves_attributes():
                     consumer.settled_at_once = settled
+                if kind == batch.CMD_SETTLE and settled and self._completes_batches():
+                    quick = self.time_ms - consumer.turn_ms <= QUICK_MS
+                    changed = consumer.quick_turn * (2 if quick else 0.5)
+                    consumer.quick_turn = min(max(int(changed), 1), BUSY_TURN_MAX)
         elif kind == batch.CMD_CHECKOUT:
             spec = decode_map(batch.command_body(data, offset), count)
             self._checkout(session, arg, cast(CheckoutSpec, spec))
@@ -361,8 +366,14 @@ class DeliveryModel(ReadyLines):
                 self._enter(message)
 
     def _serves_attributes(self) -> bool:
-        """Returns whether version 2 of the machine is in force."""
-        return self.attributes_from is not None and self.index >= self.attributes_from
+        return self.in_force(2)
+
+    def _completes_batches(self) -> bool:
+        return self.in_force(3)
+
+    def in_force(self, version: int) -> bool:
+        """Returns whether that version of the machine, or a later one, applies entries by now."""
+        return any(self.index >= at for known, at in self.since.items() if known >= version)
 
     def _delay_of(self, record: bytes) -> int:
         """For how long a message is to wait."""
@@ -693,10 +704,24 @@ class DeliveryModel(ReadyLines):
         ready = self._available()
         share = ready
         average = self._average_held()
+        batch_ends = False
         if len(rivals) > 1:
             share = min(max(ready // (TURN_SHARE * len(rivals)), 1), TURN_MESSAGES_MAX)
             # Who settles many at once gets as many at once, when all have as much to do.
-            share = max(share, min(average, consumer.settled_at_once, BUSY_TURN_MAX))
+            busy = min(average, consumer.settled_at_once, BUSY_TURN_MAX)
+            if self._completes_batches() and consumer.settled_at_once > share:
+                # Or when it is quick; and just so many that it can settle all that it holds.
+                if not consumer.held or self.time_ms - consumer.turn_ms <= QUICK_MS:
+                    busy = max(busy, consumer.quick_turn)
+                whole = consumer.settled_at_once
+                while whole <= len(consumer.held):
+                    whole += consumer.settled_at_once
+                busy = min(busy, whole - len(consumer.held))
+                batch_ends = busy >= share and len(consumer.held) + busy == whole
+            share = max(share, busy)
+        quick = consumer.quick_turn if self._completes_batches() else 0
+        if self._completes_batches():
+            consumer.turn_ms = self.time_ms
         given = 0
         while given < share and len(consumer.held) < consumer.window:
             if not self._has_ready():
@@ -710,11 +735,13 @@ class DeliveryModel(ReadyLines):
             self._expire()
             if message.place is not Place.HELD or len(consumer.held) > consumer.window:
                 self.fail(f"{name_of_consumer(consumer)} holds {len(consumer.held)}")
-        self._check_turn(consumer, given, ready, average)
-        if self._may_be_served(consumer):
-            self._stand_last(consumer)
-        else:
+        self._check_turn(consumer, given, ready, max(average, quick))
+        goes_on = batch_ends and given < share
+        consumer.goes_on = goes_on and self._may_be_served(consumer)
+        if not self._may_be_served(consumer):
             consumer.waits_since = 0
+        elif not goes_on:
+            self._stand_last(consumer)
 
     def _average_held(self) -> int:
         held = self.places[Place.HELD] + self.places[Place.RESERVED]
@@ -732,6 +759,8 @@ class DeliveryModel(ReadyLines):
                 self.fail(f"{me} was served, and {name_of_consumer(other)} has priority and credit")
             if other.priority == consumer.priority:
                 rivals += 1
+                if consumer.goes_on:
+                    continue  # the same turn goes on
                 other.passed[me] = other.passed.get(me, 0) + 1
                 if other.passed[me] > 1:
                     self.fail(f"{name_of_consumer(other)} has credit and saw two turns of {me}")

@@ -77,6 +77,7 @@ class Consumer:
     __slots__ = (
         "arrived",
         "cancelled",
+        "goes_on",
         "held",
         "lost",
         "next_id",
@@ -84,8 +85,10 @@ class Consumer:
         "number",
         "passed",
         "priority",
+        "quick_turn",
         "session",
         "settled_at_once",
+        "turn_ms",
         "waits_since",
         "window",
     )
@@ -101,6 +104,12 @@ class Consumer:
         self.held: dict[int, Message] = {}
         self.settled_at_once = 0
         """Messages of the last command by which it settled some; since version 2."""
+        self.quick_turn = 1
+        """What it may have at once since it settles quickly; since version 3."""
+        self.turn_ms = 0
+        """When it had its last turn."""
+        self.goes_on = False
+        """Its turn was not over when no message was left."""
         self.waits_since = 0
         """Since when it could be served and was not; 0 = it cannot be served."""
         self.arrived = 0

@@ -1,13 +1,15 @@
-"""Clusters whose nodes run two releases: all end with the next one, not all begin with it.
+"""Clusters whose nodes run two releases: all end with the later one, not all begin with it.
 
-The next release is synthetic. The next version of its quorum queue has one new command (MARK, which
-leaders propose), one changed rule (TICK counts as activity of the queue) and one new field of the
-snapshot (the number of marks). During the run nodes are upgraded one by one: the process is killed
-and comes back with the next release; what is left is upgraded when everything heals.
+A seed upgrades either to the present release, from one whose quorum queue has the version before
+its own, or from the present release to the next one. The next release is synthetic. The next
+version of its quorum queue has one new command (MARK, which leaders propose), one changed rule
+(TICK counts as activity of the queue) and one new field of the snapshot (the number of marks).
+During the run nodes are upgraded one by one: the process is killed and comes back with the later
+release; what is left is upgraded when everything heals.
 
-Checked beyond what every run checks: a replica of the present release never meets a version that it
+Checked beyond what every run checks: a replica of the earlier release never meets a version that it
 does not support (it would stop, which ends the run), replicas of both releases have equal states at
-equal indexes, and in the end the next version is in force everywhere.
+equal indexes, and in the end the later version is in force everywhere.
 
 Source: ADR 0016.
 """
@@ -32,6 +34,12 @@ DOWN_US_MAX = 500_000
 
 _KNOWN = [kind for kind in range(256) if COMMAND_TYPES[PRESENT][kind >> 3] >> (kind & 7) & 1]
 _TABLES = {**COMMAND_TYPES, NEXT: command_table([*_KNOWN, MARK])}
+
+
+class FormerMachine(WatchedMachine):
+    """The quorum queue's machine of a release that does not know its newest version."""
+
+    VERSION = PRESENT - 1
 
 
 class NextMachine(WatchedMachine):
@@ -81,16 +89,21 @@ class MixedNode(SimNode):
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, number)
-        self.release = PRESENT
+        self.is_upgraded = False
+
+    @property
+    def machine_class(self) -> type[WatchedMachine]:
+        """Returns the machine of the release that this node runs."""
+        return self.world.later if self.is_upgraded else self.world.earlier
 
     def make_machine(self, settings: Mapping[str, int], group: int) -> WatchedMachine:
         """Returns the machine of the release that this node runs."""
-        kind = NextMachine if self.release == NEXT else WatchedMachine
-        return kind(settings, self, group)
+        return self.machine_class(settings, self, group)
 
     def supports_of(self, peer: int) -> dict[str, tuple[int, int]]:
         """Returns what a running node's HELLO says of its machine versions."""
-        return {"quorum": (WatchedMachine.OLDEST_VERSION, self.world.nodes[peer].release)}
+        machine = self.world.nodes[peer].machine_class
+        return {"quorum": (machine.OLDEST_VERSION, machine.VERSION)}
 
     def _tick_queues(self) -> None:
         super()._tick_queues()
@@ -104,8 +117,12 @@ class MixedWorld(World):
 
     node_class = MixedNode
     nodes: dict[int, MixedNode]
+    earlier: type[WatchedMachine] = WatchedMachine
+    later: type[WatchedMachine] = NextMachine
 
     def _make_world(self) -> None:
+        if self.plan.seed % 2:
+            self.earlier, self.later = FormerMachine, WatchedMachine
         super()._make_world()
         for referee in self.referees.values():
             assert isinstance(referee, Referee)
@@ -113,7 +130,7 @@ class MixedWorld(World):
         for node in self.nodes.values():
             # Some clusters begin with a part of the nodes upgraded.
             if self.scheduler.chance(0.25):
-                node.release = NEXT
+                node.is_upgraded = True
 
     def _start_care(self) -> None:
         super()._start_care()
@@ -124,36 +141,36 @@ class MixedWorld(World):
         self.scheduler.after(delay_us, None, self._upgrade_some)
 
     def _upgrade_some(self) -> None:
-        waiting = [n for n in self.nodes.values() if n.alive and n.release == PRESENT]
+        waiting = [n for n in self.nodes.values() if n.alive and not n.is_upgraded]
         if waiting and not self.quiet:
             self._upgrade(self.scheduler.rng.choice(waiting))
             self._upgrade_later()
 
     def _upgrade(self, node: MixedNode) -> None:
         self.trace.fault("upgrade", node.name)
-        node.release = NEXT
+        node.is_upgraded = True
         self.crash(node, restart_us=self.scheduler.skewed(1_000, DOWN_US_MAX), keep=1.0)
 
     def _heal(self) -> None:
         super()._heal()
         for node in self.nodes.values():
-            if node.release == PRESENT:
+            if not node.is_upgraded:
                 if node.alive:
                     self._upgrade(node)
-                node.release = NEXT
+                node.is_upgraded = True
 
     def _final_checks(self) -> None:
         super()._final_checks()
         for group, place in self.places.items():
             for number in sorted(place.members):
                 machine = self.nodes[number].host.groups[group].machine
-                if machine.version != NEXT:
+                if machine.version != self.later.VERSION:
                     raise NotLive(f"group {group} on node {number} has version {machine.version}")
 
     def _unfinished(self) -> list[str]:
         waiting = super()._unfinished()
         for number, node in self.nodes.items():
             for group, replica in node.host.groups.items() if node.alive else ():
-                if replica.machine.version != NEXT:
+                if replica.machine.version != self.later.VERSION:
                     waiting.append(f"group {group} has an older version on node {number}")
         return waiting

@@ -231,9 +231,8 @@ class ChosenModel:
         """Follows an op; False: it is none of these."""
         if op["op"] not in OPS:
             return False
-        since = model.attributes_from
         reply: object = MALFORMED
-        if since is not None and model.index >= since:
+        if model.in_force(2):
             reply = self._reply(model, cast(ChosenOp, op))
         status = APPLIED_REJECTED if isinstance(reply, str) else APPLIED_OK
         model._answer(session, status, reply)

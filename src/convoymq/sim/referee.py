@@ -35,7 +35,6 @@ from convoymq.sim.delivery_parts import Key, Message, Place, name_of
 INVARIANTS_EVERY = 4
 """Entries of a run after which the machine checks itself."""
 DIFFERENCES_SHOWN = 3
-ATTRIBUTES_VERSION = 2
 OPEN_PLACES = (Place.READY, Place.WAITING, Place.HELD, Place.RESERVED)
 _REASONS = {
     Place.REJECTED: "rejected",
@@ -110,8 +109,7 @@ class Referee:
 
     def on_version(self, index: int, version: int) -> None:
         """An entry is applied by that version of the machine."""
-        if version >= ATTRIBUTES_VERSION and self.model.attributes_from is None:
-            self.model.attributes_from = index
+        self.model.since.setdefault(version, index)
 
     def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
         """A committed entry of commands, in order of the log."""

@@ -21,8 +21,13 @@ cdef class Consumer:
     cdef public uint64_t next_id
     cdef public CheckedOut checked_out
     cdef public int64_t settled_at_once
+    cdef public int64_t turn_limit
+    cdef public int64_t turn_ms
     @cython.locals(packed=list)
     cpdef list pack(self, int version)
+    cpdef settled(self, int64_t messages, int64_t time_ms, int version)
+    cpdef int64_t turn_of(self, int64_t time_ms) except? -1
+    cpdef int64_t missing_in_batch(self) except? -1
 
 cdef class Consumers:
     cdef public GroupMachine machine
@@ -35,3 +40,7 @@ cdef class Consumers:
     cpdef serve_last(self, Consumer consumer)
     cpdef serve_no_more(self, Consumer consumer)
     cpdef refresh(self, Consumer consumer)
+    @cython.locals(
+        oldest=uint64_t, session=QueueSession, consumer=Consumer, held=CheckedOut,
+    )
+    cpdef uint64_t oldest_live(self) except? 0

@@ -30,6 +30,7 @@ from convoymq.model import trace as words
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.quorum import runs, tracing
 from convoymq.queues.sessions import Packed, Session
+from convoymq.replication.machine import NEVER
 
 UP = 0
 WAITING = 1
@@ -39,6 +40,13 @@ POLLER = 4
 
 #: Window of a consumer that asks for no limit, and of no_ack (the channel settles as it sends).
 WINDOW_UNLIMITED = 2000
+
+#: The version since which a turn completes what its consumer settles at once (ADR 0003).
+BATCHES_SINCE = 3
+#: Where consumers are busy or quick, a turn is at most so many messages.
+BUSY_TURN_MAX = 64
+#: Who settles within this time of its last turn may have twice as many in its next one.
+QUICK_MS = 100
 
 CONSUMER_EXISTS = "consumer_exists"
 EXCLUSIVE = "exclusive"
@@ -60,6 +68,8 @@ class Consumer:
         "settled_at_once",
         "state",
         "tag",
+        "turn_limit",
+        "turn_ms",
         "window",
     )
 
@@ -78,6 +88,32 @@ class Consumer:
         self.checked_out = runs.CheckedOut()
         #: Messages of the last SETTLE that settled some; 0 in version 1.
         self.settled_at_once = 0
+        #: Messages that a turn of it may have since it settles quickly, 1 … BUSY_TURN_MAX; and the
+        #: logged time of its last turn. Both since version 3.
+        self.turn_limit = 1
+        self.turn_ms = 0
+
+    def settled(self, messages: int, time_ms: int, version: int) -> None:
+        """It settled some messages by one command."""
+        if version >= 2:
+            self.settled_at_once = messages
+        if version >= BATCHES_SINCE:
+            if time_ms - self.turn_ms <= QUICK_MS:
+                self.turn_limit = min(2 * self.turn_limit, BUSY_TURN_MAX)
+            else:
+                self.turn_limit = max(self.turn_limit // 2, 1)
+
+    def turn_of(self, time_ms: int) -> int:
+        """Returns `turn_limit`, and 0 of one that may be slow: it holds messages of a turn that is
+        over for longer than QUICK_MS."""
+        if self.checked_out.messages and time_ms - self.turn_ms > QUICK_MS:
+            return 0
+        return self.turn_limit
+
+    def missing_in_batch(self) -> int:
+        """Returns how many messages it lacks of as many as it settles at once, at least 1. It must
+        have settled some."""
+        return self.settled_at_once - self.checked_out.messages % self.settled_at_once
 
     def pack(self, version: int) -> list[object]:
         """Plain values for the snapshot."""
@@ -95,6 +131,8 @@ class Consumer:
         ]
         if version >= 2:
             packed.append(self.settled_at_once)
+        if version >= BATCHES_SINCE:
+            packed += [self.turn_limit, self.turn_ms]
         return packed
 
     def unpack(self, packed: list[Any]) -> None:
@@ -109,6 +147,8 @@ class Consumer:
         self.checked_out.unpack(packed[9])
         if len(packed) > 10:
             self.settled_at_once = packed[10]
+        if len(packed) > 11:
+            self.turn_limit, self.turn_ms = packed[11:13]
 
 
 class QueueSession(Session):
@@ -366,6 +406,17 @@ class Consumers:
         """Returns every consumer, pollers and cancelled ones too."""
         sessions = self.machine.sessions.values()
         return [consumer for session in sessions for consumer in session.consumers.values()]
+
+    def oldest_live(self) -> int:
+        """Returns the first entry index of what consumers hold, NEVER when they hold nothing. It is
+        asked for again and again, with thousands of consumers."""
+        oldest = NEVER
+        for session in self.machine.sessions.values():
+            for consumer in session.consumers.values():
+                held = consumer.checked_out
+                if held.messages:
+                    oldest = min(oldest, held.first_index())
+        return oldest
 
     def find(self, session: int, number: int) -> Consumer | None:
         """Returns a consumer of a session; None when it is unknown."""

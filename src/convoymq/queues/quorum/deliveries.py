@@ -14,6 +14,9 @@ Returns: to the end of `returned`, which is served before fresh messages. Withou
 what a client gives back unfailed goes to the tail instead, behind all that is in the queue by then.
 The setting `requeue_position` says otherwise (`Backlog.give_back`).
 
+Turns (`assign`): see ADR 0003. Since version 3 a turn ends where the consumer's batch is complete,
+the messages that it settles at once, if it is quick enough to be given that many.
+
 Invariants: after `assign` there is no message to serve or nobody to serve; nothing that has expired
 is handed out.
 """
@@ -31,16 +34,18 @@ from convoymq.queues.quorum.backlog import (
     REJECTED,
     Backlog,
 )
-from convoymq.queues.quorum.consumers import Consumer, Consumers
+from convoymq.queues.quorum.consumers import (
+    BATCHES_SINCE,
+    BUSY_TURN_MAX,
+    Consumer,
+    Consumers,
+)
 from convoymq.queues.quorum.dead_letters import DeadLetters
 from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_REFUSING
 
 #: A turn of one of n consumers is 1/(16 n) of the ready messages, 1 … TURN_MESSAGES_MAX (ADR 0003).
 TURN_DIVISOR = 16
 TURN_MESSAGES_MAX = 256
-#: Where consumers are busy, a turn is at least as many as they hold on average, of one that settles
-#: as many at once; at most so many.
-BUSY_TURN_MAX = 64
 
 SETTLE = batch.CMD_SETTLE
 RETURN = batch.CMD_RETURN
@@ -76,20 +81,35 @@ class Deliveries:
             consumer = level.popleft()
             others = len(level)
             turn = consumer.window - consumer.checked_out.messages
+            completes = False
             if others:
                 fair = ready // (TURN_DIVISOR * (others + 1))
                 fair = min(max(fair, 1), TURN_MESSAGES_MAX)
                 if fair < consumer.settled_at_once:
                     busy = min(backlog.unacked // consumers.count, BUSY_TURN_MAX)
-                    fair = max(fair, min(busy, consumer.settled_at_once))
+                    if self.machine.version < BATCHES_SINCE:
+                        fair = max(fair, min(busy, consumer.settled_at_once))
+                    else:
+                        missing = consumer.missing_in_batch()
+                        busy = min(max(busy, consumer.turn_of(self.machine.time_ms)), missing)
+                        if busy >= fair:
+                            fair = busy
+                            completes = busy == missing
                 turn = min(turn, fair)
             assert turn > 0, "a consumer without credit is in the service queue"
+            if self.machine.version >= BATCHES_SINCE:
+                consumer.turn_ms = self.machine.time_ms
             while turn and ready:
                 taken = self.hand_out(consumer, turn, True)
                 turn -= taken
                 ready = ready - taken if not backlog.timed else backlog.ready()
             if consumer.window > consumer.checked_out.messages:
-                level.append(consumer)
+                if completes and turn:
+                    # What the consumer settles at once is to be complete before the next one's
+                    # turn, or it waits in pieces for a whole round.
+                    level.appendleft(consumer)
+                else:
+                    level.append(consumer)
             else:
                 consumer.queued = False
                 if not others:

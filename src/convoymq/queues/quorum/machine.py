@@ -108,6 +108,7 @@ _SINCE_VERSION_1 = (
 COMMAND_TYPES = {
     1: supported.command_table(_SINCE_VERSION_1),
     2: supported.command_table((*_SINCE_VERSION_1, batch.CMD_CONFIG)),
+    3: supported.command_table((*_SINCE_VERSION_1, batch.CMD_CONFIG)),
 }
 
 
@@ -116,7 +117,7 @@ class QuorumMachine(GroupMachine):
     settings."""
 
     KIND = "quorum"
-    VERSION = 2
+    VERSION = 3
     OLDEST_VERSION = 1
     SNAPSHOT_FORMAT = snapshot.FORMAT
 
@@ -334,8 +335,8 @@ class QuorumMachine(GroupMachine):
                 for i in range(0, len(ranges), 2):
                     deliveries.release(consumer, kind, failed, ranges[i], ranges[i + 1])
                 settled -= consumer.checked_out.messages
-                if settled and kind == SETTLE and self.version >= 2:
-                    consumer.settled_at_once = settled
+                if settled and kind == SETTLE:
+                    consumer.settled(settled, self.time_ms, self.version)
                 self.consumers.refresh(consumer)
             self._applied(session)
         elif kind == GET:
@@ -618,8 +619,10 @@ class QuorumMachine(GroupMachine):
         return not self.backlog.stored()
 
     def _held(self) -> list[runs.CheckedOut]:
-        held = [consumer.checked_out for consumer in self.consumers.all()]
-        held += [each.held for each in self.reservations.by_name.values()]
+        return [consumer.checked_out for consumer in self.consumers.all()] + self._held_by_others()
+
+    def _held_by_others(self) -> list[runs.CheckedOut]:
+        held = [each.held for each in self.reservations.by_name.values()]
         held += self.operations.held()
         held.append(self.dead_letters.held)
         return held
@@ -633,7 +636,8 @@ class QuorumMachine(GroupMachine):
 
     def oldest_live(self) -> int:
         """Nearly the first of `live_ranges`: messages that came back may lie before it."""
-        return int(self.backlog.oldest_live(self._elsewhere()))
+        oldest = self.backlog.oldest_live([*self._held_by_others(), self.waiting])
+        return int(min(oldest, self.consumers.oldest_live()))
 
     def resend(self, session_node: int) -> None:
         """Appends the effects that bring the clients of a node up to date (Machine.resend)."""

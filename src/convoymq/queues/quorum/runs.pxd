@@ -96,5 +96,6 @@ cdef class CheckedOut:
         marked=bint, mark=uint64_t,
     )
     cpdef list remove(self, uint64_t first_id, uint64_t last_id)
+    cpdef uint64_t first_index(self) except? 0
     @cython.locals(head=Py_ssize_t)
     cdef _tidy(self)

@@ -55,7 +55,7 @@ def turns(queue: Queue) -> list[int]:
     return [e[7] for e in queue.step() if e[0] == EFFECT_DELIVER]
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_busy_consumers_that_settle_many_at_once_get_as_many_at_once(version: int) -> None:
     queue = Queue()
     queue.machine.set_version(version)
@@ -68,12 +68,12 @@ def test_busy_consumers_that_settle_many_at_once_get_as_many_at_once(version: in
     queue.step()
     # They hold 20 each, and have settled 10 each with one command.
     queue.log.publish(A, [1] * 35)
-    assert turns(queue) == ([10, 10, 10, 5] if version == 2 else [1] * 35)
+    assert turns(queue) == ([10, 10, 10, 5] if version >= 2 else [1] * 35)
     copy = type(queue.machine)()
     copy.restore(queue.machine.snapshot())
     assert copy.state_hash() == queue.machine.state_hash()
     packed = {len(packed) for session in copy._pack()["sessions"] for packed in session[3]}  # type: ignore[attr-defined]
-    assert packed == {11 if version == 2 else 10}
+    assert packed == {{1: 10, 2: 11, 3: 13}[version]}
 
 
 def test_consumers_that_hold_little_get_message_by_message() -> None:
@@ -101,6 +101,76 @@ def test_consumers_that_hold_little_get_message_by_message() -> None:
     queue.step()
     queue.log.publish(A, [1] * 8)
     assert turns(queue) == [1] * 8
+
+
+def quick_consumers(settled_after_ms: int = 1) -> Queue:
+    """Two consumers that hold nothing, and have settled 8 each with one command three times, so
+    long after their last turn."""
+    queue = Queue()
+    queue.machine.set_version(3)
+    for session in (A, B):
+        queue.log.checkout(session, 1, 1000)
+    for k in range(3):
+        queue.log.publish(A, [1] * 16)
+        queue.step()
+        for session in (A, B):
+            queue.log.settle(session, 1, 8 * k, 8 * k + 7)
+        queue.step(settled_after_ms)
+    return queue
+
+
+def dealt(queue: Queue) -> list[tuple[int, int]]:
+    """(session, messages) of each delivery of a step."""
+    return [(e[1], e[7]) for e in queue.step() if e[0] == EFFECT_DELIVER]
+
+
+def test_who_settles_quickly_is_given_what_it_settles_at_once() -> None:
+    """Twice as many each time, and never more than completes its batch."""
+    queue = quick_consumers()
+    queue.log.publish(A, [1] * 20)
+    assert dealt(queue) == [(A, 8), (B, 8), (A, 4)]
+
+
+def test_who_settles_slowly_is_given_one_by_one() -> None:
+    queue = quick_consumers(settled_after_ms=101)
+    queue.log.publish(A, [1] * 4)
+    assert dealt(queue) == [(A, 1), (B, 1), (A, 1), (B, 1)]
+
+
+def test_a_turn_goes_on_when_messages_come_until_the_batch_is_complete() -> None:
+    """So it is settled as a whole, and not in pieces with the next turns of all others between."""
+    queue = quick_consumers()
+    queue.log.publish(A, [1] * 3)
+    assert dealt(queue) == [(A, 3)]
+    copy = type(queue.machine)()
+    copy.restore(queue.machine.snapshot())
+    assert copy.consumers.service_queue() == [(A, 1), (B, 1)]
+    queue.log.publish(A, [1] * 11)
+    assert dealt(queue) == [(A, 5), (B, 6)]
+    queue.log.publish(A, [1] * 3)
+    assert dealt(queue) == [(B, 2), (A, 1)]
+
+
+def test_who_holds_messages_for_long_is_given_one_by_one() -> None:
+    """However quick it was before: it may be stuck."""
+    queue = quick_consumers()
+    queue.log.publish(A, [1] * 2)
+    assert dealt(queue) == [(A, 2)]
+    queue.step(100)
+    queue.log.publish(A, [1] * 4)
+    # A has not settled its two for 101 ms; B holds nothing.
+    assert dealt(queue) == [(A, 1), (B, 3)]
+
+
+def test_a_slow_settle_halves_the_turn() -> None:
+    queue = quick_consumers()
+    queue.log.publish(A, [1] * 16)
+    assert turns(queue) == [8, 8]
+    for session in (A, B):
+        queue.log.settle(session, 1, 24, 31)
+    queue.step(101)
+    queue.log.publish(A, [1] * 8)
+    assert dealt(queue) == [(A, 4), (B, 4)]
 
 
 @pytest.mark.parametrize(
