@@ -26,7 +26,10 @@ RECOVERIES_KEPT = 8
 """Recoveries from a lost majority that the tree remembers: the newest. Queues that an older one cut
 short are not filled up by themselves any more."""
 STARTS_UNSEEN = 1 << 16
-"""So many times at most may a node have started in what a lost majority took with it."""
+"""So many times at most may a node have started and the tree not know of it: in what a lost
+majority took with it, or with a data directory that is gone, out of the metadata group's reach."""
+COUNTS_UNSEEN_SINCE = 3
+"""The version of the metadata machine since which a lost directory counts as that many starts."""
 
 
 class Nodes:
@@ -71,7 +74,7 @@ class Nodes:
             known = Joined(
                 directory=command.directory,
                 asked=command.incarnation,
-                granted=max(command.incarnation, self._tree.incarnations.get(node, 0) + 1),
+                granted=max(command.incarnation, self._next_incarnation(command)),
                 role=role if node in command.members else JOIN_LEARNER,
             )
             self._tree.joins[node] = known
@@ -86,6 +89,17 @@ class Nodes:
             "incarnation": known.granted,
             "cluster_id": self._tree.cluster_id,
         }
+
+    def _next_incarnation(self, command: Join) -> int:
+        """Returns an incarnation above all that a node ever had: queues may have heard of later
+        ones than the tree, and never take sessions of an earlier one."""
+        last = self._tree.incarnations.get(command.id)
+        if last is None:
+            return 1
+        is_counted = self._tree.directories.get(command.id) == command.directory
+        if is_counted or self._tree.version < COUNTS_UNSEEN_SINCE:
+            return last + 1
+        return last + STARTS_UNSEEN
 
     def put(self, command: PutNode) -> bool:
         """Records a node that has started. Raises PreconditionFailed."""

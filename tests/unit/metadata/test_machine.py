@@ -303,6 +303,17 @@ def test_the_tree_says_as_what_a_node_joins(tree: Tree) -> None:
     assert tree.do(join(4, "e", 2, members=members))["role"] == "wiped"
 
 
+def test_a_lost_directory_had_starts_that_the_tree_does_not_know_of(tree: Tree) -> None:
+    """Queues may have heard of them: they take no sessions of an earlier incarnation."""
+    tree.machine.set_version(3)
+    supports = {"metadata": (1, 3)}
+    tree.do(put(3, "c", 5))
+    assert tree.do(join(3, "d", supports=supports))["incarnation"] == 5 + STARTS_UNSEEN
+    again = tree.do(join(3, "d", 2, supports=supports))
+    assert again["incarnation"] == 6 + STARTS_UNSEEN, "its directory counts its starts"
+    assert tree.do(join(4, "e", supports=supports))["incarnation"] == 1, "a new node"
+
+
 def test_a_member_that_was_let_in_before_is_never_a_founder_again(tree: Tree) -> None:
     tree.do(join(4, "a"))
     # It may have got a vote, and lost it, before it told its addresses.
