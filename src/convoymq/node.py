@@ -417,8 +417,9 @@ class Node:
                 self._call_soon(self._round)
 
     def run_input(self, read: Callable[[], None]) -> None:
-        """Reads a connection. When the loop has slept before, nothing else is likely to be ready:
-        the round ends here instead of in a turn of the loop of its own."""
+        """Reads a connection, or does what a timer is for. When the loop has slept before, nothing
+        else is likely to be ready: the round ends here instead of in a turn of the loop of its
+        own."""
         due = self._scheduled
         if due:
             read()
@@ -451,7 +452,8 @@ class Node:
         self._ended_ns = time.monotonic_ns()
 
     def _tick(self) -> None:
-        self._timer = self._loop.call_later(until_beat(self._loop.time(), TICK_S), self._tick)
+        delay_s = until_beat(self._loop.time(), TICK_S)
+        self._timer = self._loop.call_later(delay_s, self.run_input, self._tick)
         self.clock.settle()
         self.host.tick()
         self._ticks += 1

@@ -177,6 +177,24 @@ async def test_a_closed_peer_is_down_at_once_and_nothing_more_is_known() -> None
             await until(lambda: one.frames)
 
 
+async def test_a_node_whose_address_fails_is_linked_by_another_one() -> None:
+    """No address is dialled while a connection stands, and every one when it is lost."""
+    where = addresses(2)
+    one, two = Node(1, where), Node(2, where)
+    async with one.links, two.links:
+        await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+        dialler = one.links.dialler
+        dialler.add(Address("localhost", where[1].port, 2))
+        first = dialler.dials[f"127.0.0.1:{where[1].port}"]
+        first.address = Address("127.0.0.1", single_port(), 2)
+        outward = one.links.peers[2].outward
+        assert outward is not None
+        two.links.drop(two.links.peers[1], "for a test")
+        await until(lambda: first.last_error)
+        await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+        assert one.links.peers[2].outward is not outward
+
+
 @pytest.mark.provokes("link.dropped")
 async def test_a_node_that_says_goodbye_is_gone() -> None:
     where = addresses(2)

@@ -67,7 +67,7 @@ class Dialler:
         links = self.links
         backoff = BACKOFF_MIN_S
         while links.running:
-            peer = links.peers.get(dial.node) if dial.node else None
+            peer = self._peer_of(dial)
             # A forgotten node is not dialled before it has come by itself, with nothing.
             wanted = dial.node not in links.forgotten or (peer is not None and peer.inward)
             if wanted and (peer is None or peer.outward is None):
@@ -87,10 +87,19 @@ class Dialler:
             else:
                 backoff = BACKOFF_MAX_S
             dial.wake.clear()
+            peer = self._peer_of(dial)
+            if peer is not None and peer.outward is not None:
+                # Whoever loses the connection wakes this dial.
+                await dial.wake.wait()
+                backoff = BACKOFF_MIN_S
+                continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(dial.wake.wait(), backoff)
                 backoff = BACKOFF_MIN_S / 2
             backoff = min(backoff * 2, BACKOFF_MAX_S)
+
+    def _peer_of(self, dial: Dial) -> Peer | None:
+        return self.links.peers.get(dial.node) if dial.node else None
 
     async def _dial(self, dial: Dial) -> tuple[Connection | None, Handshake | None, str]:
         """One attempt: (connection, finished handshake, "") or (None, None, reason)."""

@@ -99,7 +99,7 @@ class Links:
         events: told about frames and peers.
         on_dirty: called when something was sent: call `flush` at the end of the round.
         log: a structlog logger.
-        run_input: calls what reads a connection, in place of the loop.
+        run_input: calls what reads a connection, and what the timer is for, in place of the loop.
         supports, release: told to the peers; the range of link protocols is added.
         backlog: connections that the system accepts ahead of the node.
     """
@@ -379,8 +379,10 @@ class Links:
     # -- liveness ---------------------------------------------------------------------------
 
     def _next_tick(self) -> asyncio.TimerHandle:
-        loop = self.loop
-        return loop.call_later(until_beat(loop.time(), self.config.heartbeat_ms / 1000), self._tick)
+        delay_s = until_beat(self.loop.time(), self.config.heartbeat_ms / 1000)
+        if self.run_input is None:
+            return self.loop.call_later(delay_s, self._tick)
+        return self.loop.call_later(delay_s, self.run_input, self._tick)
 
     def _tick(self) -> None:
         self._timer = self._next_tick()
@@ -739,7 +741,9 @@ class Links:
                 self.log.info("link.lost", peer=peer.node, direction="out", reason=reason)
                 peer.outward = None
                 self._evaluate(peer)
+                # By this address or another one of the node.
                 dial.wake.set()
+                self.dialler.wake(peer)
 
         def frames(_received: list[bytes]) -> None:
             lost("frames on the wrong connection")
