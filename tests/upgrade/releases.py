@@ -22,7 +22,9 @@ CACHE = ROOT / "build" / "releases"
 KERNELS = Path("src/convoymq/kernels")
 
 PREVIOUS = "90f418b18f263110771ba457e08ca03832224b2d"
-"""The commit that rolling upgrades start from."""
+"""The commit of 0.2.0, which rolling upgrades start from."""
+NEWEST = "f31bcab9b4507c4addb3668f9a20f7c0791c3312"
+"""The commit of 0.3.0, whose quorum queues have version 2."""
 
 
 def source_of(commit: str) -> Path:

@@ -1,4 +1,4 @@
-"""A cluster of an earlier release becomes one of the next release, node by node, under load."""
+"""Clusters of earlier releases become clusters of later ones, node by node, under load."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from convoymq.metadata.machine import MetadataMachine
+from convoymq.queues.quorum.machine import QuorumMachine
 from tests.faults.conftest import TEST_TIME_LIMIT_S as TEST_TIME_LIMIT_S
 from tests.faults.traffic import Traffic, declare, in_step, log_has, until
 from tests.ports import cluster_ports
@@ -61,3 +62,24 @@ def test_node_by_node_under_load_and_not_back(cluster: MixedCluster) -> None:
     cluster.start_node(2)
     cluster.wait_ready()
     until(lambda: equal_states(cluster), "the replicas do not come to rest")
+
+
+def test_from_the_newest_release_to_this_one(tmp_path: Path) -> None:
+    """Queues whose machines have a version between the first and the newest."""
+    old = releases.source_of(releases.NEWEST)
+    with MixedCluster(tmp_path / "cluster", BASE_PORT, old) as cluster:
+        cluster.wait_ready()
+        declare(cluster, 1, QUEUE, {"x-delivery-limit": 1000})
+        every = [(1, 2, 3), (2, 3, 1), (3, 1, 2)]
+        with Traffic(cluster, QUEUE, publish_at=(1, 2, 3), consume_at=every) as traffic:
+            until(lambda: cluster.versions("quorum") == {2}, "the version was not raised")
+            for number in (1, 2, 3):
+                traffic.goes_on(300)
+                assert cluster.versions("quorum") == {2}
+                cluster.upgrade(number)
+            newest = {QuorumMachine.VERSION}
+            until(lambda: cluster.versions("quorum") == newest, "the version was not raised")
+            traffic.goes_on(300)
+            traffic.finish()
+        in_step(cluster)
+        until(lambda: equal_states(cluster), "the replicas do not come to rest")
