@@ -376,8 +376,7 @@ class Coordinator:
         if not self.all_drained(sources):
             return
         for pid in sources:
-            if not self._is_left(pid):
-                self._tell(pid, HandOver(self.state.name, self.state.group_epoch), now_ms)
+            self._have_handed_over(pid, now_ms)
         if not all(self._is_left(pid) for pid in sources):
             return
         targets = self.lineage.targets(version)
@@ -387,6 +386,12 @@ class Coordinator:
         opened = all(self._is_gone(pid) or pid in self.known.opened for pid in targets)
         if opened and version == self.state.cv:
             self._propose(Advance(self.state.group_epoch, version, version + 1), now_ms)
+
+    def _have_handed_over(self, pid: int, now_ms: int) -> None:
+        """Unless the group left the source. What was skipped hands nothing over, whatever its own
+        parents do: it is read late, and its targets begin without it."""
+        if not (self._is_left(pid) or self._is_gone(pid) or pid in self.state.skipped):
+            self._tell(pid, HandOver(self.state.name, self.state.group_epoch), now_ms)
 
     def _hear(self, pid: int, now_ms: int) -> None:
         """A partition has answered. It counts for those that are waited for."""
@@ -466,11 +471,9 @@ class Coordinator:
         if partition.is_in(state.start_version):
             command = OpenCursor(state.name, state.group_epoch, state.starts.get(pid, 0))
         else:
-            missing = [parent for parent in partition.parents if not self._is_left(parent)]
-            for parent in missing:
-                if not self._is_gone(parent):
-                    self._tell(parent, HandOver(state.name, state.group_epoch), now_ms)
-            if missing:
+            for parent in partition.parents:
+                self._have_handed_over(parent, now_ms)
+            if not self._may_read(pid):
                 return
             handed = self.known.handed
             states = tuple(handed[parent] for parent in partition.parents if parent in handed)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from convoymq.topics.answers import Answer, HandOverAnswer, LossAnswer
-from convoymq.topics.changes import Phase, Seal, plan_merge, plan_split
-from convoymq.topics.commands import AcceptLoss, Lease, OpenCursor
+from convoymq.topics.changes import Phase, Seal, plan_merge, plan_move, plan_split
+from convoymq.topics.commands import AcceptLoss, HandOver, Lease, OpenCursor
 from convoymq.topics.coordinator import (
     AskDrained,
     Coordinator,
@@ -31,7 +31,7 @@ from convoymq.topics.group import (
     Skip,
 )
 from convoymq.topics.heartbeats import Heartbeat
-from convoymq.topics.lineage import Lineage
+from convoymq.topics.lineage import Lineage, Mode
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import first_route
 from convoymq.topics.topic import TopicState
@@ -218,3 +218,27 @@ def test_a_drained_source_that_nobody_asks_is_not_silent() -> None:
     core.step(4_100)
     skipped = [a.command for a in core.take_actions() if isinstance(a, Propose)]
     assert skipped == [Skip(0, 1, 8), Skip(1, 1, 8)]
+
+
+def test_what_was_skipped_is_told_to_hand_nothing_over() -> None:
+    """Of a coordinator that does not know yet that its parent was handed over: what it froze there
+    would never be read late."""
+    topic = TopicState.first(first_route(4, 1))
+    for pid, end in ((0, 8), (1, 4)):
+        change = plan_move(topic.lineage.latest, pid, pid + 1, f"c{pid}")
+        seal = {pid: Seal(end, DedupTable().pack())}
+        topic.lineage.apply(replace(change, phase=Phase.PUBLISHED, seals=seal), published_at=0)
+    state = GroupState.first("g", 0, {}, Mode.DAG)
+    assert state.apply(Skip(1, 1, 4), latest=2)
+    core = Coordinator(state, topic.lineage, 0, weak=WeakRules(1_000, 400))
+    core.on_drained(0, 1, 10)
+    core.on_drained(1, 1, 20)
+    core.step(30)
+    told = [(a.pid, a.command) for a in core.take_actions() if isinstance(a, Tell)]
+    assert (0, HandOver("g", 1)) in told
+    assert (1, HandOver("g", 1)) not in told
+    core.on_answer(0, HandOver("g", 1), HandOverAnswer(Code.OK, b"[[],[]]"), 40)
+    core.step(50)
+    told = [(a.pid, a.command) for a in core.take_actions() if isinstance(a, Tell)]
+    assert (2, OpenCursor("g", 1)) in told
+    assert (1, HandOver("g", 1)) not in told
