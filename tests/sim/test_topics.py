@@ -97,6 +97,19 @@ def test_parked_keys_of_what_was_skipped_hold_nothing_up_behind_it(seed: int) ->
     assert result.failure is None, result.detail
 
 
+def test_what_is_parked_in_what_was_skipped_goes_with_it() -> None:
+    """It was deleted while the group had expired. The referee knew that of what is stored there,
+    and not of what was handed over to it."""
+    result = run_topic_seed(33004048)
+    assert result.failure is None, result.detail
+
+
+def test_what_was_skipped_hands_nothing_over() -> None:
+    """A coordinator that did not know yet what came before it froze a parked key there."""
+    result = run_topic_seed(33006664)
+    assert result.failure is None, result.detail
+
+
 def test_one_seed_gives_one_trace() -> None:
     lines: list[str] = []
     again: list[str] = []

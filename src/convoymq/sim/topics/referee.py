@@ -259,6 +259,10 @@ class Referee:
         if kept:
             self.say("A5", f"{event}: its parents {kept} are kept")
         self.deleted.add(event.pid)
+        for reader in self.gens.items():
+            if event.pid in self.missing[reader]:
+                # What is parked there never comes: the record of the skip says so.
+                self._set_aside(reader, event.pid, self.doubtful)
 
     # Groups: A6 to A13
 
