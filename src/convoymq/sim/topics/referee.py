@@ -358,9 +358,12 @@ class Referee:
         )
 
     def _out_of_reach(self, reader: Reader) -> dict[int, int]:
-        """Returns parked messages, and the version that created the partition behind which they
-        are out of reach."""
-        return {**self.aside[reader], **self.doubtful[reader]}
+        """Returns parked messages, and the version that created the first partition behind which
+        they are out of reach."""
+        found = dict(self.aside[reader])
+        for msg, version in self.doubtful[reader].items():
+            found[msg] = min(version, found.get(msg, version))
+        return found
 
     def _check_parked(self, event: events.Deliver) -> None:
         """A12: only the head of a parked key is delivered."""
