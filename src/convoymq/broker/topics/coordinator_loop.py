@@ -34,7 +34,7 @@ from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, Unavailable
 from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.routing.policies import topic_settings
-from convoymq.topics.answers import Answer, HandOverAnswer, LossAnswer
+from convoymq.topics.answers import Answer, CursorAnswer, HandOverAnswer, LossAnswer
 from convoymq.topics.commands import Lease
 from convoymq.topics.coordinator import (
     AskDrained,
@@ -325,7 +325,7 @@ class GroupCoordinators:
         if isinstance(outcome, Answer) and isinstance(tell.command, Lease):
             self._leased(seat, tell.pid, outcome)
         if self._seats.get(seat.name) is seat and isinstance(
-            outcome, Answer | HandOverAnswer | LossAnswer
+            outcome, Answer | CursorAnswer | HandOverAnswer | LossAnswer
         ):
             seat.core.on_answer(tell.pid, tell.command, outcome, self._clock.monotonic_ms())
             self._perform(seat)
