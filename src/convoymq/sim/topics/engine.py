@@ -55,6 +55,8 @@ class Network:
         self.engine = engine
         self.loss = loss
         self.repeat = repeat
+        self.mute: set[Hashable] = set()
+        """Links on which everything is lost."""
         self.lost = 0
         self.repeated = 0
         self._last: dict[Hashable, int] = {}
@@ -62,12 +64,13 @@ class Network:
     def heal(self) -> None:
         """Nothing is lost or repeated any more."""
         self.loss = self.repeat = 0.0
+        self.mute.clear()
 
     def send(self, link: Hashable, call: Callable[..., None], *arguments: object) -> None:
         """Delivers after a latency, behind what is on the link already."""
         engine = self.engine
         roll = engine.random.random()
-        if roll < self.loss:
+        if roll < self.loss or link in self.mute:
             self.lost += 1
             return
         latency = 1 + int(engine.random.random() ** 2 * LATENCY_MS_MAX)

@@ -74,6 +74,7 @@ class Operations:
             "lanes": (50, 200, self._change_lanes),
             "expire": (200, 500, self._abandon_group),
             "forget": (40, 160, self._forget_producers),
+            "mute": (40, 160, self._mute),
         }
         for kind, (low, high, call) in faults.items():
             if plan.has(kind):
@@ -285,6 +286,21 @@ class Operations:
     @staticmethod
     def _hear(partition: SimPartition) -> None:
         partition.silent = False
+
+    def _mute(self) -> None:
+        """A source that a group has before it is not heard by the group's coordinator."""
+        metadata = self.world.metadata
+        seat = self.engine.random.choice(list(metadata.groups.values()))
+        ahead = [
+            pid
+            for pid, partition in metadata.topic.lineage.partitions.items()
+            if (partition.sealed_version or 0) > seat.state.cv
+        ]
+        if self.world.chaos and ahead:
+            link = (self.engine.random.choice(ahead), seat.state.name)
+            self.world.fault("mute", f"{link[0]} to {link[1]}")
+            self.world.network.mute.add(link)
+            self.engine.after(self.engine.draw(60, 400), self.world.network.mute.discard, link)
 
     def _trim(self) -> None:
         partition = self._draw_partition(newest=False)
