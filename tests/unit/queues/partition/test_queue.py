@@ -309,7 +309,7 @@ def test_an_answer_that_is_lost_is_asked_for_again() -> None:
     # Its answer says that both are applied.
     cluster.nodes[4].queue.tell(c.Lease("g", 1, 1, "m"), later)
     cluster.run()
-    assert told.found == later.found == Answer(Code.OK)
+    assert (told.found, later.found) == (CursorAnswer(Code.OK), Answer(Code.OK))
 
 
 def test_commands_survive_the_end_of_their_session() -> None:
