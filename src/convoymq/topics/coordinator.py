@@ -19,7 +19,8 @@ A coordinator of a weak topic prefers going on to waiting, and says what that co
 
     silent member      its partitions are given to others after `lost_ms`, before its leases end
     silent source      Skip is recorded after `wait_ms`, at once where it was sealed from outside,
-                       and the change is taken without it; when it answers again it is read late,
+                       and the change is taken without it, and so the one that leads to it where it
+                       fell silent before that; when it answers again it is read late,
                        and Recover is recorded at its end; what it had handed over, unheard, and no
                        target began with, it has again
     expired messages   Lose is recorded, then the partition passes over them
@@ -119,7 +120,7 @@ class Known:
     fenced: dict[int, int] = field(default_factory=dict)
     """Lease epochs that they have refused: see `partition.GroupCursor.fenced`."""
     heard_ms: dict[int, int] = field(default_factory=dict)
-    """Times at which sources of changes ahead answered last, or were waited for first."""
+    """Times at which partitions of changes ahead answered last, or were waited for first."""
     late: set[int] = field(default_factory=set)
     """Skipped partitions that answer again."""
     read_late: set[int] = field(default_factory=set)
@@ -275,6 +276,8 @@ class Coordinator:
             case OpenCursor() if isinstance(answer, CursorAnswer) and answer.code is Code.OK:
                 known.opened.add(pid)
                 known.without[pid] = answer.without
+                # As a source it is waited for anew.
+                known.heard_ms.pop(pid, None)
                 if command.taken is not None:
                     known.returned.add(pid)
             case Lease() if answer.code is Code.OK:
@@ -391,7 +394,10 @@ class Coordinator:
         for pid in targets:
             if pid not in self.known.opened and not self._is_gone(pid):
                 self._open(pid, now_ms)
-        opened = all(self._is_gone(pid) or pid in self.known.opened for pid in targets)
+                if self.lineage.partition(pid).is_closed:
+                    self._skip_silent(pid, now_ms)
+        passable = self.known.opened | self.state.skipped
+        opened = all(self._is_gone(pid) or pid in passable for pid in targets)
         if opened and version == self.state.cv:
             self._propose(Advance(self.state.group_epoch, version, version + 1), now_ms)
 

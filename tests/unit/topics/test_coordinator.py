@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from convoymq.topics.answers import Answer, CursorAnswer, HandOverAnswer, LossAnswer
-from convoymq.topics.changes import Phase, Seal, plan_merge, plan_move, plan_split
+from convoymq.topics.changes import Change, Phase, Seal, plan_merge, plan_move, plan_split
 from convoymq.topics.commands import AcceptLoss, HandOver, Lease, OpenCursor
 from convoymq.topics.coordinator import (
     AskDrained,
@@ -295,3 +295,58 @@ def test_what_a_lost_target_began_with_comes_back() -> None:
     weak.core.on_undrained(0, 1, 10)
     weak.core.on_answer(2, OpenCursor("g", 1), CursorAnswer(Code.OK), 20)
     assert OpenCursor("g", 1, taken=((2, 4),)) in weak.step(300)
+
+
+def test_a_weak_group_goes_on_without_a_closed_target_that_it_has_not_opened() -> None:
+    """It is behind: the target took messages, and was sealed from outside when it fell silent."""
+    topic = TopicState.first(first_route(4, 1))
+    for pid, end in ((0, 8), (1, None)):
+        change = plan_move(topic.lineage.latest, pid, pid + 1, f"c{pid}")
+        seal = {pid: Seal(end, DedupTable().pack())}
+        topic.lineage.apply(replace(change, phase=Phase.PUBLISHED, seals=seal), published_at=0)
+    state = GroupState.first("g", 0, {})
+    core = Coordinator(state, topic.lineage, 0, weak=WeakRules(1_000, 400))
+
+    def proposed(now_ms: int) -> list[object]:
+        core.step(now_ms)
+        found = [a.command for a in core.take_actions() if isinstance(a, Propose)]
+        for command in found:
+            state.apply(command, latest=2)
+        return found
+
+    core.on_drained(0, 1, 10)
+    handed = HandOverAnswer(Code.OK, b"[[],[]]")
+    core.on_answer(0, HandOver("g", 1), handed, 20)
+    assert Skip(1, 1, None) in proposed(30)
+    assert Advance(1, 0, 1) in proposed(300)
+    # What it begins with is kept for it.
+    assert state.held_version(topic.lineage) == 0
+    core.on_answer(2, OpenCursor("g", 1, without=(1,)), CursorAnswer(Code.OK, (1,)), 310)
+    assert Advance(1, 1, 2) in proposed(600)
+    core.on_undrained(1, 1, 900)
+    told = [(a.pid, a.command) for a in core.take_actions() if isinstance(a, Tell)]
+    assert (1, OpenCursor("g", 1, 0, (b"[[],[]]",), taken=())) in told
+
+
+def test_a_target_that_waited_for_another_one_is_not_silent() -> None:
+    """Nobody asked it anything between the opening of its cursor and the advance."""
+    topic = TopicState.first(first_route(4, 1))
+    split = plan_split(topic.route, 0, [2], 1, "c0")
+    moved = plan_move(topic.lineage.apply(_published(split)), 1, 3, "c1")
+    topic.lineage.apply(_published(moved))
+    state = GroupState.first("g", 0, {})
+    core = Coordinator(state, topic.lineage, 0, weak=WeakRules(1_000, 400))
+    core.on_drained(0, 1, 10)
+    core.on_answer(0, HandOver("g", 1), HandOverAnswer(Code.OK, b"[[],[]]"), 20)
+    core.on_answer(1, OpenCursor("g", 1), CursorAnswer(Code.OK), 30)
+    core.step(5_000)
+    core.on_answer(2, OpenCursor("g", 1), CursorAnswer(Code.OK), 10_000)
+    assert state.apply(Advance(1, 0, 1), latest=2)
+    core.step(10_300)
+    proposed = [a.command for a in core.take_actions() if isinstance(a, Propose)]
+    assert not any(isinstance(each, Skip) for each in proposed)
+
+
+def _published(change: Change) -> Change:
+    seals = dict.fromkeys(change.sources, Seal(8, DedupTable().pack()))
+    return replace(change, phase=Phase.PUBLISHED, seals=seals)
