@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from convoymq.broker.topics.weak_loop import ASK_MS, WeakLoop
+from convoymq.metadata.records import Vhost
 from convoymq.metadata.topic_settings import WEAK
 from convoymq.model.errors import PreconditionFailed
-from convoymq.routing.policies import Policies
+from convoymq.routing.topology import Topology
 from convoymq.topics.changes import Phase, Seal, plan_move
 from convoymq.topics.routes import first_route
 from convoymq.topics.topic import TopicState
@@ -35,14 +36,14 @@ class World:
         self.refusal: Exception | None = None
         self.tasks: list[asyncio.Task[None]] = []
         self.state = TopicState.first(first_route(8, 1))
-        records = {
+        records: Any = {
             name: SimpleNamespace(vhost="/", name=name, mode=mode, settings=SETTINGS, state=state)
             for name, mode, state in (
                 ("logs", WEAK, self.state),
                 ("orders", "strict", TopicState.first(first_route(8, 1))),
             )
         }
-        vhost = SimpleNamespace(name="/", topics=records, policies=Policies())
+        vhost = Vhost("/", Topology("/"), topics=records)
         tree = SimpleNamespace(vhosts={"/": vhost})
         self.store: Any = SimpleNamespace(leader=1, term=4, tree=tree)
         partitions: Any = SimpleNamespace(find=self._find)
