@@ -509,7 +509,9 @@ class PartitionMachine:
                 merged[producer, epoch, lp] = seq
         if self.external:
             for (producer, lp), row in self.dedup.rows.items():
-                merged[producer, row.epoch, lp] = row.last_seq
+                key = (producer, row.epoch, lp)
+                # It may have been sealed before all was repeated that is stored elsewhere, too.
+                merged[key] = max(row.last_seq, merged.get(key, 0))
         filtered = sorted([*key, seq] for key, seq in merged.items())
         return json.dumps([own.parked.pack(), filtered], separators=(",", ":")).encode()
 

@@ -329,6 +329,26 @@ def drained_source() -> bytes:
     return handed.state
 
 
+def test_what_a_second_external_close_hands_over_takes_nothing_back() -> None:
+    """A session had repeated there a part of what is stored in the first one, and is read."""
+    first, second = machine(), PartitionMachine(4, 0, 8, 3)
+    second.apply(c.Open("change", 3, 1))
+    states: tuple[bytes, ...] = ()
+    for of, messages in ((first, 4), (second, 3)):
+        of.apply(c.OpenCursor("g", 1, 0, states))
+        of.apply(c.Lease("g", 1, 1, "m"))
+        for seq in range(1, messages + 1):
+            of.apply(c.Produce(1, 1, 0, seq, b"k", base=1))
+        of.apply(c.Seal("change", 1, 4, SEAL.targets, term=1, external=True))
+        of.apply(c.AckRanges("g", 1, 1, (1, messages)))
+        handed = of.apply(c.HandOver("g", 1))
+        assert isinstance(handed, HandOverAnswer)
+        states = (handed.state,)
+    third = PartitionMachine(7, 0, 4, 4)
+    third.apply(c.OpenCursor("g", 1, 0, states))
+    assert third.groups["g"].filter == {(1, 1, 0): 4}
+
+
 def test_second_copies_count_as_acknowledged_when_the_cursor_is_opened() -> None:
     target = behind_external_seal()
     passed: list[tuple[str, int, int, int]] = []
