@@ -36,7 +36,7 @@ def test_seeds(block: int) -> None:
             break
 
 
-LATEST_KINDS = ("mute",)
+LATEST_KINDS = ("mute", "unheard")
 LATER_KINDS = ("forget", "window", *LATEST_KINDS)
 
 
@@ -113,6 +113,13 @@ def test_what_is_parked_in_what_was_skipped_goes_with_it() -> None:
 def test_what_was_skipped_hands_nothing_over() -> None:
     """A coordinator that did not know yet what came before it froze a parked key there."""
     result = run_as_found(33006664)
+    assert result.failure is None, result.detail
+
+
+@pytest.mark.parametrize("seed", [34070062, 34071543])
+def test_second_copies_behind_two_external_seals_are_passed_over(seed: int) -> None:
+    """The second source had repeated a part only of what was stored in the first one."""
+    result = run_topic_seed(seed)
     assert result.failure is None, result.detail
 
 

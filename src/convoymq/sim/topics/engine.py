@@ -56,7 +56,7 @@ class Network:
         self.loss = loss
         self.repeat = repeat
         self.mute: set[Hashable] = set()
-        """Links on which everything is lost."""
+        """Links, and ends of links, from which everything is lost."""
         self.lost = 0
         self.repeated = 0
         self._last: dict[Hashable, int] = {}
@@ -66,11 +66,14 @@ class Network:
         self.loss = self.repeat = 0.0
         self.mute.clear()
 
-    def send(self, link: Hashable, call: Callable[..., None], *arguments: object) -> None:
-        """Delivers after a latency, behind what is on the link already."""
+    def send(
+        self, link: tuple[Hashable, Hashable], call: Callable[..., None], *arguments: object
+    ) -> None:
+        """Delivers after a latency, behind what is on the link already, which goes from its first
+        end to its second."""
         engine = self.engine
         roll = engine.random.random()
-        if roll < self.loss or link in self.mute:
+        if roll < self.loss or (self.mute and not self.mute.isdisjoint((link, link[0]))):
             self.lost += 1
             return
         latency = 1 + int(engine.random.random() ** 2 * LATENCY_MS_MAX)

@@ -70,7 +70,7 @@ class Referee:
         self.effects: dict[Reader, dict[int, int]] = defaultdict(dict)
         """With the version that created the partition of the latest copy."""
         self.last_effect: dict[tuple[str, int, bytes], Token] = {}
-        self.applied: dict[tuple[str, int, bytes], list[int]] = defaultdict(list)
+        self.applied: dict[tuple[str, int, bytes], list[events.Effect]] = defaultdict(list)
         self._last_of_lp: dict[int, Token] = {}
         self._last_of_producer: dict[tuple[int, int], int] = {}
         self._last_in_partition: dict[tuple[int, int, int], int] = {}
@@ -540,7 +540,7 @@ class Referee:
         self.last_effect[key] = token
         version = self.effects[reader].get(event.msg)
         if version is None:
-            self.applied[key].append(event.msg)
+            self.applied[key].append(event)
         elif not self._is_lost_between(event.msg, version, event):
             self.say("A13", f"{event} is applied twice")
         self.effects[reader][event.msg] = event.created_v
@@ -578,12 +578,18 @@ class Referee:
         for (group, gen, key), applied in self.applied.items():
             if (group, gen) != reader:
                 continue
-            by_producer: dict[int, int] = {}
-            for msg in applied:
-                producer = self.sends[msg].producer
-                if msg <= by_producer.get(producer, 0):
+            by_producer: dict[int, events.Effect] = {}
+            for effect in applied:
+                msg, producer = effect.msg, self.sends[effect.msg].producer
+                last = by_producer.get(producer)
+                # Behind a lost partition comes again what was stored before it, and what expired
+                # there comes for the first time.
+                late = last is not None and msg <= last.msg
+                if last is not None and late:
+                    late = not self._is_lost_between(last.msg, last.created_v, effect)
+                if late:
                     self.say("A15", f"{key!r}: message {msg} of {producer} came late, by {reader}")
-                by_producer[producer] = msg
+                by_producer[producer] = effect
 
 
 _METHODS: dict[type, str] = {
