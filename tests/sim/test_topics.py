@@ -123,6 +123,12 @@ def test_second_copies_behind_two_external_seals_are_passed_over(seed: int) -> N
     assert result.failure is None, result.detail
 
 
+def test_a_second_copy_that_is_parked_too_is_another_one() -> None:
+    """In what was skipped, and behind it: the referee took both for parked in one partition."""
+    result = run_topic_seed(34060856)
+    assert result.failure is None, result.detail
+
+
 def test_one_seed_gives_one_trace() -> None:
     lines: list[str] = []
     again: list[str] = []

@@ -24,6 +24,8 @@ IN_FLIGHT_MS = 150
 Token = tuple[int, int]
 Reader = tuple[str, int]
 """A group and its group epoch."""
+Parked = tuple[int, int]
+"""The version that created the partition of a parked message, and the message."""
 
 
 class Referee:
@@ -58,8 +60,7 @@ class Referee:
         """With the version that created the partition of the copy."""
         self.delivered: dict[Reader, set[tuple[int, int]]] = defaultdict(set)
         self.losses: dict[Reader, list[events.Loss]] = defaultdict(list)
-        self.parked: dict[tuple[str, int, bytes], list[int]] = defaultdict(list)
-        self.parked_in: dict[Reader, dict[int, int]] = defaultdict(dict)
+        self.parked: dict[tuple[str, int, bytes], list[Parked]] = defaultdict(list)
         self.doubtful: dict[Reader, dict[int, int]] = defaultdict(dict)
         """Parked messages that may be lost with a partition, and the version that created it: they
         are out of reach behind it, and only there."""
@@ -370,15 +371,15 @@ class Referee:
         doubtful = self._out_of_reach((event.group, event.gen))
         reached = self.created.get(event.lease_pid, 0)
         parked = self.parked.get((event.group, event.gen, event.key), ())
-        waiting = [msg for msg in parked if msg not in doubtful or doubtful[msg] >= reached]
+        waiting = [each for each in parked if doubtful.get(each[1], reached) >= reached]
         if event.lease_pid in self.missing[event.group, event.gen]:
             # What is parked behind it says nothing to what comes late.
-            parked_in = self.parked_in[event.group, event.gen]
-            waiting = [msg for msg in waiting if parked_in.get(msg, 0) <= reached]
+            waiting = [each for each in waiting if each[0] <= reached]
         if self.weak and event.parked:
-            parked_in = self.parked_in[event.group, event.gen]
-            waiting = [msg for msg in parked if parked_in.get(msg) == parked_in.get(event.msg)]
-        if (waiting or event.parked) and not (event.parked and [event.msg] == waiting[:1]):
+            # What was skipped has a park log of its own.
+            waiting = [each for each in parked if each[0] == event.created_v]
+        head = [(event.created_v, event.msg)]
+        if (waiting or event.parked) and not (event.parked and head == waiting[:1]):
             self.say("A12", f"{event}: {waiting} wait in the park log")
 
     def _check_gate(self, event: events.Deliver) -> None:
@@ -468,9 +469,8 @@ class Referee:
         """A12: the park log of a key is in order."""
         reader = (event.group, event.gen)
         self.settled[reader].add((event.pid, event.offset))
-        self.parked[event.group, event.gen, event.key].append(event.msg)
-        self.parked_in[reader][event.msg] = self.created.get(event.pid, 0)
         lp, created = self.sends[event.msg].lp, self.created.get(event.pid, 0)
+        self.parked[event.group, event.gen, event.key].append((created, event.msg))
         # The first of them that takes nothing over cuts the park log off from all behind it.
         cut = [
             self.created[pid]
@@ -484,21 +484,21 @@ class Referee:
         """A12: the head leaves."""
         waiting = self.parked[event.group, event.gen, event.key]
         doubtful = self._out_of_reach((event.group, event.gen))
-        heads = waiting[:1] + [msg for msg in waiting if msg not in doubtful][:1]
-        if self.weak and event.msg not in heads:
+        heads = waiting[:1] + [each for each in waiting if each[1] not in doubtful][:1]
+        if self.weak:
             # What was skipped has a park log of its own.
-            parked_in = self.parked_in[event.group, event.gen]
-            in_one = [msg for msg in waiting if parked_in.get(msg) == parked_in.get(event.msg)]
-            heads += in_one[:1]
-        if event.msg not in heads:
+            heads += {each[0]: each for each in reversed(waiting)}.values()
+        mine = [each for each in heads if each[1] == event.msg]
+        if not mine:
             self.say("A12", f"{event}: {waiting} wait in the park log")
-        if event.msg in waiting:
-            waiting.remove(event.msg)
+            mine = [each for each in waiting if each[1] == event.msg]
+        if mine:
+            waiting.remove(mine[0])
         reader = (event.group, event.gen)
         if event.skipped:
             self.skipped[reader].add(event.msg)
         else:
-            self.acked_msgs[reader][event.msg] = self.parked_in[reader].get(event.msg, 0)
+            self.acked_msgs[reader][event.msg] = mine[0][0] if mine else 0
 
     def on_loss(self, event: events.Loss) -> None:
         """Something is given up, by name."""
@@ -521,9 +521,8 @@ class Referee:
         for (group, gen, _), waiting in self.parked.items():
             if (group, gen) != reader:
                 continue
-            for msg in waiting:
-                before = self.parked_in[reader].get(msg, 0) <= created
-                if before and lo <= self.sends[msg].lp < hi:
+            for version, msg in waiting:
+                if version <= created and lo <= self.sends[msg].lp < hi:
                     found[reader][msg] = min(created, found[reader].get(msg, created))
 
     def on_effect(self, event: events.Effect) -> None:
