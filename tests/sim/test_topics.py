@@ -129,6 +129,13 @@ def test_a_second_copy_that_is_parked_too_is_another_one() -> None:
     assert result.failure is None, result.detail
 
 
+def test_a_second_copy_of_what_comes_late_is_passed_over() -> None:
+    """The first one lies in a partition that was skipped, and what follows it had its table of
+    duplicates: the referee wanted it read before."""
+    result = run_topic_seed(34082796)
+    assert result.failure is None, result.detail
+
+
 def test_one_seed_gives_one_trace() -> None:
     lines: list[str] = []
     again: list[str] = []

@@ -459,6 +459,8 @@ class Referee:
             and (
                 self._is_settled(reader, copy.pid, copy.offset)
                 or not self._is_required(reader, copy, begin)
+                # That one comes late, or the record of the skip says that it does not.
+                or copy.pid in self.passed[reader]
             )
             for copy in self.copies[stored.msg]
         ):
