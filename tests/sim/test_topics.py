@@ -4,6 +4,7 @@ noticed."""
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -35,16 +36,20 @@ def test_seeds(block: int) -> None:
             break
 
 
-def run_as_found(seed: int) -> Result:
-    """Runs a seed with the kinds of faults that it had before there were more."""
-    return run_topic_seed(seed, draw_plan(seed).kinds - {"forget", "window"})
+LATEST_KINDS = ("mute", "unheard")
+LATER_KINDS = ("forget", "window", *LATEST_KINDS)
+
+
+def run_as_found(seed: int, *, since: Collection[str] = LATEST_KINDS) -> Result:
+    """Runs a seed without the kinds of faults that there are since it was found."""
+    return run_topic_seed(seed, draw_plan(seed).kinds - set(since))
 
 
 @pytest.mark.parametrize("seed", [510031, 510340])
 def test_parking_behind_a_lost_partition_is_judged(seed: int) -> None:
     """What was parked behind a lost partition is not lost with it, and a second lost partition does
     not bring back what the first one took: these seeds have both."""
-    result = run_as_found(seed)
+    result = run_as_found(seed, since=LATER_KINDS)
     assert result.failure is None, result.detail
 
 
@@ -52,21 +57,21 @@ def test_parking_behind_a_lost_partition_is_judged(seed: int) -> None:
 def test_what_a_weak_group_goes_on_without_has_a_record(seed: int) -> None:
     """Deleted while the group had expired, before and after a skip, and more than once in one
     partition; keys are parked in skipped partitions."""
-    result = run_topic_seed(seed)
+    result = run_as_found(seed)
     assert result.failure is None, result.detail
 
 
 @pytest.mark.parametrize("seed", [910671, 930299])
 def test_a_source_that_a_merge_leaves_out_takes_messages_again(seed: int) -> None:
     """It was given up to be sealed from outside, and the merge was amended without it."""
-    result = run_as_found(seed)
+    result = run_as_found(seed, since=LATER_KINDS)
     assert result.failure is None, result.detail
 
 
 @pytest.mark.parametrize("seed", [20001381])
 def test_a_lost_partition_that_comes_back_accepts_nothing(seed: int) -> None:
     """Its server got a lease again when its end was no longer waited for."""
-    result = run_as_found(seed)
+    result = run_as_found(seed, since=LATER_KINDS)
     assert result.failure is None, result.detail
 
 
@@ -74,26 +79,60 @@ def test_a_lost_partition_that_comes_back_accepts_nothing(seed: int) -> None:
 def test_nothing_that_a_group_lost_is_handed_out_behind_what_follows(seed: int) -> None:
     """A member stood still while its group lost what it had fetched, and went on to the next
     partition."""
-    result = run_as_found(seed)
+    result = run_as_found(seed, since=LATER_KINDS)
     assert result.failure is None, result.detail
 
 
 def test_the_owner_of_a_lost_partition_keeps_it_until_it_has_heard_of_the_loss() -> None:
     """It handed parked messages out while the group went on."""
-    result = run_topic_seed(23004606)
+    result = run_as_found(23004606)
     assert result.failure is None, result.detail
 
 
 def test_a_source_that_was_drained_before_is_not_skipped() -> None:
     """A weak group waited for the other source of a merge, and asked this one nothing."""
-    result = run_topic_seed(31003422)
+    result = run_as_found(31003422)
     assert result.failure is None, result.detail
 
 
-@pytest.mark.parametrize("seed", [31001000, 31001753, 31002154])
+@pytest.mark.parametrize("seed", [31001000, 31001753, 31002154, 33008013])
 def test_parked_keys_of_what_was_skipped_hold_nothing_up_behind_it(seed: int) -> None:
-    """The referee took the newest partition that was skipped for what cuts the park log off."""
+    """The referee took the newest partition that was skipped for what cuts the park log off, or
+    one behind it that was lost."""
+    result = run_as_found(seed)
+    assert result.failure is None, result.detail
+
+
+def test_what_is_parked_in_what_was_skipped_goes_with_it() -> None:
+    """It was deleted while the group had expired. The referee knew that of what is stored there,
+    and not of what was handed over to it."""
+    result = run_as_found(33004048)
+    assert result.failure is None, result.detail
+
+
+def test_what_was_skipped_hands_nothing_over() -> None:
+    """A coordinator that did not know yet what came before it froze a parked key there."""
+    result = run_as_found(33006664)
+    assert result.failure is None, result.detail
+
+
+@pytest.mark.parametrize("seed", [34070062, 34071543])
+def test_second_copies_behind_two_external_seals_are_passed_over(seed: int) -> None:
+    """The second source had repeated a part only of what was stored in the first one."""
     result = run_topic_seed(seed)
+    assert result.failure is None, result.detail
+
+
+def test_a_second_copy_that_is_parked_too_is_another_one() -> None:
+    """In what was skipped, and behind it: the referee took both for parked in one partition."""
+    result = run_topic_seed(34060856)
+    assert result.failure is None, result.detail
+
+
+def test_a_second_copy_of_what_comes_late_is_passed_over() -> None:
+    """The first one lies in a partition that was skipped, and what follows it had its table of
+    duplicates: the referee wanted it read before."""
+    result = run_topic_seed(34082796)
     assert result.failure is None, result.detail
 
 

@@ -460,7 +460,7 @@ def drained_marks_survive_a_seek() -> list[Patch]:
     return [(Coordinator, "_renew_knowledge", planted)]
 
 
-@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator", 133)
+@mutant("a lease is renewed while its end is being committed", f"{CHANGES},pause,coordinator", 180)
 def renewed_while_it_expires() -> list[Patch]:
     return [(Coordinator, "may_renew", lambda self, pid, epoch: True)]
 
@@ -558,6 +558,30 @@ def never_reads_late() -> list[Patch]:
         self._propose(Recover(pid, self.state.group_epoch), now_ms)
 
     return [_weak_plans(retries=True), (Coordinator, "_look_for", planted)]
+
+
+@mutant(
+    "what a skipped partition had handed over unheard stays there",
+    f"{CHANGES},park,mute,coordinator",
+)
+def never_comes_back() -> list[Patch]:
+    return [
+        _weak_plans(retries=False),
+        (PartitionMachine, "_come_back", staticmethod(lambda own, taken: None)),
+    ]
+
+
+@mutant(
+    "what a skipped partition had handed over comes back where a target began with it",
+    f"{CHANGES},park,mute,coordinator",
+    20,
+)
+def comes_back_twice() -> list[Patch]:
+    come_back = PartitionMachine._come_back
+    return [
+        _weak_plans(retries=False),
+        (PartitionMachine, "_come_back", staticmethod(lambda own, taken: come_back(own, ()))),
+    ]
 
 
 @mutant("what a weak topic skipped may be deleted before it is read", f"{CHANGES},outage,empty")

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from convoymq.routing.policies import Policies
+from convoymq.routing.policies import Policies, topic_settings
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import QueueType
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from convoymq.routing.policy_keys import Setting
     from convoymq.topics.group import GroupState
     from convoymq.topics.topic import TopicState
 
@@ -166,6 +169,10 @@ class Vhost:
     def policies(self) -> Policies:
         """Policies and operator policies; routing looks at them as well."""
         return self.topology.policies
+
+    def settings_of(self, topic: TopicRecord) -> Mapping[str, Setting]:
+        """Returns what acts in one of its topics now: policies, and settings of its creation."""
+        return topic_settings(topic.name, topic.settings, self.policies)
 
 
 class ChangeKind(Enum):

@@ -85,6 +85,14 @@ class SealAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class CursorAnswer:
+    """To the opening of a cursor. `without`: parents without whose state it was opened first."""
+
+    code: Code
+    without: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class HandOverAnswer:
     """To a hand-over: what the group's cursors in the targets begin with."""
 

@@ -91,12 +91,22 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class OpenCursor:
-    """A group may read from here. `states`: what the parents of this partition handed over."""
+    """A group may read from here.
+
+    Args:
+        states: what the parents of this partition handed over.
+        without: parents that the group skipped, of which there is no state.
+        taken: of a partition that the group skipped, ranges (lo, hi) of targets that begin with
+            what it handed over. The rest of that is read here after all, and what is parked here is
+            handed over no more. None: it was not skipped, or nobody knows yet.
+    """
 
     group: str
     group_epoch: int
     start: int = 0
     states: tuple[bytes, ...] = ()
+    without: tuple[int, ...] = ()
+    taken: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,10 @@ A coordinator of a weak topic prefers going on to waiting, and says what that co
 
     silent member      its partitions are given to others after `lost_ms`, before its leases end
     silent source      Skip is recorded after `wait_ms`, at once where it was sealed from outside,
-                       and the change is taken without it; when it answers again it is read late,
-                       and Recover is recorded at its end
+                       and the change is taken without it, and so the one that leads to it where it
+                       fell silent before that; when it answers again it is read late,
+                       and Recover is recorded at its end; what it had handed over, unheard, and no
+                       target began with, it has again
     expired messages   Lose is recorded, then the partition passes over them
 
 Source: ordered topics, sections 5, 6, 8 and 9.2.
@@ -31,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from convoymq.topics.answers import Answer, HandOverAnswer, LossAnswer
+from convoymq.topics.answers import Answer, CursorAnswer, HandOverAnswer, LossAnswer
 from convoymq.topics.assignment import assign
 from convoymq.topics.commands import AcceptLoss, HandOver, Lease, OpenCursor
 from convoymq.topics.group import (
@@ -109,12 +111,16 @@ class Known:
     drained: set[int] = field(default_factory=set)
     handed: dict[int, bytes] = field(default_factory=dict)
     opened: set[int] = field(default_factory=set)
+    without: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Of partitions whose cursors are open, the skipped parents that they began without."""
+    returned: set[int] = field(default_factory=set)
+    """Skipped partitions that have again what they had handed over."""
     leased: dict[int, int] = field(default_factory=dict)
     """Lease epochs that the partitions have confirmed."""
     fenced: dict[int, int] = field(default_factory=dict)
     """Lease epochs that they have refused: see `partition.GroupCursor.fenced`."""
     heard_ms: dict[int, int] = field(default_factory=dict)
-    """Times at which sources of changes ahead answered last, or were waited for first."""
+    """Times at which partitions of changes ahead answered last, or were waited for first."""
     late: set[int] = field(default_factory=set)
     """Skipped partitions that answer again."""
     read_late: set[int] = field(default_factory=set)
@@ -251,7 +257,7 @@ class Coordinator:
         self,
         pid: int,
         command: Told,
-        answer: Answer | HandOverAnswer | LossAnswer,
+        answer: Answer | CursorAnswer | HandOverAnswer | LossAnswer,
         now_ms: int,
     ) -> None:
         """A partition answered what it was told."""
@@ -267,8 +273,13 @@ class Coordinator:
                     known.handed[pid] = answer.state
                 elif answer.code is Code.NOT_DRAINED:
                     known.drained.discard(pid)
-            case OpenCursor() if answer.code is Code.OK:
+            case OpenCursor() if isinstance(answer, CursorAnswer) and answer.code is Code.OK:
                 known.opened.add(pid)
+                known.without[pid] = answer.without
+                # As a source it is waited for anew.
+                known.heard_ms.pop(pid, None)
+                if command.taken is not None:
+                    known.returned.add(pid)
             case Lease() if answer.code is Code.OK:
                 known.leased[pid] = command.epoch
             case Lease() if answer.code is Code.LEASE_FENCED:
@@ -295,7 +306,7 @@ class Coordinator:
             self._pass_expired(pid, first, end, now_ms)
         readable = self.readable()
         for pid in readable:
-            if pid not in self.known.opened:
+            if pid not in self.known.opened or self._may_return(pid):
                 self._open(pid, now_ms)
         if not self.state.has_former_owners():
             self._place(readable, now_ms)
@@ -376,17 +387,25 @@ class Coordinator:
         if not self.all_drained(sources):
             return
         for pid in sources:
-            if not self._is_left(pid):
-                self._tell(pid, HandOver(self.state.name, self.state.group_epoch), now_ms)
+            self._have_handed_over(pid, now_ms)
         if not all(self._is_left(pid) for pid in sources):
             return
         targets = self.lineage.targets(version)
         for pid in targets:
             if pid not in self.known.opened and not self._is_gone(pid):
                 self._open(pid, now_ms)
-        opened = all(self._is_gone(pid) or pid in self.known.opened for pid in targets)
+                if self.lineage.partition(pid).is_closed:
+                    self._skip_silent(pid, now_ms)
+        passable = self.known.opened | self.state.skipped
+        opened = all(self._is_gone(pid) or pid in passable for pid in targets)
         if opened and version == self.state.cv:
             self._propose(Advance(self.state.group_epoch, version, version + 1), now_ms)
+
+    def _have_handed_over(self, pid: int, now_ms: int) -> None:
+        """Unless the group left the source. What was skipped hands nothing over, whatever its own
+        parents do: it is read late, and its targets begin without it."""
+        if not (self._is_left(pid) or self._is_gone(pid) or pid in self.state.skipped):
+            self._tell(pid, HandOver(self.state.name, self.state.group_epoch), now_ms)
 
     def _hear(self, pid: int, now_ms: int) -> None:
         """A partition has answered. It counts for those that are waited for."""
@@ -411,6 +430,29 @@ class Coordinator:
             self._propose(Recover(pid, self.state.group_epoch), now_ms)
         elif self._is_due((AskDrained, pid), now_ms):
             self._actions.append(AskDrained(pid, self.state.group_epoch, whole=True))
+        if pid in self.known.late and pid not in self.known.returned:
+            for child in self.lineage.partition(pid).children:
+                if child not in self.known.without and not self._is_gone(child):
+                    self._open(child, now_ms)
+
+    def _may_return(self, pid: int) -> bool:
+        skipped = pid in self.state.skipped and pid not in self.known.returned
+        return skipped and self._taken(pid) is not None
+
+    def _taken(self, pid: int) -> tuple[tuple[int, int], ...] | None:
+        """Returns the ranges of the targets that began with what a skipped partition had handed
+        over; None while that is not known of all."""
+        found = []
+        for child in map(self.lineage.partition, self.lineage.partition(pid).children):
+            if self._is_gone(child.pid):
+                # What it began with may be lost with it.
+                continue
+            without = self.known.without.get(child.pid)
+            if without is None:
+                return None
+            if pid not in without:
+                found.append((child.lo, child.hi))
+        return tuple(found)
 
     def _pass_expired(self, pid: int, first: int, end: int, now_ms: int) -> None:
         """The loss is recorded before the partition passes over it."""
@@ -463,18 +505,26 @@ class Coordinator:
     def _open(self, pid: int, now_ms: int) -> None:
         state = self.state
         partition = self.lineage.partition(pid)
+        taken = self._taken(pid) if pid in state.skipped else None
         if partition.is_in(state.start_version):
-            command = OpenCursor(state.name, state.group_epoch, state.starts.get(pid, 0))
+            start = state.starts.get(pid, 0)
+            command = OpenCursor(state.name, state.group_epoch, start, taken=taken)
+        elif partition.created_version <= state.cv and pid not in state.skipped:
+            # Open since before the group came here, whatever has become of its parents.
+            command = OpenCursor(state.name, state.group_epoch)
         else:
-            missing = [parent for parent in partition.parents if not self._is_left(parent)]
-            for parent in missing:
-                if not self._is_gone(parent):
-                    self._tell(parent, HandOver(state.name, state.group_epoch), now_ms)
-            if missing:
+            for parent in partition.parents:
+                self._have_handed_over(parent, now_ms)
+            if not self._may_read(pid):
                 return
             handed = self.known.handed
             states = tuple(handed[parent] for parent in partition.parents if parent in handed)
-            command = OpenCursor(state.name, state.group_epoch, 0, states)
+            without = tuple(
+                parent
+                for parent in partition.parents
+                if parent in state.skipped and parent not in handed
+            )
+            command = OpenCursor(state.name, state.group_epoch, 0, states, without, taken)
         self._tell(pid, command, now_ms)
 
     # Owners

@@ -254,9 +254,10 @@ class GroupState:
                 return self._recover(command, time_ms)
 
     def held_version(self, lineage: Lineage) -> int:
-        """Returns the oldest version of which a partition is kept for the group."""
-        sealed = [lineage.partition(pid).sealed_version or 0 for pid in self.skipped]
-        return min([self.cv, *(version - 1 for version in sealed if version)])
+        """Returns the oldest version of which a partition is kept for the group. What was skipped
+        begins with what its parents hand over, when it answers for the first time."""
+        created = [lineage.partition(pid).created_version for pid in self.skipped]
+        return min([self.cv, *(max(0, version - 1) for version in created)])
 
     def has_lost_data(self, kept: Kept) -> bool:
         """True when something was deleted that the group has not read: it had expired."""

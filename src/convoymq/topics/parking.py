@@ -152,6 +152,11 @@ class ParkSet:
             self.keys[name] = ParkedKey(lp, loaded, bool(resuming), resuming == ONCE)
             self.bytes_used += sum(len(entry.message) for entry in loaded)
 
+    def drop(self, lo: int, hi: int) -> None:
+        """Forgets the keys whose logical partition is in [lo, hi)."""
+        for key in [key for key, parked in self.keys.items() if lo <= parked.lp < hi]:
+            self.bytes_used -= sum(len(entry.message) for entry in self.keys.pop(key).entries)
+
     def check_invariants(self) -> None:
         """Raises AssertionError when a key has no entries, or they are out of order."""
         for key, parked in self.keys.items():

@@ -23,12 +23,17 @@ former one has given it back. A cursor is opened only when all parents are
 drained, with what they handed over, so that drained is recursive: a group without a cursor has not
 drained even an empty partition.
 
+A group of a weak topic may have skipped the partition when it is to be handed over, or before the
+answer to that is heard. Its targets say which of them began without what it has. That is read here,
+late, and what is parked stays: what was handed over, and no target began with, comes back.
+
 Behind a partition that was sealed from outside, a producer stores again what it had no answer to.
 What a group has read there already counts as acknowledged here: when its cursor is opened, and when
 more of it is appended.
 
 Invariants: at most one CLOSE, behind it no data offset; sequences of a (producer, logical
-partition) are contiguous; lease epochs never fall; a cursor that was handed over never changes.
+partition) are contiguous; lease epochs never fall; a cursor that was handed over never changes,
+unless it comes back once.
 
 Source: ordered topics, sections 1.2, 3, 4, 6.1, 6.3, 9.3, 10.3 and 12.
 """
@@ -43,6 +48,7 @@ from dataclasses import dataclass, field
 from convoymq.topics.answers import (
     AckAnswer,
     Answer,
+    CursorAnswer,
     GroupView,
     HandOverAnswer,
     LossAnswer,
@@ -93,6 +99,7 @@ Outcome = (
     | ProducerAnswer
     | RunsAnswer
     | SealAnswer
+    | CursorAnswer
     | HandOverAnswer
     | AckAnswer
     | ParkAnswer
@@ -140,6 +147,10 @@ class GroupCursor:
     fenced: bool = False
     """The lease in force counts no more: its owner may have fetched what the group goes on without.
     The next lease ends this."""
+    without: tuple[int, ...] = ()
+    """Parents that the group had skipped when the cursor was opened."""
+    skipped: bool = False
+    """The group has skipped this partition: what is parked here is handed over no more."""
 
 
 class PartitionMachine:
@@ -361,14 +372,21 @@ class PartitionMachine:
 
     # Groups
 
-    def open_cursor(self, command: OpenCursor) -> Answer:
+    def open_cursor(self, command: OpenCursor) -> CursorAnswer:
         """Opens a cursor, once per group epoch; an older group epoch is refused."""
         own = self.groups.get(command.group)
-        if own is not None and own.group_epoch >= command.group_epoch:
-            same = own.group_epoch == command.group_epoch
-            return Answer(Code.OK if same else Code.NOT_VISIBLE)
+        if own is None or own.group_epoch < command.group_epoch:
+            own = self.groups[command.group] = self._fresh_cursor(own, command)
+        elif own.group_epoch > command.group_epoch:
+            return CursorAnswer(Code.NOT_VISIBLE)
+        if command.taken is not None and not own.skipped:
+            own.skipped = True
+            self._come_back(own, command.taken)
+        return CursorAnswer(Code.OK, own.without)
+
+    def _fresh_cursor(self, own: GroupCursor | None, command: OpenCursor) -> GroupCursor:
         cursor = Cursor(self._start_of(command.start))
-        fresh = GroupCursor(command.group_epoch, cursor)
+        fresh = GroupCursor(command.group_epoch, cursor, without=command.without)
         if own is not None:
             fresh.lease_epoch = own.lease_epoch
         for packed in command.states:
@@ -377,8 +395,16 @@ class PartitionMachine:
         for key in fresh.filter.keys() & self.doubtful.keys():
             self._pass_repeats(command.group, fresh, key, self.doubtful[key].runs)
         fresh.expired = cursor.watermark < self.log_start
-        self.groups[command.group] = fresh
-        return Answer(Code.OK)
+        return fresh
+
+    @staticmethod
+    def _come_back(own: GroupCursor, taken: tuple[tuple[int, int], ...]) -> None:
+        """What was handed over is read here again, but for what targets began with."""
+        if own.handed_over:
+            own.handed_over = False
+            for lo, hi in taken:
+                own.parked.drop(lo, hi)
+            own.park_version += 1
 
     def _start_of(self, start: int) -> int:
         if start == EARLIEST:
@@ -470,7 +496,7 @@ class PartitionMachine:
         own = self.groups.get(command.group)
         if own is None or own.group_epoch != command.group_epoch:
             return HandOverAnswer(Code.NOT_VISIBLE)
-        if not self.drained(command.group):
+        if not self.drained(command.group, whole=own.skipped):
             return HandOverAnswer(Code.NOT_DRAINED)
         own.handed_over = True
         return HandOverAnswer(Code.OK, self._packed_state(own))
@@ -483,7 +509,9 @@ class PartitionMachine:
                 merged[producer, epoch, lp] = seq
         if self.external:
             for (producer, lp), row in self.dedup.rows.items():
-                merged[producer, row.epoch, lp] = row.last_seq
+                key = (producer, row.epoch, lp)
+                # It may have been sealed before all was repeated that is stored elsewhere, too.
+                merged[key] = max(row.last_seq, merged.get(key, 0))
         filtered = sorted([*key, seq] for key, seq in merged.items())
         return json.dumps([own.parked.pack(), filtered], separators=(",", ":")).encode()
 
@@ -626,6 +654,8 @@ class PartitionMachine:
                 own.expired,
                 own.handed_over,
                 own.fenced,
+                own.without,
+                own.skipped,
             ]
             for name, own in sorted(self.groups.items())
         ]
@@ -656,7 +686,8 @@ class PartitionMachine:
             own.parked.merge(parked, self.lo, self.hi)
             own.park_version = version
             own.filter = {(p, epoch, lp): seq for p, epoch, lp, seq in filtered}
-            own.expired, own.handed_over, own.fenced = flags
+            own.expired, own.handed_over, own.fenced, without, own.skipped = flags
+            own.without = tuple(without)
             self.groups[name] = own
 
     def state_hash(self) -> int:

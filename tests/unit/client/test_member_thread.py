@@ -13,6 +13,7 @@ import pytest
 
 from convoymq.client import ClientConfig, errors, member_thread
 from convoymq.client.member_thread import MISSING_MS, SILENCE_MS, Delivered, MemberThread
+from convoymq.client.topic_consumer import TopicDelivery
 from convoymq.client.topic_messages import COLUMNS, Hashing
 from convoymq.kernels.column_frame import build_frame
 from convoymq.model.columnar import ErrorCode, Frame, Op
@@ -98,8 +99,9 @@ class World:
         self.now += 3_000
         self.turn()
 
-    def fetched(self, *messages: tuple[bytes, bytes], first: int = 1, view: bool = True) -> None:
-        told: dict[str, Any] = {}
+    def fetched(
+        self, *messages: tuple[bytes, bytes], first: int = 1, view: bool = True, **told: object
+    ) -> None:
         if view:
             told["view"] = {"acked": [1], "parked": [], "park_version": 0}
         self.answer(
@@ -161,6 +163,20 @@ def test_messages_come_with_their_places(world: World) -> None:
     assert (first.handle.epoch, first.attempt, second.message.offset) == (7, 1, 2)
     assert world.thread.leases[3].epoch == 7
     assert world.thread.may_start(first.handle)
+
+
+def test_messages_of_what_the_group_had_skipped_say_so(world: World) -> None:
+    """As long as the partition counts as skipped; those of other partitions never."""
+    consumer: Any = None
+    world.fetched((b"a", b"1"), late=True)
+    world.fetched((b"bb", b"2"), first=2, view=False)
+    world.beat()
+    world.lease(3, 7, 4, 1)
+    assert [fields["pid"] for fields in world.waiting(Op.GROUP_FETCH)] == [3, 4]
+    world.fetched(first=3, view=False)
+    world.fetched((b"bb", b"3"))
+    found = [(each.message.pid, TopicDelivery(each, consumer)) for each in world.deliveries()]
+    assert [(pid, message.late) for pid, message in found] == [(3, True), (3, False), (4, False)]
 
 
 def test_acknowledgements_gather_while_one_is_under_way(world: World) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from convoymq.topics.answers import Answer, HandOverAnswer, LossAnswer
-from convoymq.topics.changes import Phase, Seal, plan_merge, plan_split
-from convoymq.topics.commands import AcceptLoss, Lease, OpenCursor
+from convoymq.topics.answers import Answer, CursorAnswer, HandOverAnswer, LossAnswer
+from convoymq.topics.changes import Change, Phase, Seal, plan_merge, plan_move, plan_split
+from convoymq.topics.commands import AcceptLoss, HandOver, Lease, OpenCursor
 from convoymq.topics.coordinator import (
     AskDrained,
     Coordinator,
@@ -31,7 +31,7 @@ from convoymq.topics.group import (
     Skip,
 )
 from convoymq.topics.heartbeats import Heartbeat
-from convoymq.topics.lineage import Lineage
+from convoymq.topics.lineage import Lineage, Mode
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import first_route
 from convoymq.topics.topic import TopicState
@@ -58,7 +58,7 @@ def test_a_lease_that_its_partition_has_fenced_is_told_as_revoked(held: dict[int
     for command in (Join("m"), Grant(0, "m", 1, 0)):
         assert state.apply(command, latest=0)
     coordinator = Coordinator(state, Lineage.first(first_route(4, 1)), 0)
-    coordinator.on_answer(0, OpenCursor("g", 1), Answer(Code.OK), 1)
+    coordinator.on_answer(0, OpenCursor("g", 1), CursorAnswer(Code.OK), 1)
     coordinator.on_answer(0, Lease("g", 1, 1, "m"), Answer(Code.LEASE_FENCED), 2)
     answer = coordinator.answer_to(Heartbeat("m", 5, 1, held, {}))
     assert (answer.leases, answer.revoked) == ({0: 1}, frozenset({0}))
@@ -120,7 +120,7 @@ def test_a_weak_group_goes_on_without_a_silent_source_and_reads_it_late() -> Non
     assert Skip(0, 1, 8) in weak.step(1_500)
     assert [(x.pid, x.end, x.reason) for x in weak.state.losses] == [(0, 8, "skipped")]
     for pid in (1, 2):
-        weak.core.on_answer(pid, OpenCursor("g", 1), HandOverAnswer(Code.OK), 1_600)
+        weak.core.on_answer(pid, OpenCursor("g", 1), CursorAnswer(Code.OK), 1_600)
     assert Advance(1, 0, 1) in weak.step(1_800)
     # Kept for the group, and not readable before somebody answers.
     assert weak.state.held_version(weak.core.lineage) == 0
@@ -218,3 +218,135 @@ def test_a_drained_source_that_nobody_asks_is_not_silent() -> None:
     core.step(4_100)
     skipped = [a.command for a in core.take_actions() if isinstance(a, Propose)]
     assert skipped == [Skip(0, 1, 8), Skip(1, 1, 8)]
+
+
+def test_what_was_skipped_is_told_to_hand_nothing_over() -> None:
+    """Of a coordinator that does not know yet that its parent was handed over: what it froze there
+    would never be read late."""
+    topic = TopicState.first(first_route(4, 1))
+    for pid, end in ((0, 8), (1, 4)):
+        change = plan_move(topic.lineage.latest, pid, pid + 1, f"c{pid}")
+        seal = {pid: Seal(end, DedupTable().pack())}
+        topic.lineage.apply(replace(change, phase=Phase.PUBLISHED, seals=seal), published_at=0)
+    state = GroupState.first("g", 0, {}, Mode.DAG)
+    assert state.apply(Skip(1, 1, 4), latest=2)
+    core = Coordinator(state, topic.lineage, 0, weak=WeakRules(1_000, 400))
+    core.on_drained(0, 1, 10)
+    core.on_drained(1, 1, 20)
+    core.step(30)
+    told = [(a.pid, a.command) for a in core.take_actions() if isinstance(a, Tell)]
+    assert (0, HandOver("g", 1)) in told
+    assert (1, HandOver("g", 1)) not in told
+    core.on_answer(0, HandOver("g", 1), HandOverAnswer(Code.OK, b"[[],[]]"), 40)
+    core.step(50)
+    told = [(a.pid, a.command) for a in core.take_actions() if isinstance(a, Tell)]
+    assert (2, OpenCursor("g", 1, without=(1,))) in told
+    assert (1, HandOver("g", 1)) not in told
+
+
+def test_what_was_handed_over_unheard_comes_back_where_no_target_began_with_it() -> None:
+    """Its answer was lost for so long that the group skipped the partition; the coordinator before
+    had opened one of two targets with it."""
+    weak = Weak()
+    weak.core.on_drained(0, 1, 0)
+    assert HandOver("g", 1) in weak.step(10)
+    assert Skip(0, 1, 8) in weak.step(1_010)
+    assert OpenCursor("g", 1, without=(0,)) in weak.step(1_300)
+    weak.core.on_answer(2, OpenCursor("g", 1, without=(0,)), CursorAnswer(Code.OK, (0,)), 1_310)
+    # It answers before it is known what the other target began with: it may be read.
+    weak.core.on_undrained(0, 1, 1_320)
+    assert 0 in weak.core.readable()
+    assert OpenCursor("g", 1) in weak.step(1_600)
+    weak.core.on_answer(0, OpenCursor("g", 1), CursorAnswer(Code.OK), 1_610)
+    assert not any(isinstance(each, OpenCursor) and each.taken for each in weak.step(1_900))
+    weak.core.on_answer(1, OpenCursor("g", 1, without=(0,)), CursorAnswer(Code.OK), 2_000)
+    returned = OpenCursor("g", 1, taken=((0, 2),))
+    assert returned in weak.step(2_300)
+    weak.core.on_answer(0, returned, CursorAnswer(Code.OK), 2_310)
+    assert not any(isinstance(each, OpenCursor) for each in weak.step(2_600))
+
+
+def test_a_new_coordinator_asks_the_targets_of_what_was_skipped_what_they_began_with() -> None:
+    """Also when the group is beyond them."""
+    topic = TopicState.first(first_route(4, 1))
+    for pid in (0, 1):
+        change = plan_move(topic.lineage.latest, pid, pid + 1, f"c{pid}")
+        seal = {pid: Seal(8, DedupTable().pack())}
+        topic.lineage.apply(replace(change, phase=Phase.PUBLISHED, seals=seal), published_at=0)
+    state = GroupState.first("g", 0, {})
+    for command in (Skip(0, 1, 8), Advance(1, 0, 1), Advance(1, 1, 2)):
+        assert state.apply(command, latest=2)
+    core = Coordinator(state, topic.lineage, 0, weak=WeakRules(1_000, 400))
+    core.on_undrained(0, 1, 10)
+    told = [(a.pid, a.command) for a in core.take_actions() if isinstance(a, Tell)]
+    # Neither is opened again, so nothing of their parents is needed.
+    assert (1, OpenCursor("g", 1)) in told
+    assert (2, OpenCursor("g", 1)) in told
+    core.on_answer(1, OpenCursor("g", 1), CursorAnswer(Code.OK, ()), 20)
+    core.step(400)
+    told = [(a.pid, a.command) for a in core.take_actions() if isinstance(a, Tell)]
+    assert (0, OpenCursor("g", 1, taken=((0, 4),))) in told
+
+
+def test_what_a_lost_target_began_with_comes_back() -> None:
+    weak = Weak()
+    assert weak.state.apply(Skip(0, 1, 8), latest=1)
+    weak.core.lost = (1,)
+    weak.core.on_undrained(0, 1, 10)
+    weak.core.on_answer(2, OpenCursor("g", 1), CursorAnswer(Code.OK), 20)
+    assert OpenCursor("g", 1, taken=((2, 4),)) in weak.step(300)
+
+
+def test_a_weak_group_goes_on_without_a_closed_target_that_it_has_not_opened() -> None:
+    """It is behind: the target took messages, and was sealed from outside when it fell silent."""
+    topic = TopicState.first(first_route(4, 1))
+    for pid, end in ((0, 8), (1, None)):
+        change = plan_move(topic.lineage.latest, pid, pid + 1, f"c{pid}")
+        seal = {pid: Seal(end, DedupTable().pack())}
+        topic.lineage.apply(replace(change, phase=Phase.PUBLISHED, seals=seal), published_at=0)
+    state = GroupState.first("g", 0, {})
+    core = Coordinator(state, topic.lineage, 0, weak=WeakRules(1_000, 400))
+
+    def proposed(now_ms: int) -> list[object]:
+        core.step(now_ms)
+        found = [a.command for a in core.take_actions() if isinstance(a, Propose)]
+        for command in found:
+            state.apply(command, latest=2)
+        return found
+
+    core.on_drained(0, 1, 10)
+    handed = HandOverAnswer(Code.OK, b"[[],[]]")
+    core.on_answer(0, HandOver("g", 1), handed, 20)
+    assert Skip(1, 1, None) in proposed(30)
+    assert Advance(1, 0, 1) in proposed(300)
+    # What it begins with is kept for it.
+    assert state.held_version(topic.lineage) == 0
+    core.on_answer(2, OpenCursor("g", 1, without=(1,)), CursorAnswer(Code.OK, (1,)), 310)
+    assert Advance(1, 1, 2) in proposed(600)
+    core.on_undrained(1, 1, 900)
+    told = [(a.pid, a.command) for a in core.take_actions() if isinstance(a, Tell)]
+    assert (1, OpenCursor("g", 1, 0, (b"[[],[]]",), taken=())) in told
+
+
+def test_a_target_that_waited_for_another_one_is_not_silent() -> None:
+    """Nobody asked it anything between the opening of its cursor and the advance."""
+    topic = TopicState.first(first_route(4, 1))
+    split = plan_split(topic.route, 0, [2], 1, "c0")
+    moved = plan_move(topic.lineage.apply(_published(split)), 1, 3, "c1")
+    topic.lineage.apply(_published(moved))
+    state = GroupState.first("g", 0, {})
+    core = Coordinator(state, topic.lineage, 0, weak=WeakRules(1_000, 400))
+    core.on_drained(0, 1, 10)
+    core.on_answer(0, HandOver("g", 1), HandOverAnswer(Code.OK, b"[[],[]]"), 20)
+    core.on_answer(1, OpenCursor("g", 1), CursorAnswer(Code.OK), 30)
+    core.step(5_000)
+    core.on_answer(2, OpenCursor("g", 1), CursorAnswer(Code.OK), 10_000)
+    assert state.apply(Advance(1, 0, 1), latest=2)
+    core.step(10_300)
+    proposed = [a.command for a in core.take_actions() if isinstance(a, Propose)]
+    assert not any(isinstance(each, Skip) for each in proposed)
+
+
+def _published(change: Change) -> Change:
+    seals = dict.fromkeys(change.sources, Seal(8, DedupTable().pack()))
+    return replace(change, phase=Phase.PUBLISHED, seals=seals)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from convoymq.topics import commands as c
 from convoymq.topics.answers import (
     AckAnswer,
-    Answer,
+    CursorAnswer,
     HandOverAnswer,
     ParkAnswer,
     ProducerAnswer,
@@ -167,6 +167,57 @@ def test_a_hand_over_takes_parked_keys_to_the_target_of_their_range() -> None:
     assert target.groups["g"].parked.keys[b"right"].entries[0].token == OrderToken(2, 2)
 
 
+def with_two_parked_keys() -> PartitionMachine:
+    made = with_reader(0)
+    made.apply(c.Produce(1, 1, 1, 1, b"left"))
+    made.apply(c.Produce(1, 1, 6, 1, b"right"))
+    made.apply(c.Park("g", 1, 1, 1, b"left", 1, b"L", follow=False))
+    made.apply(c.Park("g", 1, 1, 2, b"right", 6, b"R", follow=False))
+    made.apply(SEAL)
+    return made
+
+
+def test_what_was_skipped_has_again_what_no_target_began_with() -> None:
+    """Its hand-over was heard by one that opened the left target; another one skipped it."""
+    made = with_two_parked_keys()
+    handed = made.apply(c.HandOver("g", 1))
+    assert isinstance(handed, HandOverAnswer)
+    left, right = PartitionMachine(7, 0, 4, 4), PartitionMachine(8, 4, 8, 4)
+    for target, states in ((left, (handed.state,)), (right, ())):
+        target.apply(c.Open("change", 4, 1))
+        without = () if states else (3,)
+        opened = c.OpenCursor("g", 1, 0, states, without)
+        assert target.apply(opened) == CursorAnswer(Code.OK, without)
+        # What opened it first counts, also behind a snapshot.
+        target.restore(target.snapshot())
+        assert target.apply(c.OpenCursor("g", 1, 0, (), (3, 9))) == CursorAnswer(Code.OK, without)
+    assert code_of(made.apply(c.Lease("g", 1, 2, "m"))) is Code.NOT_VISIBLE
+    before = made.groups["g"].park_version
+    assert made.apply(c.OpenCursor("g", 1)) == CursorAnswer(Code.OK)
+    assert made.groups["g"].handed_over
+    assert made.apply(c.OpenCursor("g", 1, taken=((0, 4),))) == CursorAnswer(Code.OK)
+    assert list(made.groups["g"].parked.keys) == [b"right"]
+    assert made.groups["g"].park_version > before
+    assert code_of(made.apply(c.Lease("g", 1, 2, "m"))) is Code.OK
+    # A hand-over that comes late freezes nothing that is parked; a repeat takes nothing away.
+    assert code_of(made.apply(c.HandOver("g", 1))) is Code.NOT_DRAINED
+    made.apply(c.OpenCursor("g", 1, taken=((0, 8),)))
+    made.restore(made.snapshot())
+    made.apply(c.ResumeParked("g", b"right"))
+    done = made.apply(c.DoneParked("g", 1, 2, b"right", OrderToken(2, 2)))
+    assert code_of(done) is Code.OK
+    assert made.drained("g", whole=True)
+    made.check_invariants()
+    assert code_of(made.apply(c.HandOver("g", 1))) is Code.OK
+
+
+def test_what_was_skipped_before_it_was_handed_over_keeps_what_is_parked() -> None:
+    made = with_two_parked_keys()
+    made.apply(c.OpenCursor("g", 1, taken=((0, 4), (4, 8))))
+    assert code_of(made.apply(c.HandOver("g", 1))) is Code.NOT_DRAINED
+    assert list(made.groups["g"].parked.keys) == [b"left", b"right"]
+
+
 def test_a_resumed_key_becomes_live_when_its_park_log_is_empty() -> None:
     made = with_reader(3)
     for offset in (1, 2):
@@ -245,7 +296,7 @@ def test_a_seek_begins_anew_whatever_was_there() -> None:
     made = with_reader(2)
     made.apply(c.Ack("g", 1, 1, (1,)))
     made.apply(c.Park("g", 1, 1, 2, b"k", 0, b"2", follow=False))
-    assert made.apply(c.OpenCursor("g", 2, c.EARLIEST)) == Answer(Code.OK)
+    assert made.apply(c.OpenCursor("g", 2, c.EARLIEST)) == CursorAnswer(Code.OK)
     own = made.groups["g"]
     assert (own.cursor.watermark, own.parked.keys, own.lease_epoch) == (1, {}, 1)
     assert code_of(made.apply(c.OpenCursor("g", 1))) is Code.NOT_VISIBLE
@@ -276,6 +327,26 @@ def drained_source() -> bytes:
     handed = made.apply(c.HandOver("g", 1))
     assert isinstance(handed, HandOverAnswer)
     return handed.state
+
+
+def test_what_a_second_external_close_hands_over_takes_nothing_back() -> None:
+    """A session had repeated there a part of what is stored in the first one, and is read."""
+    first, second = machine(), PartitionMachine(4, 0, 8, 3)
+    second.apply(c.Open("change", 3, 1))
+    states: tuple[bytes, ...] = ()
+    for of, messages in ((first, 4), (second, 3)):
+        of.apply(c.OpenCursor("g", 1, 0, states))
+        of.apply(c.Lease("g", 1, 1, "m"))
+        for seq in range(1, messages + 1):
+            of.apply(c.Produce(1, 1, 0, seq, b"k", base=1))
+        of.apply(c.Seal("change", 1, 4, SEAL.targets, term=1, external=True))
+        of.apply(c.AckRanges("g", 1, 1, (1, messages)))
+        handed = of.apply(c.HandOver("g", 1))
+        assert isinstance(handed, HandOverAnswer)
+        states = (handed.state,)
+    third = PartitionMachine(7, 0, 4, 4)
+    third.apply(c.OpenCursor("g", 1, 0, states))
+    assert third.groups["g"].filter == {(1, 1, 0): 4}
 
 
 def test_second_copies_count_as_acknowledged_when_the_cursor_is_opened() -> None:
@@ -331,7 +402,19 @@ def test_what_may_be_stored_twice_is_bounded() -> None:
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(
-            ("produce", "ack", "lease", "park", "resume", "done", "seal", "trim", "accept")
+            (
+                "produce",
+                "ack",
+                "lease",
+                "park",
+                "resume",
+                "done",
+                "seal",
+                "trim",
+                "accept",
+                "hand",
+                "skip",
+            )
         ),
         st.integers(0, 3),
         st.integers(1, 6),
@@ -355,6 +438,8 @@ def _command(made: PartitionMachine, kind: str, lp: int, number: int) -> c.Comma
         "seal": SEAL,
         "trim": c.Trim(number // 2),
         "accept": c.AcceptLoss("g"),
+        "hand": c.HandOver("g", 1),
+        "skip": c.OpenCursor("g", 1, taken=((0, number),)),
     }[kind]
 
 

@@ -33,8 +33,7 @@ from convoymq.metadata.topic_settings import WEAK, weak_wait_of
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, Unavailable
 from convoymq.queues.partition.reads import PartitionDescription
-from convoymq.routing.policies import topic_settings
-from convoymq.topics.answers import Answer, HandOverAnswer, LossAnswer
+from convoymq.topics.answers import Answer, CursorAnswer, HandOverAnswer, LossAnswer
 from convoymq.topics.commands import Lease
 from convoymq.topics.coordinator import (
     AskDrained,
@@ -261,8 +260,8 @@ class GroupCoordinators:
         """Returns the times of a weak topic, by its policies as they are now."""
         if record.mode != WEAK:
             return None
-        policies = self._store.tree.vhost(record.vhost).policies
-        return WeakRules(weak_wait_of(topic_settings(record.name, record.settings, policies)))
+        settings = self._store.tree.vhost(record.vhost).settings_of(record)
+        return WeakRules(weak_wait_of(settings))
 
     # --- what it does ----------------------------------------------------------------------
 
@@ -325,7 +324,7 @@ class GroupCoordinators:
         if isinstance(outcome, Answer) and isinstance(tell.command, Lease):
             self._leased(seat, tell.pid, outcome)
         if self._seats.get(seat.name) is seat and isinstance(
-            outcome, Answer | HandOverAnswer | LossAnswer
+            outcome, Answer | CursorAnswer | HandOverAnswer | LossAnswer
         ):
             seat.core.on_answer(tell.pid, tell.command, outcome, self._clock.monotonic_ms())
             self._perform(seat)

@@ -1,13 +1,15 @@
 """Parked keys of consumer groups, for operators.
 
-A group's park set lies in the partitions that it has before it: what it has left behind was handed
-over to the partitions after it.
+A group's park set lies in the partitions that it has before it, and in those that it skipped: what
+it has left behind was handed over to the partitions after it. One that was skipped and does not
+answer is left out where there is something else to say: the group goes on without it.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import TypedDict
 
 from convoymq.broker.topics.partitions import TopicPartitions
@@ -60,26 +62,21 @@ class ParkedKeys:
         self._partitions = partitions
 
     async def list(self, vhost: str, name: str, group: str) -> list[ParkedKeyRow]:
-        """Returns the parked keys of a group, by partition and key.
+        """Returns the parked keys of a group, by partition and key; those of skipped partitions
+        last, as far as these answer.
 
         Raises:
             NotFound: no such topic or group.
-            Unavailable: a partition does not answer.
+            Unavailable: a partition that was not skipped does not answer.
         """
         record = self._topic(vhost, name, group)
-        return [
-            {
-                "key": row.key,
-                "lp": row.lp,
-                "pid": pid,
-                "resuming": row.resuming,
-                "messages": row.messages,
-                "messages_bytes": row.messages_bytes,
-                "order_token": str(row.head),
-            }
-            for pid in _ahead(record, group)
-            async for row in _rows(self._partition(record, pid), group)
-        ]
+        found: list[ParkedKeyRow] = []
+        for pid in _ahead(record, group):
+            found += await _listed(self._partition(record, pid), group, pid)
+        for pid in _skipped(record, group):
+            with suppress(Unavailable):
+                found += await _listed(self._partition(record, pid), group, pid)
+        return found
 
     async def resume(
         self, vhost: str, name: str, group: str, key: bytes, *, once: bool = False
@@ -93,7 +90,7 @@ class ParkedKeys:
             Unavailable: a partition does not answer.
         """
         record = self._topic(vhost, name, group)
-        for pid in _ahead(record, group, key):
+        for pid in _that_may_have(record, group, key):
             answer = await self._partition(record, pid).ask(ResumeParked(group, key, once))
             if _is_done(answer):
                 return
@@ -125,7 +122,7 @@ class ParkedKeys:
         command: Callable[[ParkedRow], SkipParked | ReplaceParked],
     ) -> None:
         record = self._topic(vhost, name, group)
-        for pid in _ahead(record, group, key):
+        for pid in _that_may_have(record, group, key):
             partition = self._partition(record, pid)
             async for row in _rows(partition, group):
                 if row.key == key and _is_done(await partition.ask(command(row))):
@@ -169,21 +166,55 @@ def _frame(kind: int, payload: bytes) -> bytes:
     return struct.pack(">BHI", kind, 0, len(payload)) + payload + b"\xce"
 
 
-def _ahead(record: TopicRecord, group: str, key: bytes | None = None) -> list[int]:
-    """Returns the partitions that a group has not left behind, the oldest first; with a key those
-    that may have it."""
-    version = record.groups[group].cv
-    lp = None if not key else logical_partition(key, record.logical, record.hash_seed)
+def _ahead(record: TopicRecord, group: str) -> list[int]:
+    """Returns the partitions that a group has not left behind, the oldest first."""
+    state = record.groups[group]
 
     def is_ahead(each: Partition) -> bool:
-        return (
-            each.state is not PartitionState.DELETED
-            and (each.sealed_version is None or each.sealed_version > version)
-            and (lp is None or each.lo <= lp < each.hi)
-        )
+        left = each.sealed_version is not None and each.sealed_version <= state.cv
+        return not left and each.pid not in state.skipped
 
-    found = filter(is_ahead, record.state.lineage.partitions.values())
-    return [each.pid for each in sorted(found, key=lambda each: (each.created_version, each.lo))]
+    return _by_age(record, is_ahead)
+
+
+def _skipped(record: TopicRecord, group: str) -> list[int]:
+    """Returns the partitions that a group has skipped, the oldest first."""
+    return _by_age(record, lambda each: each.pid in record.groups[group].skipped)
+
+
+def _by_age(record: TopicRecord, wanted: Callable[[Partition], bool]) -> list[int]:
+    there = (
+        each
+        for each in record.state.lineage.partitions.values()
+        if each.state is not PartitionState.DELETED and wanted(each)
+    )
+    return [each.pid for each in sorted(there, key=lambda each: (each.created_version, each.lo))]
+
+
+def _that_may_have(record: TopicRecord, group: str, key: bytes) -> list[int]:
+    """Returns the partitions in which a group may have parked a key; those that it skipped, which
+    may not answer, come last."""
+    found = [*_ahead(record, group), *_skipped(record, group)]
+    if not key:
+        return found
+    lp = logical_partition(key, record.logical, record.hash_seed)
+    lineage = record.state.lineage
+    return [pid for pid in found if lineage.partition(pid).lo <= lp < lineage.partition(pid).hi]
+
+
+async def _listed(partition: PartitionQueue, group: str, pid: int) -> list[ParkedKeyRow]:
+    return [
+        {
+            "key": row.key,
+            "lp": row.lp,
+            "pid": pid,
+            "resuming": row.resuming,
+            "messages": row.messages,
+            "messages_bytes": row.messages_bytes,
+            "order_token": str(row.head),
+        }
+        async for row in _rows(partition, group)
+    ]
 
 
 async def _rows(partition: PartitionQueue, group: str) -> AsyncIterator[ParkedRow]:

@@ -28,11 +28,9 @@ from convoymq.broker.topics.scaling_facts import (
 )
 from convoymq.broker.topics.scaling_rows import ScaledRow, ScalingRow
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, TopicRecord
-from convoymq.metadata.topic_settings import Settings
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.load import LoadQuestion, LoadReport
-from convoymq.routing.policies import topic_settings
 from convoymq.topics.autoscaler import (
     HOUR_MS,
     Action,
@@ -242,7 +240,9 @@ class ScalingLoop:
     def _seat(self, key: TopicKey) -> None:
         """Makes, changes or removes what is known of a topic, as its settings say."""
         record = self._record(key)
-        settings = {} if record is None else self._settings(record)
+        settings = (
+            {} if record is None else self._store.tree.vhost(record.vhost).settings_of(record)
+        )
         if not is_on(settings):
             self._seats.pop(key, None)
             return
@@ -252,10 +252,6 @@ class ScalingLoop:
             self._seats[key] = _Seat(policy)
         elif seat.policy != policy:
             seat.policy, seat.due_ms = policy, 0
-
-    def _settings(self, record: TopicRecord) -> Settings:
-        policies = self._store.tree.vhosts[record.vhost].policies
-        return topic_settings(record.name, record.settings, policies)
 
     def _record(self, key: TopicKey) -> TopicRecord | None:
         vhost = self._store.tree.vhosts.get(key.vhost)
@@ -462,7 +458,7 @@ class ScalingLoop:
         record = self._record(TopicKey(vhost, name))
         if record is None:
             return None
-        settings = self._settings(record)
+        settings = self._store.tree.vhost(record.vhost).settings_of(record)
         policy = policy_of(settings)
         row: ScalingRow = {
             "vhost": vhost, "name": name, "node": self._nodes.name_of(self._node),

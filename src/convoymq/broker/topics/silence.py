@@ -22,7 +22,6 @@ from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_settings import SEAL_AFTER, duration_of
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
-from convoymq.routing.policies import topic_settings
 
 log = structlog.get_logger()
 
@@ -96,8 +95,7 @@ class SilentPartitions:
         found: dict[TopicKey, int] = {}
         for vhost in self._store.tree.vhosts.values():
             for record in vhost.topics.values():
-                settings = topic_settings(record.name, record.settings, vhost.policies)
-                limit_ms = duration_of(settings, SEAL_AFTER)
+                limit_ms = duration_of(vhost.settings_of(record), SEAL_AFTER)
                 if limit_ms is not None:
                     found[TopicKey(vhost.name, record.name)] = limit_ms
         return found

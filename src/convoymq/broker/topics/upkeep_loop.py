@@ -22,7 +22,6 @@ from convoymq.metadata.topic_settings import GROUP_TTL, MAX_AGE, Settings, durat
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.reads import PartitionDescription
-from convoymq.routing.policies import topic_settings
 from convoymq.topics import retention
 from convoymq.topics.commands import Command as PartitionCommand
 from convoymq.topics.commands import ExpireProducers
@@ -174,10 +173,6 @@ class UpkeepLoop:
         """Has a topic looked at, at the latest then."""
         self._due_ms[key] = min(due_ms, self._due_ms.get(key, due_ms))
 
-    def _settings(self, record: TopicRecord) -> Settings:
-        policies = self._store.tree.vhosts[record.vhost].policies
-        return topic_settings(record.name, record.settings, policies)
-
     # --- one topic -------------------------------------------------------------------------
 
     def _look(self, key: TopicKey, now_ms: int) -> None:
@@ -186,7 +181,7 @@ class UpkeepLoop:
         if record is None:
             self._known.pop(key, None)
             return
-        settings = self._settings(record)
+        settings = self._store.tree.vhost(record.vhost).settings_of(record)
         self._expire_groups(key, record, settings, now_ms)
         if retention.may_retire(record.state, record.held_versions):
             # What comes of it is looked at when it is applied.

@@ -27,7 +27,6 @@ from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_settings import WEAK, Settings, lost_after_of, weak_wait_of
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
-from convoymq.routing.policies import topic_settings
 
 log = structlog.get_logger()
 
@@ -87,7 +86,7 @@ class WeakLoop:
         for vhost in self._store.tree.vhosts.values():
             for record in vhost.topics.values():
                 if record.mode == WEAK:
-                    settings = topic_settings(record.name, record.settings, vhost.policies)
+                    settings = vhost.settings_of(record)
                     seen |= self._look_at(record, settings, now_ms)
         for place in self._heard_ms.keys() - seen:
             del self._heard_ms[place]

@@ -16,6 +16,7 @@ from convoymq.topics import commands as of_partitions
 from convoymq.topics.answers import (
     AckAnswer,
     Answer,
+    CursorAnswer,
     HandOverAnswer,
     LossAnswer,
     ParkAnswer,
@@ -66,6 +67,7 @@ OUTCOMES: dict[int, type[Outcome]] = {
     7: ParkAnswer,
     8: LossAnswer,
     9: RunsAnswer,
+    10: CursorAnswer,
 }
 
 PackedRuns = tuple[int, int, list[ProducedRun]]

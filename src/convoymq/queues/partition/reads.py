@@ -172,10 +172,11 @@ def _described(state: PartitionMachine, name: str, own: GroupCursor) -> GroupDes
 def parked_rows(
     state: PartitionMachine, group: str, after: bytes, limit: int, max_bytes: int
 ) -> list[ParkedRow]:
-    """Returns parked keys behind one, in their order; the first one comes whatever its size."""
+    """Returns parked keys behind one, in their order; the first one comes whatever its size. What
+    was handed over is no more here."""
     own = state.groups.get(group)
     rows: list[ParkedRow] = []
-    if own is None:
+    if own is None or own.handed_over:
         return rows
     size = 0
     for key in sorted(key for key in own.parked.keys if key > after or not after):

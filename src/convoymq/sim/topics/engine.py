@@ -55,6 +55,8 @@ class Network:
         self.engine = engine
         self.loss = loss
         self.repeat = repeat
+        self.mute: set[Hashable] = set()
+        """Links, and ends of links, from which everything is lost."""
         self.lost = 0
         self.repeated = 0
         self._last: dict[Hashable, int] = {}
@@ -62,12 +64,16 @@ class Network:
     def heal(self) -> None:
         """Nothing is lost or repeated any more."""
         self.loss = self.repeat = 0.0
+        self.mute.clear()
 
-    def send(self, link: Hashable, call: Callable[..., None], *arguments: object) -> None:
-        """Delivers after a latency, behind what is on the link already."""
+    def send(
+        self, link: tuple[Hashable, Hashable], call: Callable[..., None], *arguments: object
+    ) -> None:
+        """Delivers after a latency, behind what is on the link already, which goes from its first
+        end to its second."""
         engine = self.engine
         roll = engine.random.random()
-        if roll < self.loss:
+        if roll < self.loss or (self.mute and not self.mute.isdisjoint((link, link[0]))):
             self.lost += 1
             return
         latency = 1 + int(engine.random.random() ** 2 * LATENCY_MS_MAX)

@@ -74,6 +74,8 @@ class Operations:
             "lanes": (50, 200, self._change_lanes),
             "expire": (200, 500, self._abandon_group),
             "forget": (40, 160, self._forget_producers),
+            "mute": (40, 160, self._mute),
+            "unheard": (100, 300, self._lose_answers),
         }
         for kind, (low, high, call) in faults.items():
             if plan.has(kind):
@@ -286,6 +288,29 @@ class Operations:
     def _hear(partition: SimPartition) -> None:
         partition.silent = False
 
+    def _mute(self) -> None:
+        """A source that a group has before it is not heard by the group's coordinator."""
+        metadata = self.world.metadata
+        seat = self.engine.random.choice(list(metadata.groups.values()))
+        ahead = [
+            pid
+            for pid, partition in metadata.topic.lineage.partitions.items()
+            if (partition.sealed_version or 0) > seat.state.cv
+        ]
+        if self.world.chaos and ahead:
+            link = (self.engine.random.choice(ahead), seat.state.name)
+            self.world.fault("mute", f"{link[0]} to {link[1]}")
+            self.world.network.mute.add(link)
+            self.engine.after(self.engine.draw(60, 400), self.world.network.mute.discard, link)
+
+    def _lose_answers(self) -> None:
+        partition = self._draw_partition(newest=self.engine.chance(0.5))
+        if partition is not None:
+            mute = self.world.network.mute
+            self.world.fault("unheard", partition.pid)
+            mute.add(partition.pid)
+            self.engine.after(self.engine.draw(60, 400), mute.discard, partition.pid)
+
     def _trim(self) -> None:
         partition = self._draw_partition(newest=False)
         if partition is not None and partition.serves and not partition.blocked:
@@ -307,7 +332,8 @@ class Operations:
 
     def _forget_producers(self) -> None:
         world = self.world
-        if not world.chaos or self._seals_from_outside:
+        # What has no answer for long waits longer than producers are remembered.
+        if not world.chaos or self._seals_from_outside or world.plan.has("unheard"):
             return
         before_ms = self.engine.now - PRODUCER_TTL_MS
         for each in forgets_producers(world.metadata.topic):

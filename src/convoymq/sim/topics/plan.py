@@ -32,14 +32,16 @@ KINDS = (
     "lanes",
 )
 LATER_KINDS = ("expire", "forget", "window")
+LATEST_KINDS = ("mute", "unheard")
 """Drawn by themselves: the plans of seeds stay as they were."""
 """Of faults and operations. `outage`: a partition's server dies for long, `cutoff`: it does not
 hear the controller, `silent`: it does not answer while it is to be sealed, `empty`: a partition is
 sealed again at once, `restart`: a producer begins a new session, `expire`: a group is without
 members for too long, `forget`: partitions forget producers that are silent, `window`: half of the
-members have a window of many messages."""
+members have a window of many messages, `mute`: a coordinator hears nothing of a partition for a
+while, `unheard`: nobody gets an answer of a partition for a while."""
 CHANGES = frozenset(("split", "merge", "move"))
-ALL_KINDS = (*KINDS, *LATER_KINDS)
+ALL_KINDS = (*KINDS, *LATER_KINDS, *LATEST_KINDS)
 LATER_SEED = 0x5EED
 PER_SEED = 0.5
 """Probability of a kind in a seed."""
@@ -82,8 +84,9 @@ def draw_plan(seed: int, kinds: Collection[str] | None = None) -> Plan:
         drawn |= {"split", "move"}
     later = Random(seed ^ LATER_SEED)
     drawn |= {kind for kind in LATER_KINDS if later.random() < PER_SEED}
-    chosen = frozenset(drawn if kinds is None else kinds)
     keeps = later.random()
+    drawn |= {kind for kind in LATEST_KINDS if later.random() < PER_SEED}
+    chosen = frozenset(drawn if kinds is None else kinds)
     logical = random.choice((4, 8, 8, 16))
     plan = Plan(
         seed,

@@ -24,6 +24,8 @@ IN_FLIGHT_MS = 150
 Token = tuple[int, int]
 Reader = tuple[str, int]
 """A group and its group epoch."""
+Parked = tuple[int, int]
+"""The version that created the partition of a parked message, and the message."""
 
 
 class Referee:
@@ -58,8 +60,7 @@ class Referee:
         """With the version that created the partition of the copy."""
         self.delivered: dict[Reader, set[tuple[int, int]]] = defaultdict(set)
         self.losses: dict[Reader, list[events.Loss]] = defaultdict(list)
-        self.parked: dict[tuple[str, int, bytes], list[int]] = defaultdict(list)
-        self.parked_in: dict[Reader, dict[int, int]] = defaultdict(dict)
+        self.parked: dict[tuple[str, int, bytes], list[Parked]] = defaultdict(list)
         self.doubtful: dict[Reader, dict[int, int]] = defaultdict(dict)
         """Parked messages that may be lost with a partition, and the version that created it: they
         are out of reach behind it, and only there."""
@@ -70,7 +71,7 @@ class Referee:
         self.effects: dict[Reader, dict[int, int]] = defaultdict(dict)
         """With the version that created the partition of the latest copy."""
         self.last_effect: dict[tuple[str, int, bytes], Token] = {}
-        self.applied: dict[tuple[str, int, bytes], list[int]] = defaultdict(list)
+        self.applied: dict[tuple[str, int, bytes], list[events.Effect]] = defaultdict(list)
         self._last_of_lp: dict[int, Token] = {}
         self._last_of_producer: dict[tuple[int, int], int] = {}
         self._last_in_partition: dict[tuple[int, int, int], int] = {}
@@ -259,6 +260,10 @@ class Referee:
         if kept:
             self.say("A5", f"{event}: its parents {kept} are kept")
         self.deleted.add(event.pid)
+        for reader in self.gens.items():
+            if event.pid in self.missing[reader]:
+                # What is parked there never comes: the record of the skip says so.
+                self._set_aside(reader, event.pid, self.doubtful)
 
     # Groups: A6 to A13
 
@@ -354,24 +359,27 @@ class Referee:
         )
 
     def _out_of_reach(self, reader: Reader) -> dict[int, int]:
-        """Returns parked messages, and the version that created the partition behind which they
-        are out of reach."""
-        return {**self.aside[reader], **self.doubtful[reader]}
+        """Returns parked messages, and the version that created the first partition behind which
+        they are out of reach."""
+        found = dict(self.aside[reader])
+        for msg, version in self.doubtful[reader].items():
+            found[msg] = min(version, found.get(msg, version))
+        return found
 
     def _check_parked(self, event: events.Deliver) -> None:
         """A12: only the head of a parked key is delivered."""
         doubtful = self._out_of_reach((event.group, event.gen))
         reached = self.created.get(event.lease_pid, 0)
         parked = self.parked.get((event.group, event.gen, event.key), ())
-        waiting = [msg for msg in parked if msg not in doubtful or doubtful[msg] >= reached]
+        waiting = [each for each in parked if doubtful.get(each[1], reached) >= reached]
         if event.lease_pid in self.missing[event.group, event.gen]:
             # What is parked behind it says nothing to what comes late.
-            parked_in = self.parked_in[event.group, event.gen]
-            waiting = [msg for msg in waiting if parked_in.get(msg, 0) <= reached]
+            waiting = [each for each in waiting if each[0] <= reached]
         if self.weak and event.parked:
-            parked_in = self.parked_in[event.group, event.gen]
-            waiting = [msg for msg in parked if parked_in.get(msg) == parked_in.get(event.msg)]
-        if (waiting or event.parked) and not (event.parked and [event.msg] == waiting[:1]):
+            # What was skipped has a park log of its own.
+            waiting = [each for each in parked if each[0] == event.created_v]
+        head = [(event.created_v, event.msg)]
+        if (waiting or event.parked) and not (event.parked and head == waiting[:1]):
             self.say("A12", f"{event}: {waiting} wait in the park log")
 
     def _check_gate(self, event: events.Deliver) -> None:
@@ -451,6 +459,8 @@ class Referee:
             and (
                 self._is_settled(reader, copy.pid, copy.offset)
                 or not self._is_required(reader, copy, begin)
+                # That one comes late, or the record of the skip says that it does not.
+                or copy.pid in self.passed[reader]
             )
             for copy in self.copies[stored.msg]
         ):
@@ -461,9 +471,8 @@ class Referee:
         """A12: the park log of a key is in order."""
         reader = (event.group, event.gen)
         self.settled[reader].add((event.pid, event.offset))
-        self.parked[event.group, event.gen, event.key].append(event.msg)
-        self.parked_in[reader][event.msg] = self.created.get(event.pid, 0)
         lp, created = self.sends[event.msg].lp, self.created.get(event.pid, 0)
+        self.parked[event.group, event.gen, event.key].append((created, event.msg))
         # The first of them that takes nothing over cuts the park log off from all behind it.
         cut = [
             self.created[pid]
@@ -477,21 +486,21 @@ class Referee:
         """A12: the head leaves."""
         waiting = self.parked[event.group, event.gen, event.key]
         doubtful = self._out_of_reach((event.group, event.gen))
-        heads = waiting[:1] + [msg for msg in waiting if msg not in doubtful][:1]
-        if self.weak and event.msg not in heads:
+        heads = waiting[:1] + [each for each in waiting if each[1] not in doubtful][:1]
+        if self.weak:
             # What was skipped has a park log of its own.
-            parked_in = self.parked_in[event.group, event.gen]
-            in_one = [msg for msg in waiting if parked_in.get(msg) == parked_in.get(event.msg)]
-            heads += in_one[:1]
-        if event.msg not in heads:
+            heads += {each[0]: each for each in reversed(waiting)}.values()
+        mine = [each for each in heads if each[1] == event.msg]
+        if not mine:
             self.say("A12", f"{event}: {waiting} wait in the park log")
-        if event.msg in waiting:
-            waiting.remove(event.msg)
+            mine = [each for each in waiting if each[1] == event.msg]
+        if mine:
+            waiting.remove(mine[0])
         reader = (event.group, event.gen)
         if event.skipped:
             self.skipped[reader].add(event.msg)
         else:
-            self.acked_msgs[reader][event.msg] = self.parked_in[reader].get(event.msg, 0)
+            self.acked_msgs[reader][event.msg] = mine[0][0] if mine else 0
 
     def on_loss(self, event: events.Loss) -> None:
         """Something is given up, by name."""
@@ -514,9 +523,8 @@ class Referee:
         for (group, gen, _), waiting in self.parked.items():
             if (group, gen) != reader:
                 continue
-            for msg in waiting:
-                before = self.parked_in[reader].get(msg, 0) <= created
-                if before and lo <= self.sends[msg].lp < hi:
+            for version, msg in waiting:
+                if version <= created and lo <= self.sends[msg].lp < hi:
                     found[reader][msg] = min(created, found[reader].get(msg, created))
 
     def on_effect(self, event: events.Effect) -> None:
@@ -533,7 +541,7 @@ class Referee:
         self.last_effect[key] = token
         version = self.effects[reader].get(event.msg)
         if version is None:
-            self.applied[key].append(event.msg)
+            self.applied[key].append(event)
         elif not self._is_lost_between(event.msg, version, event):
             self.say("A13", f"{event} is applied twice")
         self.effects[reader][event.msg] = event.created_v
@@ -571,12 +579,18 @@ class Referee:
         for (group, gen, key), applied in self.applied.items():
             if (group, gen) != reader:
                 continue
-            by_producer: dict[int, int] = {}
-            for msg in applied:
-                producer = self.sends[msg].producer
-                if msg <= by_producer.get(producer, 0):
+            by_producer: dict[int, events.Effect] = {}
+            for effect in applied:
+                msg, producer = effect.msg, self.sends[effect.msg].producer
+                last = by_producer.get(producer)
+                # Behind a lost partition comes again what was stored before it, and what expired
+                # there comes for the first time.
+                late = last is not None and msg <= last.msg
+                if last is not None and late:
+                    late = not self._is_lost_between(last.msg, last.created_v, effect)
+                if late:
                     self.say("A15", f"{key!r}: message {msg} of {producer} came late, by {reader}")
-                by_producer[producer] = msg
+                by_producer[producer] = effect
 
 
 _METHODS: dict[type, str] = {

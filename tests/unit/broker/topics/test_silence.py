@@ -10,8 +10,9 @@ import pytest
 
 from convoymq.broker.topics.silence import LOOK_MS, SilentPartitions
 from convoymq.metadata.machine import Change, ChangeKind
+from convoymq.metadata.records import Vhost
 from convoymq.model.errors import PreconditionFailed
-from convoymq.routing.policies import Policies
+from convoymq.routing.topology import Topology
 from convoymq.topics.routes import first_route
 from convoymq.topics.topic import TopicState
 
@@ -26,13 +27,13 @@ class World:
         self.sealed: list[tuple[str, str, int]] = []
         self.refusal: Exception | None = None
         self.tasks: list[asyncio.Task[None]] = []
-        records = {
+        records: Any = {
             name: SimpleNamespace(
                 vhost="/", name=name, settings=settings, state=TopicState.first(first_route(8, 1))
             )
             for name, settings in (("orders", {"seal-after": "5s"}), ("logs", {}))
         }
-        vhost = SimpleNamespace(name="/", topics=records, policies=Policies())
+        vhost = Vhost("/", Topology("/"), topics=records)
         self.store: Any = SimpleNamespace(leader=1, tree=SimpleNamespace(vhosts={"/": vhost}))
         partitions: Any = SimpleNamespace(
             members=lambda record, pid: (2, 3),

@@ -20,7 +20,7 @@ from convoymq.metadata.topics import partition_queue_name
 from convoymq.model.errors import PreconditionFailed
 from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.queues.partition.queue import PartitionQueue
-from convoymq.topics.answers import Answer
+from convoymq.topics.answers import CursorAnswer
 from convoymq.topics.commands import ExpireProducers, OpenCursor, Trim
 from convoymq.topics.dedup import DedupTable
 from convoymq.topics.partition import PartitionMachine
@@ -224,7 +224,7 @@ async def test_a_group_goes_on_behind_what_was_cut_when_somebody_accepts_it(
     queue = broker.topic_parts.partitions.get(record(cluster, node=3), 0)
     await broker.topics.create_group("/", "orders", "g")
     assert await broker.topics.accept_loss("/", "orders", "g") == []
-    assert await queue.ask(OpenCursor("g", 1, -1), 5) == Answer(Code.OK)
+    assert await queue.ask(OpenCursor("g", 1, -1), 5) == CursorAnswer(Code.OK)
     for state in machines_of(cluster, 0):
         state.append_until(9, 1)
         state.trim(Trim(5))

@@ -304,6 +304,7 @@ COMMANDS = st.one_of(
     st.just(OPEN),
     st.just(SEAL),
     st.builds(c.OpenCursor, GROUPS, st.integers(1, 2), st.integers(-2, 6)),
+    st.builds(c.OpenCursor, GROUPS, st.just(1), taken=st.sampled_from([(), ((0, 2),)])),
     st.builds(c.Lease, GROUPS, st.integers(1, 2), st.integers(0, 3), st.just("m")),
     st.builds(c.Ack, GROUPS, st.just(1), st.integers(0, 3), st.lists(SMALL, max_size=4).map(tuple)),
     st.builds(

@@ -13,7 +13,14 @@ from convoymq.queues.partition.reads import Fetch, Fetched
 from convoymq.queues.session_client import OVER_AFTER_MS
 from convoymq.queues.sessions import REPLIES_KEPT_MAX
 from convoymq.topics import commands as c
-from convoymq.topics.answers import AckAnswer, Answer, RunAnswer, RunsAnswer, SealAnswer
+from convoymq.topics.answers import (
+    AckAnswer,
+    Answer,
+    CursorAnswer,
+    RunAnswer,
+    RunsAnswer,
+    SealAnswer,
+)
 from convoymq.topics.commands import ProducedRun as Run
 from convoymq.topics.order_token import OrderToken
 from convoymq.topics.refusals import Code
@@ -284,7 +291,7 @@ def test_a_session_takes_no_more_runs_than_answers_are_kept() -> None:
 @pytest.mark.parametrize("node", [1, 3, 4])
 def test_a_command_is_answered_on_any_node(node: int) -> None:
     cluster = PartitionCluster()
-    assert cluster.tell(c.OpenCursor("g", 1), node) == Answer(Code.OK)
+    assert cluster.tell(c.OpenCursor("g", 1), node) == CursorAnswer(Code.OK)
     sealed = cluster.tell(SEAL, node)
     assert isinstance(sealed, SealAnswer)
     assert (sealed.code, sealed.close_offset) == (Code.OK, 1)
@@ -302,7 +309,7 @@ def test_an_answer_that_is_lost_is_asked_for_again() -> None:
     # Its answer says that both are applied.
     cluster.nodes[4].queue.tell(c.Lease("g", 1, 1, "m"), later)
     cluster.run()
-    assert told.found == later.found == Answer(Code.OK)
+    assert (told.found, later.found) == (CursorAnswer(Code.OK), Answer(Code.OK))
 
 
 def test_commands_survive_the_end_of_their_session() -> None:
