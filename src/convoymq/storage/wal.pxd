@@ -29,7 +29,7 @@ cdef class Wal:
     cdef public WalFile current, next_file
     cdef public bint _preparing, _allocating, _failed, closing
     cdef public list _pool, _flight, _completing, _flight_buffers, _idle
-    cdef public int64_t _pool_counter, generation, sequence, written_sequence, barrier
+    cdef public int64_t _pool_counter, _recycling, generation, sequence, written_sequence, barrier
     cdef public int64_t backlog_bytes, _marked_sequence, _seen_sequence, flush_count, bytes_written
     cdef public int64_t _size_max, _allocation_began, _allocate_bytes
     cdef public bint _preallocate, _turn

@@ -65,7 +65,8 @@ the file is ready in time, and no burst on the disk of who logs little."""
 START_BYTES = 8 << 20
 """Preallocation starts when this part of a growing file, or half of one that does not grow, has
 been filled: an idle node writes nothing."""
-POOL_FILES_MAX = 2
+POOL_FILES_MAX = 1
+"""Emptied files that are kept, beside the one that comes next."""
 
 
 class WalFile:
@@ -194,7 +195,7 @@ class Wal:
         self.next_file: WalFile | None = None
         self._preparing = False
         self._pool: list[str] = []
-        self._pool_counter = 0
+        self._pool_counter = self._recycling = 0
         self._allocating = False
         self._allocation_began = 0
         self._allocate_bytes = 0
@@ -693,6 +694,10 @@ class Wal:
                 return
             self._allocating = False
             target.close()
+            if not self._pool_has_room():
+                # Files were emptied meanwhile.
+                self._worker.submit(lambda: directory.remove(name), lambda _, e: None)
+                return
             self._pool.append(name)
             self._prepare_next()
 
@@ -724,7 +729,7 @@ class Wal:
         recycle = (
             self._config.wal_preallocate
             and file.file.size() >= self._config.wal_max_size_bytes
-            and len(self._pool) < POOL_FILES_MAX
+            and self._pool_has_room()
             and not self.closing
         )
         name = file.name
@@ -739,6 +744,7 @@ class Wal:
             self._worker.submit(remove, lambda _, e: None)
             return
         self._pool_counter += 1
+        self._recycling += 1
         pooled = f"wal/{self._pool_counter:016x}.free"
 
         def rename() -> None:
@@ -747,11 +753,16 @@ class Wal:
             directory.sync("wal")
 
         def done(_: object, error: BaseException | None) -> None:
+            self._recycling -= 1
             if error is None:
                 self._pool.append(pooled)
                 self._prepare_next()
 
         self._worker.submit(rename, done)
+
+    def _pool_has_room(self) -> bool:
+        """Counts what the worker is about to put there (`_recycling`) as well: it may be behind."""
+        return len(self._pool) + self._recycling < POOL_FILES_MAX
 
     def read(self, place: int, length: int) -> bytes:
         """Reads `length` bytes at a place. Raises OSError, StorageFault when cut short."""

@@ -118,6 +118,25 @@ def test_a_recycled_file_never_shows_its_former_life() -> None:
     assert node.log(1).last_index == 302
 
 
+def test_a_worker_that_is_behind_leaves_no_more_files_than_one_that_keeps_up() -> None:
+    node = Node()
+    for _ in range(40):
+        node.append(1, 10, 1000)
+        node.storage.kick()
+        while node.flusher.run():
+            pass
+    assert node.storage.wal_files_waiting > 2 * wal.POOL_FILES_MAX
+    model = node.models[1]
+    model.applied = model.written
+    model.dead = set(range(1, model.applied + 1))
+    node.storage.tick()
+    node.run()
+    assert node.storage.wal_files_waiting == 0
+    prepared = [name for name in node.disk.list("wal") if not name.startswith("manifest")]
+    # The one that is written to, the next one, and the pool.
+    assert len(prepared) <= 2 + wal.POOL_FILES_MAX, prepared
+
+
 @pytest.mark.parametrize("torn", range(30))
 @pytest.mark.parametrize("whole", [False, True], ids=["one sector", "all from there on"])
 @pytest.mark.parametrize("count", [1, 5])
