@@ -20,6 +20,7 @@ from convoymq.kernels import batch
 from convoymq.kernels.entries import Entry
 from convoymq.queues.classic.records import headers_of, traits_of
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
+from convoymq.sim import turns
 from convoymq.sim.command_bodies import CheckoutSpec, OtherOps, ReservationOp
 from convoymq.sim.delivery_parts import (
     STILL_THERE,
@@ -47,7 +48,6 @@ SESSION_OPEN = batch.CMD_SESSION_OPEN
 LEVEL_MAX = 31
 AT_LEAST_ONCE = 2
 WINDOW_UNLIMITED = 2000
-TURN_SHARE = 16
 LIMITS = (
     "message_ttl_ms",
     "expires_ms",
@@ -58,9 +58,6 @@ LIMITS = (
     "delayed_retry_min_ms",
     "delayed_retry_max_ms",
 )
-TURN_MESSAGES_MAX = 256
-BUSY_TURN_MAX = 64
-QUICK_MS = 100
 SWEEP_MS = 100
 
 
@@ -219,12 +216,8 @@ class DeliveryModel(ReadyLines):
                 for first, last in zip(ranges[::2], ranges[1::2], strict=True):
                     self._release(consumer, kind, flags & 1, first, last)
                 settled = held - len(consumer.held)
-                if kind == batch.CMD_SETTLE and settled and self._serves_attributes():
-                    consumer.settled_at_once = settled
-                if kind == batch.CMD_SETTLE and settled and self._completes_batches():
-                    quick = self.time_ms - consumer.turn_ms <= QUICK_MS
-                    changed = consumer.quick_turn * (2 if quick else 0.5)
-                    consumer.quick_turn = min(max(int(changed), 1), BUSY_TURN_MAX)
+                if kind == batch.CMD_SETTLE and settled:
+                    turns.has_settled(consumer, settled, self.time_ms, self._version())
         elif kind == batch.CMD_CHECKOUT:
             spec = decode_map(batch.command_body(data, offset), count)
             self._checkout(session, arg, cast(CheckoutSpec, spec))
@@ -365,19 +358,16 @@ class DeliveryModel(ReadyLines):
             else:
                 self._enter(message)
 
-    def _serves_attributes(self) -> bool:
-        return self.in_force(2)
-
-    def _completes_batches(self) -> bool:
-        return self.in_force(3)
+    def _version(self) -> int:
+        return max((known for known, at in self.since.items() if self.index >= at), default=1)
 
     def in_force(self, version: int) -> bool:
         """Returns whether that version of the machine, or a later one, applies entries by now."""
-        return any(self.index >= at for known, at in self.since.items() if known >= version)
+        return self._version() >= version
 
     def _delay_of(self, record: bytes) -> int:
         """For how long a message is to wait."""
-        if not self._serves_attributes():
+        if not self.in_force(2):
             return 0
         field = headers_of(record).get("x-delay")
         return field.value if field is not None and isinstance(field.value, int) else 0
@@ -411,7 +401,7 @@ class DeliveryModel(ReadyLines):
         """Sets its priority, and when it expires: both stay as they are now."""
         ttl = self.limits["message_ttl_ms"]
         times = [ttl] if ttl >= 0 else []
-        if self._serves_attributes():
+        if self.in_force(2):
             traits = traits_of(record)
             if traits.priority is not None:
                 message.level = min(traits.priority, LEVEL_MAX)
@@ -701,27 +691,12 @@ class DeliveryModel(ReadyLines):
         highest = max(consumer.priority for consumer in queue)
         rivals = [consumer for consumer in queue if consumer.priority == highest]
         consumer = min(rivals, key=lambda c: c.waits_since)
-        ready = self._available()
-        share = ready
-        average = self._average_held()
-        batch_ends = False
-        if len(rivals) > 1:
-            share = min(max(ready // (TURN_SHARE * len(rivals)), 1), TURN_MESSAGES_MAX)
-            # Who settles many at once gets as many at once, when all have as much to do.
-            busy = min(average, consumer.settled_at_once, BUSY_TURN_MAX)
-            if self._completes_batches() and consumer.settled_at_once > share:
-                # Or when it is quick; and just so many that it can settle all that it holds.
-                if not consumer.held or self.time_ms - consumer.turn_ms <= QUICK_MS:
-                    busy = max(busy, consumer.quick_turn)
-                whole = consumer.settled_at_once
-                while whole <= len(consumer.held):
-                    whole += consumer.settled_at_once
-                busy = min(busy, whole - len(consumer.held))
-                batch_ends = busy >= share and len(consumer.held) + busy == whole
-            share = max(share, busy)
-        quick = consumer.quick_turn if self._completes_batches() else 0
-        if self._completes_batches():
+        ready, average, version = self._available(), self._average_held(), self._version()
+        here = (ready, len(rivals), average)
+        share, completes = turns.share_of(consumer, *here, self.time_ms, version)
+        if version >= 3:
             consumer.turn_ms = self.time_ms
+            average = max(average, consumer.quick_turn)
         given = 0
         while given < share and len(consumer.held) < consumer.window:
             if not self._has_ready():
@@ -735,8 +710,8 @@ class DeliveryModel(ReadyLines):
             self._expire()
             if message.place is not Place.HELD or len(consumer.held) > consumer.window:
                 self.fail(f"{name_of_consumer(consumer)} holds {len(consumer.held)}")
-        self._check_turn(consumer, given, ready, max(average, quick))
-        goes_on = batch_ends and given < share
+        self._check_turn(consumer, given, ready, average)
+        goes_on = completes and given < share
         consumer.goes_on = goes_on and self._may_be_served(consumer)
         if not self._may_be_served(consumer):
             consumer.waits_since = 0
@@ -759,14 +734,11 @@ class DeliveryModel(ReadyLines):
                 self.fail(f"{me} was served, and {name_of_consumer(other)} has priority and credit")
             if other.priority == consumer.priority:
                 rivals += 1
-                if consumer.goes_on:
-                    continue  # the same turn goes on
-                other.passed[me] = other.passed.get(me, 0) + 1
+                # A turn that goes on is no other one.
+                other.passed[me] = other.passed.get(me, 0) + (not consumer.goes_on)
                 if other.passed[me] > 1:
                     self.fail(f"{name_of_consumer(other)} has credit and saw two turns of {me}")
-        share = min(TURN_MESSAGES_MAX, ready / (TURN_SHARE * (rivals + 1)))
-        busy = min(average, BUSY_TURN_MAX) if consumer.settled_at_once >= given else 0
-        if rivals and given > max(1, share, busy):
+        if turns.is_too_long(consumer, given, ready, rivals, average):
             self.fail(f"{me} got {given} of {ready} at once, and {rivals} others wait")
 
     # Single active consumer.

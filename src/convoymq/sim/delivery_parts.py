@@ -105,11 +105,11 @@ class Consumer:
         self.settled_at_once = 0
         """Messages of the last command by which it settled some; since version 2."""
         self.quick_turn = 1
-        """What it may have at once since it settles quickly; since version 3."""
+        """Messages that it may have at once as it settles quickly; since version 3."""
         self.turn_ms = 0
-        """When it had its last turn."""
+        """Time of its last turn."""
         self.goes_on = False
-        """Its turn was not over when no message was left."""
+        """True if its turn was not over when no message was left."""
         self.waits_since = 0
         """Since when it could be served and was not; 0 = it cannot be served."""
         self.arrived = 0

@@ -25,7 +25,7 @@ def answer_queue_op(model: DeliveryModel, session: Session, op: ReservationOp) -
     """Follows a question to the queue itself; False: it is none."""
     if op["op"] not in QUEUE_OPS:
         return False
-    if not model._serves_attributes():
+    if not model.in_force(2):
         model._answer(session, APPLIED_REJECTED, MALFORMED)
         return True
     if op["op"] == "cancel_scheduled":

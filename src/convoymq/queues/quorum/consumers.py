@@ -94,7 +94,7 @@ class Consumer:
         self.turn_ms = 0
 
     def settled(self, messages: int, time_ms: int, version: int) -> None:
-        """It settled some messages by one command."""
+        """Takes note that some messages were settled by one command."""
         if version >= 2:
             self.settled_at_once = messages
         if version >= BATCHES_SINCE:
