@@ -123,9 +123,11 @@ def test_second_copies_behind_two_external_seals_are_passed_over(seed: int) -> N
     assert result.failure is None, result.detail
 
 
-def test_a_second_copy_that_is_parked_too_is_another_one() -> None:
-    """In what was skipped, and behind it: the referee took both for parked in one partition."""
-    result = run_topic_seed(34060856)
+@pytest.mark.parametrize("seed", [34060856, 35004962, 35006060])
+def test_a_second_copy_that_is_parked_too_is_another_one(seed: int) -> None:
+    """In what was skipped, and behind it: the referee took both for parked in one partition, and
+    the one that leaves the park log for the other."""
+    result = run_topic_seed(seed)
     assert result.failure is None, result.detail
 
 

@@ -399,7 +399,7 @@ class PartitionMachine:
 
     @staticmethod
     def _come_back(own: GroupCursor, taken: tuple[tuple[int, int], ...]) -> None:
-        """What was handed over is read here again, but for what targets began with."""
+        """Takes back what was handed over, but for what targets began with."""
         if own.handed_over:
             own.handed_over = False
             for lo, hi in taken:

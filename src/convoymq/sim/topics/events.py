@@ -159,11 +159,13 @@ class Park(NamedTuple):
 
 
 class Unpark(NamedTuple):
-    """A message left the park log; `skipped`: an operator gave it up."""
+    """A message left the park log; `skipped`: an operator gave it up. `created_v`: of the partition
+    that it was parked in, which tells copies apart."""
 
     t: int
     group: str
     gen: int
+    created_v: int
     key: bytes
     msg: int
     skipped: bool

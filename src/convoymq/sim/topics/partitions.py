@@ -17,6 +17,7 @@ from convoymq.topics.answers import (
     FetchAnswer,
     LossAnswer,
     ParkAnswer,
+    ParkedEntry,
     ProduceAnswer,
     Record,
     SealAnswer,
@@ -179,15 +180,20 @@ class SimPartition:
             events.Loss(now, command.group, gen, self.pid, 0, first, "position")
         )
 
-    def _head(self, command: Command) -> bytes:
+    def _head(self, command: Command) -> ParkedEntry | None:
         if isinstance(command, DoneParked | SkipParked):
             own = self.machine.groups.get(command.group)
             parked = own.parked.keys.get(command.key) if own is not None else None
-            return parked.entries[0].message if parked is not None else b""
-        return b""
+            return parked.entries[0] if parked is not None else None
+        return None
 
     def _trace(
-        self, command: Command, answer: Outcome, was_open: bool, acked_before: bool, head: bytes
+        self,
+        command: Command,
+        answer: Outcome,
+        was_open: bool,
+        acked_before: bool,
+        head: ParkedEntry | None,
     ) -> None:
         world, machine, now = self.world, self.machine, self.world.engine.now
         trace = world.trace.append
@@ -240,7 +246,10 @@ class SimPartition:
                     trace(events.Loss(now, group, gen, self.pid, first, end, "expired"))
 
     def _trace_parked(
-        self, command: Park | DoneParked | SkipParked, answer: ParkAnswer, head: bytes
+        self,
+        command: Park | DoneParked | SkipParked,
+        answer: ParkAnswer,
+        head: ParkedEntry | None,
     ) -> None:
         if answer.code is not Code.OK:
             return
@@ -251,8 +260,9 @@ class SimPartition:
             offset, key, epoch = command.offset, command.key, command.epoch
             trace(events.Park(now, group, gen, self.pid, offset, key, message, epoch))
         elif isinstance(command, SkipParked) or not command.failed:
-            skipped = isinstance(command, SkipParked)
-            trace(events.Unpark(now, group, gen, command.key, int(head), skipped))
+            assert head is not None
+            message, skipped = int(head.message), isinstance(command, SkipParked)
+            trace(events.Unpark(now, group, gen, head.version, command.key, message, skipped))
 
     # Reads
 

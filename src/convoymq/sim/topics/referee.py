@@ -61,7 +61,7 @@ class Referee:
         self.delivered: dict[Reader, set[tuple[int, int]]] = defaultdict(set)
         self.losses: dict[Reader, list[events.Loss]] = defaultdict(list)
         self.parked: dict[tuple[str, int, bytes], list[Parked]] = defaultdict(list)
-        self.doubtful: dict[Reader, dict[int, int]] = defaultdict(dict)
+        self.doubtful: dict[Reader, dict[Parked, int]] = defaultdict(dict)
         """Parked messages that may be lost with a partition, and the version that created it: they
         are out of reach behind it, and only there."""
         self.skipped: dict[Reader, set[int]] = defaultdict(set)
@@ -86,7 +86,7 @@ class Referee:
         """Partitions that were skipped, also when they were read later."""
         self.missing: dict[Reader, set[int]] = defaultdict(set)
         """Of these, those that are to come."""
-        self.aside: dict[Reader, dict[int, int]] = defaultdict(dict)
+        self.aside: dict[Reader, dict[Parked, int]] = defaultdict(dict)
         """As `doubtful`, of skipped partitions: these messages come late."""
         self.acked: dict[Reader, set[tuple[int, int]]] = defaultdict(set)
         """Places that are acknowledged."""
@@ -358,12 +358,12 @@ class Referee:
             for pid in self.lost
         )
 
-    def _out_of_reach(self, reader: Reader) -> dict[int, int]:
+    def _out_of_reach(self, reader: Reader) -> dict[Parked, int]:
         """Returns parked messages, and the version that created the first partition behind which
         they are out of reach."""
         found = dict(self.aside[reader])
-        for msg, version in self.doubtful[reader].items():
-            found[msg] = min(version, found.get(msg, version))
+        for parked, version in self.doubtful[reader].items():
+            found[parked] = min(version, found.get(parked, version))
         return found
 
     def _check_parked(self, event: events.Deliver) -> None:
@@ -371,7 +371,7 @@ class Referee:
         doubtful = self._out_of_reach((event.group, event.gen))
         reached = self.created.get(event.lease_pid, 0)
         parked = self.parked.get((event.group, event.gen, event.key), ())
-        waiting = [each for each in parked if doubtful.get(each[1], reached) >= reached]
+        waiting = [each for each in parked if doubtful.get(each, reached) >= reached]
         if event.lease_pid in self.missing[event.group, event.gen]:
             # What is parked behind it says nothing to what comes late.
             waiting = [each for each in waiting if each[0] <= reached]
@@ -480,27 +480,26 @@ class Referee:
             if self.created[pid] >= created and self.spans[pid][0] <= lp < self.spans[pid][1]
         ]
         if cut:
-            self.aside[reader][event.msg] = min(cut)
+            self.aside[reader][created, event.msg] = min(cut)
 
     def on_unpark(self, event: events.Unpark) -> None:
         """A12: the head leaves."""
         waiting = self.parked[event.group, event.gen, event.key]
         doubtful = self._out_of_reach((event.group, event.gen))
-        heads = waiting[:1] + [each for each in waiting if each[1] not in doubtful][:1]
+        heads = waiting[:1] + [each for each in waiting if each not in doubtful][:1]
         if self.weak:
             # What was skipped has a park log of its own.
             heads += {each[0]: each for each in reversed(waiting)}.values()
-        mine = [each for each in heads if each[1] == event.msg]
-        if not mine:
+        mine = (event.created_v, event.msg)
+        if mine not in heads:
             self.say("A12", f"{event}: {waiting} wait in the park log")
-            mine = [each for each in waiting if each[1] == event.msg]
-        if mine:
-            waiting.remove(mine[0])
+        if mine in waiting:
+            waiting.remove(mine)
         reader = (event.group, event.gen)
         if event.skipped:
             self.skipped[reader].add(event.msg)
         else:
-            self.acked_msgs[reader][event.msg] = mine[0][0] if mine else 0
+            self.acked_msgs[reader][event.msg] = event.created_v
 
     def on_loss(self, event: events.Loss) -> None:
         """Something is given up, by name."""
@@ -515,7 +514,7 @@ class Referee:
         self.lost.add(event.pid)
         self._set_aside(reader, event.pid, self.doubtful)
 
-    def _set_aside(self, reader: Reader, pid: int, found: dict[Reader, dict[int, int]]) -> None:
+    def _set_aside(self, reader: Reader, pid: int, found: dict[Reader, dict[Parked, int]]) -> None:
         """Messages that are parked in a partition that is lost or skipped, or still in one before
         it, are out of reach behind it."""
         lo, hi = self.spans.get(pid, (0, 0))
@@ -523,9 +522,9 @@ class Referee:
         for (group, gen, _), waiting in self.parked.items():
             if (group, gen) != reader:
                 continue
-            for version, msg in waiting:
-                if version <= created and lo <= self.sends[msg].lp < hi:
-                    found[reader][msg] = min(created, found[reader].get(msg, created))
+            for parked in waiting:
+                if parked[0] <= created and lo <= self.sends[parked[1]].lp < hi:
+                    found[reader][parked] = min(created, found[reader].get(parked, created))
 
     def on_effect(self, event: events.Effect) -> None:
         """A13."""
@@ -569,7 +568,9 @@ class Referee:
         for copy in required:
             if (copy.pid, copy.offset) not in self.settled[reader]:
                 self.say("A11", f"{copy} was never acknowledged by {reader}")
-        gone = msg in self.skipped[reader] or msg in self.doubtful[reader]
+        gone = msg in self.skipped[reader]
+        doubtful = self.doubtful[reader]
+        gone = gone or any((each.created_v, msg) in doubtful for each in self.copies[msg])
         gone = gone or msg in self.retried[reader]
         if copies and required == copies and not gone and msg not in self.effects[reader]:
             self.say("A13", f"message {msg} was never applied by {reader}: {copies}")

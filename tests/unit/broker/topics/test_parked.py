@@ -1,4 +1,5 @@
-"""Parked keys: where operators find them, and messages that get another body."""
+"""Parked keys for operators: which partitions are asked, what comes of it, and messages that get
+another body."""
 
 from __future__ import annotations
 
@@ -16,14 +17,16 @@ from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_writer import ColumnWriter
 from convoymq.kernels.columns import PROPERTIES
 from convoymq.management.messages import build_record
-from convoymq.model.errors import Unavailable
+from convoymq.model.errors import NotFound, Unavailable
 from convoymq.queues.partition.reads import ParkedRow
-from convoymq.topics.answers import ParkAnswer
-from convoymq.topics.changes import Phase, Seal, plan_move
-from convoymq.topics.commands import ResumeParked
+from convoymq.topics.answers import ParkAnswer, ParkedEntry
+from convoymq.topics.changes import Phase, Seal, plan_split
+from convoymq.topics.commands import ResumeParked, SkipParked
 from convoymq.topics.dedup import DedupTable
-from convoymq.topics.group import Advance, GroupState, Skip
-from convoymq.topics.order_token import OrderToken
+from convoymq.topics.group import Advance, GroupCommand, GroupState, Skip
+from convoymq.topics.hashing import logical_partition
+from convoymq.topics.lineage import PartitionState
+from convoymq.topics.parking import ParkSet
 from convoymq.topics.refusals import Code, NotParked
 from convoymq.topics.routes import first_route
 from convoymq.topics.topic import TopicState
@@ -57,70 +60,172 @@ def test_another_body_leaves_the_rest_as_it_was(body: bytes) -> None:
     assert flags[0] == flags[1]
 
 
-class Queue:
-    """A partition with one parked key, or none. It says nothing while it is `away`."""
-
-    def __init__(self, key: bytes = b"") -> None:
-        self.key = key
-        self.away = False
-        self.resumed: list[bytes] = []
-
-    async def parked(self, group: str, after: bytes) -> list[ParkedRow]:
-        if self.away:
-            raise Unavailable("no leader")
-        row = ParkedRow(self.key, 0, False, 1, 3, OrderToken(0, 4), b"one")
-        return [row] if self.key and self.key > after else []
-
-    async def ask(self, command: ResumeParked) -> ParkAnswer:
-        if self.away:
-            raise Unavailable("no leader")
-        if command.key != self.key:
-            return ParkAnswer(Code.NOT_PARKED)
-        self.resumed.append(command.key)
-        return ParkAnswer(Code.OK)
+LOGICAL = 8
+PLACE = ("/", "orders", "g")
+ADVANCE = Advance(1, 0, 1)
+SKIP = Skip(0, 1, 8)
 
 
-class World:
-    """A group that has skipped the first of two partitions of a topic, one behind the other."""
+class FakePartition:
+    """The park set of one group, in pages of two. It says nothing while it is `away`."""
 
     def __init__(self) -> None:
-        topic = TopicState.first(first_route(4, 1))
-        change = plan_move(topic.route, 0, 1, "c")
+        self.keys = ParkSet()
+        self.asked: list[object] = []
+        self.code = Code.OK
+        self.away = False
+
+    async def parked(self, _group: str, after: bytes = b"") -> list[ParkedRow]:
+        self._answers()
+        found = sorted(key for key in self.keys.keys if key > after or not after)[:2]
+        rows = [(key, self.keys.keys[key]) for key in found]
+        return [
+            ParkedRow(key, each.lp, each.resuming, len(each.entries), 1, each.entries[0].token, b"")
+            for key, each in rows
+        ]
+
+    async def ask(self, command: Any) -> object:
+        self._answers()
+        self.asked.append(command)
+        if self.code is not Code.OK:
+            return ParkAnswer(self.code)
+        if isinstance(command, SkipParked):
+            return ParkAnswer(self.keys.skip(command.key, command.token))
+        assert isinstance(command, ResumeParked)
+        return ParkAnswer(self.keys.resume(command.key))
+
+    def _answers(self) -> None:
+        if self.away:
+            raise Unavailable("no leader")
+
+
+class Topic:
+    """Partition 0 was split into 2 and 3, partition 1 is as it was. The group begins before that,
+    and has done `commands` since."""
+
+    def __init__(self, *commands: GroupCommand) -> None:
+        state = TopicState.first(first_route(LOGICAL, 2))
+        change = plan_split(state.route, 0, (2,), 2, "c")
         seal = {0: Seal(8, DedupTable().pack())}
-        topic.lineage.apply(replace(change, phase=Phase.PUBLISHED, seals=seal), published_at=0)
+        state.lineage.apply(replace(change, phase=Phase.PUBLISHED, seals=seal), published_at=0)
         group = GroupState.first("g", 0, {})
-        for command in (Skip(0, 1, 8), Advance(1, 0, 1)):
+        for command in commands:
             assert group.apply(command, latest=1)
-        self.queues = {0: Queue(b"late"), 1: Queue(b"live")}
         record = SimpleNamespace(
-            vhost="/", name="t", groups={"g": group}, logical=4, hash_seed=0, state=topic
+            vhost="/", name="orders", logical=LOGICAL, hash_seed=0, state=state, groups={"g": group}
         )
-        tree: Any = SimpleNamespace(vhosts={"/": SimpleNamespace(topics={"t": record})})
-        partitions: Any = SimpleNamespace(find=lambda vhost, topic, pid: self.queues[pid])
-        self.parked = ParkedKeys(tree, partitions)
+        tree: Any = SimpleNamespace(vhosts={"/": SimpleNamespace(topics={"orders": record})})
+        self.lineage = state.lineage
+        self.partitions: dict[int, FakePartition] = {pid: FakePartition() for pid in range(4)}
+        found: Any = SimpleNamespace(find=lambda _vhost, _name, pid: self.partitions.get(pid))
+        self.keys = ParkedKeys(tree, found)
+
+    def park(self, pid: int, key: bytes, offsets: range = range(1, 2)) -> None:
+        for offset in offsets:
+            entry = ParkedEntry(0, offset, pid, b"m")
+            lp = logical_partition(key, LOGICAL)
+            assert self.partitions[pid].keys.append(key, lp, entry, follow=False) is Code.OK
+
+
+def keys_of(lps: range) -> list[bytes]:
+    """Keys whose logical partition is one of these."""
+    keys = (b"key-%d" % number for number in range(100))
+    return [key for key in keys if logical_partition(key, LOGICAL) in lps]
+
+
+async def test_keys_of_all_partitions_that_the_group_has_before_it_are_listed() -> None:
+    topic = Topic()
+    for number in range(5):
+        topic.park(0, b"k%d" % number, range(1, 3))
+    topic.park(1, b"other")
+    rows = await topic.keys.list(*PLACE)
+    assert [(row["pid"], row["key"]) for row in rows] == [
+        (0, b"k0"), (0, b"k1"), (0, b"k2"), (0, b"k3"), (0, b"k4"), (1, b"other")
+    ]  # fmt: skip
+    assert (rows[0]["messages"], rows[0]["resuming"]) == (2, False)
+    assert rows[0]["order_token"] == "0000000000000000-0000000000000001"
+
+
+async def test_what_the_group_has_left_behind_is_not_asked() -> None:
+    topic = Topic(ADVANCE)
+    topic.park(0, b"handed over")
+    topic.park(2, b"handed over")
+    assert [row["pid"] for row in await topic.keys.list(*PLACE)] == [2]
+    topic.lineage.partition(1).state = PartitionState.DELETED
+    topic.park(1, b"gone")
+    assert [row["pid"] for row in await topic.keys.list(*PLACE)] == [2]
+
+
+async def test_a_key_without_bytes_is_listed_once() -> None:
+    topic = Topic()
+    topic.park(1, b"")
+    assert len(await topic.keys.list(*PLACE)) == 1
+
+
+async def test_a_key_is_resumed_where_it_lies() -> None:
+    topic = Topic()
+    key = keys_of(range(2))[0]
+    topic.park(2, key)
+    await topic.keys.resume(*PLACE, key)
+    assert topic.partitions[2].keys.keys[key].resuming
+    assert [pid for pid, each in topic.partitions.items() if each.asked] == [0, 2]
+
+
+async def test_the_first_message_of_a_key_is_skipped() -> None:
+    topic = Topic()
+    key = keys_of(range(4, 8))[0]
+    topic.park(1, key, range(1, 3))
+    await topic.keys.skip(*PLACE, key)
+    await topic.keys.skip(*PLACE, key)
+    assert not topic.partitions[1].keys.keys
+    with pytest.raises(NotParked, match="no parked messages"):
+        await topic.keys.skip(*PLACE, key)
+
+
+async def test_what_cannot_be() -> None:
+    topic = Topic()
+    key = keys_of(range(4, 8))[0]
+    with pytest.raises(NotParked):
+        await topic.keys.resume(*PLACE, key)
+    with pytest.raises(NotFound, match="no topic 'none'"):
+        await topic.keys.list("/", "none", "g")
+    with pytest.raises(NotFound, match="no group 'h'"):
+        await topic.keys.list("/", "orders", "h")
+    topic.partitions[1].code = Code.STALE_TERM
+    with pytest.raises(Unavailable, match="STALE_TERM"):
+        await topic.keys.resume(*PLACE, key)
+    del topic.partitions[1]
+    with pytest.raises(Unavailable, match="not open here"):
+        await topic.keys.resume(*PLACE, key)
 
 
 async def test_parked_keys_of_what_was_skipped_are_found_when_it_answers() -> None:
-    world = World()
-    rows = await world.parked.list("/", "t", "g")
-    assert [(row["pid"], row["key"]) for row in rows] == [(1, b"live"), (0, b"late")]
-    await world.parked.resume("/", "t", "g", b"late")
-    assert world.queues[0].resumed == [b"late"]
+    topic = Topic(SKIP, ADVANCE)
+    late, live, *_ = keys_of(range(2))
+    topic.park(0, late)
+    topic.park(2, live)
+    rows = await topic.keys.list(*PLACE)
+    assert [(row["pid"], row["key"]) for row in rows] == [(2, live), (0, late)]
+    await topic.keys.resume(*PLACE, late)
+    assert topic.partitions[0].keys.keys[late].resuming
 
 
 async def test_what_was_skipped_and_is_silent_holds_no_operator_up() -> None:
-    world = World()
-    world.queues[0].away = True
-    rows = await world.parked.list("/", "t", "g")
-    assert [row["key"] for row in rows] == [b"live"]
-    await world.parked.resume("/", "t", "g", b"live")
-    assert world.queues[1].resumed == [b"live"]
+    topic = Topic(SKIP, ADVANCE)
+    late, live, none, *_ = keys_of(range(2))
+    topic.park(0, late)
+    topic.park(2, live)
+    topic.partitions[0].away = True
+    rows = await topic.keys.list(*PLACE)
+    assert [row["key"] for row in rows] == [live]
+    await topic.keys.resume(*PLACE, live)
+    assert topic.partitions[2].keys.keys[live].resuming
     # It may have the key.
     with pytest.raises(Unavailable):
-        await world.parked.resume("/", "t", "g", b"late")
-    world.queues[0].away = False
+        await topic.keys.resume(*PLACE, late)
+    topic.partitions[0].away = False
     with pytest.raises(NotParked):
-        await world.parked.resume("/", "t", "g", b"none")
-    world.queues[1].away = True
+        await topic.keys.resume(*PLACE, none)
+    topic.partitions[2].away = True
     with pytest.raises(Unavailable):
-        await world.parked.list("/", "t", "g")
+        await topic.keys.list(*PLACE)
