@@ -28,7 +28,7 @@ from convoymq.storage.types import Damage, RecoveryReport, StorageFault
 from tests.provocation import Observed
 from tests.running import DEADLINE_S, Nodes, until
 
-SLOW_S = 0.05
+SLOW_S = 0.2
 
 
 @pytest.mark.provokes(
@@ -302,7 +302,8 @@ async def test_raft_groups_are_measured_under_the_names_of_rabbitmq(tmp_path: Pa
         text = await nodes.metrics()
         latency = re.search(r"^rabbitmq_raft_commit_latency_seconds (.+)$", text, re.MULTILINE)
         assert latency is not None
-        assert float(latency[1]) >= SLOW_S * 0.9
+        # An entry that comes while another one is on its way is written with it, so takes less.
+        assert float(latency[1]) >= SLOW_S / 2
         await nodes[1].broker.queue_logs.force_checkpoint(Selection())
         await nodes[1].broker.queue_logs.reclaim_memory(record)
         await nodes.metrics()

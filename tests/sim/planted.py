@@ -263,7 +263,7 @@ def lost_log_votes() -> None:
 @plant(
     "a member that comes back votes before it has caught up",
     "membership,crash,isolate,kill",
-    first=106,
+    first=210,
 )
 def returned_member_votes() -> None:
     from convoymq.groups.replica import Replica
