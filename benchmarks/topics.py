@@ -6,21 +6,26 @@
 Three nodes of ConvoyMQ on loopback. `throughput`: one and eight publishers to a topic of eight
 partitions, and to as many streams, in turn; ratios of rates and of the nodes' processor time for a
 message. `changes`: longest waits of a publisher that waits for each confirm, in the range that is
-split, moved and merged, and of one outside of it. `idle`: processor time of the nodes with a
-thousand topics of four partitions that nobody uses, and with none.
+split, moved and merged, and of one outside of it. `stalls`: the same changes with two members of a
+group that have nothing else to read; longest times from the confirm of a message to its delivery.
+`idle`: processor time of the nodes with a thousand topics of four partitions that nobody uses, and
+with none.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pika
@@ -51,7 +56,9 @@ SETTLE_S = 0.5
 POLL_S = 0.002
 CHANGE_TIMEOUT_S = 30.0
 AUTH = ("guest", "guest")
-CASES = ["throughput", "changes", "idle"]
+CASES = ["throughput", "changes", "stalls", "idle"]
+GROUP = f"{TOPIC}/readers"
+PREFETCH = 100
 IDLE_PARTITIONS = 4
 IDLE_CREATORS = 8
 IDLE_SETTLE_S = 20.0
@@ -88,7 +95,8 @@ class Publishing:
             properties = pika.BasicProperties(delivery_mode=2)
             while not self._stopped.is_set():
                 begin = time.monotonic()
-                channel.basic_publish(TOPIC, self.key, b"x" * 100, properties)
+                body = b"%-100d" % len(self.confirms)
+                channel.basic_publish(TOPIC, self.key, body, properties)
                 self.confirms.append((begin, time.monotonic()))
             connection.close()
         except (pika.exceptions.AMQPError, OSError) as error:
@@ -103,9 +111,66 @@ class Publishing:
         waits = [end - begin for begin, end in self.confirms if end >= since and begin <= until]
         return max(waits, default=0.0) * 1000
 
+    def longest_stall_ms(self, arrivals: dict[int, float], since: float, until: float) -> float:
+        """Longest time from a confirm in a time, or its end, to the delivery of the message.
+        `arrivals`: number of the message -> time of its first delivery."""
+        stalls = [
+            arrivals[number] - end
+            for number, (begin, end) in enumerate(self.confirms)
+            if number in arrivals and arrivals[number] >= since and begin <= until
+        ]
+        return max(stalls, default=0.0) * 1000
+
     def typical_ms(self) -> float:
         """Median wait for a confirm."""
         return statistics.median(end - begin for begin, end in self.confirms) * 1000
+
+
+def consume(uri: str, ends: Connection) -> None:
+    """A member of the group, in a process of its own: acknowledges each message, and at the end,
+    which `ends` says, sends the (key, number, time of the first delivery) of all."""
+    arrived: dict[tuple[str, int], float] = {}
+    connection = connect(uri, timeout_s=30)
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=PREFETCH)
+
+    def take(_channel: Any, method: Any, _properties: Any, body: bytes) -> None:
+        arrived.setdefault((method.routing_key, int(body)), time.monotonic())
+        channel.basic_ack(method.delivery_tag)
+
+    channel.basic_consume(GROUP, take)
+    while not ends.poll():
+        connection.process_data_events(0.05)
+    connection.close()
+    ends.send([(*place, at) for place, at in arrived.items()])
+
+
+class Members:
+    """Members of the group; times are those of one machine's monotonic clock."""
+
+    def __init__(self, uris: list[str]) -> None:
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in uris]
+        self._ends = [own for own, _ in pipes]
+        self._processes = [
+            context.Process(target=consume, args=(uri, theirs), daemon=True)
+            for uri, (_, theirs) in zip(uris, pipes, strict=True)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def stop(self) -> dict[str, dict[int, float]]:
+        """Ends them; returns key -> number of the message -> time of its first delivery."""
+        found: dict[str, dict[int, float]] = {}
+        for end in self._ends:
+            end.send(None)
+        for end in self._ends:
+            for key, number, at in end.recv():
+                of_key = found.setdefault(key, {})
+                of_key[number] = min(at, of_key.get(number, at))
+        for process in self._processes:
+            process.join()
+        return found
 
 
 def key_in(seed: int, lo: int, hi: int) -> str:
@@ -216,37 +281,75 @@ def throughput(cluster: ConvoyCluster, seconds: float, found: Samples) -> None:
         print(f"{name}: streams {streams}, topic {topic}", file=sys.stderr, flush=True)
 
 
+def stalls(cluster: ConvoyCluster, count: int, found: Samples) -> None:
+    """Waits of two members of a group while a partition is split, moved and merged."""
+    topics = Topics(cluster.api)
+    topics.create(2)
+    members = Members(cluster.uris[1:])
+    timed: list[tuple[str, float, float]] = []
+    publishing: dict[str, Publishing] = {}
+    try:
+        publishing = _while_publishing(topics, cluster, count, timed)
+    finally:
+        arrivals = members.stop()
+        topics.delete()
+    for name, each in publishing.items():
+        arrived = arrivals.get(each.key, {})
+        missing = len(each.confirms) - len(arrived)
+        if missing > 0:
+            raise NotUsable(f"{missing} of {len(each.confirms)} messages {name} did not arrive")
+        for kind, begin, end in timed:
+            # A group follows a change when it is done.
+            stall = each.longest_stall_ms(arrived, begin, end + SETTLE_S)
+            found.add(f"{kind}: stall {name}, ms", stall)
+
+
 def changes(cluster: ConvoyCluster, count: int, found: Samples) -> None:
     """Waits of publishers while a partition is split, moved and merged."""
     topics = Topics(cluster.api)
     topics.create(2)
     try:
-        seed = topics.seed()
-        inside = Publishing(cluster.uris[0], key_in(seed, 0, LOGICAL // 4))
-        outside = Publishing(cluster.uris[0], key_in(seed, LOGICAL // 2, LOGICAL))
-        threads = [threading.Thread(target=each.run) for each in (inside, outside)]
-        for thread in threads:
-            thread.start()
-        try:
-            time.sleep(SETTLE_S)
-            for _ in range(count):
-                for kind in ("split", "move", "merge"):
-                    begin, end = topics.run_change(kind, _body(topics, cluster, kind))
-                    time.sleep(SETTLE_S)
-                    found.add(f"{kind}: ms", (end - begin) * 1000)
-                    for name, each in (("inside", inside), ("outside", outside)):
-                        found.add(f"{kind}: {name}, ms", each.longest_ms(begin, end))
-        finally:
-            for each in (inside, outside):
-                each.stop()
-            for thread in threads:
-                thread.join()
-        for name, each in (("inside", inside), ("outside", outside)):
-            found.add(f"typical confirm, {name}, ms", each.typical_ms())
-            if each.error:
-                raise NotUsable(each.error)
+        timed: list[tuple[str, float, float]] = []
+        publishing = _while_publishing(topics, cluster, count, timed)
     finally:
         topics.delete()
+    for kind, begin, end in timed:
+        found.add(f"{kind}: ms", (end - begin) * 1000)
+        for name, each in publishing.items():
+            found.add(f"{kind}: {name}, ms", each.longest_ms(begin, end))
+    for name, each in publishing.items():
+        found.add(f"typical confirm, {name}, ms", each.typical_ms())
+
+
+def _while_publishing(
+    topics: Topics, cluster: ConvoyCluster, count: int, timed: list[tuple[str, float, float]]
+) -> dict[str, Publishing]:
+    """Carries changes out while one publishes inside of the range and one outside of it; adds
+    (kind, begin, end) of each change."""
+    seed = topics.seed()
+    inside = Publishing(cluster.uris[0], key_in(seed, 0, LOGICAL // 4))
+    outside = Publishing(cluster.uris[0], key_in(seed, LOGICAL // 2, LOGICAL))
+    threads = [threading.Thread(target=each.run) for each in (inside, outside)]
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(SETTLE_S)
+        for _ in range(count):
+            for kind in ("split", "move", "merge"):
+                begin, end = topics.run_change(kind, _body(topics, cluster, kind))
+                time.sleep(SETTLE_S)
+                timed.append((kind, begin, end))
+    finally:
+        for each in (inside, outside):
+            each.stop()
+        for thread in threads:
+            thread.join()
+        # What is confirmed last is delivered as well.
+        time.sleep(SETTLE_S)
+    for each in (inside, outside):
+        if each.error:
+            raise NotUsable(each.error)
+    return {"inside": inside, "outside": outside}
 
 
 def _body(topics: Topics, cluster: ConvoyCluster, kind: str) -> dict[str, object]:
@@ -314,6 +417,8 @@ def main() -> int:
                     throughput(cluster, options.seconds, found)
                 if "changes" in cases:
                     changes(cluster, options.changes, found)
+                if "stalls" in cases:
+                    stalls(cluster, options.changes, found)
             if "idle" in cases:
                 with ConvoyCluster(base_port=options.base_port) as cluster:
                     cluster.start()
