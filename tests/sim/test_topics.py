@@ -110,6 +110,12 @@ def test_what_is_parked_in_what_was_skipped_goes_with_it() -> None:
     assert result.failure is None, result.detail
 
 
+def test_what_is_deleted_is_not_skipped() -> None:
+    """A coordinator that had not heard of the deletion skipped what nobody can read late."""
+    result = run_as_found(35021789)
+    assert result.failure is None, result.detail
+
+
 def test_what_was_skipped_hands_nothing_over() -> None:
     """A coordinator that did not know yet what came before it froze a parked key there."""
     result = run_as_found(33006664)

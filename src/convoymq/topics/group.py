@@ -249,7 +249,7 @@ class GroupState:
             case Lose():
                 return self._lose_expired(command, time_ms)
             case Skip():
-                return self._skip(command, time_ms)
+                return self._skip(command, kept, time_ms)
             case Recover():
                 return self._recover(command, time_ms)
 
@@ -371,9 +371,12 @@ class GroupState:
             for each in self.losses
         )
 
-    def _skip(self, command: Skip, time_ms: int) -> bool:
+    def _skip(self, command: Skip, kept: Kept, time_ms: int) -> bool:
         pid = command.pid
         if command.group_epoch != self.group_epoch or pid in self.skipped or self.expired:
+            return False
+        if pid in kept.deleted:
+            # It is gone since the coordinator looked: it will never be read late.
             return False
         self.skipped.add(pid)
         first = max(self.starts.get(pid, FIRST_USER_OFFSET), FIRST_USER_OFFSET)

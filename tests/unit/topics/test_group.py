@@ -16,6 +16,7 @@ from convoymq.topics.group import (
     Leave,
     Release,
     Seek,
+    Skip,
 )
 
 
@@ -117,6 +118,15 @@ def test_a_group_that_lost_data_waits_for_an_operator() -> None:
     assert state.apply(Seek(1, 4, {2: 1}), 5, kept, 8)
     assert (state.expired, state.idle_since_ms) == (False, 8)
     assert state.apply(Join("a"), 5, kept, 9)
+
+
+def test_what_is_deleted_is_not_skipped() -> None:
+    """Nobody would ever read it late, so its record would never end."""
+    state = GroupState.first("g", 0, {})
+    assert not state.apply(Skip(0, 1, 9), 5, Kept(deleted={0: 1}), 8)
+    assert (state.skipped, state.losses) == (set(), [])
+    assert state.apply(Skip(0, 1, 9), 5, Kept(), 8)
+    assert state.skipped == {0}
 
 
 @settings(max_examples=100, deadline=None)
