@@ -286,10 +286,8 @@ def stalls(cluster: ConvoyCluster, count: int, found: Samples) -> None:
     topics = Topics(cluster.api)
     topics.create(2)
     members = Members(cluster.uris[1:])
-    timed: list[tuple[str, float, float]] = []
-    publishing: dict[str, Publishing] = {}
     try:
-        publishing = _while_publishing(topics, cluster, count, timed)
+        publishing, timed = _while_publishing(topics, cluster, count)
     finally:
         arrivals = members.stop()
         topics.delete()
@@ -309,8 +307,7 @@ def changes(cluster: ConvoyCluster, count: int, found: Samples) -> None:
     topics = Topics(cluster.api)
     topics.create(2)
     try:
-        timed: list[tuple[str, float, float]] = []
-        publishing = _while_publishing(topics, cluster, count, timed)
+        publishing, timed = _while_publishing(topics, cluster, count)
     finally:
         topics.delete()
     for kind, begin, end in timed:
@@ -322,10 +319,11 @@ def changes(cluster: ConvoyCluster, count: int, found: Samples) -> None:
 
 
 def _while_publishing(
-    topics: Topics, cluster: ConvoyCluster, count: int, timed: list[tuple[str, float, float]]
-) -> dict[str, Publishing]:
-    """Carries changes out while one publishes inside of the range and one outside of it; adds
-    (kind, begin, end) of each change."""
+    topics: Topics, cluster: ConvoyCluster, count: int
+) -> tuple[dict[str, Publishing], list[tuple[str, float, float]]]:
+    """Carries changes out while one publishes inside of the range and one outside of it; returns
+    both, and (kind, begin, end) of each change."""
+    timed: list[tuple[str, float, float]] = []
     seed = topics.seed()
     inside = Publishing(cluster.uris[0], key_in(seed, 0, LOGICAL // 4))
     outside = Publishing(cluster.uris[0], key_in(seed, LOGICAL // 2, LOGICAL))
@@ -349,7 +347,7 @@ def _while_publishing(
     for each in (inside, outside):
         if each.error:
             raise NotUsable(each.error)
-    return {"inside": inside, "outside": outside}
+    return {"inside": inside, "outside": outside}, timed
 
 
 def _body(topics: Topics, cluster: ConvoyCluster, kind: str) -> dict[str, object]:

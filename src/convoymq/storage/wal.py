@@ -539,7 +539,7 @@ class Wal:
         directory = self._directory
         leftovers, self._leftovers = self._leftovers, []
         for name, whole in leftovers:
-            if not whole or len(self._pool) >= POOL_FILES_MAX or not self._preallocate:
+            if not whole or not self._pool_has_room() or not self._preallocate:
                 directory.remove(name)
                 continue
             pooled = name

@@ -88,13 +88,10 @@ class Dialler:
                 backoff = BACKOFF_MAX_S
             dial.wake.clear()
             peer = self._peer_of(dial)
-            if peer is not None and peer.outward is not None:
-                # Whoever loses the connection wakes this dial.
-                await dial.wake.wait()
-                backoff = BACKOFF_MIN_S
-                continue
+            # Whoever loses a connection that stands wakes this dial.
+            stands = peer is not None and peer.outward is not None
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(dial.wake.wait(), backoff)
+                await asyncio.wait_for(dial.wake.wait(), None if stands else backoff)
                 backoff = BACKOFF_MIN_S / 2
             backoff = min(backoff * 2, BACKOFF_MAX_S)
 

@@ -150,12 +150,7 @@ def test_an_empty_partition_is_drained_by_a_group_only_once_its_cursor_is_open()
 
 
 def test_a_hand_over_takes_parked_keys_to_the_target_of_their_range() -> None:
-    made = with_reader(0)
-    made.apply(c.Produce(1, 1, 1, 1, b"left"))
-    made.apply(c.Produce(1, 1, 6, 1, b"right"))
-    made.apply(c.Park("g", 1, 1, 1, b"left", 1, b"L", follow=False))
-    made.apply(c.Park("g", 1, 1, 2, b"right", 6, b"R", follow=False))
-    made.apply(SEAL)
+    made = with_two_parked_keys()
     first = made.apply(c.HandOver("g", 1))
     assert isinstance(first, HandOverAnswer)
     assert made.apply(c.HandOver("g", 1)) == first

@@ -12,7 +12,8 @@ cdef class Deliveries:
     cdef public Consumers consumers
     cdef public object dead_letters
     @cython.locals(
-        ready=int64_t, others=int64_t, turn=int64_t, fair=int64_t, busy=int64_t, missing=int64_t, completes=bint, taken=int64_t,
+        ready=int64_t, others=int64_t, turn=int64_t, fair=int64_t, busy=int64_t, missing=int64_t,
+        completes=bint, taken=int64_t,
         consumer=Consumer, backlog=Backlog, consumers=Consumers,
     )
     cpdef assign(self)

@@ -34,12 +34,7 @@ from convoymq.queues.quorum.backlog import (
     REJECTED,
     Backlog,
 )
-from convoymq.queues.quorum.consumers import (
-    BATCHES_SINCE,
-    BUSY_TURN_MAX,
-    Consumer,
-    Consumers,
-)
+from convoymq.queues.quorum.consumers import BATCHES_SINCE, BUSY_TURN_MAX, Consumer, Consumers
 from convoymq.queues.quorum.dead_letters import DeadLetters
 from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_REFUSING
 

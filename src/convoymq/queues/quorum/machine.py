@@ -104,11 +104,12 @@ _SINCE_VERSION_1 = (
     batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN, batch.CMD_NODE_DOWN, batch.CMD_NODE_UP,
     batch.CMD_TICK, batch.CMD_PRODUCER, batch.CMD_RESERVATION, batch.CMD_SESSION_OPEN,
 )  # fmt: skip
+_SINCE_VERSION_2 = (*_SINCE_VERSION_1, batch.CMD_CONFIG)
 #: Version -> the command types that it knows.
 COMMAND_TYPES = {
     1: supported.command_table(_SINCE_VERSION_1),
-    2: supported.command_table((*_SINCE_VERSION_1, batch.CMD_CONFIG)),
-    3: supported.command_table((*_SINCE_VERSION_1, batch.CMD_CONFIG)),
+    2: supported.command_table(_SINCE_VERSION_2),
+    3: supported.command_table(_SINCE_VERSION_2),
 }
 
 
