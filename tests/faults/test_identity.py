@@ -24,7 +24,9 @@ from tests.faults.traffic import (
     log_has,
     until,
 )
+from tests.ports import cluster_ports
 
+SECOND_PORT = cluster_ports()
 DEADLINE_S = 30.0
 QUEUE = "orders"
 SIZE = 100
@@ -32,18 +34,24 @@ SIZE = 100
 
 def config_of_a_second(cluster: LocalCluster, number: int) -> Path:
     """Writes the configuration of another node with that number, its own directory and ports."""
-    text = (cluster.data / f"node-{number}" / "convoy.conf").read_text()
     home = cluster.data / "second"
     home.mkdir()
-    node = cluster.nodes[number - 1]
-    for port in (node.amqp_port, node.http_port, node.metrics_port):
-        text = text.replace(f"= 127.0.0.1:{port}\n", f"= 127.0.0.1:{port + 50}\n")
-    text = text.replace(
-        f"cluster.listen = 127.0.0.1:{node.link_port}",
-        f"cluster.listen = 127.0.0.1:{node.link_port + 50}",
-    )
-    text = text.replace(str(cluster.data / f"node-{number}" / "data"), str(home / "data"))
-    (home / "convoy.conf").write_text(text)
+    own = LocalCluster(home, 1, SECOND_PORT).nodes[0]
+    instead = {
+        "data_dir": str(home / "data"),
+        "listeners.tcp.default": f"localhost:{own.amqp_port}",
+        "management.tcp.port": f"localhost:{own.http_port}",
+        "prometheus.tcp.port": f"localhost:{own.metrics_port}",
+        "cluster.listen": f"127.0.0.1:{own.link_port}",
+    }
+    lines = (cluster.data / f"node-{number}" / "convoy.conf").read_text().splitlines()
+    keys = [line.partition(" = ")[0] for line in lines]
+    assert instead.keys() <= set(keys)
+    text = [
+        f"{key} = {instead[key]}" if key in instead else line
+        for key, line in zip(keys, lines, strict=True)
+    ]
+    (home / "convoy.conf").write_text("\n".join(text) + "\n")
     return home / "convoy.conf"
 
 
