@@ -488,11 +488,7 @@ class Replica:
         if core.role == LEADER:
             peer = core.progress.get(sender)
             if peer is not None:
-                held = peer.is_deferred and self.sender.holding
-                if not held or peer.held_bytes >= self.host.config.deferral_bytes_max:
-                    self.sender.replicate(peer)
-                if rejected and peer.next_index > self.log.last_index and peer.may_send():
-                    self.sender.probe(peer)
+                self.sender.on_answer(peer, rejected != 0)
         self._after(was)
 
     def _after(self, was: int) -> None:
@@ -595,6 +591,7 @@ class Replica:
         if core.members_index == 0 or core.changes.is_forced:
             # From now on the log itself says who belongs to the group.
             kind, body = MEMBERSHIP, core.members.encode()
+        self.sender.opening = index
         self.sender.append(make_entry(self.group, index, core.term, self.time.now_ms(), kind, body))
 
     def _role_changed(self) -> None:

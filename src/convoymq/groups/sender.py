@@ -2,6 +2,8 @@
 """A leader's entries and commit indexes on their way to the followers.
 
 At low rates entries for followers that nobody waits for are held back and sent together (ADR 0011).
+That the entry which opens the term is committed every follower hears at once: its node serves no
+client of the group before.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class EntrySender:
         self.holding = False
         #: The host will call `send_notices`.
         self.notice_due = False
+        #: Index of the entry that opened the term.
+        self.opening = 0
         #: An entry that is to tell how long a commit takes, and when it was appended, ms.
         self.sample = 0
         self._sample_ms = 0
@@ -81,6 +85,17 @@ class EntrySender:
         for peer in self.core.peers:
             peer.held_bytes = 0
             self.replicate(peer)
+
+    def on_answer(self, peer: Progress, rejected: bool) -> None:
+        """A follower has answered to an append: sends what it is to know next."""
+        core = self.core
+        held = peer.is_deferred and self.holding
+        if not held or peer.held_bytes >= self.host.config.deferral_bytes_max:
+            self.replicate(peer)
+        if rejected and peer.next_index > self.log.last_index and peer.may_send():
+            self.probe(peer)
+        if peer.commit_sent < self.opening <= core.commit_index and peer.state == REPLICATE:
+            self.send_commit(peer)
 
     def replicate(self, peer: Progress) -> None:
         """Sends what a follower lacks, as far as its window and the link allow."""
@@ -171,7 +186,7 @@ class EntrySender:
                 self.replicate(peer)
                 if peer.commit_sent >= commit:
                     continue
-            if peer.node in wanted and peer.state == REPLICATE:
+            if peer.state == REPLICATE and (peer.node in wanted or peer.commit_sent < self.opening):
                 self.send_commit(peer)
             else:
                 # The others hear it with the next append, or from the tick when all is quiet.

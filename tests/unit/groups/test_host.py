@@ -326,6 +326,16 @@ def test_a_new_group_is_led_before_anything_is_sent_or_written() -> None:
     assert not [note for note in net.notes if note[1] == "raft.role_changed"]
 
 
+@pytest.mark.parametrize("members", [(1, 2, 3), (1, 2, 3, 4, 5)])
+def test_all_members_hear_at_once_that_a_new_group_is_led(members: tuple[int, ...]) -> None:
+    net = Net()
+    for node in members:
+        net.add(node, members, founder=(2, net.time))
+    # No host ticks before.
+    net.run(90)
+    assert [sink.leaders for sink in net.sinks.values()] == [[2]] * len(members)
+
+
 def founded(*nodes: int) -> Net:
     """Members of a group that node 2 founds."""
     made = Net()
