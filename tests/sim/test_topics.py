@@ -110,6 +110,12 @@ def test_what_is_parked_in_what_was_skipped_goes_with_it() -> None:
     assert result.failure is None, result.detail
 
 
+def test_partitions_remember_a_producer_whose_message_has_no_answer() -> None:
+    """It tried for longer than producers are remembered here, 0.6 s for a week."""
+    result = run_topic_seed(40020722)
+    assert result.failure is None, result.detail
+
+
 def test_what_is_deleted_is_not_skipped() -> None:
     """A coordinator that had not heard of the deletion skipped what nobody can read late."""
     result = run_as_found(35021789)

@@ -42,6 +42,7 @@ class Sourced:
     msg: int
     key: bytes
     lp: int
+    time_ms: int
 
 
 class SimProducer:
@@ -74,9 +75,14 @@ class SimProducer:
         """True when everything is stored."""
         return self._opening is None and self.core.idle
 
+    def waits_since(self, time_ms: int) -> bool:
+        """Returns whether a message has had no answer since before a time."""
+        confirmed = self.world.confirmed
+        return any(each.time_ms < time_ms and each.msg not in confirmed for each in self.source)
+
     def produce(self, msg: int, key: bytes) -> None:
         """The application has one more message."""
-        sourced = Sourced(msg, key, self.world.lp_of(key))
+        sourced = Sourced(msg, key, self.world.lp_of(key), self.world.engine.now)
         self.source.append(sourced)
         if self._opening is None:
             self._send(sourced)

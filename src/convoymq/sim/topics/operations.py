@@ -332,10 +332,12 @@ class Operations:
 
     def _forget_producers(self) -> None:
         world = self.world
-        # What has no answer for long waits longer than producers are remembered.
         if not world.chaos or self._seals_from_outside or world.plan.has("unheard"):
             return
         before_ms = self.engine.now - PRODUCER_TTL_MS
+        # Nobody sends the same for a week, for which this time stands.
+        if any(producer.waits_since(before_ms) for producer in world.producers):
+            return
         for each in forgets_producers(world.metadata.topic):
             partition = world.partitions[each.pid]
             oldest_ms = partition.machine.dedup.oldest_ms
