@@ -14,15 +14,39 @@ from convoymq.metadata.maintenance import drained_nodes
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import JsonObject
 from convoymq.model.tables import Table
+from convoymq.queues.classic.machine import DROP_HEAD
 from convoymq.queues.group_queue import group_state
+from convoymq.queues.quorum.queue import REJECT_PUBLISH_DLX
 from convoymq.queues.slices import in_slices
 from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue
-from convoymq.routing.policies import Chosen, effective_settings
-from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType
+from convoymq.routing.policies import Chosen, Policies, effective_settings
+from convoymq.routing.types import (
+    Binding,
+    DestinationKind,
+    Exchange,
+    ExchangeType,
+    Queue,
+    QueueType,
+)
 
 RATE_INTERVAL_S = 5.0
 RATES_MAX = 100_000
 """Queues, mostly, whose counters are remembered."""
+
+QUEUE_COUNTERS = {
+    "published": "publish",
+    "delivered": "deliver_get",
+    "acked": "ack",
+    "redelivered": "redeliver",
+}
+"""Names of a queue's own counters -> those of the API."""
+QUEUE_GAUGES = frozenset(
+    (
+        "ready", "blocked", "unacked", "ready_bytes", "unacked_bytes", "returned_ready",
+        "consumers", "delayed", "delayed_bytes", "dlx", "dlx_bytes", "segments",
+    )
+)  # fmt: skip
+"""Numbers that may fall, so they have no rate. The queue's row shows them by other names."""
 
 MESSAGE_COUNTS = ("messages", "messages_ready", "messages_unacknowledged")
 
@@ -87,6 +111,26 @@ def message_stats(counters: Mapping[str, int]) -> dict[str, int]:
         stats[name] for name in ("deliver", "deliver_no_ack", "get", "get_no_ack")
     )
     return stats
+
+
+def queue_stats(totals: JsonObject) -> dict[str, int]:
+    """Totals of a queue under the API's names. `deliver` counts what `basic.get` took as well: a
+    queue does not tell them apart."""
+    stats = {
+        QUEUE_COUNTERS.get(name, name): value
+        for name, value in totals.items()
+        if isinstance(value, int) and name not in QUEUE_GAUGES
+    }
+    if "deliver_get" in stats:
+        stats["deliver"] = stats["deliver_get"]
+    return stats
+
+
+def _single_active(consumers: object) -> str | None:
+    """Returns the tag of the single active consumer among a queue's consumers."""
+    rows = consumers if isinstance(consumers, list) else []
+    tags = (row["consumer_tag"] for row in rows if row.get("activity_status") == "single_active")
+    return next(tags, None)
 
 
 def exchange_types() -> list[JsonObject]:
@@ -314,7 +358,7 @@ def queue_row(
         "ignored_arguments": ignored_of_queue(record.type.value, declared.arguments),
         "node": broker.node_name_of(record.home),
         **_policies_shown(vhost.policies.for_queue(declared)),
-        "effective_settings": dict(effective_settings(declared, vhost.policies)),
+        **_settings_shown(declared, vhost.policies),
         "state": "down",
     }
     facts = dict(live or {})
@@ -336,6 +380,8 @@ def queue_row(
     row["stopped"] = {broker.node_name_of(node): reason for node, reason in stopped.items()}
     totals = facts.pop("totals", None) or facts.pop("message_stats", None) or {}
     assert isinstance(totals, dict)
+    if facts.get("single_active"):
+        facts["single_active_consumer_tag"] = _single_active(facts.get("consumer_details"))
     for hidden in ("leader", "members", "online", "group", "consumer_details", "vhost", "name"):
         facts.pop(hidden, None)
     row |= {key: value for key, value in facts.items() if value is not None}
@@ -343,11 +389,23 @@ def queue_row(
     if replicated and leader is not None:
         row["node"] = row["leader"] = broker.node_name_of(leader)
     row.setdefault("messages", 0)
-    counters = {key: value for key, value in totals.items() if isinstance(value, int)}
     key = f"queue.{record.group}"
-    row["message_stats"] = rates.with_details(key, counters)
+    row["message_stats"] = rates.with_details(key, queue_stats(totals))
     held = {name: count_in(row, name) for name in MESSAGE_COUNTS}
     return row | rates.with_details(f"{key}.messages", held)
+
+
+def _settings_shown(queue: Queue, policies: Policies) -> JsonObject:
+    """Returns the settings that act in a queue. A quorum queue takes `reject-publish-dlx` as
+    `drop-head`."""
+    settings = dict(effective_settings(queue, policies))
+    if queue.type is not QueueType.QUORUM or settings.get("overflow") != REJECT_PUBLISH_DLX:
+        return {"effective_settings": settings}
+    return {
+        "effective_settings": {**settings, "overflow": DROP_HEAD},
+        "overflow_warning": f"quorum queues do not serve {REJECT_PUBLISH_DLX}: "
+        f"what is over the limit is dropped from the head",
+    }
 
 
 def _policies_shown(chosen: Chosen) -> JsonObject:

@@ -1,8 +1,9 @@
 """Passwords and permissions: hashes, their verification, and the matching of resource names.
 
 Pure but for the salt of a new hash, which the caller may hand in. Two kinds of hashes are
-understood: argon2id (the default for new users) and RabbitMQ's salted SHA-256, base64 of four
-salt bytes followed by SHA-256(salt + password), so that definitions can be moved between brokers.
+understood. New users get RabbitMQ's salted SHA-256, base64 of four salt bytes followed by
+SHA-256(salt + password), so that definitions can be moved between brokers in both directions.
+The other one is argon2id, for users that are put with such a hash.
 """
 
 from __future__ import annotations

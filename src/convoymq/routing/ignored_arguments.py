@@ -1,10 +1,13 @@
-"""Arguments of a declaration that do nothing: misspelt ones, and those of other brokers. RabbitMQ
-takes those without effect, too. They are kept and shown, so nobody is refused."""
+"""Arguments of a declaration that do nothing: misspelt ones, those of other brokers, and values
+that cannot be used. RabbitMQ takes those without effect, too. They are kept and shown, so nobody is
+refused."""
 
 from __future__ import annotations
 
 from convoymq.model.tables import Table
 from convoymq.routing.choosing import HASH_HEADER, HASH_PROPERTY
+from convoymq.routing.policies import usable_value
+from convoymq.routing.policy_keys import BY_ARGUMENT
 from convoymq.routing.queue_arguments import TYPE_ARGUMENT
 from convoymq.routing.queue_types import rules_of
 from convoymq.routing.types import ALTERNATE_EXCHANGE, DELAYED_TYPE, ExchangeType
@@ -17,8 +20,13 @@ def ignored_of_queue(queue_type: str, arguments: Table) -> list[str]:
         return []
     return sorted(
         key
-        for key in arguments
-        if key != TYPE_ARGUMENT and (key in rules.kept or not rules.takes(key))
+        for key, field in arguments.items()
+        if key != TYPE_ARGUMENT
+        and (
+            key in rules.kept
+            or not rules.takes(key)
+            or (key in BY_ARGUMENT and usable_value(key, field) is None)
+        )
     )
 
 

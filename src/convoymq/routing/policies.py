@@ -278,15 +278,22 @@ def effective_settings(queue: Queue, policies: Policies) -> Mapping[str, Setting
     settings = {key: value for key, value in found.items() if key in rules.policies}
     for name, field in queue.arguments.items():
         key = BY_ARGUMENT.get(name)
-        value = _value_of(field) if queue.arguments.get(name) is field else None
-        # RabbitMQ does not look at every value at the declaration; what it can't use it ignores.
-        if key is None or value is None or not rules.takes(name) or not key.check(value):
+        value = usable_value(name, field) if queue.arguments.get(name) is field else None
+        if key is None or value is None or name in rules.kept or not rules.takes(name):
             continue
         if key.name not in settings or name in rules.prevailing_arguments:
             settings[key.name] = value
         else:
             settings[key.name] = key.with_argument(settings[key.name], value)
     return settings
+
+
+def usable_value(argument: str, field: Field) -> Setting | None:
+    """Returns what an argument of a queue sets; None when there is no policy key like it, or when
+    its value has no effect: RabbitMQ does not look at every value at the declaration."""
+    key = BY_ARGUMENT.get(argument)
+    value = _value_of(field)
+    return None if key is None or value is None or not key.check(value) else value
 
 
 def _value_of(field: Field) -> Setting | None:

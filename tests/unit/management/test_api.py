@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from convoymq.management.metrics import render
 from convoymq.management.server import ManagementServer
 from convoymq.metadata.machine import User
 from convoymq.queues import slices
-from tests.unit.queues.fake_cluster import FakeCluster, queue_end
+from tests.unit.queues.classic.support import Channel
+from tests.unit.queues.fake_cluster import FakeCluster, queue_end, until
 
 
 @pytest.fixture
@@ -138,10 +140,65 @@ async def test_a_queue_is_declared_filled_read_and_deleted(
     body["ackmode"], body["count"] = "ack_requeue_false", 1
     (again,) = await ok(api.post("/queues/%2F/a%2Fb/get", json=body))
     assert (again["payload"], again["redelivered"]) == ("one", True)
+    stats = (await ok(api.get("/queues/%2F/a%2Fb")))["message_stats"]
+    names = ("publish", "deliver_get", "deliver", "redeliver", "ack")
+    assert [stats.get(name) for name in names] == [2, 3, 3, 1 if kind == "quorum" else None, 1]
+    assert {f"{name}_details" for name in stats if not name.endswith("_details")} <= stats.keys()
+    assert "ready" not in stats
     await ok(api.delete("/queues/%2F/a%2Fb/contents"), 204)
     assert (await ok(api.get("/queues/%2F/a%2Fb")))["messages"] == 0
     await ok(api.delete("/queues/%2F/a%2Fb"), 204)
     await ok(api.delete("/queues/%2F/a%2Fb"), 404)
+
+
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+async def test_a_queue_tells_its_single_active_consumer(
+    cluster: FakeCluster, api: httpx.AsyncClient, kind: str
+) -> None:
+    arguments = {"x-queue-type": kind, "x-single-active-consumer": True}
+    await cluster.queue(1, "q", arguments=arguments)
+    queue = cluster.nodes[1].broker.queue_admin.find_queue("/", "q", None)
+
+    async def active() -> str | None:
+        row = await ok(api.get("/queues/%2F/q"))
+        tag: str | None = row.get("single_active_consumer_tag")
+        return tag
+
+    assert await active() is None
+    readers = [Channel(), Channel()]
+    for number, reader in enumerate(readers, 1):
+        reader.client = queue.client(cluster.nodes[1].new_session(), reader)
+        reader.consume(number)
+        await until(lambda reader=reader: reader.heard)
+    assert await active() == "c1"
+    readers[0].client.cancel(1)
+    await until(lambda: ("cancel-ok", 1) in readers[0].heard)
+    assert await active() == "c2"
+
+
+@pytest.mark.parametrize(
+    ("kind", "effective", "is_warned"),
+    [("quorum", "drop-head", True), ("classic", "reject-publish-dlx", False)],
+)
+async def test_an_overflow_that_a_queue_type_does_not_serve_is_told(
+    cluster: FakeCluster, api: httpx.AsyncClient, kind: str, effective: str, is_warned: bool
+) -> None:
+    cluster.raise_versions()
+    arguments = {"x-queue-type": kind, "x-max-length": 5, "x-overflow": "reject-publish-dlx"}
+    await cluster.queue(1, "q", arguments=arguments)
+    row = await ok(api.get("/queues/%2F/q"))
+    assert row["effective_settings"] == {"max-length": 5, "overflow": effective}
+    assert ("reject-publish-dlx" in row.get("overflow_warning", "")) == is_warned
+
+
+async def test_arguments_without_effect_are_no_settings(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    arguments = {"x-queue-type": "classic", "x-quorum-target-group-size": 5, "x-max-length": 5}
+    await cluster.queue(1, "q", arguments=arguments)
+    row = await ok(api.get("/queues/%2F/q"))
+    assert row["ignored_arguments"] == ["x-quorum-target-group-size"]
+    assert row["effective_settings"] == {"max-length": 5}
 
 
 async def test_a_member_that_is_away_is_no_follower(
@@ -236,6 +293,9 @@ async def test_users_permissions_and_virtual_hosts(
     await ok(api.put("/vhosts/v", json={"description": "d"}), 204)
     assert (await ok(api.get("/vhosts/v")))["description"] == "d"
     await ok(api.put("/users/u", json={"password": "p", "tags": "management"}), 201)
+    made = await ok(api.get("/users/u"))
+    assert made["hashing_algorithm"] == "rabbit_password_hashing_sha256"
+    assert len(base64.b64decode(made["password_hash"])) == 4 + 32
     await ok(api.put("/users/u", json={"password": "p"}), 400)
     rules = {"configure": "^u", "write": ".*", "read": ".*"}
     await ok(api.put("/permissions/v/u", json=rules), 201)

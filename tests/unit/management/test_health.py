@@ -45,7 +45,8 @@ async def test_a_sound_cluster_passes_all(cluster: FakeCluster, api: httpx.Async
     await cluster.queue(1, "q")
     for name in (
         "alarms", "local-alarms", "virtual-hosts", "is-in-service", "ready-to-serve-clients",
-        "node-is-quorum-critical", "metadata-store/initialized", "reached-target-cluster-size",
+        "node-is-quorum-critical", "node-is-mirror-sync-critical", "metadata-store/initialized",
+        "reached-target-cluster-size",
         "metadata-store/initialized/with-data",
         "quorum-queues-without-elected-leaders/all-vhosts/pattern/.*",
         "quorum-queues-without-elected-leaders/vhost/%2F/pattern/.*",
@@ -276,11 +277,6 @@ async def metrics_text(api: httpx.AsyncClient) -> str:
     answer = await api.get("http://api/metrics")
     assert answer.status_code == 200
     return answer.text
-
-
-async def test_checks_of_what_there_is_not_are_refused_by_name(api: httpx.AsyncClient) -> None:
-    answer = await check(api, "node-is-mirror-sync-critical", 404)
-    assert "not served" in answer["reason"]
 
 
 async def test_the_limit_of_connections_is_watched(

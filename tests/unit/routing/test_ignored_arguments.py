@@ -12,6 +12,7 @@ from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_q
     ("kind", "arguments", "ignored"),
     [
         ("quorum", {"x-queue-type": "quorum", "x-delivery-limit": 5}, []),
+        ("quorum", {"x-delivery-limit": "five"}, ["x-delivery-limit"]),
         ("quorum", {"x-delivery-limits": 5, "team": "a"}, ["team", "x-delivery-limits"]),
         ("quorum", {"x-max-in-memory-length": 5}, ["x-max-in-memory-length"]),
         ("classic", {"x-max-length": 5, "x-queue-mode": "lazy"}, ["x-queue-mode"]),

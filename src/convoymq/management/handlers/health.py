@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from convoymq.edges.certificates import expiry_of
 from convoymq.management import messages, resources
-from convoymq.management.bodies import ApiError, bad_request
+from convoymq.management.bodies import bad_request
 from convoymq.management.call import Call
 from convoymq.management.fields import number
 from convoymq.management.handlers.queues import queues, queues_in
@@ -174,11 +174,8 @@ async def check_initial_sync(call: Call) -> Verdict:
 
 @routes.add("GET", "health/checks/node-is-mirror-sync-critical")
 async def check_mirrors(call: Call) -> Verdict:
-    raise ApiError(
-        404,
-        "Object Not Found",
-        "this check is not served: there are no mirrored queues; ask node-is-quorum-critical",
-    )
+    # There are no mirrored queues. Runbooks ask before they stop a node.
+    return _healthy()
 
 
 @routes.add("GET", "health/checks/port-listener/{port}")
