@@ -8,6 +8,8 @@ partitions, and to as many streams, in turn; ratios of rates and of the nodes' p
 message. `changes`: longest waits of a publisher that waits for each confirm, in the range that is
 split, moved and merged, and of one outside of it. `stalls`: the same changes with two members of a
 group that have nothing else to read; longest times from the confirm of a message to its delivery.
+`order`: messages out of the order of their keys when partitions are added half-way, with a topic
+and with an exchange that hashes modulo the number of its queues, which must have some.
 `idle`: processor time of the nodes with a thousand topics of four partitions that nobody uses, and
 with none.
 """
@@ -37,6 +39,7 @@ if __package__ in (None, ""):
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import key_order
 from benchmarks.convoy import ConvoyCluster
 from benchmarks.load import Load, LoadFailed
 from benchmarks.systems import NotUsable, connect
@@ -56,7 +59,7 @@ SETTLE_S = 0.5
 POLL_S = 0.002
 CHANGE_TIMEOUT_S = 30.0
 AUTH = ("guest", "guest")
-CASES = ["throughput", "changes", "stalls", "idle"]
+CASES = ["throughput", "changes", "stalls", "order", "idle"]
 GROUP = f"{TOPIC}/readers"
 PREFETCH = 100
 IDLE_PARTITIONS = 4
@@ -365,6 +368,26 @@ def _body(topics: Topics, cluster: ConvoyCluster, kind: str) -> dict[str, object
     return {"pid": pid, "node": cluster.node_name(others[0])}
 
 
+def order(cluster: ConvoyCluster, found: Samples) -> None:
+    """Messages out of order, of `key_order.MESSAGES`. Raises NotUsable when the topic has some, or
+    the exchange has none: then the load proves nothing."""
+    topics = Topics(cluster.api)
+    topics.create(key_order.QUEUES[0])
+    try:
+        kept = key_order.through_topic(
+            cluster.uris[0],
+            TOPIC,
+            lambda: topics.run_change("split", _body(topics, cluster, "split")),
+        )
+    finally:
+        topics.delete()
+    broken = key_order.through_modulo(cluster.uris[0])
+    found.add("out of order, topic that is split", kept)
+    found.add("out of order, hash modulo 2 and then 3 queues", broken)
+    if kept or not broken:
+        raise NotUsable(f"{kept} messages of the topic are out of order, {broken} modulo queues")
+
+
 def idle(cluster: ConvoyCluster, count: int, seconds: float, found: Samples) -> None:
     """Cores that the nodes use while nobody uses them, without topics and with many."""
     found.add("idle, no topics: % of a core", _cores(cluster, seconds) * 100)
@@ -417,6 +440,8 @@ def main() -> int:
                     changes(cluster, options.changes, found)
                 if "stalls" in cases:
                     stalls(cluster, options.changes, found)
+                if "order" in cases:
+                    order(cluster, found)
             if "idle" in cases:
                 with ConvoyCluster(base_port=options.base_port) as cluster:
                     cluster.start()
