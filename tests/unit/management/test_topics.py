@@ -237,6 +237,7 @@ async def test_what_requests_ask_for(
         ("DELETE", "/convoy/topics/drains/9", None, 404, "no node '9'"),
         ("PUT", ORDERS + "/groups/g", {"advance": "up"}, 400, "advance is one of linear, dag"),
         ("GET", ORDERS + "/changes/c2", None, 404, "change 'c2' of topic 'orders'"),
+        ("GET", "/topics/%2F/none/durations", None, 404, "no topic 'none'"),
         ("GET", ORDERS + "/groups/h/lag", None, 404, "no group 'h' of topic 'orders'"),
         ("POST", ORDERS + "/groups/g/seek", {}, 400, "one of position, time and vector"),
         ("PUT", ORDERS, {"partitions": 1, "max-age": [7]}, 400, "max-age: [7] is no setting"),
@@ -317,6 +318,20 @@ async def test_refusals_of_the_cluster(
     admin.refusal = refusal
     answer = await ok(api.put("/topics/%2F/new", json={"partitions": 1}), status)
     assert refusal.text in answer["reason"]
+
+
+async def test_durations_of_changes_are_those_that_the_node_has_seen(
+    api: httpx.AsyncClient, cluster: FakeCluster
+) -> None:
+    cluster.raise_versions()
+    topics = cluster.nodes[1].broker.topics
+    await topics.create("/", "orders", partitions=1)
+    assert await ok(api.get(ORDERS + "/durations")) == []
+    split = await topics.split("/", "orders", 0)
+    await topics.wait_change("/", "orders", split["change_id"])
+    (row,) = await ok(api.get(ORDERS + "/durations"))
+    assert (row["change_id"], row["kind"], row["phase"]) == (split["change_id"], "split", "done")
+    assert list(row["phases_ms"]) == ["prepared", "targets_ready", "sealing", "sealed", "published"]
 
 
 async def test_a_parked_key_that_is_no_text_is_shown(

@@ -36,6 +36,7 @@ LINEAGE = (
 CHANGE = (
     "change_id", "kind", "phase", "base_version", "next_version", "attempt", "sources", "targets"
 )  # fmt: skip
+DURATIONS = ("change_id", "kind", "phase", "phases_ms")
 GROUPS = ("group", "cv", "latest", "mode", "state", "members", "waits_for")
 LOSSES = (
     "group", "pid", "lo", "hi", "first", "end", "parked_keys", "reason", "time_ms"
@@ -255,6 +256,12 @@ def changes(invocation: Invocation) -> Output:
     return Rows(CHANGE, rows, nulls=True)
 
 
+def durations(invocation: Invocation) -> Output:
+    """Durations of the last changes by phase, as the node has seen them."""
+    rows = rows_of(_ask(invocation, "GET", TOPIC + "/durations"))
+    return Rows(DURATIONS, rows, nulls=True)
+
+
 def abort(invocation: Invocation) -> Output:
     """Gives a change up that has closed no partition."""
     _ask(invocation, "DELETE", TOPIC + "/changes/{change}")
@@ -418,20 +425,22 @@ def _sample(invocation: Invocation, groups: list[str]) -> Sample:
 
 
 def show(invocation: Invocation) -> Output:
-    """Writes a page about a topic: route history, rates of the partitions, groups."""
+    """Writes a page about a topic: route history, changes, rates of the partitions, groups."""
     from convoymq.cli.ctl.topic_page import topic_page
 
     rows = rows_of(_ask(invocation, "GET", TOPIC + "/groups"))
     lineage = rows_of(_ask(invocation, "GET", TOPIC + "/route?lineage=true"))
+    times = rows_of(_ask(invocation, "GET", TOPIC + "/durations"))
     names = [str(each["group"]) for each in rows]
     first = _sample(invocation, names)
     begun = time.monotonic()
     time.sleep(invocation.value("seconds", SAMPLE_S))
     last = _sample(invocation, names)
     seconds = max(time.monotonic() - begun, 1e-3)
+    shown = topic_page(lineage, rows, times, first, last, round(seconds, 1) or seconds)
     path = Path(invocation.value("html", ""))
     try:
-        path.write_text(topic_page(lineage, rows, first, last, round(seconds, 1) or seconds))
+        path.write_text(shown)
     except OSError as error:
         raise Failure(DATA, f"{path} cannot be written: {error.strerror}") from error
     return Text(f"Written: {path}", {"file": str(path)})
@@ -452,7 +461,7 @@ POSITIONS = (
 COMMANDS = (
     Command(
         name="show",
-        summary="Writes a page about a topic: route history, rates of the partitions, groups",
+        summary="Writes a page about a topic: route history, changes, rates of partitions, groups",
         tools=HERE,
         arguments=("name",),
         switches=(VHOST, Switch("html", str), Switch("seconds", int)),
@@ -568,6 +577,15 @@ COMMANDS = (
         switches=(VHOST,),
         banner="Listing changes of topic {name}...",
         run=changes,
+    ),
+    Command(
+        name="durations",
+        summary="Shows how long the phases of the last changes took, as the node has seen them",
+        tools=HERE,
+        arguments=("name",),
+        switches=(VHOST,),
+        banner="Listing durations of changes of topic {name}...",
+        run=durations,
     ),
     Command(
         name="abort",

@@ -193,6 +193,13 @@ async def changes(call: Call) -> list[JsonObject]:
     return [] if found is None else [dict(found)]
 
 
+@routes.listing("topics/{vhost}/{name}/durations")
+async def durations(call: Call) -> list[JsonObject]:
+    """Returns how long the phases of the last changes took, as this node has seen them."""
+    vhost, name = _topic(call)
+    return [dict(row) for row in call.broker.topic_parts.change_times.rows(vhost, name)]
+
+
 @routes.add("GET", "topics/{vhost}/{name}/changes/{change}")
 async def change(call: Call) -> object:
     return await _change(call)
