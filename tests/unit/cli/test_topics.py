@@ -426,6 +426,23 @@ def test_a_page_shows_route_history_rates_and_groups(
     assert run("show", "orders") == 65
 
 
+@pytest.mark.parametrize(
+    ("arguments", "body"),
+    [
+        (("split", "orders", "0"), {"pid": 0, "at": []}),
+        (("merge", "orders", "0", "1"), {"pids": [0, 1]}),
+        (("move", "orders", "0", "--to", "n2"), {"pid": 0, "node": "n2"}),
+    ],
+)
+def test_a_change_may_be_given_its_id(
+    api: FakeApi, arguments: tuple[str, ...], body: dict[str, Any]
+) -> None:
+    path = f"{ORDERS}/{arguments[0]}"
+    api.has(path, SPLIT, method="POST")
+    assert run(*arguments, "--change-id", "c1") == 0
+    assert api.asked == [("POST", path, body | {"change_id": "c1"})]
+
+
 def test_durations_of_changes_are_listed(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"change_id": "c1", "kind": "split", "phase": "done", "phases_ms": {"prepared": 10}}
     api.has(ORDERS + "/durations", [row])

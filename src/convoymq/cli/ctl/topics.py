@@ -196,7 +196,9 @@ def _check_autoscale(invocation: Invocation) -> None:
 
 
 def _change(invocation: Invocation, verb: str, body: JsonObject) -> Output:
-    """Begins a change and waits for its end."""
+    """Begins a change, or finds it by its id, and waits for its end."""
+    if "change_id" in invocation.values:
+        body["change_id"] = invocation.value("change_id", "")
     found = object_of(_ask(invocation, "POST", f"{TOPIC}/{verb}", body))  # type: ignore[arg-type]
     invocation.words["change"] = str(found["change_id"])
     until = time.monotonic() + invocation.value("wait", WAIT_S)
@@ -454,6 +456,7 @@ def _check_show(invocation: Invocation) -> None:
 
 
 WAIT = Switch("wait", int)
+CHANGE_ID = Switch("change-id", str)
 POSITIONS = (
     Switch("earliest"), Switch("latest"), Switch("time", int), Switch("vector", str)
 )  # fmt: skip
@@ -544,7 +547,7 @@ COMMANDS = (
         summary="Splits a partition in two, or at given logical partitions, and waits for the end",
         tools=HERE,
         arguments=("name", "pid"),
-        switches=(VHOST, Switch("at", str), WAIT),
+        switches=(VHOST, Switch("at", str), CHANGE_ID, WAIT),
         check=_check_split,
         banner="Splitting partition {pid} of topic {name}...",
         run=split,
@@ -554,7 +557,7 @@ COMMANDS = (
         summary="Merges neighbouring partitions into one, and waits for the end",
         tools=HERE,
         arguments=("name", "pid*"),
-        switches=(VHOST, WAIT),
+        switches=(VHOST, CHANGE_ID, WAIT),
         check=_check_merge,
         banner="Merging partitions of topic {name}...",
         run=merge,
@@ -564,7 +567,7 @@ COMMANDS = (
         summary="Moves a partition to another node, and waits for the end",
         tools=HERE,
         arguments=("name", "pid"),
-        switches=(VHOST, Switch("to", str), WAIT),
+        switches=(VHOST, Switch("to", str), CHANGE_ID, WAIT),
         check=_check_move,
         banner="Moving partition {pid} of topic {name}...",
         run=move,
