@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NUMBERS_MAX = 65_536
 KEYS_MAX = 1_000
 CHANGE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
-"""It stands in paths."""
+"""As it can stand in a path."""
 OF_AUTOSCALER = "auto-"
 POSITION_KEYS = ("position", "time", "vector")
 ENCODINGS = ("string", "base64")
