@@ -450,6 +450,14 @@ def test_durations_of_changes_are_listed(api: FakeApi, capsys: pytest.CaptureFix
     assert json.loads(printed(capsys)[0]) == [row]
 
 
+def test_a_long_id_is_cut_beside_its_bar_and_whole_in_the_table() -> None:
+    sample = Sample({"name": "t", "vhost": "/"}, {})
+    change: JsonObject = {"change_id": "c" * 64, "kind": "move", "phases_ms": {"prepared": 1}}
+    text = topic_page([], [], [change], sample, sample, 2.0)
+    assert f">move {'c' * 40}…</text>" in text
+    assert f"<td>{'c' * 64}</td>" in text
+
+
 def test_rates_and_the_time_for_a_lag_are_those_between_two_samples() -> None:
     def sample(end: int, watermark: int) -> Sample:
         rows: list[Json] = [{"pid": 4, "state": "open", "end_offset": end}]

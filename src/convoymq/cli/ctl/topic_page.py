@@ -21,6 +21,8 @@ PHASES = {
     "published": "#16a34a",
 }
 """Phases of a change in their order, with their colours."""
+NAME_LENGTH = 46
+"""Characters of a change's name that have room beside its bar; the table has all."""
 NAME_WIDTH, LEGEND_HEIGHT, LEGEND_WIDTH = 300, 24, 120
 
 
@@ -160,7 +162,8 @@ def _stacked(changes: Sequence[tuple[JsonObject, Mapping[str, int]]]) -> str:
         )
     for k, (each, spent) in enumerate(changes):
         top, across = LEGEND_HEIGHT + BAR_HEIGHT * k, float(NAME_WIDTH)
-        name = html.escape(f"{each.get('kind')} {each.get('change_id')}")
+        full = f"{each.get('kind')} {each.get('change_id')}"
+        name = html.escape(full if len(full) <= NAME_LENGTH else full[: NAME_LENGTH - 1] + "…")
         parts.append(f"<text x='{NAME_WIDTH - 6}' y='{top + 14}' text-anchor='end'>{name}</text>")
         for phase, ms in spent.items():
             wide = ms / longest * (WIDTH - NAME_WIDTH - 80)
