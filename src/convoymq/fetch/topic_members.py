@@ -344,7 +344,9 @@ class TopicMembers:
 
             self._parts.retry(self._name(request), request.pid, exchange, command, done)
             return await retried
-        return await queue.ask(command, self._settings.request_timeout_s)
+        answer = await queue.ask(command, self._settings.request_timeout_s)
+        self._parts.note_answer(self._name(request), request.pid, answer)
+        return answer
 
     @staticmethod
     def _trace(

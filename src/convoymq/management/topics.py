@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 NUMBERS_MAX = 65_536
 KEYS_MAX = 1_000
+CHANGE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+"""As it can stand in a path."""
+OF_NODES = ("auto-", "reconcile-")
+"""Begins of the ids that nodes give to changes: the autoscaler, and the controller."""
 POSITION_KEYS = ("position", "time", "vector")
 ENCODINGS = ("string", "base64")
 
@@ -60,6 +65,21 @@ def numbers_in(body: JsonObject, key: str) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > NUMBERS_MAX:
         raise bad_request(f"key {key} is not a list of at most {NUMBERS_MAX} numbers")
     return tuple(_number(key, each) for each in value)
+
+
+def change_id_in(body: JsonObject) -> str:
+    """Returns the id that a change shall have; empty: a new one. Raises ApiError."""
+    if "change_id" not in body:
+        return ""
+    found = text_in(body, "change_id")
+    if not CHANGE_ID.fullmatch(found):
+        raise bad_request(
+            f"key change_id: {found!r} is not 1 to 64 letters, digits and any of . _ : - with a "
+            "letter or digit first"
+        )
+    if found.startswith(OF_NODES):
+        raise bad_request(f"key change_id: ids of nodes begin with {' or '.join(OF_NODES)}")
+    return found
 
 
 def settings_in(body: JsonObject) -> dict[str, bool | int | str]:

@@ -39,7 +39,7 @@ def test_the_commands_are_those_of_the_documentation() -> None:
         "create", "delete", "list", "describe", "route", "split", "merge", "move", "changes",
         "abort", "drain", "seal", "declare-lost", "groups", "delete-group", "lag", "seek",
         "accept-loss", "park", "create-group", "losses", "drains",
-        "revive", "show", "autoscale",
+        "revive", "show", "autoscale", "durations",
     }  # fmt: skip
 
 
@@ -391,6 +391,12 @@ def test_a_page_shows_route_history_rates_and_groups(
                {"pid": 2, "lo": 1023, "hi": 1024, "state": "open", "created_version": 1,
                 "sealed_version": None}]  # fmt: skip
     api.has(ORDERS + "/route?lineage=true", lineage)
+    api.has(ORDERS + "/durations",
+            [{"change_id": "split-1", "kind": "split", "phase": "done",
+              "phases_ms": {"prepared": 10, "targets_ready": 0, "sealing": 25, "sealed": 5,
+                            "published": 40}},
+             {"change_id": "m<1", "kind": "merge", "phase": "sealed",
+              "phases_ms": {"sealing": 20}}])  # fmt: skip
     api.has(ORDERS + "/groups", [{"group": "g&", "cv": 0, "latest": 1}])
     api.has(ORDERS + "/groups/g%26/lag",
             [{"pid": 0, "state": "sealed", "lag": 7, "owner": "m", "waits_for": []},
@@ -399,7 +405,16 @@ def test_a_page_shows_route_history_rates_and_groups(
     assert run("show", "orders", "--html", str(file), "--seconds", "0") == 0
     assert str(file) in printed(capsys)[0]
     text = file.read_text()
-    assert text.count("<rect") == 3 + 1, "three partitions, and a bar for the one with a rate"
+    drawn, _, rest = text.partition("<h2>Durations of changes, by phase</h2>")
+    changed, _, rates = rest.partition("<h2>Messages per second")
+    assert (drawn.count("<rect"), rates.count("<rect")) == (3, 1), "partitions, and one with a rate"
+    assert changed.count("<rect") == 5 + 5 + 1, "a legend, a part of a bar for each phase"
+    bar = 900 - 300 - 80
+    assert f"width='{bar * 25 / 80:.1f}'" in changed, "the longest change is as wide as there is"
+    assert "<title>split split-1: published 40 ms</title>" in changed
+    assert "<td>split-1</td><td>split</td><td>done</td><td>10</td><td>0</td>" in changed
+    assert "<td>sealed</td><td>unknown</td><td>unknown</td><td>20</td>" in changed
+    assert "merge m&lt;1" in changed
     assert "partition 0: 0 to 1023, sealed, versions 0 to 0" in text
     assert "partition 1: 0 to 1022, open, versions 1 to 1" in text
     assert "<td>g&amp;</td><td>0 of 1</td><td>0</td>" in text
@@ -411,6 +426,38 @@ def test_a_page_shows_route_history_rates_and_groups(
     assert run("show", "orders") == 65
 
 
+@pytest.mark.parametrize(
+    ("arguments", "body"),
+    [
+        (("split", "orders", "0"), {"pid": 0, "at": []}),
+        (("merge", "orders", "0", "1"), {"pids": [0, 1]}),
+        (("move", "orders", "0", "--to", "n2"), {"pid": 0, "node": "n2"}),
+    ],
+)
+def test_a_change_may_be_given_its_id(
+    api: FakeApi, arguments: tuple[str, ...], body: dict[str, Any]
+) -> None:
+    path = f"{ORDERS}/{arguments[0]}"
+    api.has(path, SPLIT, method="POST")
+    assert run(*arguments, "--change-id", "c1") == 0
+    assert api.asked == [("POST", path, body | {"change_id": "c1"})]
+
+
+def test_durations_of_changes_are_listed(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"change_id": "c1", "kind": "split", "phase": "done", "phases_ms": {"prepared": 10}}
+    api.has(ORDERS + "/durations", [row])
+    assert run("durations", "orders", "--format", "json") == 0
+    assert json.loads(printed(capsys)[0]) == [row]
+
+
+def test_a_long_id_is_cut_beside_its_bar_and_whole_in_the_table() -> None:
+    sample = Sample({"name": "t", "vhost": "/"}, {})
+    change: JsonObject = {"change_id": "c" * 64, "kind": "move", "phases_ms": {"prepared": 1}}
+    text = topic_page([], [], [change], sample, sample, 2.0)
+    assert f">move {'c' * 40}…</text>" in text
+    assert f"<td>{'c' * 64}</td>" in text
+
+
 def test_rates_and_the_time_for_a_lag_are_those_between_two_samples() -> None:
     def sample(end: int, watermark: int) -> Sample:
         rows: list[Json] = [{"pid": 4, "state": "open", "end_offset": end}]
@@ -418,10 +465,11 @@ def test_rates_and_the_time_for_a_lag_are_those_between_two_samples() -> None:
         lag: JsonObject = {"pid": 4, "lag": end - watermark, "watermark": watermark}
         return Sample(topic, {"g": [lag]})
 
-    text = topic_page([], [{"group": "g"}], sample(100, 10), sample(300, 60), 2.0)
+    text = topic_page([], [{"group": "g"}], [], sample(100, 10), sample(300, 60), 2.0)
+    assert "has seen no change" in text
     assert ">100</text>" in text, "200 messages in 2 s"
     assert "<td>240</td><td>9.6</td>" in text, "240 messages at 25 a second"
-    still = topic_page([], [{"group": "g"}], sample(100, 10), sample(100, 10), 2.0)
+    still = topic_page([], [{"group": "g"}], [], sample(100, 10), sample(100, 10), 2.0)
     assert "<td>90</td><td>unknown</td>" in still
 
 

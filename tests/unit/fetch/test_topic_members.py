@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from convoymq.client.topic_messages import COLUMNS, contents_of
 from convoymq.client.topic_rows import TopicRow, frame_of_rows
@@ -144,6 +145,22 @@ async def test_a_message_is_parked_as_the_log_has_it(rig: Rig, member: Member) -
     answer = await member.settle("done", version=0, offset=2, key=b"k", failed=False)
     assert answer.map == {"code": "OK", "live": True, "park_version": 5, "head": None}
     assert bodies(await member.fetch(offset=3, park_version=5)) == [b"3", b"4"]
+
+
+@pytest.mark.provokes("topics.park_full")
+async def test_a_partition_without_room_for_parked_keys_is_named(rig: Rig, member: Member) -> None:
+    record = rig.broker.metadata.tree.vhosts["/"].topics["orders"]
+    machine = rig.broker.topic_parts.partitions.get(record, 0).machine()
+    assert machine is not None
+    machine.state.groups["g"].parked.keys_max = 0
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            answer = await member.settle("park", offset=1, key=b"k")
+            assert answer.map["code"] == "PARK_FULL"
+    (said,) = [each for each in logs if each["event"] == "topics.park_full"]
+    assert (said["topic"], said["group"], said["partition"]) == ("orders", "g", 0)
+    machine.state.groups["g"].parked.keys_max = 1
+    assert (await member.settle("park", offset=1, key=b"k")).map["code"] == "OK"
 
 
 async def test_a_fetch_waits_for_messages(rig: Rig, member: Member) -> None:

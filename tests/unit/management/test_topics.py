@@ -125,20 +125,23 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
         ),
         (
             "POST", ORDERS + "/split", {"pid": 0, "at": [5, 9]}, 202,
-            ("split", ("/", "orders", 0, (5, 9)), {}),
+            ("split", ("/", "orders", 0, (5, 9)), {"change_id": ""}),
         ),
-        ("POST", ORDERS + "/split", {"pid": 0}, 202, ("split", ("/", "orders", 0, ()), {})),
         (
-            "POST", ORDERS + "/merge", {"pids": [0, 1]}, 202,
-            ("merge", ("/", "orders", (0, 1)), {}),
+            "POST", ORDERS + "/split", {"pid": 0, "change_id": "a:1"}, 202,
+            ("split", ("/", "orders", 0, ()), {"change_id": "a:1"}),
+        ),
+        (
+            "POST", ORDERS + "/merge", {"pids": [0, 1], "change_id": "m" * 64}, 202,
+            ("merge", ("/", "orders", (0, 1)), {"change_id": "m" * 64}),
         ),
         (
             "POST", ORDERS + "/move", {"pid": 0, "node": "n2"}, 202,
-            ("move", ("/", "orders", 0, 2), {}),
+            ("move", ("/", "orders", 0, 2), {"change_id": ""}),
         ),
         (
-            "POST", ORDERS + "/move", {"pid": 0, "node": "3"}, 202,
-            ("move", ("/", "orders", 0, 3), {}),
+            "POST", ORDERS + "/move", {"pid": 0, "node": "3", "change_id": "M_3"}, 202,
+            ("move", ("/", "orders", 0, 3), {"change_id": "M_3"}),
         ),
         ("GET", ORDERS + "/changes", None, 200, ("change", ("/", "orders"), {})),
         ("GET", ORDERS + "/changes/c1", None, 200, ("change", ("/", "orders", "c1"), {})),
@@ -231,12 +234,22 @@ async def test_what_requests_ask_for(
         ("POST", ORDERS + "/split", {}, 400, "key pid is missing"),
         ("POST", ORDERS + "/split", {"pid": 0, "at": 5}, 400, "key at is not a list"),
         ("POST", ORDERS + "/split", {"pid": 0, "at": ["a"]}, 400, "'a' is not a number"),
+        ("POST", ORDERS + "/split", {"pid": 0, "change_id": "a/b"}, 400, "'a/b' is not 1 to 64"),
+        ("POST", ORDERS + "/split", {"pid": 0, "change_id": ".."}, 400, "letter or digit first"),
+        ("POST", ORDERS + "/merge", {"pids": [0, 1], "change_id": "m" * 65}, 400, "is not 1 to"),
+        ("POST", ORDERS + "/split", {"pid": 0, "change_id": ""}, 400, "is not 1 to 64 letters"),
+        ("POST", ORDERS + "/split", {"pid": 0, "change_id": 7}, 400, "change_id is missing or not"),
+        (
+            "POST", ORDERS + "/move", {"pid": 0, "node": "n2", "change_id": "auto-x"}, 400,
+            "ids of nodes begin with auto- or reconcile-",
+        ),
         ("POST", ORDERS + "/move", {"pid": 0}, 400, "key node is missing"),
         ("POST", ORDERS + "/move", {"pid": 0, "node": "n9"}, 404, "no node 'n9'"),
         ("POST", "/topics/drain", {"node": "9"}, 404, "no node '9'"),
         ("DELETE", "/convoy/topics/drains/9", None, 404, "no node '9'"),
         ("PUT", ORDERS + "/groups/g", {"advance": "up"}, 400, "advance is one of linear, dag"),
         ("GET", ORDERS + "/changes/c2", None, 404, "change 'c2' of topic 'orders'"),
+        ("GET", "/topics/%2F/none/durations", None, 404, "no topic 'none'"),
         ("GET", ORDERS + "/groups/h/lag", None, 404, "no group 'h' of topic 'orders'"),
         ("POST", ORDERS + "/groups/g/seek", {}, 400, "one of position, time and vector"),
         ("PUT", ORDERS, {"partitions": 1, "max-age": [7]}, 400, "max-age: [7] is no setting"),
@@ -317,6 +330,38 @@ async def test_refusals_of_the_cluster(
     admin.refusal = refusal
     answer = await ok(api.put("/topics/%2F/new", json={"partitions": 1}), status)
     assert refusal.text in answer["reason"]
+
+
+async def test_durations_of_changes_are_those_that_the_node_has_seen(
+    api: httpx.AsyncClient, cluster: FakeCluster
+) -> None:
+    cluster.raise_versions()
+    topics = cluster.nodes[1].broker.topics
+    await topics.create("/", "orders", partitions=1)
+    assert await ok(api.get(ORDERS + "/durations")) == []
+    split = await topics.split("/", "orders", 0)
+    await topics.wait_change("/", "orders", split["change_id"])
+    (row,) = await ok(api.get(ORDERS + "/durations"))
+    assert (row["change_id"], row["kind"], row["phase"]) == (split["change_id"], "split", "done")
+    assert list(row["phases_ms"]) == ["prepared", "targets_ready", "sealing", "sealed", "published"]
+
+
+async def test_a_request_that_is_repeated_gets_the_same_change(
+    api: httpx.AsyncClient, cluster: FakeCluster
+) -> None:
+    cluster.raise_versions()
+    topics = cluster.nodes[1].broker.topics
+    await topics.create("/", "orders", partitions=1, logical=8)
+    asked = {"pid": 0, "change_id": "mine"}
+    begun = await ok(api.post(ORDERS + "/split", json=asked), 202)
+    await topics.wait_change("/", "orders", begun["change_id"])
+    again = await ok(api.post(ORDERS + "/split", json=asked), 202)
+    assert (again["change_id"], again["phase"], again["targets"]) == (
+        "mine", "done", begun["targets"],
+    )  # fmt: skip
+    assert await ok(api.get(ORDERS + "/changes/mine")) == again
+    answer = await ok(api.post(ORDERS + "/split", json=asked | {"pid": 1}), 400)
+    assert "change 'mine' of topic 'orders' in vhost '/' is the split of 0" in answer["reason"]
 
 
 async def test_a_parked_key_that_is_no_text_is_shown(

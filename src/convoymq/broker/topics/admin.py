@@ -21,6 +21,7 @@ from convoymq.broker.topics.cuts import Position, cut_of
 from convoymq.broker.topics.drains import TopicDrains
 from convoymq.broker.topics.parked import ParkedKeys
 from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S, TopicPartitions
+from convoymq.broker.topics.repeats import Asked, middle, repeat_of
 from convoymq.broker.topics.rows import (
     ChangeRow,
     GapRows,
@@ -60,7 +61,7 @@ from convoymq.model.refusals import (
 from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.routing.policy_keys import Setting
 from convoymq.topics.answers import LossAnswer
-from convoymq.topics.changes import Change, Phase, plan_merge, plan_move, plan_split
+from convoymq.topics.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
 from convoymq.topics.commands import AcceptLoss, DropGroup, ExpireProducers
 from convoymq.topics.group import GroupState, Seek, is_kept
 from convoymq.topics.hashing import MURMUR3_X86_32
@@ -274,74 +275,112 @@ class TopicAdmin:
     # --- changes ---------------------------------------------------------------------------
 
     async def split(
-        self, vhost: str, name: str, pid: int, at: Sequence[int] = (), *, by: str = ""
+        self,
+        vhost: str,
+        name: str,
+        pid: int,
+        at: Sequence[int] = (),
+        *,
+        by: str = "",
+        change_id: str = "",
     ) -> ChangeRow:
-        """Begins to split a partition: at these logical partitions, or in the middle. `by`: who
-        does, as the id of the change shall say.
+        """Begins to split a partition: at these logical partitions, or in the middle.
+
+        Args:
+            by: who does, as the id of the change shall say.
+            change_id: the id itself; empty: a new one. When the change of that id is there, and is
+                the same, it is returned as it is now: whoever has lost an answer asks again.
 
         Raises:
             NotFound, UnknownPartition, BadCut, ChangeRunning: it cannot be.
+            PreconditionFailed: a limit is reached; the id is that of another change.
         """
 
         def plan(state: TopicState) -> Change:
+            self._check_cluster_limit(vhost, name, len(at) + 1 if at else 2)
             span = state.route.span_of(pid)
-            middle = (span.lo + span.width // 2,) if span.width > 1 else ()
-            return plan_split(state.route, pid, tuple(at) or middle, state.next_pid, change_id)
+            cuts = asked.cuts or ((middle(span.lo, span.hi),) if span.width > 1 else ())
+            return plan_split(state.route, pid, cuts, state.next_pid, asked.change_id)
 
-        change_id = _new_id("split", by)
-        self._check_cluster_limit(vhost, name, len(at) + 1 if at else 2)
-        return await self._begin(vhost, name, plan)
+        asked = Asked(change_id or _new_id("split", by), Kind.SPLIT, (pid,), tuple(at))
+        return await self._begin(vhost, name, asked, plan)
 
-    async def merge(self, vhost: str, name: str, pids: Sequence[int], *, by: str = "") -> ChangeRow:
-        """Begins to merge neighbours; see `split`. Raises NotFound, UnknownPartition, NotAdjacent,
-        ChangeRunning."""
-        change_id = _new_id("merge", by)
+    async def merge(
+        self, vhost: str, name: str, pids: Sequence[int], *, by: str = "", change_id: str = ""
+    ) -> ChangeRow:
+        """Begins to merge neighbours; see `split`.
+
+        Raises:
+            NotFound, UnknownPartition, NotAdjacent, ChangeRunning: it cannot be.
+            PreconditionFailed: the id is that of another change.
+        """
+        asked = Asked(change_id or _new_id("merge", by), Kind.MERGE, tuple(pids))
         return await self._begin(
-            vhost, name, lambda state: plan_merge(state.route, pids, state.next_pid, change_id)
+            vhost,
+            name,
+            asked,
+            lambda state: plan_merge(state.route, pids, state.next_pid, asked.change_id),
         )
 
     async def move(
-        self, vhost: str, name: str, pid: int, to_node: int, *, by: str = ""
+        self,
+        vhost: str,
+        name: str,
+        pid: int,
+        to_node: int,
+        *,
+        by: str = "",
+        change_id: str = "",
     ) -> ChangeRow:
         """Begins to move a partition to a node, which leads it then; see `split`.
 
         Raises:
             NotFound, UnknownPartition, ChangeRunning: it cannot be.
-            PreconditionFailed: the node leads it already, is not in the cluster, away or drained.
+            PreconditionFailed: the node leads it already, is not in the cluster, away or drained;
+                the id is that of another change.
         """
-        tree, node_name = self._metadata.tree, self._nodes.name_of(to_node)
-        record = self._record(vhost, name)
-        record.state.route.span_of(pid)
-        if to_node not in tree.nodes or not self._nodes.is_up(to_node):
-            raise PreconditionFailed(f"node_not_running: node {node_name}")
-        if self._nodes.is_drained(to_node) or self.drains.is_draining(to_node):
-            raise PreconditionFailed(f"node {node_name} is drained")
-        if self._partitions.leader(record, pid) == to_node:
-            raise PreconditionFailed(f"partition {pid} is led by node {node_name} already")
-        change_id = _new_id("move", by)
-        return await self._begin(
-            vhost,
-            name,
-            lambda state: plan_move(state.route, pid, state.next_pid, change_id),
-            to_node,
-        )
 
-    async def _begin(self, vhost: str, name: str, plan: Plan, to_node: int = 0) -> ChangeRow:
-        """Has a planned change recorded. Raises TopicRefused, NotFound."""
+        def plan(state: TopicState) -> Change:
+            state.route.span_of(pid)
+            self._check_may_lead(self._record(vhost, name), pid, to_node)
+            return plan_move(state.route, pid, state.next_pid, asked.change_id)
+
+        asked = Asked(change_id or _new_id("move", by), Kind.MOVE, (pid,), to_node=to_node)
+        return await self._begin(vhost, name, asked, plan)
+
+    def _check_may_lead(self, record: TopicRecord, pid: int, node: int) -> None:
+        """Refuses a node to which a partition cannot be moved. Raises PreconditionFailed."""
+        node_name = self._nodes.name_of(node)
+        if node not in self._metadata.tree.nodes or not self._nodes.is_up(node):
+            raise PreconditionFailed(f"node_not_running: node {node_name}")
+        if self._nodes.is_drained(node) or self.drains.is_draining(node):
+            raise PreconditionFailed(f"node {node_name} is drained")
+        if self._partitions.leader(record, pid) == node:
+            raise PreconditionFailed(f"partition {pid} is led by node {node_name} already")
+
+    async def _begin(self, vhost: str, name: str, asked: Asked, plan: Plan) -> ChangeRow:
+        """Has a planned change recorded, unless it is there. Raises TopicRefused, NotFound,
+        PreconditionFailed."""
         for _ in range(ATTEMPTS):
-            state = self._record(vhost, name).state
+            record = self._record(vhost, name)
+            known = repeat_of(record, asked)
+            if known is not None:
+                return known
+            state = record.state
             planned = plan(state)
             if state.running is not None:
                 raise ChangeRunning(state.running.change_id)
+            to_node = asked.to_node
             places = {span.pid: to_node for span in planned.targets} if to_node else {}
             code = await self._change(vhost, name, Begin(planned), places)
             if not code:
-                recorded = self._record(vhost, name).state.change
-                found = recorded is not None and recorded.change_id == planned.change_id
-                return views.change_row(recorded if found and recorded else planned)
+                # A change of this id that is there already is left as it is.
+                recorded = repeat_of(self._record(vhost, name), asked)
+                return views.change_row(planned) if recorded is None else recorded
             state = self._record(vhost, name).state
-            if code == Code.CHANGE_RUNNING.value and state.running is not None:
-                raise ChangeRunning(state.running.change_id)
+            running = "" if state.running is None else state.running.change_id
+            if code == Code.CHANGE_RUNNING.value and running not in ("", asked.change_id):
+                raise ChangeRunning(running)
             # Somebody else's change was first, and may be over already.
         raise VersionConflict(planned.base_version, state.route.version)
 
@@ -424,7 +463,10 @@ class TopicAdmin:
         else:
             change_id = _new_id(kind)
             await self._begin(
-                vhost, name, lambda state: plan_move(state.route, pid, state.next_pid, change_id)
+                vhost,
+                name,
+                Asked(change_id, Kind.MOVE, (pid,)),
+                lambda state: plan_move(state.route, pid, state.next_pid, change_id),
             )
         code = await self._change(vhost, name, GiveUp(change_id, pid))
         if not code:

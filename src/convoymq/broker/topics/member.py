@@ -65,6 +65,8 @@ HEARTBEAT_TIMEOUT_S = 3.0
 LINGER_MS = 11_000
 """A member that left and is not heard any more is forgotten after the time of a lease."""
 PLACE_SIZE = 1 << PLACE_BITS
+FULL_SAID_MS = 60_000
+"""Requests to park are repeated ten times a second; the event is said once in this time."""
 
 
 class RunBatch:
@@ -117,6 +119,8 @@ class MemberParts:
     members: dict[str, Wakeable] = field(default_factory=dict)
     """Members that speak through this node, by name, until their coordinator has heard that they
     left."""
+    _full: dict[tuple[GroupName, int], int] = field(default_factory=dict)
+    """(Group, partition) that parks no more -> until when that is not said again."""
 
     def wake(self, member: str) -> None:
         """A coordinator wants to hear of a member now."""
@@ -138,6 +142,20 @@ class MemberParts:
         except BrokerError:
             # The next fetch is refused as well.
             return
+
+    def note_answer(self, name: GroupName, pid: int, answer: object) -> None:
+        """A partition has answered a request to park. Says when it has no room for it."""
+        if not isinstance(answer, ParkAnswer) or answer.code is not Code.PARK_FULL:
+            return
+        now_ms = self.clock.monotonic_ms()
+        if now_ms < self._full.get((name, pid), now_ms):
+            return
+        until_ms = {place: until for place, until in self._full.items() if now_ms < until}
+        self._full = {**until_ms, (name, pid): now_ms + FULL_SAID_MS}
+        log.warning(
+            "topics.park_full",
+            vhost=name.vhost, topic=name.topic, group=name.group, partition=pid,
+        )  # fmt: skip
 
     def retry(
         self,
@@ -541,6 +559,7 @@ class Member:
         self.run()
 
     def _answered(self, request: Send, outcome: Outcome | None, error: BrokerError | None) -> None:
+        self._parts.note_answer(self.name, request.pid, outcome)
         answer = outcome if isinstance(outcome, AckAnswer | ParkAnswer) else None
         self.core.on_answer(request, answer, self._now())
         self.run()

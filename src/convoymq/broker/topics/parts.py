@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
 from convoymq.broker.topics.admin import TopicAdmin
+from convoymq.broker.topics.change_times import ChangeTimes
 from convoymq.broker.topics.controller_loop import ControllerLoop
 from convoymq.broker.topics.coordinator_loop import GroupCoordinators
 from convoymq.broker.topics.fence import PartitionFence
@@ -60,6 +61,8 @@ class TopicParts:
             call_soon=call_soon,
             spawn=spawn,
         )
+        self.change_times = ChangeTimes(metadata.tree, clock)
+        """Durations of the last changes, whoever drove them."""
         self._make_guards(broker, clock, call_soon)
         self.upkeep = UpkeepLoop(
             node=broker.node_id,
@@ -157,6 +160,7 @@ class TopicParts:
         self.fence.on_change(change)
         self.silence.on_change(change)
         self.controller.on_change(change)
+        self.change_times.on_change(change)
         self.upkeep.on_change(change)
         self.scaling.on_change(change)
         self.coordinators.on_change(change)

@@ -55,6 +55,19 @@ class ChangeRow(TypedDict):
     is_finished: bool
 
 
+class ChangeTimesRow(TypedDict):
+    """Durations of the phases of a change, as one node has seen it."""
+
+    change_id: str
+    kind: str
+    """`split`, `merge`, `move` or `rebucket`."""
+    phase: str
+    """The present phase, or `done` or `aborted`."""
+    phases_ms: dict[str, int]
+    """Milliseconds of the phases that have ended, in their order; without those that began before
+    the node was there to see it."""
+
+
 class PartitionRow(TypedDict):
     """One partition."""
 

@@ -36,6 +36,7 @@ LINEAGE = (
 CHANGE = (
     "change_id", "kind", "phase", "base_version", "next_version", "attempt", "sources", "targets"
 )  # fmt: skip
+DURATIONS = ("change_id", "kind", "phase", "phases_ms")
 GROUPS = ("group", "cv", "latest", "mode", "state", "members", "waits_for")
 LOSSES = (
     "group", "pid", "lo", "hi", "first", "end", "parked_keys", "reason", "time_ms"
@@ -195,7 +196,9 @@ def _check_autoscale(invocation: Invocation) -> None:
 
 
 def _change(invocation: Invocation, verb: str, body: JsonObject) -> Output:
-    """Begins a change and waits for its end."""
+    """Begins a change, or finds it by its id, and waits for its end."""
+    if "change_id" in invocation.values:
+        body["change_id"] = invocation.value("change_id", "")
     found = object_of(_ask(invocation, "POST", f"{TOPIC}/{verb}", body))  # type: ignore[arg-type]
     invocation.words["change"] = str(found["change_id"])
     until = time.monotonic() + invocation.value("wait", WAIT_S)
@@ -253,6 +256,12 @@ def changes(invocation: Invocation) -> Output:
     """The change that runs, or the last one."""
     rows = rows_of(_ask(invocation, "GET", TOPIC + "/changes"))
     return Rows(CHANGE, rows, nulls=True)
+
+
+def durations(invocation: Invocation) -> Output:
+    """Durations of the last changes by phase, as the node has seen them."""
+    rows = rows_of(_ask(invocation, "GET", TOPIC + "/durations"))
+    return Rows(DURATIONS, rows, nulls=True)
 
 
 def abort(invocation: Invocation) -> Output:
@@ -418,20 +427,22 @@ def _sample(invocation: Invocation, groups: list[str]) -> Sample:
 
 
 def show(invocation: Invocation) -> Output:
-    """Writes a page about a topic: route history, rates of the partitions, groups."""
+    """Writes a page about a topic: route history, changes, rates of the partitions, groups."""
     from convoymq.cli.ctl.topic_page import topic_page
 
     rows = rows_of(_ask(invocation, "GET", TOPIC + "/groups"))
     lineage = rows_of(_ask(invocation, "GET", TOPIC + "/route?lineage=true"))
+    times = rows_of(_ask(invocation, "GET", TOPIC + "/durations"))
     names = [str(each["group"]) for each in rows]
     first = _sample(invocation, names)
     begun = time.monotonic()
     time.sleep(invocation.value("seconds", SAMPLE_S))
     last = _sample(invocation, names)
     seconds = max(time.monotonic() - begun, 1e-3)
+    shown = topic_page(lineage, rows, times, first, last, round(seconds, 1) or seconds)
     path = Path(invocation.value("html", ""))
     try:
-        path.write_text(topic_page(lineage, rows, first, last, round(seconds, 1) or seconds))
+        path.write_text(shown)
     except OSError as error:
         raise Failure(DATA, f"{path} cannot be written: {error.strerror}") from error
     return Text(f"Written: {path}", {"file": str(path)})
@@ -445,6 +456,7 @@ def _check_show(invocation: Invocation) -> None:
 
 
 WAIT = Switch("wait", int)
+CHANGE_ID = Switch("change-id", str)
 POSITIONS = (
     Switch("earliest"), Switch("latest"), Switch("time", int), Switch("vector", str)
 )  # fmt: skip
@@ -452,7 +464,7 @@ POSITIONS = (
 COMMANDS = (
     Command(
         name="show",
-        summary="Writes a page about a topic: route history, rates of the partitions, groups",
+        summary="Writes a page about a topic: route history, changes, rates of partitions, groups",
         tools=HERE,
         arguments=("name",),
         switches=(VHOST, Switch("html", str), Switch("seconds", int)),
@@ -535,7 +547,7 @@ COMMANDS = (
         summary="Splits a partition in two, or at given logical partitions, and waits for the end",
         tools=HERE,
         arguments=("name", "pid"),
-        switches=(VHOST, Switch("at", str), WAIT),
+        switches=(VHOST, Switch("at", str), CHANGE_ID, WAIT),
         check=_check_split,
         banner="Splitting partition {pid} of topic {name}...",
         run=split,
@@ -545,7 +557,7 @@ COMMANDS = (
         summary="Merges neighbouring partitions into one, and waits for the end",
         tools=HERE,
         arguments=("name", "pid*"),
-        switches=(VHOST, WAIT),
+        switches=(VHOST, CHANGE_ID, WAIT),
         check=_check_merge,
         banner="Merging partitions of topic {name}...",
         run=merge,
@@ -555,7 +567,7 @@ COMMANDS = (
         summary="Moves a partition to another node, and waits for the end",
         tools=HERE,
         arguments=("name", "pid"),
-        switches=(VHOST, Switch("to", str), WAIT),
+        switches=(VHOST, Switch("to", str), CHANGE_ID, WAIT),
         check=_check_move,
         banner="Moving partition {pid} of topic {name}...",
         run=move,
@@ -568,6 +580,15 @@ COMMANDS = (
         switches=(VHOST,),
         banner="Listing changes of topic {name}...",
         run=changes,
+    ),
+    Command(
+        name="durations",
+        summary="Shows how long the phases of the last changes took, as the node has seen them",
+        tools=HERE,
+        arguments=("name",),
+        switches=(VHOST,),
+        banner="Listing durations of changes of topic {name}...",
+        run=durations,
     ),
     Command(
         name="abort",

@@ -11,6 +11,7 @@ from convoymq.management.routes import Routes
 from convoymq.management.topics import (
     POSITION_KEYS,
     body_in,
+    change_id_in,
     keys_in,
     numbers_in,
     parked_json,
@@ -155,19 +156,21 @@ async def set_autoscale(call: Call) -> Status:
 
 @routes.add("POST", "topics/{vhost}/{name}/split")
 async def split(call: Call) -> object:
-    """Begins a split; `changes` says when it has ended."""
+    """Begins a split; `changes` says when it has ended. A repeat with its id gets it as it is."""
     vhost, name = _configurable(call)
     body = await call.json()
     pid, cuts = whole_number(body, "pid"), numbers_in(body, "at")
-    return ACCEPTED, await _admin(call).split(vhost, name, pid, cuts)
+    change_id = change_id_in(body)
+    return ACCEPTED, await _admin(call).split(vhost, name, pid, cuts, change_id=change_id)
 
 
 @routes.add("POST", "topics/{vhost}/{name}/merge")
 async def merge(call: Call) -> object:
     """Begins a merge."""
     vhost, name = _configurable(call)
-    pids = numbers_in(await call.json(), "pids")
-    return ACCEPTED, await _admin(call).merge(vhost, name, pids)
+    body = await call.json()
+    pids, change_id = numbers_in(body, "pids"), change_id_in(body)
+    return ACCEPTED, await _admin(call).merge(vhost, name, pids, change_id=change_id)
 
 
 @routes.add("POST", "topics/{vhost}/{name}/move")
@@ -176,7 +179,8 @@ async def move(call: Call) -> object:
     vhost, name = _configurable(call)
     body = await call.json()
     pid, node = whole_number(body, "pid"), _node(call, text_in(body, "node"))
-    return ACCEPTED, await _admin(call).move(vhost, name, pid, node)
+    change_id = change_id_in(body)
+    return ACCEPTED, await _admin(call).move(vhost, name, pid, node, change_id=change_id)
 
 
 def _node(call: Call, text: str) -> int:
@@ -191,6 +195,13 @@ async def changes(call: Call) -> list[JsonObject]:
     """Returns the change that runs, or the last one."""
     found = await _admin(call).change(*_topic(call))
     return [] if found is None else [dict(found)]
+
+
+@routes.listing("topics/{vhost}/{name}/durations")
+async def durations(call: Call) -> list[JsonObject]:
+    """Returns how long the phases of the last changes took, as this node has seen them."""
+    vhost, name = _topic(call)
+    return [dict(row) for row in call.broker.topic_parts.change_times.rows(vhost, name)]
 
 
 @routes.add("GET", "topics/{vhost}/{name}/changes/{change}")
