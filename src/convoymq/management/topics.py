@@ -21,10 +21,21 @@ if TYPE_CHECKING:
 NUMBERS_MAX = 65_536
 KEYS_MAX = 1_000
 POSITION_KEYS = ("position", "time", "vector")
+TOPIC_KEYS = ("partitions", "logical", "mode", *TOPIC_SETTINGS)
+SPLIT_KEYS = ("pid", "at")
+MERGE_KEYS = ("pids",)
+MOVE_KEYS = ("pid", "node")
+PARTITION_KEYS = ("pid",)
+NODE_KEYS = ("node",)
+GROUP_KEYS = ("advance", *POSITION_KEYS)
+PARK_KEYS = ("keys", "encoding")
+REPLACE_KEYS = (*PARK_KEYS, "payload", "payload_encoding")
 ENCODINGS = ("string", "base64")
 
 STATUS: Mapping[Code, int] = {
     Code.BAD_TOPIC: 400,
+    Code.NO_KEY: 400,
+    Code.BAD_HASH: 400,
     Code.TOO_MANY_PARTITIONS: 400,
     Code.BAD_CUT: 400,
     Code.NOT_ADJACENT: 400,
