@@ -421,8 +421,8 @@ AMQP, HTTP, PYTHON = "AMQP", "HTTP", "Python"
 class OtherSeed(Client):
     """A client that takes another seed of the hash for the topic's."""
 
-    def topic_route(self, topic: str, *, lineage: bool = True) -> TopicRoute:
-        route = super().topic_route(topic, lineage=lineage)
+    def topic_route(self, *args: Any, **more: Any) -> TopicRoute:
+        route = super().topic_route(*args, **more)
         return replace(route, hash_seed=route.hash_seed + 1)
 
 
