@@ -46,6 +46,7 @@ LOGICAL = 1024
 KEYS = 12
 HALF = 240
 EXPIRED_S = 60.0
+LEASE_S = 40.0
 Opened = Callable[..., Any]
 
 
@@ -654,6 +655,54 @@ def test_an_error_is_the_same_on_every_surface(
     *found, text = act(Stage(cluster, opened))
     assert found == list(expected[:-1]), text
     assert str(expected[-1]) in str(text)
+
+
+def test_a_late_acknowledgement_has_no_answer(cluster: LocalCluster, opened: Opened) -> None:
+    """A member does not settle what it has of a partition that another one is to have. What it
+    acknowledges later counts for nothing, and its channel stays open."""
+    topic, queue = "late-acks", "late-acks/g"
+    create(cluster, topic, 2)
+    sender, slow, other = opened(), opened(1), opened(2)
+    publish(sender, topic, range(20))
+    slow_has: list[tuple[Any, Any, bytes]] = []
+    other_has: list[tuple[Any, Any, bytes]] = []
+    for channel, has in ((slow, slow_has), (other, other_has)):
+        channel.basic_qos(prefetch_count=100)
+        channel.basic_consume(queue, lambda _, *message, has=has: has.append(message))
+        if channel is slow:
+            until(lambda: _pumped(slow) and len(slow_has) == 20, "too few messages")
+    places = [(each[1].headers["x-pid"], each[2]) for each in slow_has]
+
+    def came_again() -> bool:
+        return (
+            _pumped(slow)
+            and _pumped(other)
+            and len(other_has) > 0
+            and {each[2] for each in other_has}
+            == {body for pid, body in places if pid == other_has[0][1].headers["x-pid"]}
+        )
+
+    until(came_again, "the messages do not come again", LEASE_S)
+    slow.basic_ack(0, multiple=True)
+    # The acknowledgement counts for the partition that it still has, and for no other.
+    until(
+        lambda: _pumped(slow) and lag(cluster, topic, "g") == len(other_has),
+        "the lag is another one",
+    )
+    other.basic_ack(0, multiple=True)
+    until(lambda: _pumped(other) and lag(cluster, topic, "g") == 0, "the lag does not fall")
+    publish(sender, topic, range(20, 40))
+    until(
+        lambda: (
+            _pumped(slow)
+            and _pumped(other)
+            and {int(each[2]) for each in slow_has + other_has} == set(range(40))
+        ),
+        "not all come",
+    )
+    # It has new ones of the partition that it kept.
+    assert slow.is_open
+    assert {int(each[2]) for each in slow_has} > set(range(20))
 
 
 # --- the tool ----------------------------------------------------------------------------------
