@@ -3,13 +3,27 @@
 # service from starting: the demo starts a server of its own, on loopback.
 set -eu
 
-if { [ -x /usr/sbin/mariadbd ] || command -v mariadbd >/dev/null; } &&
-    command -v sysbench >/dev/null; then
-    echo "MariaDB and sysbench are installed already."
-    exit 0
+needed=10.11
+check_version() {
+    # What the demo refuses is told here already: "mariadbd  Ver 10.5.29-MariaDB-...".
+    version=$("$1" --no-defaults --version | sed -n 's/.*Ver \([0-9.]*\)-MariaDB.*/\1/p')
+    if [ -z "$version" ] ||
+        [ "$(printf '%s\n' "$needed" "$version" | sort -V | head -n 1)" != "$needed" ]; then
+        echo "$1 is ${version:-no MariaDB}: the demo needs MariaDB $needed or newer." >&2
+        exit 1
+    fi
+}
+
+server=$(PATH="$PATH:/usr/sbin" command -v mariadbd || true)
+if [ -n "$server" ]; then
+    check_version "$server"
+    if command -v sysbench >/dev/null; then
+        echo "MariaDB and sysbench are installed already."
+        exit 0
+    fi
 fi
 if ! command -v apt-get >/dev/null; then
-    echo "No apt-get here. Install MariaDB 10.11 or newer and sysbench by your system's own means." >&2
+    echo "No apt-get here. Install MariaDB $needed or newer and sysbench by your system's own means." >&2
     exit 1
 fi
 if [ "$(id -u)" -ne 0 ]; then
@@ -29,4 +43,5 @@ apt-get install -y -q --no-install-recommends mariadb-server sysbench
 if command -v systemctl >/dev/null && [ -d /run/systemd/system ]; then
     systemctl disable --now mariadb
 fi
+check_version "$(PATH="$PATH:/usr/sbin" command -v mariadbd)"
 echo "MariaDB and sysbench are installed; the system service stays off."

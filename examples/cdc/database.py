@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -15,11 +16,14 @@ import pymysql.cursors
 DATABASE = "shop"
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
+VERSION_MIN = (10, 11)
+"""Of MariaDB: the oldest release that the demo is for."""
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec")
+VERSION = re.compile(r"\bVer (\d+)\.(\d+)\.\d+-MariaDB\b")
 
 
 class Missing(RuntimeError):
-    """A program is not installed."""
+    """A program is not installed, or is too old."""
 
 
 def find(program: str) -> str:
@@ -29,6 +33,17 @@ def find(program: str) -> str:
     if found is None:
         raise Missing(f"{program} is not installed: tools/install_mariadb.sh does it on Debian")
     return found
+
+
+def check_version(server: str) -> None:
+    """Raises Missing: the program is no MariaDB, or an older one than the demo needs."""
+    told = subprocess.run(
+        [server, "--no-defaults", "--version"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    found = VERSION.search(told)
+    if found is None or tuple(map(int, found.groups())) < VERSION_MIN:
+        wanted = ".".join(map(str, VERSION_MIN))
+        raise Missing(f"the demo needs MariaDB {wanted} or newer; {server} is: {told}")
 
 
 class MariaDb:
@@ -45,6 +60,7 @@ class MariaDb:
 
     def __enter__(self) -> MariaDb:
         server = find("mariadbd")
+        check_version(server)
         shutil.rmtree(self._directory, ignore_errors=True)
         data = self._directory / "data"
         data.mkdir(parents=True)

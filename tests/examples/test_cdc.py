@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -63,6 +65,44 @@ def test_changes_out_of_order_are_counted_once() -> None:
     assert (order.seen, order.violations) == (5, 1)
     assert [order.busy_key(rank) for rank in (0, 1, 9)] == ["a", "b", "b"]
     assert order.changes == [("a", "1"), ("b", "5"), ("a", "3"), ("a", "2"), ("a", "4")]
+
+
+@pytest.mark.parametrize(
+    ("told", "fits"),
+    [
+        ("mariadbd  Ver 10.11.0-MariaDB-1 for debian-linux-gnu", True),
+        ("mariadbd  Ver 11.8.3-MariaDB-0+deb13u1 from Debian", True),
+        ("mariadbd  Ver 10.5.29-MariaDB-0+deb11u1 for debian-linux-gnu", False),
+        ("mariadbd  Ver 8.0.40 for Linux on x86_64", False),
+    ],
+)
+def test_a_database_that_is_too_old_is_refused_by_name(
+    tmp_path: Path, told: str, fits: bool
+) -> None:
+    from cdc.database import Missing, check_version
+
+    server = tmp_path / "mariadbd"
+    server.write_text(f"#!/bin/sh\necho '{told}'\n")
+    server.chmod(0o755)
+    # The script that installs it says the same; with sysbench it would go on no further.
+    sysbench = tmp_path / "sysbench"
+    sysbench.write_text("#!/bin/sh\n")
+    sysbench.chmod(0o755)
+    script = subprocess.run(
+        [EXAMPLES.parent / "tools" / "install_mariadb.sh"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    if fits:
+        check_version(str(server))
+        assert (script.returncode, script.stderr) == (0, "")
+    else:
+        with pytest.raises(
+            Missing, match=r"needs MariaDB 10\.11 or newer; .*mariadbd is: mariadbd"
+        ):
+            check_version(str(server))
+        assert script.returncode == 1
+        assert "the demo needs MariaDB 10.11 or newer" in script.stderr
 
 
 def test_a_row_whose_key_changes_is_deleted_under_the_old_one(tmp_path: Path) -> None:

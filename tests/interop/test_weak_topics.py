@@ -127,8 +127,9 @@ def test_a_producer_with_sequences_sends_messages_without_a_key(
     assert len({headers_of(each)["x-pid"] for each in reader.hand}) == 1
     create(cluster, "numbered-strict", 1)
     with TopicProducer(columnar, "numbered-strict") as producer:
-        refused = producer.send(None, b"x")
-        assert isinstance(refused.exception(20), errors.ClientError)
+        refused = producer.send(None, b"x").exception(20)
+        assert isinstance(refused, errors.TopicRefused)
+        assert refused.topic_code == "NO_KEY"
 
 
 def test_settings_of_the_other_mode_are_refused(cluster: LocalCluster) -> None:

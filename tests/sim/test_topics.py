@@ -4,8 +4,9 @@ noticed."""
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from convoymq.sim.topics.plan import ALL_KINDS, draw_plan
 from convoymq.sim.topics.referee import find_violations
 from convoymq.sim.topics.world import World, run_topic_seed
 from convoymq.sim.world import Result
-from tests.sim.topic_mutants import LIMIT, MUTANTS, hunt
+from convoymq.topics.dedup import DedupTable
+from tests.sim.topic_mutants import LIMIT, MUTANTS, Broken, Mutant, Patch, hunt
 
 BLOCKS = 4
 SEEDS_PER_BLOCK = 40
@@ -195,36 +197,195 @@ def test_a_rule_that_is_switched_off_is_noticed(name: str) -> None:
     assert hunt(found, found.first, LIMIT) is not None
 
 
-def trace_of(seed: int) -> list[events.Event]:
+def test_a_mutant_that_is_broken_is_not_noticed() -> None:
+    """Its patch fails by itself, as after a rename."""
+
+    def patches() -> list[Patch]:
+        return [(DedupTable, "compare", staticmethod(lambda seq, last: seq.renamed))]
+
+    with pytest.raises(Broken, match="AttributeError"):
+        hunt(Mutant("broken", "", patches, None, 1), 1, LIMIT)
+
+
+Trace = list[Any]
+
+
+@pytest.fixture(scope="module")
+def clean() -> Trace:
     """The trace of a clean run of a strict topic with parked keys."""
-    plan = draw_plan(seed, {"split", "merge", "park"})
+    plan = draw_plan(5, {"split", "merge", "park"})
     world = World(replace(plan, weak=False, retries=False))
     world.run()
+    assert find_violations(world.trace) == []
     return world.trace
 
 
-def test_the_referee_reads_nothing_but_the_trace() -> None:
+def places(trace: Trace, kind: type[events.Event], **fields: object) -> list[int]:
+    """Places of events of a kind with these fields."""
+    return [
+        number
+        for number, event in enumerate(trace)
+        if isinstance(event, kind)
+        and all(getattr(event, name) == value for name, value in fields.items())
+    ]
+
+
+def first(trace: Trace, kind: type[events.Event], **fields: object) -> int:
+    return places(trace, kind, **fields)[0]
+
+
+def without(trace: Trace, *numbers: int) -> Trace:
+    return [event for number, event in enumerate(trace) if number not in numbers]
+
+
+def with_event(trace: Trace, number: int, event: events.Event) -> Trace:
+    """The trace with an event more, behind that of a number."""
+    return [*trace[: number + 1], event, *trace[number + 1 :]]
+
+
+def moved(trace: Trace, number: int, behind: int) -> Trace:
+    """The trace with an event where it comes later."""
+    return without(with_event(trace, behind, trace[number]), number)
+
+
+def altered(trace: Trace, number: int, **fields: object) -> Trace:
+    return [*trace[:number], trace[number]._replace(**fields), *trace[number + 1 :]]
+
+
+def exchanged(trace: Trace, one: int, other: int) -> Trace:
+    """The trace with the messages of two events exchanged."""
+    a, b = trace[one], trace[other]
+    return altered(altered(trace, one, msg=b.msg), other, msg=a.msg)
+
+
+def pair(trace: Trace, kind: type[events.Event], *names: str, **fields: object) -> tuple[int, int]:
+    """The first two events of a kind that are alike in these fields, and in their producer."""
+    sends = {event.msg: event for event in trace if isinstance(event, events.Send)}
+    known: dict[tuple[object, ...], int] = {}
+    for number in places(trace, kind, **fields):
+        event = trace[number]
+        send = sends[event.msg]
+        like = (send.producer, send.lp, *(getattr(event, name) for name in names))
+        if like in known and trace[known[like]].msg != send.msg:
+            return known[like], number
+        known.setdefault(like, number)
+    raise AssertionError("no two are alike")
+
+
+def stored_out_of_order(trace: Trace) -> Trace:
+    # A message may be stored before the next one is sent.
+    sends = places(trace, events.Send)
+    trace = [*(trace[number] for number in sends), *without(trace, *sends)]
+    return exchanged(trace, *pair(trace, events.Stored, "pid"))
+
+
+def stored_twice(trace: Trace) -> Trace:
+    number = first(trace, events.Stored)
+    return with_event(trace, number, trace[number])
+
+
+def lost(trace: Trace) -> Trace:
+    return without(trace, first(trace, events.Stored))
+
+
+def published_before_it_is_sealed(trace: Trace) -> Trace:
+    return without(trace, first(trace, events.Sealed))
+
+
+def stored_behind_close(trace: Trace) -> Trace:
+    sealed = first(trace, events.Sealed)
+    stored = places(trace, events.Stored, pid=trace[sealed].pid)[-1]
+    return moved(trace, stored, sealed)
+
+
+def version_left_out(trace: Trace) -> Trace:
+    return without(trace, places(trace, events.Published)[1])
+
+
+def step_left_out(trace: Trace) -> Trace:
+    return without(trace, first(trace, events.Advance))
+
+
+def child_before_its_parent_is_read(trace: Trace) -> Trace:
+    sealed = first(trace, events.Sealed)
+    pid = trace[sealed].pid
+    return without(trace, places(trace, events.Ack, pid=pid)[-1])
+
+
+def handed_out_before_the_acknowledgement(trace: Trace) -> Trace:
+    one, other = pair(trace, events.Deliver, "group", "gen", "key", "pid", parked=False)
+    event = trace[one]
+    names = ("group", "gen", "pid", "offset")
+    ack = first(trace, events.Ack, **{name: getattr(event, name) for name in names})
+    return moved(trace, ack, other)
+
+
+def handed_out_again(trace: Trace) -> Trace:
+    return with_event(trace, first(trace, events.Ack), trace[first(trace, events.Deliver)])
+
+
+def handed_out_without_a_lease(trace: Trace) -> Trace:
+    return without(trace, first(trace, events.Grant))
+
+
+def never_acknowledged(trace: Trace) -> Trace:
+    return without(trace, first(trace, events.Ack))
+
+
+def parked_in_silence(trace: Trace) -> Trace:
+    return without(trace, first(trace, events.Park))
+
+
+def never_applied(trace: Trace) -> Trace:
+    return without(trace, first(trace, events.Effect))
+
+
+def hole_in_the_log(trace: Trace) -> Trace:
+    number = places(trace, events.Stored)[-1]
+    offset = trace[number].offset
+    return altered(trace, number, offset=offset + 1)
+
+
+def close_behind_a_hole(trace: Trace) -> Trace:
+    number = first(trace, events.Sealed)
+    close = trace[number].close_offset
+    return altered(trace, number, close_offset=close + 1)
+
+
+def effects_in_another_order(trace: Trace) -> Trace:
+    return exchanged(trace, *pair(trace, events.Effect, "group", "gen", "key", applied=True))
+
+
+INJECTIONS: list[tuple[str, Callable[[Trace], Trace]]] = [
+    ("A1", stored_out_of_order),
+    ("A2", stored_twice),
+    ("A3", lost),
+    ("A4", published_before_it_is_sealed),
+    ("A4", stored_behind_close),
+    ("A5", version_left_out),
+    ("A6", step_left_out),
+    ("A7", child_before_its_parent_is_read),
+    ("A8", handed_out_before_the_acknowledgement),
+    ("A9", handed_out_again),
+    ("A10", handed_out_without_a_lease),
+    ("A11", never_acknowledged),
+    ("A12", parked_in_silence),
+    ("A13", never_applied),
+    ("A14", hole_in_the_log),
+    ("A14", close_behind_a_hole),
+    ("A15", effects_in_another_order),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "inject"), INJECTIONS, ids=lambda each: getattr(each, "__name__", each)
+)
+def test_the_referee_reads_nothing_but_the_trace(
+    clean: Trace, check: str, inject: Callable[[Trace], Trace]
+) -> None:
     """Each change of a clean trace is a violation of the named check."""
-    clean = trace_of(5)
-    assert find_violations(clean) == []
-    first = {type(event): number for number, event in reversed(list(enumerate(clean)))}
+    assert check in {violation.split(":")[0] for violation in find_violations(inject(clean))}
 
-    def broken(number: int, *instead: events.Event) -> set[str]:
-        trace = [*clean[:number], *instead, *clean[number + 1 :]]
-        return {violation.split(":")[0] for violation in find_violations(trace)}
 
-    def at(kind: type[events.Event]) -> events.Event:
-        return clean[first[kind]]
-
-    stored, ack = at(events.Stored), at(events.Ack)
-    assert {"A3", "A11"} & broken(first[events.Stored])
-    assert "A2" in broken(first[events.Stored], stored, stored)
-    assert "A11" in broken(first[events.Ack])
-    assert "A10" in broken(first[events.Grant])
-    assert "A6" in broken(first[events.Advance])
-    assert "A12" in broken(first[events.Park])
-    assert "A13" in broken(first[events.Effect])
-    deliver = at(events.Deliver)
-    assert "A9" in broken(first[events.Ack], ack, deliver)
-    published = [n for n, event in enumerate(clean) if isinstance(event, events.Published)]
-    assert "A5" in broken(published[1])
+def test_every_check_of_the_referee_is_shown_to_fire() -> None:
+    assert {check for check, _ in INJECTIONS} == {f"A{number}" for number in range(1, 16)}

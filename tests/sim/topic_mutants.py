@@ -7,6 +7,7 @@ other, runs seeds until one of them notices, and prints a row of the table in do
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -639,14 +640,25 @@ def planted(found: Mutant) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+NOTICED = re.compile(r"AssertionError: A([1-9]|1[0-5]): |NotQuiet: ")
+"""How failures begin that are found by the referee, or by waiting for what does not come."""
+
+
+class Broken(Exception):
+    """The patches of a mutant do not fit the code any more: it fails otherwise than by a check."""
+
+
 def hunt(found: Mutant, first: int, limit: int) -> tuple[int, str] | None:
-    """Runs seeds until one notices: (its number from the first one, what was noticed), or None."""
+    """Runs seeds until one notices: (its number from the first one, what was noticed), or None.
+    Raises Broken."""
     faults = None if found.faults is None else found.faults.split(",")
     with planted(found):
         for seed in range(first, first + limit):
-            failure = run_topic_seed(seed, faults).failure
-            if failure is not None:
-                return seed - first + 1, failure
+            result = run_topic_seed(seed, faults)
+            if result.failure is not None:
+                if NOTICED.match(result.failure) is None:
+                    raise Broken(f"{found.name}, seed {seed}: {result.detail}")
+                return seed - first + 1, result.failure
     return None
 
 

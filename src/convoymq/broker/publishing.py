@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from convoymq.broker.access import Access
 from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.topics.refusals import OrderKeyMissing
 from convoymq.metadata.machine import MetadataMachine, QueueRecord, User
 from convoymq.model.clock import Clock
 from convoymq.model.errors import PreconditionFailed, Unavailable
 from convoymq.model.refusals import (
     exchange_subject,
-    order_key_missing,
     partition_publish,
     queue_subject,
     vhost_missing,
@@ -82,7 +82,7 @@ class Publishing(Protocol):
             NotFound: there is no such exchange.
             AccessRefused: it is internal.
             PreconditionFailed: a queue does not do what the message asks for; none gets it then.
-                A strict topic finds no order key.
+            OrderKeyMissing: a topic takes no message without an order key.
         """
 
 
@@ -164,14 +164,14 @@ class NodePublishing:
         keyed: bool,
     ) -> tuple[TopicHandle, ...]:
         """Returns the topics that a message goes to, which has an order key for them. Raises
-        PreconditionFailed."""
+        PreconditionFailed, OrderKeyMissing."""
         assert self._topics is not None
         found = [self._topics.find(vhost, name) for name in topics]
         handles = tuple(handle for handle in found if handle is not None)
         for handle in handles:
             has_key = keyed or check_order_key(handle, routing_keys, headers)
             if not has_key and handle.needs_key:
-                raise order_key_missing(exchange_subject(vhost, handle.name))
+                raise OrderKeyMissing(exchange_subject(vhost, handle.name))
         return handles
 
     def route_dead_letter(
@@ -194,7 +194,7 @@ class NodePublishing:
         queues = tuple(queue for queue in found if queue is not None)
         for topic in topics:
             # What has no order key for a topic has no route to it.
-            with suppress(PreconditionFailed):
+            with suppress(PreconditionFailed, OrderKeyMissing):
                 queues += self._handles(vhost, (topic,), routing_keys[:1], headers, keyed=False)
         return queues
 

@@ -358,9 +358,13 @@ def _runs(request: TopicProduce, columns: ColumnFrame) -> list[ProducedRun]:
 
 
 def _absent(record: TopicRecord, pid: int, runs: int) -> RunsAnswer:
-    """Returns the answer for a partition that has no queue here: not yet, or not any more."""
+    """Returns the answer for a partition that has no queue here: not yet, or not any more. One that
+    was deleted is closed for good: the latest version has its range."""
     state = record.state
     known = state.lineage.partitions.get(pid)
+    if known is not None and known.state is PartitionState.DELETED:
+        closed = (RunAnswer(Code.CLOSED),) * runs
+        return RunsAnswer(closed, to_version=state.lineage.latest.version)
     change = state.running
     comes = (known is None and change is not None and pid in {t.pid for t in change.targets}) or (
         known is not None and known.state in (PartitionState.CREATING, PartitionState.OPEN)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from convoymq.broker.facade import Broker
 from convoymq.management.bodies import BODY_BYTES_MAX, ApiError, Bodies, bad_request
+from convoymq.management.fields import only_keys
 from convoymq.management.resources import Rates
 from convoymq.metadata.commands import Command
 from convoymq.metadata.machine import User
@@ -96,15 +98,30 @@ class Call:
         """Returns whether a query parameter is true."""
         return self.request.query_params.get(name, "") == "true"
 
-    async def json(self, most: int = BODY_BYTES_MAX, *, form: bool = False) -> JsonObject:
+    async def json(
+        self,
+        most: int = BODY_BYTES_MAX,
+        *,
+        form: bool = False,
+        keys: Collection[str] | None = None,
+    ) -> JsonObject:
         """Returns the body as an object; empty means none of its keys. To be called after the
-        permission checks: only who may do it makes the node read and parse. `form`: see
-        `Bodies.read`. Raises ApiError."""
+        permission checks: only who may do it makes the node read and parse.
+
+        Args:
+            form: see `Bodies.read`.
+            keys: those that the request knows; others are refused by name. None: what RabbitMQ
+                knows and this broker does not is passed over.
+        Raises:
+            ApiError: it is no such body.
+        """
         body = await self.bodies.read(self.request, most, form=form)
         if body is None:
             return {}
         if not isinstance(body, dict):
             raise bad_request("the body must be a JSON object")
+        if keys is not None:
+            only_keys(body, keys)
         return body
 
 

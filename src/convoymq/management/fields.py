@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from convoymq.management.bodies import bad_request
 from convoymq.management.messages import table_from_json
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.json import JsonObject
 from convoymq.model.tables import Table
+from convoymq.routing.policy_keys import term
 
 NUMBER_DIGITS_MAX = 18
 DEFAULT_EXCHANGE = "amq.default"
@@ -37,6 +40,14 @@ def text_in(body: JsonObject, key: str, default: str | None = None) -> str:
     if not isinstance(value, str):
         raise bad_request(f"key {key} is missing or not a string")
     return value
+
+
+def only_keys(body: JsonObject, keys: Collection[str]) -> None:
+    """Refuses keys that a request does not know: they would do nothing. Raises ApiError."""
+    for key in body:
+        if key not in keys:
+            known = f"there are: {', '.join(keys)}" if keys else "there are none"
+            raise bad_request(f"key {term(key)} is unknown here; {known}")
 
 
 def object_in(body: JsonObject, key: str) -> JsonObject:

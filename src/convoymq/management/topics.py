@@ -26,10 +26,21 @@ CHANGE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 OF_NODES = ("auto-", "reconcile-")
 """Begins of the ids that nodes give to changes: the autoscaler, and the controller."""
 POSITION_KEYS = ("position", "time", "vector")
+TOPIC_KEYS = ("partitions", "logical", "mode", *TOPIC_SETTINGS)
+SPLIT_KEYS = ("pid", "at", "change_id")
+MERGE_KEYS = ("pids", "change_id")
+MOVE_KEYS = ("pid", "node", "change_id")
+PARTITION_KEYS = ("pid",)
+NODE_KEYS = ("node",)
+GROUP_KEYS = ("advance", *POSITION_KEYS)
+PARK_KEYS = ("keys", "encoding")
+REPLACE_KEYS = (*PARK_KEYS, "payload", "payload_encoding")
 ENCODINGS = ("string", "base64")
 
 STATUS: Mapping[Code, int] = {
     Code.BAD_TOPIC: 400,
+    Code.NO_KEY: 400,
+    Code.BAD_HASH: 400,
     Code.TOO_MANY_PARTITIONS: 400,
     Code.BAD_CUT: 400,
     Code.NOT_ADJACENT: 400,

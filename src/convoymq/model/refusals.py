@@ -201,15 +201,6 @@ def invalid_order_key(reason: str) -> PreconditionFailed:
     return PreconditionFailed(f"invalid message: {reason}")
 
 
-def order_key_missing(subject: Subject) -> PreconditionFailed:
-    """A message has no order key, and its topic takes no such message. Closes a channel."""
-    return PreconditionFailed(
-        "message has no order key, a routing key or header 'x-order-key', and the topic takes no "
-        f"such message: {subject}",
-        subject=subject,
-    )
-
-
 def partition_publish(subject: Subject) -> AccessRefused:
     """A client publishes to a partition instead of its topic."""
     return AccessRefused(
@@ -392,16 +383,6 @@ def cluster_partition_limit_reached(vhost: str, topic: str, limit: int) -> Preco
     return PreconditionFailed(
         f"cannot create partitions of topic '{topic}' in vhost '{vhost}': queue limit in cluster "
         f"({limit}) is reached",
-    )
-
-
-def group_data_expired(subject: Subject) -> PreconditionFailed:
-    """A group of a topic had no member for so long that messages are deleted which it has not
-    read."""
-    return PreconditionFailed(
-        f"DATA_EXPIRED: {subject} had no member for too long, and messages that it has not read "
-        "are deleted: seek the group, or delete it",
-        subject=subject,
     )
 
 

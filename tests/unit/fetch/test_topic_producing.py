@@ -11,8 +11,11 @@ from convoymq.client.rows import headers_of, routing_keys_of
 from convoymq.client.topic_rows import TopicRow, frame_of_rows
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.columns import HEADERS, PROPERTIES, ROUTING_KEY, VALUE
+from convoymq.metadata.commands import ChangeTopic
+from convoymq.metadata.topic_codec import pack_command
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.topics.hashing import logical_partition
+from convoymq.topics.topic import Delete, Retire
 from tests.unit.fetch.support import Peer, Rig, reader, values_of
 
 LOGICAL = 8
@@ -118,6 +121,23 @@ async def test_a_resend_over_a_split_is_told_by_the_seed(rig: Rig, client: Peer)
     answer = await client.ask(Op.TOPIC_PRODUCER, topic="orders", producer=7, query=True)
     lps = [logical_partition(key, LOGICAL) for key in (a, b)]
     assert answer.map == {"epoch": 1, "stored": [[lps[0], 2, b"p3"], [lps[1], 1, b""]]}
+
+
+async def test_a_partition_that_was_deleted_answers_closed_with_the_latest_version(
+    rig: Rig, client: Peer
+) -> None:
+    """A client with a very old route asks for the new one, as behind any CLOSE."""
+    (a,) = keys_in(0, 4, 1)
+    await wait_split(rig, 0)
+    await wait_split(rig, 1)
+    for command in (Retire(), Delete(frozenset({0}))):
+        change = ChangeTopic(vhost="/", name="orders", command=pack_command(command))
+        await rig.broker.metadata.execute(change)
+    answer = await produce(client, 0, [TopicRow(a, b"1")], [run(a, 1)])
+    assert answer.map == {"runs": [["CLOSED", -1, 0, 0]], "to_version": 2, "targets": []}
+    # The other one is retired, and answers itself.
+    answer = await produce(client, 1, [TopicRow(a, b"1")], [run(a, 1)])
+    assert (answer.map["runs"], answer.map["to_version"]) == ([["CLOSED", -1, 0, 0]], 2)
 
 
 async def test_a_session_fences_those_before_it(rig: Rig, client: Peer) -> None:

@@ -8,15 +8,19 @@ from typing import Any
 import httpx
 import pytest
 
+from convoymq.management.handlers.topics import routes as topic_routes
 from convoymq.management.topics import refusal_of
 from convoymq.model.errors import NotServed, PreconditionFailed, Unavailable
 from convoymq.topics.refusals import (
     BadCut,
+    BadHash,
     BadPosition,
     BadTopic,
     ChangeRunning,
     Code,
     DataExpired,
+    GroupLive,
+    NoKey,
     NotAdjacent,
     StaleRoute,
     UnknownPartition,
@@ -295,6 +299,36 @@ async def test_what_cannot_be_meant_is_refused(
     assert text in answer["reason"]
 
 
+BODIES = [
+    (route.method, "/" + "/".join(route.segments))
+    for route in topic_routes
+    if route.method in ("PUT", "POST")
+]
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES)
+async def test_keys_that_a_request_does_not_know_are_refused(
+    api: httpx.AsyncClient, admin: FakeAdmin, method: str, path: str
+) -> None:
+    """Every request of topics that has a body."""
+    at = path.format(vhost="%2F", name="orders", group="g")
+    answer = await ok(api.request(method, at, json={"max-agee": "5s"}), 400)
+    assert 'key <<"max-agee">> is unknown here; there are' in answer["reason"]
+    assert not admin.asked
+
+
+async def test_the_keys_that_a_request_knows_are_named(
+    api: httpx.AsyncClient, admin: FakeAdmin
+) -> None:
+    body = {"partitions": 1, "max-age": "5s", "max_age": "5s"}
+    answer = await ok(api.put("/topics/%2F/new", json=body), 400)
+    assert answer["reason"].startswith(
+        'key <<"max_age">> is unknown here; there are: partitions, logical, mode, max-age, max-'
+    )
+    answer = await ok(api.post(ORDERS + "/split", json={"pid": 0, "cuts": [1]}), 400)
+    assert answer["reason"] == 'key <<"cuts">> is unknown here; there are: pid, at, change_id'
+
+
 @pytest.mark.parametrize(
     ("refusal", "status", "error"),
     [
@@ -306,6 +340,9 @@ async def test_what_cannot_be_meant_is_refused(
         (StaleRoute(9, 0, 2), 404, "not_found"),
         (ChangeRunning("c0"), 409, "conflict"),
         (DataExpired(0, 5, 9), 410, "gone"),
+        (GroupLive("g", 2), 400, "bad_request"),
+        (NoKey(), 400, "bad_request"),
+        (BadHash(3, 4), 400, "bad_request"),
     ],
 )
 async def test_refusals_of_topics_have_a_status_a_code_and_a_text(

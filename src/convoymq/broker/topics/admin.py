@@ -21,6 +21,7 @@ from convoymq.broker.topics.cuts import Position, cut_of
 from convoymq.broker.topics.drains import TopicDrains
 from convoymq.broker.topics.parked import ParkedKeys
 from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S, TopicPartitions
+from convoymq.broker.topics.refusals import GroupDataExpired
 from convoymq.broker.topics.repeats import Asked, middle, repeat_of
 from convoymq.broker.topics.rows import (
     ChangeRow,
@@ -55,7 +56,6 @@ from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.model.refusals import (
     cluster_partition_limit_reached,
-    group_data_expired,
     queue_subject,
 )
 from convoymq.queues.partition.reads import PartitionDescription
@@ -67,6 +67,7 @@ from convoymq.topics.group import GroupState, Seek, is_kept
 from convoymq.topics.hashing import MURMUR3_X86_32
 from convoymq.topics.lineage import Mode
 from convoymq.topics.refusals import (
+    BadTopic,
     ChangePhase,
     ChangeRunning,
     Code,
@@ -160,15 +161,13 @@ class TopicAdmin:
             settings: as `metadata.topic_settings` has them.
 
         Raises:
-            PreconditionFailed: the name is taken or not possible; a limit is reached; a setting is
-                none.
-            BadTopic: the numbers make no topic.
+            BadTopic: the numbers make no topic; the name is taken or not possible; a limit is
+                reached; a setting is none.
             NotServed: a node of the cluster has a release without topics; a mode that is not
                 served.
             Unavailable: no majority in time; nothing is left behind.
         """
         route = first_route(logical, partitions)
-        self._check_cluster_limit(vhost, name, partitions)
         placed = self._placement.for_partitions(partitions, self.drains.placement_nodes())
         command = CreateTopic(
             vhost=vhost,
@@ -185,7 +184,11 @@ class TopicAdmin:
                 for span, members in zip(route.spans, placed, strict=True)
             ),
         )
-        await self._metadata.execute(command, self._timeout_s)
+        try:
+            self._check_cluster_limit(vhost, name, partitions)
+            await self._metadata.execute(command, self._timeout_s)
+        except PreconditionFailed as error:
+            raise BadTopic(error.text, subject=error.subject) from None
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.gather(
@@ -561,7 +564,7 @@ class TopicAdmin:
                 check_advance(record, group, advance)
                 state = record.groups[group]
                 if record.mode != WEAK and state.has_lost_data(record.state.kept):
-                    raise group_data_expired(queue_subject(vhost, f"{name}/{group}"))
+                    raise GroupDataExpired(queue_subject(vhost, f"{name}/{group}"))
                 return False
             version, starts = await cut_of(record, position, self._partitions)
             command = CreateGroup(

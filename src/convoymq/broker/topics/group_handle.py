@@ -16,6 +16,7 @@ from typing import NamedTuple
 from convoymq.broker.topics.cuts import Position
 from convoymq.broker.topics.group_messages import GroupName, member_name
 from convoymq.broker.topics.member import Member, MemberParts
+from convoymq.broker.topics.refusals import GroupDataExpired
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.order_headers import Place
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord, Vhost
@@ -23,7 +24,6 @@ from convoymq.metadata.topic_settings import WEAK
 from convoymq.metadata.topics import topic_of_group
 from convoymq.model.errors import BrokerError, PreconditionFailed, Subject
 from convoymq.model.refusals import (
-    group_data_expired,
     invalid_argument,
     missing,
     queue_subject,
@@ -315,7 +315,7 @@ class GroupHandle(Queue):
             await self._create(*self.group_name, position, advance)
         is_strict = self.record.mode != WEAK
         if state is not None and is_strict and state.has_lost_data(self.record.state.kept):
-            raise group_data_expired(queue_subject(self.vhost, self.name))
+            raise GroupDataExpired(queue_subject(self.vhost, self.name))
 
     async def ready(self, timeout: float) -> None:
         """See `Queue`: members wait by themselves."""

@@ -9,7 +9,16 @@ from convoymq.management.call import CREATED, DONE, Call, Status
 from convoymq.management.fields import number, text_in
 from convoymq.management.routes import Routes
 from convoymq.management.topics import (
+    GROUP_KEYS,
+    MERGE_KEYS,
+    MOVE_KEYS,
+    NODE_KEYS,
+    PARK_KEYS,
+    PARTITION_KEYS,
     POSITION_KEYS,
+    REPLACE_KEYS,
+    SPLIT_KEYS,
+    TOPIC_KEYS,
     body_in,
     change_id_in,
     keys_in,
@@ -21,6 +30,7 @@ from convoymq.management.topics import (
     whole_number,
 )
 from convoymq.model.json import JsonObject
+from convoymq.routing.policy_keys import AUTOSCALE_KEYS
 from convoymq.topics.lineage import Mode
 from convoymq.topics.routes import LOGICAL_DEFAULT
 
@@ -103,7 +113,7 @@ async def topic(call: Call) -> object:
 async def put_topic(call: Call) -> Status:
     vhost, name = _vhost(call), call.path["name"]
     call.may("configure", "exchange", name)
-    body = await call.json()
+    body = await call.json(keys=TOPIC_KEYS)
     await _admin(call).create(
         vhost,
         name,
@@ -147,7 +157,7 @@ async def autoscale(call: Call) -> object:
 async def set_autoscale(call: Call) -> Status:
     """Replaces settings of the autoscaler; null takes one away."""
     vhost, name = _configurable(call)
-    await _admin(call).set_autoscale(vhost, name, scaling_in(await call.json()))
+    await _admin(call).set_autoscale(vhost, name, scaling_in(await call.json(keys=AUTOSCALE_KEYS)))
     return Status(DONE)
 
 
@@ -158,7 +168,7 @@ async def set_autoscale(call: Call) -> Status:
 async def split(call: Call) -> object:
     """Begins a split; `changes` says when it has ended. A repeat with its id gets it as it is."""
     vhost, name = _configurable(call)
-    body = await call.json()
+    body = await call.json(keys=SPLIT_KEYS)
     pid, cuts = whole_number(body, "pid"), numbers_in(body, "at")
     change_id = change_id_in(body)
     return ACCEPTED, await _admin(call).split(vhost, name, pid, cuts, change_id=change_id)
@@ -168,7 +178,7 @@ async def split(call: Call) -> object:
 async def merge(call: Call) -> object:
     """Begins a merge."""
     vhost, name = _configurable(call)
-    body = await call.json()
+    body = await call.json(keys=MERGE_KEYS)
     pids, change_id = numbers_in(body, "pids"), change_id_in(body)
     return ACCEPTED, await _admin(call).merge(vhost, name, pids, change_id=change_id)
 
@@ -177,7 +187,7 @@ async def merge(call: Call) -> object:
 async def move(call: Call) -> object:
     """Begins a move."""
     vhost, name = _configurable(call)
-    body = await call.json()
+    body = await call.json(keys=MOVE_KEYS)
     pid, node = whole_number(body, "pid"), _node(call, text_in(body, "node"))
     change_id = change_id_in(body)
     return ACCEPTED, await _admin(call).move(vhost, name, pid, node, change_id=change_id)
@@ -231,7 +241,7 @@ async def seal(call: Call) -> object:
     """Seals a partition from outside whose majority is gone."""
     call.need(call.is_administrator)
     vhost, name = _topic(call)
-    pid = whole_number(await call.json(), "pid")
+    pid = whole_number(await call.json(keys=PARTITION_KEYS), "pid")
     return ACCEPTED, await _admin(call).seal(vhost, name, pid)
 
 
@@ -239,7 +249,9 @@ async def seal(call: Call) -> object:
 async def declare_lost(call: Call) -> Status:
     call.need(call.is_administrator)
     vhost, name = _topic(call)
-    await _admin(call).declare_lost(vhost, name, whole_number(await call.json(), "pid"))
+    await _admin(call).declare_lost(
+        vhost, name, whole_number(await call.json(keys=PARTITION_KEYS), "pid")
+    )
     return Status(DONE)
 
 
@@ -253,7 +265,7 @@ async def losses(call: Call) -> list[JsonObject]:
 async def drain(call: Call) -> object:
     """Has a node give its partitions away, and waits until it has no more that it could."""
     call.need(call.is_administrator)
-    node = _node(call, text_in(await call.json(), "node"))
+    node = _node(call, text_in(await call.json(keys=NODE_KEYS), "node"))
     return await _admin(call).drains.drain(node)
 
 
@@ -286,7 +298,7 @@ async def put_group(call: Call) -> Status:
     vhost, name = _topic(call)
     group = call.path["group"]
     call.may("read", "queue", f"{name}/{group}")
-    body = await call.json()
+    body = await call.json(keys=GROUP_KEYS)
     advance = text_in(body, "advance") if "advance" in body else None
     if advance is not None and advance not in ADVANCES:
         raise bad_request(f"advance is one of {', '.join(ADVANCES)}, not {advance!r}")
@@ -309,13 +321,15 @@ async def lag(call: Call) -> list[JsonObject]:
 @routes.add("POST", "topics/{vhost}/{name}/groups/{group}/seek")
 async def seek(call: Call) -> object:
     place = _readable(call)
-    return await _admin(call).seek(*place, position_in(await call.json()))
+    return await _admin(call).seek(*place, position_in(await call.json(keys=POSITION_KEYS)))
 
 
 @routes.add("POST", "topics/{vhost}/{name}/groups/{group}/accept-loss")
 async def accept_loss(call: Call) -> object:
     """Has the group go on behind messages that retention cut."""
-    return await _admin(call).accept_loss(*_readable(call))
+    place = _readable(call)
+    await call.json(keys=())
+    return await _admin(call).accept_loss(*place)
 
 
 @routes.listing("topics/{vhost}/{name}/groups/{group}/park")
@@ -327,7 +341,7 @@ async def parked(call: Call) -> list[JsonObject]:
 async def resume(call: Call) -> Status:
     """Has the messages of parked keys delivered again, in order."""
     place = _readable(call)
-    for key in keys_in(await call.json()):
+    for key in keys_in(await call.json(keys=PARK_KEYS)):
         await _admin(call).parked.resume(*place, key)
     return Status(DONE)
 
@@ -336,7 +350,7 @@ async def resume(call: Call) -> Status:
 async def retry(call: Call) -> Status:
     """Has the first messages of parked keys delivered again; the others wait on."""
     place = _readable(call)
-    for key in keys_in(await call.json()):
+    for key in keys_in(await call.json(keys=PARK_KEYS)):
         await _admin(call).parked.resume(*place, key, once=True)
     return Status(DONE)
 
@@ -345,7 +359,7 @@ async def retry(call: Call) -> Status:
 async def replace(call: Call) -> Status:
     """Gives the first message of a parked key another body."""
     place = _readable(call)
-    body = await call.json()
+    body = await call.json(keys=REPLACE_KEYS)
     keys = keys_in(body)
     if len(keys) != 1:
         raise bad_request("a body replaces that of one key")
@@ -357,6 +371,6 @@ async def replace(call: Call) -> Status:
 async def skip(call: Call) -> Status:
     """Gives the first messages of parked keys up."""
     place = _readable(call)
-    for key in keys_in(await call.json()):
+    for key in keys_in(await call.json(keys=PARK_KEYS)):
         await _admin(call).parked.skip(*place, key)
     return Status(DONE)

@@ -66,9 +66,9 @@ async def test_what_makes_no_topic_is_refused(cluster: FakeCluster) -> None:
         ("orders", {"partitions": 0}, BadTopic),
         ("orders", {"partitions": 9, "logical": 8}, BadTopic),
         ("orders", {"partitions": 1, "mode": "loose"}, NotServed),
-        ("orders", {"partitions": 1, "settings": {"weak-wait": "5s"}}, PreconditionFailed),
-        ("queue", {"partitions": 1}, PreconditionFailed),
-        ("amq.x", {"partitions": 1}, PreconditionFailed),
+        ("orders", {"partitions": 1, "settings": {"weak-wait": "5s"}}, BadTopic),
+        ("queue", {"partitions": 1}, BadTopic),
+        ("amq.x", {"partitions": 1}, BadTopic),
     ):
         with pytest.raises(kind):
             await admin(cluster).create("/", name, **more)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from convoymq.metadata.topics import partition_queue_name
 from convoymq.model.errors import AccessRefused, Misuse, NotFound, PreconditionFailed
 from convoymq.model.tables import Field, Table
 from convoymq.queues.interface import ConsumerSpec
+from convoymq.topics.refusals import NoKey
 from tests.unit.kernels.records import record_of
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import FakeCluster, until
@@ -199,7 +200,7 @@ async def test_what_a_topic_does_not_take_is_refused(cluster: FakeCluster) -> No
         (("key",), None, "expiration", "'expiration' is not served by topic"),
         (("key",), None, "x-delay", "'x-delay' is not served by topic"),
     ):
-        with pytest.raises(PreconditionFailed, match=text):
+        with pytest.raises((PreconditionFailed, NoKey), match=text):
             publishing.route("/", "orders", keys, Table.of(headers or {}), asked)
     with pytest.raises(AccessRefused, match="cannot publish to a partition"):
         publishing.route("/", "", (partition_queue_name("orders", 0),), None)

@@ -20,6 +20,7 @@ from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable, Val
 from convoymq.queues.partition.load import GroupLag, LoadQuestion, LoadReport
 from convoymq.routing.policy_keys import checked_definition
 from convoymq.topics.group import Join, Owner
+from convoymq.topics.refusals import BadTopic
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
 UNIT_MS = 1_000
@@ -404,7 +405,7 @@ async def test_a_value_that_is_none_is_refused_by_name(
     cluster: FakeCluster, settings: dict[str, Any], text: str
 ) -> None:
     topics = cluster.nodes[3].broker.topics
-    with pytest.raises(PreconditionFailed, match=text.split(" of ")[0]):
+    with pytest.raises(BadTopic, match=text.split(" of ")[0]):
         await topics.create("/", "orders", partitions=1, logical=LOGICAL, settings=settings)
     await topics.create("/", "orders", partitions=1, logical=LOGICAL)
     with pytest.raises(PreconditionFailed, match=text.split(" of ")[0]):

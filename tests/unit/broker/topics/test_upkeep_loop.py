@@ -24,7 +24,7 @@ from convoymq.topics.answers import CursorAnswer
 from convoymq.topics.commands import ExpireProducers, OpenCursor, Trim
 from convoymq.topics.dedup import DedupTable
 from convoymq.topics.partition import PartitionMachine
-from convoymq.topics.refusals import Code, TooManyPartitions
+from convoymq.topics.refusals import BadTopic, Code, DataExpired, TooManyPartitions
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
 DAY_MS = 24 * 3600 * 1000
@@ -177,7 +177,7 @@ async def test_a_group_holds_what_it_has_not_read_until_it_expires(cluster: Fake
         cluster.nodes[3].machine.vhosts["/"], "orders/g"
     )
     assert handle is not None
-    with pytest.raises(PreconditionFailed, match="DATA_EXPIRED: queue 'orders/g' in vhost '/' had"):
+    with pytest.raises(DataExpired, match="DATA_EXPIRED: queue 'orders/g' in vhost '/' had"):
         await handle.create("earliest", None)
     assert await handle.counts() == (0, 0)
     row = await topics.seek("/", "orders", "g", "earliest")
@@ -274,7 +274,7 @@ async def test_partitions_forget_producers_that_are_silent(
 async def test_partitions_count_as_queues_of_their_virtual_host(cluster: FakeCluster) -> None:
     store, topics = cluster.nodes[3].store, cluster.nodes[3].broker.topics
     await store.execute(PutVhostLimit(vhost="/", name="max-queues", value=3))
-    with pytest.raises(PreconditionFailed, match=r"queue limit in vhost '/' \(3\) is reached"):
+    with pytest.raises(BadTopic, match=r"queue limit in vhost '/' \(3\) is reached"):
         await create(cluster, partitions=4)
     await create(cluster, partitions=2)
     with pytest.raises(PreconditionFailed, match="cannot create partitions of topic 'orders'"):
@@ -286,7 +286,7 @@ async def test_partitions_count_as_queues_of_their_virtual_host(cluster: FakeClu
 
 
 async def test_partitions_count_as_queues_of_the_cluster(cluster: FakeCluster) -> None:
-    with pytest.raises(PreconditionFailed, match=r"queue limit in cluster \(20\) is reached"):
+    with pytest.raises(BadTopic, match=r"queue limit in cluster \(20\) is reached"):
         await cluster.nodes[3].broker.topics.create("/", "many", partitions=21, logical=64)
 
 
