@@ -184,8 +184,10 @@ def test_policies_and_definitions_act(start_cluster: StartCluster, tmp_path: Pat
         {"name": "q", "policy": "p",
          "effective_policy_definition": [["delivery-limit", "signedint", 3]]}
     ]  # fmt: skip
-    found = tools.run("diagnostics", "-s", "list_policies_that_match", "q")
-    assert found == 'p\t^q\tqueues\t{"delivery-limit":3}\t0\n'
+    found = tools.json("diagnostics", "list_policies_that_match", "q")
+    policy = {"vhost": "/", "name": "p", "pattern": "^q", "apply-to": "queues",
+              "definition": {"delivery-limit": 3}, "priority": 0}  # fmt: skip
+    assert found == {"result": "ok", "policies": [policy]}
     tools.run("ctl", "set_vhost_limits", '{"max-connections": 0}')
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         connect(cluster)

@@ -428,6 +428,44 @@ def test_definitions_go_to_a_file_for_the_owner_alone_and_back(
     assert run("export_definitions", str(tmp_path / "none" / "d.json")) == 65
 
 
+def test_all_policies_that_match_are_listed_the_one_in_force_first(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def policy(name: str, **others: object) -> dict[str, object]:
+        row = {"vhost": "/", "name": name, "pattern": "^q", "apply-to": "all", "priority": 0,
+               "definition": {"max-length": 5}}  # fmt: skip
+        return row | {key.replace("_", "-"): value for key, value in others.items()}
+
+    rows = [policy("all"), policy("first", priority=7, apply_to="quorum_queues"),
+            policy("other-name", pattern="^x"), policy("classic", apply_to="classic_queues"),
+            policy("exchange", apply_to="exchanges", priority=1,
+                   definition={"alternate-exchange": "a"}),
+            policy("stream-key", apply_to="queues", definition={"max-age": "1D"})]  # fmt: skip
+    api.has("policies/%2F", rows)
+    api.has("queues/%2F/q", {"name": "q", "type": "quorum", "arguments": {"x-max-length": 5}})
+    api.has("exchanges/%2F/q", {"name": "q", "type": "direct", "arguments": {}})
+    command = ("list_policies_that_match", "q")
+    assert run(*command, "--formatter", "json", tool=DIAGNOSTICS) == 0
+    assert json.loads(printed(capsys)[0]) == {"result": "ok", "policies": [rows[1], rows[0]]}
+    assert run(*command, "--object-type", "exchange", "-s", "--formatter", "table",
+               tool=DIAGNOSTICS) == 0  # fmt: skip
+    assert printed(capsys)[0] == (
+        '/\texchange\t^q\texchanges\t{"alternate-exchange":"a"}\t1\n'
+        '/\tall\t^q\tall\t{"max-length":5}\t0\n'
+    )
+    assert run(*command, tool=DIAGNOSTICS) == 0
+    lines = printed(capsys)[0].splitlines()
+    assert lines[0] == "Listing policies that match queue 'q' in vhost '/' ..."
+    assert lines[1][0] == "┌"
+    api.has("policies/%2F", [])
+    assert run(*command, "--formatter", "json", tool=DIAGNOSTICS) == 0
+    assert json.loads(printed(capsys)[0]) == {"result": "ok", "policies": []}
+    assert run(*command[:1], "x", tool=DIAGNOSTICS) == 65
+    assert "queue 'x' does not exist in vhost '/'" in printed(capsys)[1]
+    assert run(*command, "--object-type", "user", tool=DIAGNOSTICS) == 65
+    assert printed(capsys)[0] == ""
+
+
 @pytest.mark.parametrize(
     ("command", "code"), [("check_alarms", 69), ("check_local_alarms", 0), ("alarms", 0)]
 )

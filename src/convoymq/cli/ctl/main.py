@@ -150,6 +150,8 @@ class _Printing:
     def output(self, output: Output) -> None:
         """Prints a result."""
         match output:
+            case Rows(document=dict(document)) if self._formatter == "json":
+                print(to_json(document))
             case Rows():
                 lines = rows_as(
                     self._formatter,
