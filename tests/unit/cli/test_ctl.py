@@ -310,7 +310,9 @@ def test_names_are_quoted_in_paths(api: FakeApi) -> None:
         (["clear_policy", "x"], 69, "Error:\nParameter does not exist\n"),
         (["clear_parameter", "c", "x"], 69, "Error:\nParameter does not exist\n"),
         (["purge_queue", "x"], 69, "Error:\nnot_found\n"),
-        (["delete_queue", "x"], 64, "Error:\nQueue not found\n"),
+        (["delete_queue", "x"], 64, "Error:\nNo such queue was found\n"),
+        (["set_policy", "p", "x", "nojson"], 65,
+         "Error:\nJSON decoding error. Reason: Expecting value: line 1 column 1 (char 0)\n"),
         (["delete_queue", "-p", "x", "q"], 65, "Virtual host 'x' does not exist\n"),
         (["forget_cluster_node", "x"], 69, "Error:\nThe node selected is not in the cluster.\n"),
         (["list_queues", "-t", "0"], 75,
@@ -340,6 +342,39 @@ def test_a_refusal_is_told_without_the_code_for_amqp_clients(
     api.has("policies/%2F/p", reason, 400, "PUT")
     assert run("-q", "set_policy", "p", "x", "{}") == 69
     assert printed(capsys) == ("", "Error:\nnot so\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "text"),
+    [
+        ("queue 'q' in vhost '/' in use", 64, "The queue is in use"),
+        ("queue 'q' in vhost '/' not empty", 64, "The queue is not empty"),
+        ("cannot obtain exclusive access to locked queue 'q' in vhost '/'.", 64,
+         "The queue is locked or protected from deletion"),
+        ("queue 'q' in vhost '/' is a part of topic 't'", 69,
+         "queue 'q' in vhost '/' is a part of topic 't'"),
+    ],
+)  # fmt: skip
+def test_why_a_queue_was_not_deleted(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], reason: str, code: int, text: str
+) -> None:
+    api.has("queues/%2F/q", QUEUE)
+    refused = {"error": "bad_request", "reason": f"406 PRECONDITION_FAILED - {reason}"}
+    api.has("queues/%2F/q?", refused, 400, "DELETE")
+    assert run("-q", "delete_queue", "q") == code
+    assert printed(capsys)[1] == f"Error:\n{text}\n"
+    assert run("delete_queue", "q", "--force") == 64
+
+
+@pytest.mark.parametrize("kind", ["policy", "operator_policy"])
+def test_a_policy_that_is_not_acceptable_is_bad_data(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    reason = 'Validation failed\n\n[{<<"bogus">>,1}] are not recognised policy settings\n'
+    path = "policies" if kind == "policy" else "operator-policies"
+    api.has(f"{path}/%2F/p", {"error": "bad_request", "reason": reason}, 400, "PUT")
+    assert run("-q", f"set_{kind}", "p", "x", '{"bogus": 1}') == 65
+    assert printed(capsys)[1] == f"Error:\n{reason}\n"
 
 
 # --- single commands -------------------------------------------------------------------------

@@ -262,10 +262,10 @@ def object_of(content: Json) -> JsonObject:
     return dict(content) if isinstance(content, dict) else {}
 
 
-def json_word(text: str) -> Json:
-    """Returns an argument that is JSON. Raises Failure."""
+def json_word(text: str, code: int = UNAVAILABLE) -> Json:
+    """Returns an argument that is JSON. Raises Failure, with the exit code, when it is not."""
     try:
         value: Json = json.loads(text)
     except ValueError as error:
-        raise Failure(UNAVAILABLE, f"JSON decoding error. Reason: {error}") from None
+        raise Failure(code, f"JSON decoding error. Reason: {error}") from None
     return value

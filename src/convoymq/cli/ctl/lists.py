@@ -121,7 +121,7 @@ def delete_queue(invocation: Invocation) -> Output:
     row = invocation.one("queues/{vhost}/{queue}")
     if row is None:
         invocation.need_present()
-        raise Failure(USAGE, "Queue not found")
+        raise Failure(USAGE, "No such queue was found")
     query = "&".join(f"if-{name}=true" for name in conditions)
     answer = invocation.api.request("DELETE", invocation.path("queues/{vhost}/{queue}?") + query)
     if answer.status >= 300:
@@ -132,9 +132,11 @@ def delete_queue(invocation: Invocation) -> Output:
 
 def _not_deleted(reason: str) -> Failure:
     if reason.endswith("in use"):
-        return Failure(UNAVAILABLE, "The queue is in use")
+        return Failure(USAGE, "The queue is in use")
     if "not empty" in reason:
-        return Failure(UNAVAILABLE, "The queue is not empty")
+        return Failure(USAGE, "The queue is not empty")
+    if "exclusive access to locked queue" in reason:
+        return Failure(USAGE, "The queue is locked or protected from deletion")
     return Failure(UNAVAILABLE, reason)
 
 

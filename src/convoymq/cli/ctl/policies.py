@@ -24,10 +24,12 @@ from convoymq.cli.ctl.command import (
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
 from convoymq.cli.ctl.formatting import to_json
 from convoymq.cli.ctl.outputs import Note, Output, Raw, Rows
-from convoymq.model.json import JsonObject
+from convoymq.model.json import Json, JsonObject
 
 ABSENT = {404: Problem(UNAVAILABLE, "Parameter does not exist")}
 DEFINITION = (Switch("priority", int), Switch("apply-to", str))
+INVALID = "Validation failed"
+"""Begins the reasons for which a policy can never be accepted."""
 STDIO = "-"
 IMPORT_FORMAT = Switch("format", str, choices=("json",))
 
@@ -51,18 +53,18 @@ def _policy_commands(word: str, label: str, paths: str) -> tuple[Command, ...]:
     """Returns the commands of policies, or of operator policies."""
 
     def set_policy(invocation: Invocation) -> Output:
-        definition = json_word(invocation.word("definition"))
-        priority = str(invocation.value("priority", 0))
-        invocation.call(
-            "PUT",
-            f"{paths}/{{vhost}}/{{name}}",
-            {
-                "pattern": invocation.word("pattern"),
-                "definition": definition,
-                "priority": int(priority),
-                "apply-to": invocation.value("apply_to", "all"),
-            },
-        )
+        body: Json = {
+            "pattern": invocation.word("pattern"),
+            "definition": json_word(invocation.word("definition"), DATA),
+            "priority": invocation.value("priority", 0),
+            "apply-to": invocation.value("apply_to", "all"),
+        }
+        try:
+            invocation.call("PUT", f"{paths}/{{vhost}}/{{name}}", body)
+        except Failure as failure:
+            if failure.text.startswith(INVALID):
+                raise Failure(DATA, failure.text) from None
+            raise
         return None
 
     def announce(invocation: Invocation) -> None:
