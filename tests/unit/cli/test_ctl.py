@@ -17,7 +17,11 @@ from typing import Any
 import pytest
 
 from convoymq.admin_socket import SOCKET_NAME
-from convoymq.cli.ctl import formatting, tools, transport
+from convoymq.broker import selection
+from convoymq.broker.balance import Strategy
+from convoymq.broker.leadership import BY_COUNT, BY_LOAD
+from convoymq.broker.membership import MemberKind
+from convoymq.cli.ctl import formatting, queues, tools, transport
 from convoymq.cli.ctl.arguments import COMMON, VHOST, Switch, bind, parse
 from convoymq.cli.ctl.command import CTL, DIAGNOSTICS, QUEUES, UPGRADE
 from convoymq.cli.ctl.failures import Failure, Misused
@@ -562,6 +566,40 @@ def test_changes_of_many_queues_are_listed_and_fail_when_one_failed(
     api.has(path, rows[:1], method="DELETE")
     assert run("shrink", "n2", "--format", "json", tool=QUEUES) == 0
     assert json.loads(printed(capsys)[0]) == rows[:1]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("grow n2 foo", "\"strategy 'foo' is not recognised.\""),
+        ("grow n2 all --membership no", "\"voter status 'no' is not recognised.\""),
+        ("grow n2 all --queue-type no", "\"queue type 'no' is not recognised.\""),
+        ("grow_to_count 2 foo", "\"strategy 'foo' is not recognised.\""),
+        ("grow_to_count 0 all", "\"node count '0' must be greater than 0.\""),
+        ("add_member q n2 --membership no", "\"voter status 'no' is not recognised.\""),
+        ("shrink n2 --queue-type no", "\"queue type 'no' is not recognised.\""),
+        ("rebalance foo", "type foo is not supported. Try one of all, quorum, stream."),
+        ("rebalance all --by no", "--by no is not supported. Try one of count, load."),
+    ],
+)
+def test_wrong_words_are_found_before_a_node_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, text: str
+) -> None:
+    def connect(**_switches: object) -> FakeApi:
+        raise AssertionError("connected")
+
+    monkeypatch.setattr(transport, "connect", connect)
+    assert run(*command.split(), tool=QUEUES) == 64
+    out, err = printed(capsys)
+    assert out == ""
+    assert err.startswith(f"Error (argument validation): {text}\n")
+
+
+def test_the_words_that_are_checked_are_those_of_the_broker() -> None:
+    assert set(queues.STRATEGIES) == set(Strategy)
+    assert set(queues.MEMBERSHIPS) == set(MemberKind)
+    assert queues.QUEUE_TYPES == selection.TYPES
+    assert queues.MEASURES == (BY_COUNT, BY_LOAD)
 
 
 # --- transport -------------------------------------------------------------------------------
