@@ -699,7 +699,20 @@ def test_files_of_others_are_not_overwritten(
     assert "rabbitmqctl" in printed(capsys)[1]
     assert [path.name for path in tmp_path.iterdir()] == ["rabbitmqctl"]
     assert run("--install-names") == 64
-    assert run("--install-names", str(tmp_path / "none")) == 70
+    none = tmp_path / "none"
+    for place, text in ((none, "does not exist"), (tmp_path / "rabbitmqctl", "is not a directory")):
+        printed(capsys)
+        assert run("--install-names", str(place)) == 70
+        assert printed(capsys)[1] == f"convoy: {place} {text}: give a directory of the PATH\n"
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
+    command = [sys.executable, "-m", "convoymq.cli", "ctl", "help"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_a_switch_without_a_value_is_a_flag() -> None:
