@@ -28,6 +28,7 @@ from convoymq.cli.ctl.failures import Failure, Misused
 from convoymq.cli.ctl.formatting import Table, Tuple, cell, rows_as, to_json
 from convoymq.cli.ctl.main import main
 from convoymq.cli.ctl.transport import Answer, NodeState
+from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import Json
 
 NOT_FOUND = Answer(404, {"error": "Object Not Found", "reason": "Not Found"})
@@ -816,3 +817,57 @@ def test_after_an_upgrade_leaders_are_spread(
         "type": "all", "vhost_pattern": ".*", "queue_pattern": ".*", "by": "count", "rate": 50,
         "dry_run": False,
     }  # fmt: skip
+
+
+def test_mirrors_are_not_waited_for(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.has("nodes", [{"name": "n1"}])
+    banner = (
+        "Will wait for a synchronised mirror be online for all classic mirrored queues for "
+        "120 seconds...\n"
+    )
+    assert run("await_online_synchronized_mirror", tool=UPGRADE) == 0
+    alone = "Target node seems to be the only one in a single node cluster"
+    assert printed(capsys)[0].startswith(banner + alone)
+    api.has("nodes", [{"name": "n1"}, {"name": "n2"}])
+    assert run("await_online_synchronized_mirror", tool=UPGRADE) == 0
+    assert printed(capsys) == (banner, "")
+
+
+@pytest.mark.parametrize("tool", [CTL, DIAGNOSTICS])
+def test_the_version_is_told_without_a_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tool: str
+) -> None:
+    monkeypatch.setattr(transport, "connect", None)
+    assert run("version", tool=tool) == 0
+    assert printed(capsys) == (COMPATIBLE_VERSION + "\n", "")
+    assert run("version", "--formatter", "json", tool=tool) == 0
+    assert json.loads(printed(capsys)[0]) == {"version": COMPATIBLE_VERSION}
+
+
+@pytest.mark.parametrize("tool", [CTL, DIAGNOSTICS])
+def test_logins_are_listed_and_counted_anew(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], tool: str
+) -> None:
+    row = {"protocol": "amqp091", "auth_attempts": 3, "auth_attempts_failed": 1,
+           "auth_attempts_succeeded": 2}  # fmt: skip
+    api.has("auth/attempts/n1", [])
+    assert run("-q", "list_node_auth_attempt_stats", tool=tool) == 0
+    assert printed(capsys)[0] == "Node n1 reported no authentication attempt stats\n"
+    api.has("auth/attempts/n1", [row])
+    assert run("list_node_auth_attempt_stats", "--formatter", "json", tool=tool) == 0
+    found = json.loads(printed(capsys)[0])
+    assert found == {"result": "ok", "node": "n1", "attempts": [row]}
+    assert run("list_node_auth_attempt_stats", tool=tool) == 0
+    assert printed(capsys)[0].splitlines() == [
+        'Listing authentication attempts for node "n1" ...', "\t".join(row), "amqp091\t3\t1\t2",
+    ]  # fmt: skip
+    api.takes("DELETE", "auth/attempts/n1")
+    assert run("reset_node_auth_attempt_metrics", tool=tool) == 0
+    assert printed(capsys)[0] == "Reset auth attempt metrics on node n1 ...\n"
+    assert api.asked == [("DELETE", "auth/attempts/n1", None)]
+
+
+@pytest.mark.parametrize("tool", [QUEUES, DIAGNOSTICS])
+def test_memory_of_a_queue_is_reclaimed_with_both_tools(api: FakeApi, tool: str) -> None:
+    api.takes("POST", "convoy/queues/%2F/q/memory/reclaim")
+    assert run("reclaim_quorum_memory", "q", tool=tool) == 0

@@ -355,7 +355,7 @@ COMMANDS = (
     Command(
         name="reclaim_quorum_memory",
         summary="Empties the write-ahead logs of a quorum queue's nodes and gives its memory back",
-        tools=HERE,
+        tools=(QUEUES, DIAGNOSTICS),
         arguments=("queue",),
         switches=(VHOST,),
         banner="Will flush Raft WAL of quorum queue {queue} ...",
