@@ -269,6 +269,31 @@ def test_list_queues(
     assert printed(capsys) == (text, "")
 
 
+def test_list_queues_shows_what_is_known_of_a_type(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = {"durable": True, "messages": 3, "message_bytes": 9, "vhost": "/"}
+    api.has("queues/%2F", [
+        {**common, "name": "q", "type": "quorum"}, {**common, "name": "s", "type": "stream"},
+        {**common, "name": "c", "type": "classic"},
+        {**common, "name": "t", "type": "classic", "durable": False},
+    ])  # fmt: skip
+    columns = ("name", "messages_persistent", "message_bytes_persistent",
+               "head_message_timestamp", "consumer_utilisation", "consumer_capacity")  # fmt: skip
+    assert run("-s", "list_queues", *columns) == 0
+    assert printed(capsys)[0].splitlines() == [
+        "q\t3\t9\t\t\t", "s\t3\t9\t\t\t", "c\t\t\t\t\t", "t\t0\t0\t\t\t",
+    ]  # fmt: skip
+    api.has("consumers/%2F", [
+        {"queue": {"name": "c", "vhost": "/"}, "consumer_tag": "one", "exclusive": True},
+        {"queue": {"name": "q", "vhost": "/"}, "consumer_tag": "two", "exclusive": False},
+    ])  # fmt: skip
+    assert run("-s", "list_queues", "name,exclusive_consumer_tag") == 0
+    assert printed(capsys)[0].splitlines() == ["q\t", "s\t", "c\tone", "t\t"]
+    assert run("list_queues", "messages_ram") == 64
+    assert run("list_connections", "recv_cnt") == 64
+
+
 def test_feature_flags_rise_by_themselves(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = {"name": "a_2", "state": "enabled"}, {"name": "b_2", "state": "disabled"}
     api.has("feature-flags", [old, new])

@@ -169,6 +169,8 @@ class Command:
     """Columns that are shown when none is asked for; empty = all."""
     keep: Callable[[Invocation, Row], bool] | None = None
     """Filter of the answer's rows."""
+    complete: Callable[[Invocation, Sequence[str], list[Row]], None] | None = None
+    """Adds to the rows, for the columns that are asked for, what takes another request."""
     done: str = ""
     """A remark after success."""
     missing: tuple[tuple[str, Problem], ...] = ()
@@ -225,6 +227,8 @@ def execute(invocation: Invocation) -> Output:
     if command.columns:
         keep = command.keep or (lambda _invocation, _row: True)
         rows = [row for row in rows_of(content) if keep(invocation, row)]
+        if command.complete is not None:
+            command.complete(invocation, columns, rows)
         return Rows(columns, [pick(command.columns, columns, row) for row in rows])
     return Note(invocation.text(command.done)) if command.done else None
 

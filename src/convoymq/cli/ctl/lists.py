@@ -4,6 +4,7 @@ purged, connections closed."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
 from convoymq.cli.ctl.command import (
@@ -14,6 +15,7 @@ from convoymq.cli.ctl.command import (
     Invocation,
     Request,
     Row,
+    dig,
     plain,
 )
 from convoymq.cli.ctl.failures import UNAVAILABLE, USAGE, Failure, Problem
@@ -41,6 +43,24 @@ def _protocol(row: Row) -> object:
     return Tuple(map(int, digits)) if all(map(str.isdecimal, digits)) else name
 
 
+def _persistent(name: str) -> Callable[[Row], object]:
+    """Returns a reader of how much of a queue is on disk: everything in a replicated one, nothing
+    in a transient one. Durable classic queues do not count it: nothing is shown."""
+
+    def read(row: Row) -> object:
+        if row.get("type") != "classic":
+            return row.get(name)
+        return None if row.get("durable") else 0
+
+    return read
+
+
+def _nothing(_row: Row) -> object:
+    """What RabbitMQ shows for quorum queues and streams; not known of classic queues."""
+    return None
+
+
+EXCLUSIVE_TAG = "exclusive_consumer_tag"
 QUEUE_COLUMNS: Columns = {
     **plain("name", "type", "durable", "auto_delete", "exclusive"),
     **_table("arguments"),
@@ -55,7 +75,12 @@ QUEUE_COLUMNS: Columns = {
     **plain("deduplication_ids", "deduplication_bytes"),
     **_table("messages_by_priority"),
     **_table("effective_settings"),
-    **plain("consumers", "memory", "single_active_consumer_tag", "delivery_limit"),
+    **plain("consumers", "memory", "single_active_consumer_tag", EXCLUSIVE_TAG, "delivery_limit"),
+    "messages_persistent": _persistent("messages"),
+    "message_bytes_persistent": _persistent("message_bytes"),
+    "head_message_timestamp": _nothing,
+    "consumer_utilisation": _nothing,
+    "consumer_capacity": _nothing,
 }
 EXCHANGE_COLUMNS: Columns = {
     **plain("name", "type", "durable", "auto_delete", "internal"),
@@ -109,6 +134,19 @@ def _queue_shown(invocation: Invocation, row: Row) -> bool:
     if invocation.flag("offline") and not invocation.flag("online") and not offline:
         return False
     return not invocation.flag("local") or row.get("node") == invocation.node
+
+
+def _add_exclusive_tags(invocation: Invocation, columns: Sequence[str], rows: list[Row]) -> None:
+    """Tags of exclusive consumers, which only the list of consumers has."""
+    if EXCLUSIVE_TAG not in columns or not rows:
+        return
+    tags = {
+        dig(consumer, "queue.name"): consumer["consumer_tag"]
+        for consumer in invocation.get("consumers/{vhost}")
+        if consumer.get("exclusive")
+    }
+    for row in rows:
+        row[EXCLUSIVE_TAG] = tags.get(row["name"])
 
 
 def delete_queue(invocation: Invocation) -> Output:
@@ -196,6 +234,7 @@ COMMANDS = (
         columns=QUEUE_COLUMNS,
         shown=("name", "messages"),
         keep=_queue_shown,
+        complete=_add_exclusive_tags,
         absent_ok=True,
     ),
     Command(
