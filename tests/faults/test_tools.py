@@ -129,7 +129,10 @@ def test_a_command_goes_to_the_node_that_is_named(tools: Tools) -> None:
     for number in (1, 2, 3):
         pid = cluster.nodes[number - 1].pid
         for node in (number, tools.names[number]):
-            assert tools.json("ctl", "-n", node, "status")["pid"] == pid
+            status = tools.json("ctl", "-n", node, "status")
+            assert status["pid"] == pid
+            assert status["data_directory"] == str(cluster.data / f"node-{number}" / "data")
+            assert Path(status["raft_data_directory"]).is_dir()
         # A data directory of a node answers for the others too, over the link.
         data = str(cluster.data / "node-1" / "data")
         found = tools.json("ctl", "-n", tools.names[number], "status", CONVOY_DATA_DIR=data)

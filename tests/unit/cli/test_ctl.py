@@ -775,13 +775,12 @@ def test_queues_that_do_not_answer_are_listed(
     assert printed(capsys)[0] == ""
 
 
-def test_a_report_has_every_list_and_says_what_is_missing(
-    api: FakeApi, capsys: pytest.CaptureFixture[str]
-) -> None:
+def has_a_node(api: FakeApi, **more: object) -> None:
+    """What `status` and `cluster_status` ask for."""
     node = {"name": "n1", "id": 1, "running": True, "release": "r", "os_pid": 1, "proc_used": 1,
             "proc_total": 2, "run_queue": 0, "net_ticktime": 60, "mem_used": 5, "mem_limit": 9,
             "fd_used": 1, "fd_total": 2, "sockets_used": 0, "sockets_total": 2, "disk_free": 9,
-            "disk_free_limit": 1, "connections": 0, "uptime": 3}  # fmt: skip
+            "disk_free_limit": 1, "connections": 0, "uptime": 3, **more}  # fmt: skip
     api.has("nodes", [node])
     api.has("nodes/n1", node)
     api.has("overview", {"cluster_name": "c", "rabbitmq_version": "4.3.0", "product_name": "p",
@@ -789,6 +788,12 @@ def test_a_report_has_every_list_and_says_what_is_missing(
                          "listeners": []})  # fmt: skip
     api.has("health/checks/alarms", {"status": "ok"})
     api.has("feature-flags", [])
+
+
+def test_a_report_has_every_list_and_says_what_is_missing(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    has_a_node(api)
     api.has("vhosts", [{"name": "/"}])
     api.has("queues/%2F", [QUEUE])
     assert run("report") == 0
@@ -896,3 +901,31 @@ def test_logins_are_listed_and_counted_anew(
 def test_memory_of_a_queue_is_reclaimed_with_both_tools(api: FakeApi, tool: str) -> None:
     api.takes("POST", "convoy/queues/%2F/q/memory/reclaim")
     assert run("reclaim_quorum_memory", "q", tool=tool) == 0
+
+
+def test_the_status_says_where_the_files_are(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    has_a_node(api, db_dir="/d", raft_data_directory="/d/log", config_files=["/c.conf"],
+               log_files=["<stderr>"],
+               vm_memory_high_watermark_setting={"relative": 0.6})  # fmt: skip
+    api.has("vhosts", [{"name": "/"}])
+    assert run("status", "--formatter", "json") == 0
+    found = json.loads(printed(capsys)[0])
+    assert (found["data_directory"], found["raft_data_directory"]) == ("/d", "/d/log")
+    assert (found["config_files"], found["log_files"]) == (["/c.conf"], ["<stderr>"])
+    assert found["tags"] == []
+    assert found["vm_memory_high_watermark_setting"] == {"relative": 0.6}
+    assert run("-q", "status", tool=DIAGNOSTICS) == 0
+    text = printed(capsys)[0]
+    assert "Data directory\n\nNode data directory: /d\nRaft data directory: /d/log\n" in text
+    assert "Config files\n\n * /c.conf\n\nLog file(s)\n\n * <stderr>\n" in text
+    mark = "Memory high watermark setting: 0.6 of available memory, computed to: 0.0 gb"
+    assert mark in text
+    has_a_node(api, vm_memory_high_watermark_setting={"absolute": 2_000_000_000})
+    assert run("-q", "status") == 0
+    assert "Memory high watermark setting: 2.0 gb, computed to: " in printed(capsys)[0]
+    # A node of an earlier release does not say it.
+    has_a_node(api)
+    assert run("-q", "status") == 0
+    assert "Memory high watermark setting: computed to: " in printed(capsys)[0]
