@@ -56,7 +56,7 @@ def _persistent(name: str) -> Callable[[Row], object]:
 
 
 def _nothing(_row: Row) -> object:
-    """What RabbitMQ shows for quorum queues and streams; not known of classic queues."""
+    """Shows nothing, as RabbitMQ for quorum queues and streams; not known of classic queues."""
     return None
 
 

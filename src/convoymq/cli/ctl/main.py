@@ -26,7 +26,7 @@ from convoymq.cli.ctl.tools import commands_of
 
 VHOST_DEFAULT = "/"
 NOT_READ = 128 + signal.SIGPIPE
-"""What a shell shows of a program that the signal ended."""
+"""Code that a shell shows of a program that the signal ended."""
 NAMES = {
     CTL: "rabbitmqctl",
     QUEUES: "rabbitmq-queues",

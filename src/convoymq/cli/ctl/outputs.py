@@ -18,7 +18,7 @@ class Rows:
     nulls: bool = False
     """In JSON, what is not there is null; RabbitMQ's tools print ""."""
     document: JsonObject | None = None
-    """What JSON has instead of the list."""
+    """Printed as JSON instead of the list."""
 
 
 @dataclass(frozen=True, slots=True)
