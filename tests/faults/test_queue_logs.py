@@ -44,7 +44,7 @@ def test_the_state_of_each_member_is_shown(cluster: LocalCluster) -> None:
     in_step(cluster)
     done = convoy(cluster, "queues", "quorum_status", QUEUE, "--formatter", "table", at=2)
     banner, heading, *rows = done.stdout.splitlines()
-    assert banner == f"Status of quorum queue {QUEUE} on node {name_of(cluster, 2)} ..."
+    assert banner == f"Status of queue {QUEUE} on node {name_of(cluster, 2)} ..."
     assert heading.split("\t") == COLUMNS
     assert len(rows) == 3
     found = {row["Node Name"]: row for row in status(cluster)}

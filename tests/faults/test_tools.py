@@ -129,7 +129,10 @@ def test_a_command_goes_to_the_node_that_is_named(tools: Tools) -> None:
     for number in (1, 2, 3):
         pid = cluster.nodes[number - 1].pid
         for node in (number, tools.names[number]):
-            assert tools.json("ctl", "-n", node, "status")["pid"] == pid
+            status = tools.json("ctl", "-n", node, "status")
+            assert status["pid"] == pid
+            assert status["data_directory"] == str(cluster.data / f"node-{number}" / "data")
+            assert Path(status["raft_data_directory"]).is_dir()
         # A data directory of a node answers for the others too, over the link.
         data = str(cluster.data / "node-1" / "data")
         found = tools.json("ctl", "-n", tools.names[number], "status", CONVOY_DATA_DIR=data)
@@ -184,8 +187,10 @@ def test_policies_and_definitions_act(start_cluster: StartCluster, tmp_path: Pat
         {"name": "q", "policy": "p",
          "effective_policy_definition": [["delivery-limit", "signedint", 3]]}
     ]  # fmt: skip
-    found = tools.run("diagnostics", "-s", "list_policies_that_match", "q")
-    assert found == 'p\t^q\tqueues\t{"delivery-limit":3}\t0\n'
+    found = tools.json("diagnostics", "list_policies_that_match", "q")
+    policy = {"vhost": "/", "name": "p", "pattern": "^q", "apply-to": "queues",
+              "definition": {"delivery-limit": 3}, "priority": 0}  # fmt: skip
+    assert found == {"result": "ok", "policies": [policy]}
     tools.run("ctl", "set_vhost_limits", '{"max-connections": 0}')
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         connect(cluster)

@@ -497,12 +497,12 @@ def config(
     except BrokerError as error:
         raise fail(error.text, 2) from None
     content = {
-        section.name: {
+        section: {
             entry.name: str(getattr(part, entry.name)) if entry.repr else "(hidden)"
             for entry in dataclasses.fields(part)
         }
-        for section in dataclasses.fields(made)
-        for part in [getattr(made, section.name)]
+        for section in model.sections()
+        for part in [getattr(made, section)]
     }
     if format_ is Format.JSON:
         print_json(content)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from convoymq.edges.edge import Edge, NodeParts
-from convoymq.management.process import process_info
+from convoymq.management.process import places_info, process_info, watermark_setting
 from convoymq.management.server import ManagementServer
+from convoymq.model.json import JsonObject
 
 
 def open_edge(parts: NodeParts) -> ManagementEdge:
     """Makes the edge as the node's configuration wants it, and tells the broker of the process."""
     config = parts.config
-    parts.broker.cluster.node_info = partial(process_info, parts.data.path, parts.watermarks)
+    places = places_info(config, parts.data.path)
+
+    def node_info() -> JsonObject:
+        setting = watermark_setting(config, parts.watermarks)
+        live = process_info(parts.data.path, parts.watermarks)
+        return {**live, **places, "vm_memory_high_watermark_setting": setting}
+
+    parts.broker.cluster.node_info = node_info
     parts.broker.watermarks = parts.watermarks
     parts.broker.link_info = parts.links.info
     parts.broker.clock_skew = parts.links.clock_skew

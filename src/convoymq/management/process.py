@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from convoymq.broker.alarms import Watermarks
+from convoymq.model.config import Config
 from convoymq.model.json import JsonObject
 from convoymq.model.process import PAGE_BYTES, RESIDENT_PAGES, THREADS, process_stat
 
@@ -34,6 +35,27 @@ def threads_max() -> int:
         return int(Path("/proc/sys/kernel/threads-max").read_text())
     except OSError:
         return 0
+
+
+def places_info(config: Config, data_directory: Path) -> JsonObject:
+    """Returns where the node keeps what, under the names of RabbitMQ's HTTP API and tools."""
+    place = data_directory.absolute()
+    return {
+        "db_dir": str(place),
+        "raft_data_directory": str(place / "log"),
+        "config_files": [config.file] if config.file else [],
+        "log_files": [str(Path(config.log.file).absolute()) if config.log.file else "<stderr>"],
+    }
+
+
+def watermark_setting(config: Config, watermarks: Watermarks) -> JsonObject:
+    """Returns the memory watermark as it was set: a share of the machine's memory, or bytes as an
+    operator or the configuration gave them."""
+    relative = config.alarms.memory_relative
+    by_share = int(relative * watermarks.machine_memory)
+    if not config.alarms.memory_absolute and watermarks.memory == by_share:
+        return {"relative": relative}
+    return {"absolute": watermarks.memory}
 
 
 def process_info(

@@ -17,13 +17,18 @@ from typing import Any
 import pytest
 
 from convoymq.admin_socket import SOCKET_NAME
-from convoymq.cli.ctl import formatting, tools, transport
+from convoymq.broker import selection
+from convoymq.broker.balance import Strategy
+from convoymq.broker.leadership import BY_COUNT, BY_LOAD
+from convoymq.broker.membership import MemberKind
+from convoymq.cli.ctl import formatting, queues, tools, transport
 from convoymq.cli.ctl.arguments import COMMON, VHOST, Switch, bind, parse
 from convoymq.cli.ctl.command import CTL, DIAGNOSTICS, QUEUES, UPGRADE
 from convoymq.cli.ctl.failures import Failure, Misused
 from convoymq.cli.ctl.formatting import Table, Tuple, cell, rows_as, to_json
 from convoymq.cli.ctl.main import main
 from convoymq.cli.ctl.transport import Answer, NodeState
+from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import Json
 
 NOT_FOUND = Answer(404, {"error": "Object Not Found", "reason": "Not Found"})
@@ -264,6 +269,31 @@ def test_list_queues(
     assert printed(capsys) == (text, "")
 
 
+def test_list_queues_shows_what_is_known_of_a_type(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = {"durable": True, "messages": 3, "message_bytes": 9, "vhost": "/"}
+    api.has("queues/%2F", [
+        {**common, "name": "q", "type": "quorum"}, {**common, "name": "s", "type": "stream"},
+        {**common, "name": "c", "type": "classic"},
+        {**common, "name": "t", "type": "classic", "durable": False},
+    ])  # fmt: skip
+    columns = ("name", "messages_persistent", "message_bytes_persistent",
+               "head_message_timestamp", "consumer_utilisation", "consumer_capacity")  # fmt: skip
+    assert run("-s", "list_queues", *columns) == 0
+    assert printed(capsys)[0].splitlines() == [
+        "q\t3\t9\t\t\t", "s\t3\t9\t\t\t", "c\t\t\t\t\t", "t\t0\t0\t\t\t",
+    ]  # fmt: skip
+    api.has("consumers/%2F", [
+        {"queue": {"name": "c", "vhost": "/"}, "consumer_tag": "one", "exclusive": True},
+        {"queue": {"name": "q", "vhost": "/"}, "consumer_tag": "two", "exclusive": False},
+    ])  # fmt: skip
+    assert run("-s", "list_queues", "name,exclusive_consumer_tag") == 0
+    assert printed(capsys)[0].splitlines() == ["q\t", "s\t", "c\tone", "t\t"]
+    assert run("list_queues", "messages_ram") == 64
+    assert run("list_connections", "recv_cnt") == 64
+
+
 def test_feature_flags_rise_by_themselves(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = {"name": "a_2", "state": "enabled"}, {"name": "b_2", "state": "disabled"}
     api.has("feature-flags", [old, new])
@@ -310,7 +340,9 @@ def test_names_are_quoted_in_paths(api: FakeApi) -> None:
         (["clear_policy", "x"], 69, "Error:\nParameter does not exist\n"),
         (["clear_parameter", "c", "x"], 69, "Error:\nParameter does not exist\n"),
         (["purge_queue", "x"], 69, "Error:\nnot_found\n"),
-        (["delete_queue", "x"], 64, "Error:\nQueue not found\n"),
+        (["delete_queue", "x"], 64, "Error:\nNo such queue was found\n"),
+        (["set_policy", "p", "x", "nojson"], 65,
+         "Error:\nJSON decoding error. Reason: Expecting value: line 1 column 1 (char 0)\n"),
         (["delete_queue", "-p", "x", "q"], 65, "Virtual host 'x' does not exist\n"),
         (["forget_cluster_node", "x"], 69, "Error:\nThe node selected is not in the cluster.\n"),
         (["list_queues", "-t", "0"], 75,
@@ -340,6 +372,39 @@ def test_a_refusal_is_told_without_the_code_for_amqp_clients(
     api.has("policies/%2F/p", reason, 400, "PUT")
     assert run("-q", "set_policy", "p", "x", "{}") == 69
     assert printed(capsys) == ("", "Error:\nnot so\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "text"),
+    [
+        ("queue 'q' in vhost '/' in use", 64, "The queue is in use"),
+        ("queue 'q' in vhost '/' not empty", 64, "The queue is not empty"),
+        ("cannot obtain exclusive access to locked queue 'q' in vhost '/'.", 64,
+         "The queue is locked or protected from deletion"),
+        ("queue 'q' in vhost '/' is a part of topic 't'", 69,
+         "queue 'q' in vhost '/' is a part of topic 't'"),
+    ],
+)  # fmt: skip
+def test_why_a_queue_was_not_deleted(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], reason: str, code: int, text: str
+) -> None:
+    api.has("queues/%2F/q", QUEUE)
+    refused = {"error": "bad_request", "reason": f"406 PRECONDITION_FAILED - {reason}"}
+    api.has("queues/%2F/q?", refused, 400, "DELETE")
+    assert run("-q", "delete_queue", "q") == code
+    assert printed(capsys)[1] == f"Error:\n{text}\n"
+    assert run("delete_queue", "q", "--force") == 64
+
+
+@pytest.mark.parametrize("kind", ["policy", "operator_policy"])
+def test_a_policy_that_is_not_acceptable_is_bad_data(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    reason = 'Validation failed\n\n[{<<"bogus">>,1}] are not recognised policy settings\n'
+    path = "policies" if kind == "policy" else "operator-policies"
+    api.has(f"{path}/%2F/p", {"error": "bad_request", "reason": reason}, 400, "PUT")
+    assert run("-q", f"set_{kind}", "p", "x", '{"bogus": 1}') == 65
+    assert printed(capsys)[1] == f"Error:\n{reason}\n"
 
 
 # --- single commands -------------------------------------------------------------------------
@@ -428,6 +493,44 @@ def test_definitions_go_to_a_file_for_the_owner_alone_and_back(
     assert run("export_definitions", str(tmp_path / "none" / "d.json")) == 65
 
 
+def test_all_policies_that_match_are_listed_the_one_in_force_first(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def policy(name: str, **others: object) -> dict[str, object]:
+        row = {"vhost": "/", "name": name, "pattern": "^q", "apply-to": "all", "priority": 0,
+               "definition": {"max-length": 5}}  # fmt: skip
+        return row | {key.replace("_", "-"): value for key, value in others.items()}
+
+    rows = [policy("all"), policy("first", priority=7, apply_to="quorum_queues"),
+            policy("other-name", pattern="^x"), policy("classic", apply_to="classic_queues"),
+            policy("exchange", apply_to="exchanges", priority=1,
+                   definition={"alternate-exchange": "a"}),
+            policy("stream-key", apply_to="queues", definition={"max-age": "1D"})]  # fmt: skip
+    api.has("policies/%2F", rows)
+    api.has("queues/%2F/q", {"name": "q", "type": "quorum", "arguments": {"x-max-length": 5}})
+    api.has("exchanges/%2F/q", {"name": "q", "type": "direct", "arguments": {}})
+    command = ("list_policies_that_match", "q")
+    assert run(*command, "--formatter", "json", tool=DIAGNOSTICS) == 0
+    assert json.loads(printed(capsys)[0]) == {"result": "ok", "policies": [rows[1], rows[0]]}
+    assert run(*command, "--object-type", "exchange", "-s", "--formatter", "table",
+               tool=DIAGNOSTICS) == 0  # fmt: skip
+    assert printed(capsys)[0] == (
+        '/\texchange\t^q\texchanges\t{"alternate-exchange":"a"}\t1\n'
+        '/\tall\t^q\tall\t{"max-length":5}\t0\n'
+    )
+    assert run(*command, tool=DIAGNOSTICS) == 0
+    lines = printed(capsys)[0].splitlines()
+    assert lines[0] == "Listing policies that match queue 'q' in vhost '/' ..."
+    assert lines[1][0] == "┌"
+    api.has("policies/%2F", [])
+    assert run(*command, "--formatter", "json", tool=DIAGNOSTICS) == 0
+    assert json.loads(printed(capsys)[0]) == {"result": "ok", "policies": []}
+    assert run(*command[:1], "x", tool=DIAGNOSTICS) == 65
+    assert "queue 'x' does not exist in vhost '/'" in printed(capsys)[1]
+    assert run(*command, "--object-type", "user", tool=DIAGNOSTICS) == 65
+    assert printed(capsys)[0] == ""
+
+
 @pytest.mark.parametrize(
     ("command", "code"), [("check_alarms", 69), ("check_local_alarms", 0), ("alarms", 0)]
 )
@@ -489,6 +592,40 @@ def test_changes_of_many_queues_are_listed_and_fail_when_one_failed(
     api.has(path, rows[:1], method="DELETE")
     assert run("shrink", "n2", "--format", "json", tool=QUEUES) == 0
     assert json.loads(printed(capsys)[0]) == rows[:1]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("grow n2 foo", "\"strategy 'foo' is not recognised.\""),
+        ("grow n2 all --membership no", "\"voter status 'no' is not recognised.\""),
+        ("grow n2 all --queue-type no", "\"queue type 'no' is not recognised.\""),
+        ("grow_to_count 2 foo", "\"strategy 'foo' is not recognised.\""),
+        ("grow_to_count 0 all", "\"node count '0' must be greater than 0.\""),
+        ("add_member q n2 --membership no", "\"voter status 'no' is not recognised.\""),
+        ("shrink n2 --queue-type no", "\"queue type 'no' is not recognised.\""),
+        ("rebalance foo", "type foo is not supported. Try one of all, quorum, stream."),
+        ("rebalance all --by no", "--by no is not supported. Try one of count, load."),
+    ],
+)
+def test_wrong_words_are_found_before_a_node_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, text: str
+) -> None:
+    def connect(**_switches: object) -> FakeApi:
+        raise AssertionError("connected")
+
+    monkeypatch.setattr(transport, "connect", connect)
+    assert run(*command.split(), tool=QUEUES) == 64
+    out, err = printed(capsys)
+    assert out == ""
+    assert err.startswith(f"Error (argument validation): {text}\n")
+
+
+def test_the_words_that_are_checked_are_those_of_the_broker() -> None:
+    assert set(queues.STRATEGIES) == set(Strategy)
+    assert set(queues.MEMBERSHIPS) == set(MemberKind)
+    assert queues.QUEUE_TYPES == selection.TYPES
+    assert queues.MEASURES == (BY_COUNT, BY_LOAD)
 
 
 # --- transport -------------------------------------------------------------------------------
@@ -588,7 +725,20 @@ def test_files_of_others_are_not_overwritten(
     assert "rabbitmqctl" in printed(capsys)[1]
     assert [path.name for path in tmp_path.iterdir()] == ["rabbitmqctl"]
     assert run("--install-names") == 64
-    assert run("--install-names", str(tmp_path / "none")) == 70
+    none = tmp_path / "none"
+    for place, text in ((none, "does not exist"), (tmp_path / "rabbitmqctl", "is not a directory")):
+        printed(capsys)
+        assert run("--install-names", str(place)) == 70
+        assert printed(capsys)[1] == f"convoy: {place} {text}: give a directory of the PATH\n"
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
+    command = [sys.executable, "-m", "convoymq.cli", "ctl", "help"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_a_switch_without_a_value_is_a_flag() -> None:
@@ -625,13 +775,12 @@ def test_queues_that_do_not_answer_are_listed(
     assert printed(capsys)[0] == ""
 
 
-def test_a_report_has_every_list_and_says_what_is_missing(
-    api: FakeApi, capsys: pytest.CaptureFixture[str]
-) -> None:
+def has_a_node(api: FakeApi, **more: object) -> None:
+    """What `status` and `cluster_status` ask for."""
     node = {"name": "n1", "id": 1, "running": True, "release": "r", "os_pid": 1, "proc_used": 1,
             "proc_total": 2, "run_queue": 0, "net_ticktime": 60, "mem_used": 5, "mem_limit": 9,
             "fd_used": 1, "fd_total": 2, "sockets_used": 0, "sockets_total": 2, "disk_free": 9,
-            "disk_free_limit": 1, "connections": 0, "uptime": 3}  # fmt: skip
+            "disk_free_limit": 1, "connections": 0, "uptime": 3, **more}  # fmt: skip
     api.has("nodes", [node])
     api.has("nodes/n1", node)
     api.has("overview", {"cluster_name": "c", "rabbitmq_version": "4.3.0", "product_name": "p",
@@ -639,6 +788,12 @@ def test_a_report_has_every_list_and_says_what_is_missing(
                          "listeners": []})  # fmt: skip
     api.has("health/checks/alarms", {"status": "ok"})
     api.has("feature-flags", [])
+
+
+def test_a_report_has_every_list_and_says_what_is_missing(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    has_a_node(api)
     api.has("vhosts", [{"name": "/"}])
     api.has("queues/%2F", [QUEUE])
     assert run("report") == 0
@@ -692,3 +847,85 @@ def test_after_an_upgrade_leaders_are_spread(
         "type": "all", "vhost_pattern": ".*", "queue_pattern": ".*", "by": "count", "rate": 50,
         "dry_run": False,
     }  # fmt: skip
+
+
+def test_mirrors_are_not_waited_for(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.has("nodes", [{"name": "n1"}])
+    banner = (
+        "Will wait for a synchronised mirror be online for all classic mirrored queues for "
+        "120 seconds...\n"
+    )
+    assert run("await_online_synchronized_mirror", tool=UPGRADE) == 0
+    alone = "Target node seems to be the only one in a single node cluster"
+    assert printed(capsys)[0].startswith(banner + alone)
+    api.has("nodes", [{"name": "n1"}, {"name": "n2"}])
+    assert run("await_online_synchronized_mirror", tool=UPGRADE) == 0
+    assert printed(capsys) == (banner, "")
+
+
+@pytest.mark.parametrize("tool", [CTL, DIAGNOSTICS])
+def test_the_version_is_told_without_a_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tool: str
+) -> None:
+    monkeypatch.setattr(transport, "connect", None)
+    assert run("version", tool=tool) == 0
+    assert printed(capsys) == (COMPATIBLE_VERSION + "\n", "")
+    assert run("version", "--formatter", "json", tool=tool) == 0
+    assert json.loads(printed(capsys)[0]) == {"version": COMPATIBLE_VERSION}
+
+
+@pytest.mark.parametrize("tool", [CTL, DIAGNOSTICS])
+def test_logins_are_listed_and_counted_anew(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], tool: str
+) -> None:
+    row = {"protocol": "amqp091", "auth_attempts": 3, "auth_attempts_failed": 1,
+           "auth_attempts_succeeded": 2}  # fmt: skip
+    api.has("auth/attempts/n1", [])
+    assert run("-q", "list_node_auth_attempt_stats", tool=tool) == 0
+    assert printed(capsys)[0] == "Node n1 reported no authentication attempt stats\n"
+    api.has("auth/attempts/n1", [row])
+    assert run("list_node_auth_attempt_stats", "--formatter", "json", tool=tool) == 0
+    found = json.loads(printed(capsys)[0])
+    assert found == {"result": "ok", "node": "n1", "attempts": [row]}
+    assert run("list_node_auth_attempt_stats", tool=tool) == 0
+    assert printed(capsys)[0].splitlines() == [
+        'Listing authentication attempts for node "n1" ...', "\t".join(row), "amqp091\t3\t1\t2",
+    ]  # fmt: skip
+    api.takes("DELETE", "auth/attempts/n1")
+    assert run("reset_node_auth_attempt_metrics", tool=tool) == 0
+    assert printed(capsys)[0] == "Reset auth attempt metrics on node n1 ...\n"
+    assert api.asked == [("DELETE", "auth/attempts/n1", None)]
+
+
+@pytest.mark.parametrize("tool", [QUEUES, DIAGNOSTICS])
+def test_memory_of_a_queue_is_reclaimed_with_both_tools(api: FakeApi, tool: str) -> None:
+    api.takes("POST", "convoy/queues/%2F/q/memory/reclaim")
+    assert run("reclaim_quorum_memory", "q", tool=tool) == 0
+
+
+def test_the_status_says_where_the_files_are(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    has_a_node(api, db_dir="/d", raft_data_directory="/d/log", config_files=["/c.conf"],
+               log_files=["<stderr>"],
+               vm_memory_high_watermark_setting={"relative": 0.6})  # fmt: skip
+    api.has("vhosts", [{"name": "/"}])
+    assert run("status", "--formatter", "json") == 0
+    found = json.loads(printed(capsys)[0])
+    assert (found["data_directory"], found["raft_data_directory"]) == ("/d", "/d/log")
+    assert (found["config_files"], found["log_files"]) == (["/c.conf"], ["<stderr>"])
+    assert found["tags"] == []
+    assert found["vm_memory_high_watermark_setting"] == {"relative": 0.6}
+    assert run("-q", "status", tool=DIAGNOSTICS) == 0
+    text = printed(capsys)[0]
+    assert "Data directory\n\nNode data directory: /d\nRaft data directory: /d/log\n" in text
+    assert "Config files\n\n * /c.conf\n\nLog file(s)\n\n * <stderr>\n" in text
+    mark = "Memory high watermark setting: 0.6 of available memory, computed to: 0.0 gb"
+    assert mark in text
+    has_a_node(api, vm_memory_high_watermark_setting={"absolute": 2_000_000_000})
+    assert run("-q", "status") == 0
+    assert "Memory high watermark setting: 2.0 gb, computed to: " in printed(capsys)[0]
+    # A node of an earlier release does not say it.
+    has_a_node(api)
+    assert run("-q", "status") == 0
+    assert "Memory high watermark setting: computed to: " in printed(capsys)[0]

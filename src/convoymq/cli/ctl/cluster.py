@@ -127,9 +127,16 @@ def status(invocation: Invocation) -> Output:
         "run_queue": node["run_queue"],
         "net_ticktime": node["net_ticktime"],
         "active_plugins": [],
+        "tags": [],
+        # A node of an earlier release does not say where its files are.
+        "data_directory": node.get("db_dir", ""),
+        "raft_data_directory": node.get("raft_data_directory", ""),
+        "config_files": node.get("config_files", []),
+        "log_files": node.get("log_files", []),
         "alarms": [*own, *others],
         "memory": {"strategy": "rss", "total": {"rss": node["mem_used"]}},
         "vm_memory_calculation_strategy": "rss",
+        "vm_memory_high_watermark_setting": node.get("vm_memory_high_watermark_setting", {}),
         "vm_memory_high_watermark_limit": node["mem_limit"],
         "file_descriptors": {
             "total_used": node["fd_used"],
@@ -159,11 +166,25 @@ def _gb(count: int) -> str:
     return f"{round(count / GIGABYTE, 4)} gb"
 
 
+def _watermark(setting: JsonObject) -> str:
+    match setting:
+        case {"relative": share}:
+            return f"{share} of available memory, "
+        case {"absolute": int(size)}:
+            return f"{_gb(size)}, "
+    return ""
+
+
 def _status_text(found: JsonObject, name: str, node: Row) -> str:
     def part(key: str) -> JsonObject:
         value = found[key]
         assert isinstance(value, dict)
         return value
+
+    def files_of(key: str) -> list[str]:
+        value = found[key]
+        assert isinstance(value, list)
+        return [f" * {name}" for name in value]
 
     listeners, alarms = found["listeners"], found["alarms"]
     assert isinstance(listeners, list)
@@ -179,11 +200,18 @@ def _status_text(found: JsonObject, name: str, node: Row) -> str:
             f"ConvoyMQ version: {found['product_version']}",
             f"Node name: {name}",
         ]),
+        *_section("Data directory", [
+            f"Node data directory: {found['data_directory']}",
+            f"Raft data directory: {found['raft_data_directory']}",
+        ]),
+        *_section("Config files", files_of("config_files")),
+        *_section("Log file(s)", files_of("log_files")),
         *_section("Alarms", [str(each) for each in alarms]),
         *_section("Memory", [
             f"Total memory used: {_gb(_number(node, 'mem_used'))}",
             "Calculation strategy: rss",
-            f"Memory high watermark: {_gb(_number(node, 'mem_limit'))}",
+            f"Memory high watermark setting: {_watermark(part('vm_memory_high_watermark_setting'))}"
+            f"computed to: {_gb(_number(node, 'mem_limit'))}",
         ]),
         *_section("File Descriptors", [
             f"Total: {files['total_used']}, limit: {files['total_limit']}",

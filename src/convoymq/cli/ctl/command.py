@@ -169,6 +169,8 @@ class Command:
     """Columns that are shown when none is asked for; empty = all."""
     keep: Callable[[Invocation, Row], bool] | None = None
     """Filter of the answer's rows."""
+    complete: Callable[[Invocation, Sequence[str], list[Row]], None] | None = None
+    """Adds to the rows, for the columns that are asked for, what takes another request."""
     done: str = ""
     """A remark after success."""
     missing: tuple[tuple[str, Problem], ...] = ()
@@ -225,6 +227,8 @@ def execute(invocation: Invocation) -> Output:
     if command.columns:
         keep = command.keep or (lambda _invocation, _row: True)
         rows = [row for row in rows_of(content) if keep(invocation, row)]
+        if command.complete is not None:
+            command.complete(invocation, columns, rows)
         return Rows(columns, [pick(command.columns, columns, row) for row in rows])
     return Note(invocation.text(command.done)) if command.done else None
 
@@ -262,10 +266,10 @@ def object_of(content: Json) -> JsonObject:
     return dict(content) if isinstance(content, dict) else {}
 
 
-def json_word(text: str) -> Json:
-    """Returns an argument that is JSON. Raises Failure."""
+def json_word(text: str, code: int = UNAVAILABLE) -> Json:
+    """Returns an argument that is JSON. Raises Failure, with the exit code, when it is not."""
     try:
         value: Json = json.loads(text)
     except ValueError as error:
-        raise Failure(UNAVAILABLE, f"JSON decoding error. Reason: {error}") from None
+        raise Failure(code, f"JSON decoding error. Reason: {error}") from None
     return value

@@ -21,6 +21,10 @@ LAUNCHERS = {
 def install_names(directory: str) -> int:
     """Writes the launchers; returns the exit code. Files that it did not write stay as they are."""
     place = Path(directory)
+    if not place.is_dir():
+        what = "is not a directory" if place.exists() else "does not exist"
+        print(f"convoy: {place} {what}: give a directory of the PATH", file=sys.stderr)
+        return SOFTWARE
     foreign = [name for name in LAUNCHERS if _is_foreign(place / name)]
     if foreign:
         names = ", ".join(str(place / name) for name in foreign)
@@ -31,7 +35,7 @@ def install_names(directory: str) -> int:
         for name, tool in LAUNCHERS.items():
             _write(place / name, tool)
     except OSError as error:
-        print(f"convoy: {error}", file=sys.stderr)
+        print(f"convoy: {error.filename}: {error.strerror}", file=sys.stderr)
         return NO_PERMISSION if isinstance(error, PermissionError) else SOFTWARE
     for name in LAUNCHERS:
         print(place / name)

@@ -4,6 +4,7 @@ purged, connections closed."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
 from convoymq.cli.ctl.command import (
@@ -14,6 +15,7 @@ from convoymq.cli.ctl.command import (
     Invocation,
     Request,
     Row,
+    dig,
     plain,
 )
 from convoymq.cli.ctl.failures import UNAVAILABLE, USAGE, Failure, Problem
@@ -41,6 +43,24 @@ def _protocol(row: Row) -> object:
     return Tuple(map(int, digits)) if all(map(str.isdecimal, digits)) else name
 
 
+def _persistent(name: str) -> Callable[[Row], object]:
+    """Returns a reader of how much of a queue is on disk: everything in a replicated one, nothing
+    in a transient one. Durable classic queues do not count it: nothing is shown."""
+
+    def read(row: Row) -> object:
+        if row.get("type") != "classic":
+            return row.get(name)
+        return None if row.get("durable") else 0
+
+    return read
+
+
+def _nothing(_row: Row) -> object:
+    """Shows nothing, as RabbitMQ for quorum queues and streams; not known of classic queues."""
+    return None
+
+
+EXCLUSIVE_TAG = "exclusive_consumer_tag"
 QUEUE_COLUMNS: Columns = {
     **plain("name", "type", "durable", "auto_delete", "exclusive"),
     **_table("arguments"),
@@ -55,7 +75,12 @@ QUEUE_COLUMNS: Columns = {
     **plain("deduplication_ids", "deduplication_bytes"),
     **_table("messages_by_priority"),
     **_table("effective_settings"),
-    **plain("consumers", "memory", "single_active_consumer_tag", "delivery_limit"),
+    **plain("consumers", "memory", "single_active_consumer_tag", EXCLUSIVE_TAG, "delivery_limit"),
+    "messages_persistent": _persistent("messages"),
+    "message_bytes_persistent": _persistent("message_bytes"),
+    "head_message_timestamp": _nothing,
+    "consumer_utilisation": _nothing,
+    "consumer_capacity": _nothing,
 }
 EXCHANGE_COLUMNS: Columns = {
     **plain("name", "type", "durable", "auto_delete", "internal"),
@@ -111,6 +136,19 @@ def _queue_shown(invocation: Invocation, row: Row) -> bool:
     return not invocation.flag("local") or row.get("node") == invocation.node
 
 
+def _add_exclusive_tags(invocation: Invocation, columns: Sequence[str], rows: list[Row]) -> None:
+    """Tags of exclusive consumers, which only the list of consumers has."""
+    if EXCLUSIVE_TAG not in columns or not rows:
+        return
+    tags = {
+        dig(consumer, "queue.name"): consumer["consumer_tag"]
+        for consumer in invocation.get("consumers/{vhost}")
+        if consumer.get("exclusive")
+    }
+    for row in rows:
+        row[EXCLUSIVE_TAG] = tags.get(row["name"])
+
+
 def delete_queue(invocation: Invocation) -> Output:
     """Deletes a queue, on the conditions that were given."""
     conditions = [name for name in ("empty", "unused") if invocation.flag(f"if_{name}")]
@@ -121,7 +159,7 @@ def delete_queue(invocation: Invocation) -> Output:
     row = invocation.one("queues/{vhost}/{queue}")
     if row is None:
         invocation.need_present()
-        raise Failure(USAGE, "Queue not found")
+        raise Failure(USAGE, "No such queue was found")
     query = "&".join(f"if-{name}=true" for name in conditions)
     answer = invocation.api.request("DELETE", invocation.path("queues/{vhost}/{queue}?") + query)
     if answer.status >= 300:
@@ -132,9 +170,11 @@ def delete_queue(invocation: Invocation) -> Output:
 
 def _not_deleted(reason: str) -> Failure:
     if reason.endswith("in use"):
-        return Failure(UNAVAILABLE, "The queue is in use")
+        return Failure(USAGE, "The queue is in use")
     if "not empty" in reason:
-        return Failure(UNAVAILABLE, "The queue is not empty")
+        return Failure(USAGE, "The queue is not empty")
+    if "exclusive access to locked queue" in reason:
+        return Failure(USAGE, "The queue is locked or protected from deletion")
     return Failure(UNAVAILABLE, reason)
 
 
@@ -194,6 +234,7 @@ COMMANDS = (
         columns=QUEUE_COLUMNS,
         shown=("name", "messages"),
         keep=_queue_shown,
+        complete=_add_exclusive_tags,
         absent_ok=True,
     ),
     Command(

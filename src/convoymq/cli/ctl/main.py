@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -24,6 +25,8 @@ from convoymq.cli.ctl.outputs import Note, Output, Raw, Rows, Text
 from convoymq.cli.ctl.tools import commands_of
 
 VHOST_DEFAULT = "/"
+NOT_READ = 128 + signal.SIGPIPE
+"""Code that a shell shows of a program that the signal ended."""
 NAMES = {
     CTL: "rabbitmqctl",
     QUEUES: "rabbitmq-queues",
@@ -34,7 +37,19 @@ NAMES = {
 
 
 def main(tool: str, arguments: Sequence[str]) -> int:
-    """Runs a command line; returns the exit code."""
+    """Runs a command line; returns the exit code. Ends in silence when nobody reads the output to
+    its end, as `head` does."""
+    try:
+        code = _main(tool, arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer would be written at the interpreter's end, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOT_READ
+    return code
+
+
+def _main(tool: str, arguments: Sequence[str]) -> int:
     if tool == CTL and list(arguments[:1]) == ["--install-names"]:
         return _install(arguments[1:])
     known = commands_of(tool)
@@ -150,6 +165,8 @@ class _Printing:
     def output(self, output: Output) -> None:
         """Prints a result."""
         match output:
+            case Rows(document=dict(document)) if self._formatter == "json":
+                print(to_json(document))
             case Rows():
                 lines = rows_as(
                     self._formatter,

@@ -17,6 +17,8 @@ class Rows:
     rows: Sequence[JsonObject]
     nulls: bool = False
     """In JSON, what is not there is null; RabbitMQ's tools print ""."""
+    document: JsonObject | None = None
+    """Printed as JSON instead of the list."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
@@ -16,14 +17,19 @@ from convoymq.cli.ctl.command import (
     Request,
     Row,
     json_word,
+    object_of,
+    pick,
     plain,
 )
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
 from convoymq.cli.ctl.formatting import to_json
 from convoymq.cli.ctl.outputs import Note, Output, Raw, Rows
+from convoymq.model.json import Json, JsonObject
 
 ABSENT = {404: Problem(UNAVAILABLE, "Parameter does not exist")}
 DEFINITION = (Switch("priority", int), Switch("apply-to", str))
+INVALID = "Validation failed"
+"""Begins the reasons for which a policy can never be accepted."""
 STDIO = "-"
 IMPORT_FORMAT = Switch("format", str, choices=("json",))
 
@@ -47,18 +53,18 @@ def _policy_commands(word: str, label: str, paths: str) -> tuple[Command, ...]:
     """Returns the commands of policies, or of operator policies."""
 
     def set_policy(invocation: Invocation) -> Output:
-        definition = json_word(invocation.word("definition"))
-        priority = str(invocation.value("priority", 0))
-        invocation.call(
-            "PUT",
-            f"{paths}/{{vhost}}/{{name}}",
-            {
-                "pattern": invocation.word("pattern"),
-                "definition": definition,
-                "priority": int(priority),
-                "apply-to": invocation.value("apply_to", "all"),
-            },
-        )
+        body: Json = {
+            "pattern": invocation.word("pattern"),
+            "definition": json_word(invocation.word("definition"), DATA),
+            "priority": invocation.value("priority", 0),
+            "apply-to": invocation.value("apply_to", "all"),
+        }
+        try:
+            invocation.call("PUT", f"{paths}/{{vhost}}/{{name}}", body)
+        except Failure as failure:
+            if failure.text.startswith(INVALID):
+                raise Failure(DATA, failure.text) from None
+            raise
         return None
 
     def announce(invocation: Invocation) -> None:
@@ -100,25 +106,58 @@ def _policy_commands(word: str, label: str, paths: str) -> tuple[Command, ...]:
     )
 
 
-def list_policies_that_match(invocation: Invocation) -> Output:
-    """Returns the policies whose pattern a queue's or an exchange's name matches."""
+def _check_object_type(invocation: Invocation) -> None:
     kind = invocation.value("object_type", "queue")
     if kind not in ("queue", "exchange"):
         raise Misused(f"Bad argument: object type is queue or exchange, not {kind}", DATA)
-    found = invocation.one(f"{kind}s/{{vhost}}/{{name}}")
+    invocation.words["kind"] = kind
+
+
+def list_policies_that_match(invocation: Invocation) -> Output:
+    """Lists the policies that apply to a queue or an exchange, the one in force first. As in
+    RabbitMQ without operator policies."""
+    found = invocation.one("{kind}s/{vhost}/{name}")
     if found is None:
-        raise Failure(
-            DATA, invocation.text(f"{kind} '{{name}}' does not exist in vhost '{{vhost}}'")
+        raise Failure(DATA, invocation.text("{kind} '{name}' does not exist in vhost '{vhost}'"))
+    listed = invocation.get("policies/{vhost}")
+    known = {str(row["name"]): row for row in listed}
+    matching = [known[name] for name in _matching(invocation.word("kind"), found, listed)]
+    rows = [pick(POLICY_COLUMNS, tuple(POLICY_COLUMNS), row) for row in matching]
+    document: JsonObject = {"result": "ok", "policies": matching}
+    return Rows(tuple(POLICY_COLUMNS), rows, document=document)
+
+
+def _matching(kind: str, found: Row, policies: list[Row]) -> list[str]:
+    """Returns the names of the policies that apply, by the broker's own rules: the one in force is
+    taken out until none is."""
+    # Few commands need the rules; they take as long to load as all of the tool.
+    from convoymq.model.tables import Table
+    from convoymq.routing.policies import Policies, Policy
+    from convoymq.routing.types import Queue, QueueType
+
+    left = Policies()
+    for row in policies:
+        left.put(
+            Policy(
+                name=str(row["name"]),
+                pattern=str(row["pattern"]),
+                definition=object_of(row["definition"]),  # type: ignore[arg-type]
+                apply_to=str(row["apply-to"]),
+                priority=int(str(row["priority"])),
+            )
         )
-    names = (found.get("policy"), found.get("operator_policy"))
-    rows = [
-        {"name": row["name"], "pattern": row["pattern"], "apply-to": row["apply-to"],
-         "definition": _definition(row), "priority": row["priority"]}
-        for path, name in zip(("policies", "operator-policies"), names, strict=True)
-        for row in invocation.get(f"{path}/{{vhost}}")
-        if row["name"] == name
-    ]  # fmt: skip
-    return Rows(("name", "pattern", "apply-to", "definition", "priority"), rows)
+    name = str(found["name"])
+    choose = partial(left.for_exchange, name)
+    if kind == "queue":
+        arguments = Table.of(object_of(found.get("arguments")))  # type: ignore[arg-type]
+        queue_type = QueueType(str(found["type"]))
+        queue = Queue(name=name, type=queue_type, arguments=arguments)
+        choose = partial(left.for_queue, queue)
+    names = []
+    while (policy := choose().policy) is not None:
+        names.append(policy.name)
+        left.delete(policy.name)
+    return names
 
 
 def set_parameter(invocation: Invocation) -> Output:
@@ -181,11 +220,14 @@ COMMANDS = (
     *_policy_commands("operator_policy", "operator policy override", "operator-policies"),
     Command(
         name="list_policies_that_match",
-        summary="Lists the policies in force for a queue or an exchange",
+        summary="Lists all policies matching a queue/exchange (only the highest priority policy is "
+        "active)",
         tools=(DIAGNOSTICS,),
         arguments=("name",),
         switches=(VHOST, Switch("object-type", str)),
-        banner="Listing policies that match '{name}' in vhost \"{vhost}\" ...",
+        formatter="pretty_table",
+        check=_check_object_type,
+        banner="Listing policies that match {kind} '{name}' in vhost '{vhost}' ...",
         run=list_policies_that_match,
     ),
     Command(

@@ -29,6 +29,11 @@ SELECTION = (
     Switch("membership", str),
     Switch("errors-only"),
 )
+# Words of the broker's requests. RabbitMQ's tools print the refusals of wrong ones in quotes.
+STRATEGIES = ("all", "even")
+MEMBERSHIPS = ("promotable", "non_voter", "voter")
+QUEUE_TYPES = ("all", "quorum", "stream")
+MEASURES = ("count", "load")
 LISTED_DEFAULT = 100
 SCHEDULED_PAGE = 1_000
 SCHEDULED = (
@@ -74,9 +79,33 @@ def grow(invocation: Invocation) -> Output:
     )
 
 
+def _check_strategy(invocation: Invocation) -> None:
+    strategy = invocation.word("strategy")
+    if strategy not in STRATEGIES:
+        raise Misused(f"\"strategy '{strategy}' is not recognised.\"")
+    _check_selection(invocation)
+
+
+def _check_selection(invocation: Invocation) -> None:
+    _check_membership(invocation)
+    queue_type = invocation.value("queue_type", "quorum")
+    if queue_type not in QUEUE_TYPES:
+        raise Misused(f"\"queue type '{queue_type}' is not recognised.\"")
+
+
+def _check_membership(invocation: Invocation) -> None:
+    membership = invocation.value("membership", "promotable")
+    if membership not in MEMBERSHIPS:
+        raise Misused(f"\"voter status '{membership}' is not recognised.\"")
+
+
 def _check_count(invocation: Invocation) -> None:
-    if not invocation.word("count").isdecimal():
+    count = invocation.word("count")
+    if not count.removeprefix("-").isdecimal():
         raise Misused("Bad argument: count is not a number", DATA)
+    if int(count) < 1:
+        raise Misused(f"\"node count '{count}' must be greater than 0.\"")
+    _check_strategy(invocation)
 
 
 def grow_to_count(invocation: Invocation) -> Output:
@@ -92,6 +121,14 @@ def shrink(invocation: Invocation) -> Output:
     """Takes a node out of all queues that it is a member of."""
     path = "queues/quorum/replicas/on/{target}/shrink"
     return _changes(invocation, invocation.call("DELETE", path, _selection(invocation)))
+
+
+def _check_rebalance(invocation: Invocation) -> None:
+    queue_type, by = invocation.word("type"), invocation.value("by", "count")
+    if queue_type not in QUEUE_TYPES:
+        raise Misused(f"type {queue_type} is not supported. Try one of {', '.join(QUEUE_TYPES)}.")
+    if by not in MEASURES:
+        raise Misused(f"--by {by} is not supported. Try one of {', '.join(MEASURES)}.")
 
 
 def rebalance(invocation: Invocation) -> Output:
@@ -212,6 +249,7 @@ COMMANDS = (
         tools=HERE,
         arguments=QUEUE_AND_NODE,
         switches=(VHOST, Switch("membership", str)),
+        check=_check_membership,
         banner="Adding a member for queue {queue} on node {target}...",
         request=Request("POST", "queues/quorum/{vhost}/{queue}/replicas/add", _member_in_body),
         problems=NOT_FOUND,
@@ -243,6 +281,7 @@ COMMANDS = (
         tools=HERE,
         arguments=("target", "strategy"),
         switches=SELECTION,
+        check=_check_strategy,
         banner="Growing queues on {target}",
         run=grow,
         problems=NOT_FOUND,
@@ -264,6 +303,7 @@ COMMANDS = (
         tools=HERE,
         arguments=("target",),
         switches=SELECTION,
+        check=_check_selection,
         banner="Shrinking queues on {target}...",
         run=shrink,
         problems=NOT_FOUND,
@@ -280,6 +320,7 @@ COMMANDS = (
             Switch("rate", int),
             Switch("dry-run"),
         ),
+        check=_check_rebalance,
         run=rebalance,
     ),
     Command(
@@ -289,7 +330,7 @@ COMMANDS = (
         arguments=("queue",),
         switches=(VHOST,),
         formatter="pretty_table",
-        banner="Status of quorum queue {queue} on node {node} ...",
+        banner="Status of queue {queue} on node {node} ...",
         request=Request("GET", "queues/quorum/{vhost}/{queue}/status"),
         columns=plain(*REPLICA_COLUMNS),
         problems={404: Problem(UNAVAILABLE, "not_found")},
@@ -314,7 +355,7 @@ COMMANDS = (
     Command(
         name="reclaim_quorum_memory",
         summary="Empties the write-ahead logs of a quorum queue's nodes and gives its memory back",
-        tools=HERE,
+        tools=(QUEUES, DIAGNOSTICS),
         arguments=("queue",),
         switches=(VHOST,),
         banner="Will flush Raft WAL of quorum queue {queue} ...",
@@ -326,6 +367,7 @@ COMMANDS = (
         summary="Has all members of the matching queues save a snapshot",
         tools=HERE,
         switches=SELECTION,
+        check=_check_selection,
         banner="Forcing checkpoint for all matching quorum queues...",
         run=force_checkpoint,
     ),

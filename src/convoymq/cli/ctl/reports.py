@@ -14,15 +14,19 @@ from convoymq.cli.ctl.command import (
     Invocation,
     execute,
     object_of,
+    pick,
+    plain,
 )
 from convoymq.cli.ctl.failures import UNAVAILABLE, Failure, Misused
 from convoymq.cli.ctl.formatting import rows_as
 from convoymq.cli.ctl.listeners import said_of_single_node
 from convoymq.cli.ctl.outputs import Output, Rows, Text
+from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import JsonObject
 
 BOTH = (CTL, DIAGNOSTICS)
 UNITS = {"bytes": 1, "mb": 1_000_000, "gb": 1_000_000_000}
+ATTEMPTS = ("protocol", "auth_attempts", "auth_attempts_failed", "auth_attempts_succeeded")
 TIME_UNITS = ("days", "weeks", "months", "years")
 CERTIFICATE_UNITS, CERTIFICATE_UNIT = 4, "weeks"
 REPORTED = (lists.COMMANDS, permissions.COMMANDS, policies.COMMANDS)
@@ -160,7 +164,50 @@ def check_mirroring_policies(invocation: Invocation) -> Output:
     return Text(text, {"result": "ok"})
 
 
+def version(invocation: Invocation) -> Output:
+    """Returns the release of RabbitMQ that the tools are compatible with. Asks no node."""
+    return Text(COMPATIBLE_VERSION, {"version": COMPATIBLE_VERSION})
+
+
+def list_auth_attempts(invocation: Invocation) -> Output:
+    """Lists the log-ins at the node by protocol."""
+    node = invocation.words["node"] = invocation.node
+    attempts = invocation.get("auth/attempts/{node}")
+    document: JsonObject = {"result": "ok", "node": node, "attempts": attempts}
+    if not attempts:
+        return Text(f"Node {node} reported no authentication attempt stats", document)
+    rows = [pick(plain(*ATTEMPTS), ATTEMPTS, row) for row in attempts]
+    return Rows(ATTEMPTS, rows, document=document)
+
+
+def reset_auth_attempts(invocation: Invocation) -> Output:
+    """Counts the log-ins at the node anew."""
+    invocation.words["node"] = invocation.node
+    invocation.call("DELETE", "auth/attempts/{node}")
+    return None
+
+
 COMMANDS = (
+    Command(
+        name="version",
+        summary="Displays the RabbitMQ version that the tools are compatible with",
+        tools=BOTH,
+        run=version,
+    ),
+    Command(
+        name="list_node_auth_attempt_stats",
+        summary="Lists authentication attempts on the target node",
+        tools=BOTH,
+        banner='Listing authentication attempts for node "{node}" ...',
+        run=list_auth_attempts,
+    ),
+    Command(
+        name="reset_node_auth_attempt_metrics",
+        summary="Resets auth attempt metrics on the target node",
+        tools=BOTH,
+        banner="Reset auth attempt metrics on node {node} ...",
+        run=reset_auth_attempts,
+    ),
     Command(
         name="memory_breakdown",
         summary="Provides a memory usage breakdown on the target node.",

@@ -36,13 +36,18 @@ def _announce(invocation: Invocation) -> None:
     invocation.words["timeout"] = str(invocation.value("timeout", WAIT_S))
 
 
+def _said_of_single_node(invocation: Invocation) -> Text | None:
+    if len(nodes_of(invocation)) != 1:
+        return None
+    return Text(
+        "Target node seems to be the only one in a single node cluster, the command does not apply"
+    )
+
+
 def await_quorum(invocation: Invocation) -> Output:
     """Waits until every replicated queue would keep its majority without the node."""
-    if len(nodes_of(invocation)) == 1:
-        return Text(
-            "Target node seems to be the only one in a single node cluster, "
-            "the command does not apply"
-        )
+    if (alone := _said_of_single_node(invocation)) is not None:
+        return alone
     deadline = time.monotonic() + int(invocation.word("timeout"))
     while True:
         answer = invocation.api.request("GET", "health/checks/node-is-quorum-critical")
@@ -52,6 +57,11 @@ def await_quorum(invocation: Invocation) -> Output:
             reason = "queues still have only the minimum of members online: " + answer.reason
             raise Failure(UNAVAILABLE, reason)
         time.sleep(POLL_S)
+
+
+def await_mirrors(invocation: Invocation) -> Output:
+    """Succeeds at once: no queue is mirrored."""
+    return _said_of_single_node(invocation)
 
 
 def post_upgrade(invocation: Invocation) -> Output:
@@ -94,6 +104,15 @@ COMMANDS = (
         banner="Will wait for a quorum + 1 of nodes to be online for all quorum queues for "
         "{timeout} seconds...",
         run=await_quorum,
+    ),
+    Command(
+        name="await_online_synchronized_mirror",
+        summary="Succeeds at once: there are no mirrored queues",
+        tools=(UPGRADE,),
+        check=_announce,
+        banner="Will wait for a synchronised mirror be online for all classic mirrored queues for "
+        "{timeout} seconds...",
+        run=await_mirrors,
     ),
     Command(
         name="post_upgrade",

@@ -17,7 +17,7 @@ from convoymq.model.config.client_sections import (
     ManagementConfig,
     TraceConfig,
 )
-from convoymq.model.config.config import Config, key_table, known_keys
+from convoymq.model.config.config import Config, key_table, known_keys, sections
 from convoymq.model.config.loading import ConfigError, load, parse_text
 from convoymq.model.config.node_sections import (
     ClusterConfig,
@@ -52,4 +52,5 @@ __all__ = [
     "parse_bytes",
     "parse_text",
     "reference",
+    "sections",
 ]

@@ -6,6 +6,7 @@ import dataclasses
 import typing
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from convoymq.model.config.client_sections import (
     AlarmsConfig,
@@ -45,6 +46,8 @@ class Config:
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     management: ManagementConfig = field(default_factory=ManagementConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    file: str = field(default="", compare=False)
+    """Absolute path of the configuration file that was read; empty = none."""
 
     @property
     def link_address(self) -> Address:
@@ -63,13 +66,19 @@ class Config:
 
 
 @cache
+def sections() -> dict[str, Any]:
+    """Returns name → class of the parts that have keys, in the order of the document."""
+    hints = typing.get_type_hints(Config)
+    return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+
+
+@cache
 def key_table() -> dict[tuple[str, str], Key]:
     """Returns (section, field) → key, in the order of the document."""
-    sections = typing.get_type_hints(Config)
     return {
-        (section.name, entry.name): entry.metadata["key"]
-        for section in dataclasses.fields(Config)
-        for entry in dataclasses.fields(sections[section.name])
+        (name, entry.name): entry.metadata["key"]
+        for name, section in sections().items()
+        for entry in dataclasses.fields(section)
     }
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from convoymq.model.config.config import Config, by_name, by_prefix, key_table, known_keys
+from convoymq.model.config.config import (
+    Config,
+    by_name,
+    by_prefix,
+    key_table,
+    known_keys,
+    sections,
+)
 from convoymq.model.config.keys import Key, number_text
 from convoymq.model.config.values import parse_bool
 from convoymq.model.errors import Refused
@@ -75,12 +81,13 @@ class _Builder:
         before = self.values.get(place, ())
         self.values[place] = before + tuple(a for one in members.values() for a in one)
 
-    def build(self) -> Config:
-        sections = typing.get_type_hints(Config)
+    def build(self, file: str) -> Config:
+        kinds = sections()
         chosen: dict[str, dict[str, object]] = {}
         for (section, name), value in self.values.items():
             chosen.setdefault(section, {})[name] = value
-        config = Config(**{name: sections[name](**values) for name, values in chosen.items()})
+        made = {name: kinds[name](**values) for name, values in chosen.items()}
+        config = Config(file=file, **made)
         _validate(config)
         return config
 
@@ -226,4 +233,4 @@ def load(
         builder.source(parse_text(text, str(file)))
     builder.source(_environment_pairs(environment or {}))
     builder.source((name, value, "flag") for name, value in (flags or {}).items())
-    return builder.build()
+    return builder.build("" if path is None else str(Path(path).absolute()))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 
-from convoymq.model.config.config import Config
+from convoymq.model.config.config import sections
 from convoymq.model.config.keys import Key, number_text
 
 
@@ -21,7 +20,6 @@ def _text(value: object) -> str:
 
 def reference() -> str:
     """Returns docs/configuration.md: every key with its type, default, bounds and meaning."""
-    sections = typing.get_type_hints(Config)
     lines = [
         "# Configuration",
         "",
@@ -33,8 +31,7 @@ def reference() -> str:
         "same. An unknown key is an error. This page is made by",
         "`convoy config --reference`.",
     ]
-    for section in dataclasses.fields(Config):
-        kind = sections[section.name]
+    for kind in sections().values():
         lines += ["", f"## {(kind.__doc__ or '').splitlines()[0].rstrip('.')}", ""]
         defaults = kind()
         for entry in dataclasses.fields(kind):
