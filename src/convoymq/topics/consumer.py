@@ -44,6 +44,7 @@ from convoymq.topics.commands import Ack, DoneParked, Park
 from convoymq.topics.cursor import Cursor
 from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Leases
 from convoymq.topics.leaseholder import LOST, RENEW_MS, HeldLease, Leaseholder, SendHeartbeat
+from convoymq.topics.park_versions import ParkVersions
 from convoymq.topics.refusals import Code
 
 LANES = 8
@@ -132,7 +133,7 @@ class Held(HeldLease):
     """Messages that wait for any lane, where keys are not held."""
     acked: Cursor = field(default_factory=Cursor)
     parked: dict[bytes, ParkedEntry | None] = field(default_factory=dict)
-    park_version: int = -1
+    park_versions: ParkVersions = field(default_factory=ParkVersions)
     next_offset: int = -1
     fetch_due_ms: int = 0
     fetching: bool = False
@@ -237,13 +238,14 @@ class GroupConsumer(Leaseholder[Held]):
         self.step(now_ms)
 
     def _take_view(self, held: Held, view: GroupView) -> None:
-        if view.park_version < held.park_version:
+        newer = held.park_versions.take_view(view.park_version)
+        if newer is None:
             return
         # What was passed over since the lease began is in it (`partition.GroupCursor.filter`).
         held.acked = Cursor.load(view.acked)
-        held.park_version = view.park_version
-        held.parked = dict(view.parked)
-        for key, head in view.parked.items():
+        told = {key: head for key, head in view.parked.items() if key not in newer}
+        held.parked = {key: head for key, head in held.parked.items() if key in newer} | told
+        for key, head in told.items():
             if head is not None:
                 self._queue_head(held, key, head)
 
@@ -334,12 +336,8 @@ class GroupConsumer(Leaseholder[Held]):
         self.step(now_ms)
 
     def _parked(self, held: Held, lane: Lane, work: Work, answer: ParkAnswer) -> None:
-        if answer.version >= held.park_version:
-            # An older answer says less than a view that has overtaken it. A newer one speaks of its
-            # own key only: what else changed since, the next view says. Only a request that changed
-            # something has made the step to its version.
-            if answer.code is Code.OK and answer.version == held.park_version + 1:
-                held.park_version = answer.version
+        changed = answer.code is Code.OK
+        if held.park_versions.take_answer(work.key, answer.version, changed=changed):
             if answer.live:
                 held.parked.pop(work.key, None)
             else:
@@ -506,6 +504,11 @@ class GroupConsumer(Leaseholder[Held]):
         count = self.window - held.queued
         self._actions.append(
             Fetch(
-                held.pid, held.group_epoch, held.epoch, held.next_offset, count, held.park_version
+                held.pid,
+                held.group_epoch,
+                held.epoch,
+                held.next_offset,
+                count,
+                held.park_versions.known,
             )
         )

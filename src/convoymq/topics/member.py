@@ -43,6 +43,7 @@ from convoymq.topics.cursor import Cursor
 from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Leases
 from convoymq.topics.leaseholder import LOST, RENEW_MS, HeldLease, Leaseholder, SendHeartbeat
 from convoymq.topics.order_token import OrderToken
+from convoymq.topics.park_versions import ParkVersions
 from convoymq.topics.refusals import Code
 
 WINDOW = 1_000
@@ -237,7 +238,7 @@ class Share(HeldLease):
 
     acked: Cursor = field(default_factory=Cursor)
     """As it was when the latest view was made."""
-    park_version: int = -1
+    park_versions: ParkVersions = field(default_factory=ParkVersions)
     next_offset: int = -1
     fetch_due_ms: int = 0
     asked: Fetch | None = None
@@ -364,13 +365,13 @@ class GroupMember(Leaseholder[Share]):
         self.step(now_ms)
 
     def _take_view(self, share: Share, view: GroupView) -> None:
-        if view.park_version < share.park_version:
+        newer = share.park_versions.take_view(view.park_version)
+        if newer is None:
             return
         # What was passed over since the lease began is in it (`partition.GroupCursor.filter`).
         share.acked = Cursor.load(view.acked)
-        share.park_version = view.park_version
         slow_keys = {slow.key for slow in share.keys.values() if slow.name == slow.key}
-        for key in {*slow_keys, *view.parked}:
+        for key in {*slow_keys, *view.parked} - set(newer):
             parked = key in view.parked
             if parked or key in slow_keys:
                 self._set_parked(self._slow(share, key, key), parked, view.parked.get(key))
@@ -432,11 +433,9 @@ class GroupMember(Leaseholder[Share]):
                 share_retry = self._done_parked(share, slow, command.token, command.failed)
                 self._request(share, slow, share_retry)
             return
-        if answer.version >= share.park_version:
-            # An older answer says less than a view that has overtaken it. Only a request that
-            # changed something has made the step to its version.
-            if answer.code is Code.OK and answer.version == share.park_version + 1:
-                share.park_version = answer.version
+        assert isinstance(command, Park | DoneParked)
+        changed = answer.code is Code.OK
+        if share.park_versions.take_answer(command.key, answer.version, changed=changed):
             self._set_parked(slow, not answer.live, answer.head)
         if isinstance(command, Park) and answer.code is not Code.NOT_PARKED:
             # Parked, now or before; where its key is parked no more it is handed out.
@@ -735,7 +734,7 @@ class GroupMember(Leaseholder[Share]):
             share.epoch,
             share.next_offset,
             FETCH_MESSAGES,
-            share.park_version,
+            share.park_versions.known,
         )
         self._actions.append(share.asked)
 

@@ -48,7 +48,7 @@ def test_a_park_that_changed_nothing_does_not_hide_what_did() -> None:
     _, park = fail_until_parked(member)
     member.on_answer(park, ParkAnswer(Code.DUPLICATE, live=True, version=2), 50)
     held = member.held[3]
-    assert held.park_version == 1
+    assert held.park_versions.known == 1
     resumed = GroupView((3,), {b"a": HEAD}, 2)
     member.on_fetched(
         Fetch(3, 1, 1, held.next_offset, 1, 1), FetchAnswer(Code.OK, (), 3, resumed), 60
@@ -65,7 +65,7 @@ def test_a_park_that_is_in_force_is_a_step_of_the_version() -> None:
     assert [handle.record.offset for handle in handles] == [1, 1]
     member.on_answer(park, ParkAnswer(Code.OK, version=1), 50)
     held = member.held[3]
-    assert (held.park_version, held.parked) == (1, {b"a": None})
+    assert (held.park_versions.known, held.parked) == (1, {b"a": None})
     follow = [a.command for a in member.take_actions() if isinstance(a, Request)]
     assert [(c.offset, c.follow) for c in follow if isinstance(c, Park)] == [(2, True)]
 
