@@ -118,6 +118,12 @@ def test_partitions_remember_a_producer_whose_message_has_no_answer() -> None:
     assert result.failure is None, result.detail
 
 
+def test_a_view_that_comes_late_brings_no_parked_message_back() -> None:
+    """A member heard of it after the answers that had made it done, and handed it out again."""
+    result = run_topic_seed(40038326)
+    assert result.failure is None, result.detail
+
+
 def test_what_is_deleted_is_not_skipped() -> None:
     """A coordinator that had not heard of the deletion skipped what nobody can read late."""
     result = run_as_found(35021789)

@@ -28,6 +28,7 @@ from convoymq.topics.group import GroupState, Recover
 from convoymq.topics.leaseholder import Leaseholder
 from convoymq.topics.lineage import Mode, PartitionState
 from convoymq.topics.member import GroupMember
+from convoymq.topics.park_versions import ParkVersions
 from convoymq.topics.partition import PartitionMachine
 from convoymq.topics.refusals import Code
 from convoymq.topics.server_lease import ServerLeases
@@ -523,6 +524,15 @@ def _weak_plans(*, retries: bool) -> Patch:
         return replace(draw(seed, kinds), weak=True, retries=retries)
 
     return (worlds, "draw_plan", planted)
+
+
+@mutant("a view of parked keys is taken whenever it comes", f"{NETWORK},park,leader,unheard", 40)
+def old_views_of_parked_keys_are_taken() -> list[Patch]:
+    def take_view(self: Any, version: int) -> tuple[bytes, ...]:
+        self.known = version
+        return ()
+
+    return [(ParkVersions, "take_view", take_view)]
 
 
 @mutant("a weak topic skips a source without a record", f"{CHANGES},outage,leader")

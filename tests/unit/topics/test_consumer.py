@@ -70,6 +70,25 @@ def test_a_park_that_is_in_force_is_a_step_of_the_version() -> None:
     assert [(c.offset, c.follow) for c in follow if isinstance(c, Park)] == [(2, True)]
 
 
+def test_a_view_from_before_an_answer_brings_nothing_back() -> None:
+    """The message was made done, and later ones of its key as well; the view was made before."""
+    member = GroupConsumer("g", "m", len, lanes=2)
+    member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
+    fetched(member, view=GroupView((1,), {b"a": HEAD}, 1))
+    (handle,) = (a for a in member.take_actions() if isinstance(a, Handle))
+    member.on_handled(handle, True, 2)
+    actions = member.take_actions()
+    (done,) = (a for a in actions if isinstance(a, Request))
+    # Repeated: the first answer was lost, and an operator has resumed another key meanwhile.
+    member.on_answer(done, ParkAnswer(Code.NOT_PARKED, live=True, version=4), 3)
+    held = member.held[3]
+    assert (held.park_versions.known, held.parked) == (1, {})
+    late = GroupView((1,), {b"a": HEAD, b"b": None}, 3)
+    member.on_fetched(Fetch(3, 1, 1, held.next_offset, 1, 1), FetchAnswer(Code.OK, (), 2, late), 4)
+    assert not [a for a in member.take_actions() if isinstance(a, Handle)]
+    assert (held.park_versions.known, held.parked) == (3, {b"b": None})
+
+
 def test_a_member_that_is_fenced_when_it_fetches_gives_up_what_waits_in_its_lanes() -> None:
     """It may have fetched what its group goes on without."""
     member = GroupConsumer("g", "m", len, lanes=1, retries=1, retry_ms=5)

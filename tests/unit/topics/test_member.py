@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from convoymq.topics import commands as c
-from convoymq.topics.answers import AckAnswer, ParkAnswer
+from convoymq.topics.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
 from convoymq.topics.consumer import Fetch
 from convoymq.topics.heartbeats import Leases
 from convoymq.topics.leaseholder import SendHeartbeat
@@ -303,6 +304,29 @@ def test_a_rejected_message_is_parked_at_once_and_comes_again_when_its_key_resum
     answer_all(world)
     assert not world.machine.groups["g"].parked.keys
     assert not world.member.held[3].keys
+
+
+def test_a_view_from_before_an_answer_brings_nothing_back() -> None:
+    """The message was made done; the view that arrives behind the answer was made before."""
+    member = GroupMember("g", "m", lambda key: 0, window=10)
+    head = ParkedEntry(0, 1, 3, b"1")
+
+    def fetched(at: int, version: int, parked: dict[bytes, ParkedEntry | None]) -> list[Any]:
+        member.step(at)
+        (fetch,) = (a for a in member.take_actions() if isinstance(a, Fetch))
+        view = GroupView((1,), parked, version)
+        member.on_fetched(fetch, Fetched(Code.OK, [], 2, view), at)
+        return member.take_actions()
+
+    member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
+    (given,) = (a for a in fetched(1, 1, {b"a": head}) if isinstance(a, HandOutParked))
+    member.on_parked_done(3, 1, given.key, 2, ok=True)
+    (done,) = (a for a in member.take_actions() if isinstance(a, Send))
+    # Repeated: the first answer was lost, and an operator has resumed another key meanwhile.
+    member.on_answer(done, ParkAnswer(Code.NOT_PARKED, live=True, version=4), 3)
+    later = fetched(500, 3, {b"a": head, b"b": None})
+    assert not [a for a in later if isinstance(a, HandOutParked)]
+    assert member.held[3].park_versions.known == 3
 
 
 def test_a_head_that_fails_again_waits_for_the_next_resume() -> None:
