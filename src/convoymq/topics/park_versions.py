@@ -1,4 +1,4 @@
-"""What a member knows of its partition's parked keys: which of two answers is the newer one.
+"""Versions of what a member knows of its partition's parked keys: which answer is the newer one.
 
 A partition counts the changes of a group's parked keys, and says the count in every answer. A view
 has all keys; the answer to a command has the command's key only. Answers come in any order: a view
