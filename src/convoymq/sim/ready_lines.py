@@ -175,6 +175,8 @@ class ReadyLines:
         message.at_place = True
         line = self.fresh
         if message.level != LEVEL_DEFAULT:
+            # A message of a group that was blocked since it was published comes here first.
+            self.in_order = False
             line = self.levels.setdefault(message.level, deque())
         at = 0
         while at < len(line) and not line[at].at_tail and line[at].key < message.key:
