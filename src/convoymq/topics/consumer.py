@@ -401,9 +401,12 @@ class GroupConsumer(Leaseholder[Held]):
         if lane.running or not self.may_start(held, now_ms):
             return
         if lane.work is not None:
-            if now_ms >= lane.due_ms:
+            if now_ms < lane.due_ms:
+                return
+            if self._renew(held, lane.work):
                 self._start(held, number, lane, lane.work)
-            return
+                return
+            lane.work = None
         queue = self._queue_of(held, lane)
         while queue and lane.work is None and not held.revoked:
             work = queue.popleft()
@@ -411,12 +414,13 @@ class GroupConsumer(Leaseholder[Held]):
             self._begin(held, number, lane, work, now_ms)
 
     def _begin(self, held: Held, number: int, lane: Lane, work: Work, now_ms: int) -> None:
-        record = work.record
-        if isinstance(record, ParkedEntry):
-            if held.parked.get(work.key) is not None:
+        if work.parked is not None:
+            if self._renew(held, work):
                 lane.work = work
                 self._start(held, number, lane, work)
             return
+        record = work.record
+        assert isinstance(record, Record)
         if record.offset in held.acked:
             return
         lane.work = work
@@ -424,6 +428,20 @@ class GroupConsumer(Leaseholder[Held]):
             self._park(held, lane, record, now_ms, follow=True)
         else:
             self._start(held, number, lane, work)
+
+    @staticmethod
+    def _renew(held: Held, work: Work) -> bool:
+        """Returns whether a message may be handed out, now or again. Of a parked key that is its
+        head, as it is by now: an operator may have skipped or replaced it."""
+        if work.parked is None:
+            return True
+        head = held.parked.get(work.key)
+        if head is None:
+            return False
+        if head.token != work.parked.token:
+            work.failures = 0
+        work.record = head
+        return True
 
     @staticmethod
     def is_parked(held: Held, key: bytes) -> bool:
