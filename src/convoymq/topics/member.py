@@ -370,10 +370,11 @@ class GroupMember(Leaseholder[Share]):
             return
         # What was passed over since the lease began is in it (`partition.GroupCursor.filter`).
         share.acked = Cursor.load(view.acked)
-        slow_keys = {slow.key for slow in share.keys.values() if slow.name == slow.key}
-        for key in {*slow_keys, *view.parked} - set(newer):
-            parked = key in view.parked
-            if parked or key in slow_keys:
+        # In an order that does not depend on hashes, so that a simulated run can be repeated.
+        slow_keys = (slow.key for slow in share.keys.values() if slow.name == slow.key)
+        for key in dict.fromkeys((*slow_keys, *view.parked)):
+            if key not in newer:
+                parked = key in view.parked
                 self._set_parked(self._slow(share, key, key), parked, view.parked.get(key))
 
     @staticmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from convoymq.topics.answers import FetchAnswer, GroupView, ParkAnswer, ParkedEntry, Record
 from convoymq.topics.commands import Park
 from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
@@ -87,6 +89,36 @@ def test_a_view_from_before_an_answer_brings_nothing_back() -> None:
     member.on_fetched(Fetch(3, 1, 1, held.next_offset, 1, 1), FetchAnswer(Code.OK, (), 2, late), 4)
     assert not [a for a in member.take_actions() if isinstance(a, Handle)]
     assert (held.park_versions.known, held.parked) == (3, {b"b": None})
+
+
+@pytest.mark.parametrize(
+    ("now", "again"),
+    [
+        ({}, None),
+        ({b"a": None}, None),
+        ({b"a": ParkedEntry(0, 1, 3, b"replaced")}, b"replaced"),
+        ({b"a": ParkedEntry(0, 2, 3, b"m2")}, b"m2"),
+    ],
+    ids=["skipped", "parked again", "replaced", "skipped, and another one follows"],
+)
+def test_what_failed_is_tried_again_as_the_head_is_by_then(
+    now: dict[bytes, ParkedEntry | None], again: bytes | None
+) -> None:
+    member = GroupConsumer("g", "m", len, lanes=2, retries=3, retry_ms=5)
+    member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
+    fetched(member, view=GroupView((1,), {b"a": HEAD}, 1))
+    (handle,) = (a for a in member.take_actions() if isinstance(a, Handle))
+    member.on_handled(handle, False, 2)
+    held = member.held[3]
+    member.on_fetched(
+        Fetch(3, 1, 1, held.next_offset, 1, 1),
+        FetchAnswer(Code.OK, (), 2, GroupView((1,), now, 2)),
+        3,
+    )
+    member.step(20)
+    handles = [a.record.message for a in member.take_actions() if isinstance(a, Handle)]
+    assert handles == ([] if again is None else [again])
+    assert held.busy == bool(handles)
 
 
 def test_a_member_that_is_fenced_when_it_fetches_gives_up_what_waits_in_its_lanes() -> None:
