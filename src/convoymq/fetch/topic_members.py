@@ -33,7 +33,7 @@ from convoymq.fetch.member_fields import (
 from convoymq.fetch.turns import Slice
 from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topic_settings import WEAK, retry_exchange_of
-from convoymq.metadata.topics import topic_missing
+from convoymq.metadata.topics import find_topic, topic_missing
 from convoymq.model.columnar import Frame, Op
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.partition import reads
@@ -117,8 +117,7 @@ class TopicMembers:
         self._broker.access.check_permission(
             connection.user, connection.vhost, "read", "queue", name
         )
-        place = self._broker.metadata.tree.vhosts.get(connection.vhost)
-        record = None if place is None else place.topics.get(request.topic)
+        record = find_topic(self._broker.metadata.tree, connection.vhost, request.topic)
         if record is None:
             raise topic_missing(connection.vhost, request.topic)
         return record

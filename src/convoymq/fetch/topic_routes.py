@@ -14,7 +14,7 @@ import msgspec
 
 from convoymq.fetch.fields import TopicRoute, read
 from convoymq.metadata.machine import Change, ChangeKind
-from convoymq.metadata.topics import GROUP_SEPARATOR, topic_missing
+from convoymq.metadata.topics import GROUP_SEPARATOR, find_topic, topic_missing
 from convoymq.model.columnar import ANSWER_MAP_MAX, Frame
 from convoymq.model.errors import AccessRefused, PreconditionFailed
 from convoymq.topics.lineage import Lineage
@@ -113,8 +113,7 @@ class TopicRoutes:
     def known(self, topic: str) -> TopicRecord:
         """Returns a topic of the connection's virtual host. Raises NotFound."""
         vhost = self._connection.vhost
-        place = self._broker.metadata.tree.vhosts.get(vhost)
-        record = None if place is None else place.topics.get(topic)
+        record = find_topic(self._broker.metadata.tree, vhost, topic)
         if record is None:
             raise topic_missing(vhost, topic)
         return record

@@ -16,6 +16,7 @@ from convoymq.model.json import JsonObject
 from convoymq.model.tables import Table
 from convoymq.queues.classic.machine import DROP_HEAD
 from convoymq.queues.group_queue import group_state
+from convoymq.queues.interface import SINGLE_ACTIVE
 from convoymq.queues.quorum.queue import REJECT_PUBLISH_DLX
 from convoymq.queues.slices import in_slices
 from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue
@@ -129,7 +130,7 @@ def queue_stats(totals: JsonObject) -> dict[str, int]:
 def _single_active(consumers: object) -> str | None:
     """Returns the tag of the single active consumer among a queue's consumers."""
     rows = consumers if isinstance(consumers, list) else []
-    tags = (row["consumer_tag"] for row in rows if row.get("activity_status") == "single_active")
+    tags = (row["consumer_tag"] for row in rows if row.get("activity_status") == SINGLE_ACTIVE)
     return next(tags, None)
 
 
@@ -404,7 +405,7 @@ def _settings_shown(queue: Queue, policies: Policies) -> JsonObject:
     return {
         "effective_settings": {**settings, "overflow": DROP_HEAD},
         "overflow_warning": f"quorum queues do not serve {REJECT_PUBLISH_DLX}: "
-        f"what is over the limit is dropped from the head",
+        "what is over the limit is dropped from the head",
     }
 
 

@@ -12,6 +12,7 @@ from convoymq.model.tables import Table
 from convoymq.routing.policy_keys import Setting
 
 if TYPE_CHECKING:
+    from convoymq.metadata.tree import Tree
     from convoymq.topics.routes import Span
 
 PARTITION_PREFIX = "amq.partition."
@@ -57,6 +58,12 @@ def partition_arguments(
 def topic_missing(vhost: str, name: str) -> NotFound:
     """Returns the refusal for a topic that does not exist."""
     return NotFound(f"no topic '{name}' in vhost '{vhost}'")
+
+
+def find_topic(tree: Tree, vhost: str, name: str) -> TopicRecord | None:
+    """Returns a topic; None when it, or its virtual host, does not exist."""
+    place = tree.vhosts.get(vhost)
+    return None if place is None else place.topics.get(name)
 
 
 def topic_of_group(vhost: Vhost, name: str) -> tuple[TopicRecord, str] | None:

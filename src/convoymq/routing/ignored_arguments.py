@@ -25,7 +25,7 @@ def ignored_of_queue(queue_type: str, arguments: Table) -> list[str]:
         and (
             key in rules.kept
             or not rules.takes(key)
-            or (key in BY_ARGUMENT and usable_value(key, field) is None)
+            or (key in BY_ARGUMENT and usable_value(BY_ARGUMENT[key], field) is None)
         )
     )
 

@@ -27,6 +27,7 @@ from convoymq.routing.policy_keys import (
     EXCHANGE_KEYS,
     KEYS,
     TOPIC_KEYS,
+    Key,
     Setting,
     checked_definition,
     invalid,
@@ -278,8 +279,10 @@ def effective_settings(queue: Queue, policies: Policies) -> Mapping[str, Setting
     settings = {key: value for key, value in found.items() if key in rules.policies}
     for name, field in queue.arguments.items():
         key = BY_ARGUMENT.get(name)
-        value = usable_value(name, field) if queue.arguments.get(name) is field else None
-        if key is None or value is None or name in rules.kept or not rules.takes(name):
+        if key is None or name in rules.kept or not rules.takes(name):
+            continue
+        value = usable_value(key, field) if queue.arguments.get(name) is field else None
+        if value is None:
             continue
         if key.name not in settings or name in rules.prevailing_arguments:
             settings[key.name] = value
@@ -288,12 +291,11 @@ def effective_settings(queue: Queue, policies: Policies) -> Mapping[str, Setting
     return settings
 
 
-def usable_value(argument: str, field: Field) -> Setting | None:
-    """Returns what an argument of a queue sets; None when there is no policy key like it, or when
-    its value has no effect: RabbitMQ does not look at every value at the declaration."""
-    key = BY_ARGUMENT.get(argument)
+def usable_value(key: Key, field: Field) -> Setting | None:
+    """Returns what an argument of a queue, which is like a policy's key, sets; None when its value
+    has no effect: RabbitMQ does not look at every value at the declaration."""
     value = _value_of(field)
-    return None if key is None or value is None or not key.check(value) else value
+    return value if value is not None and key.check(value) else None
 
 
 def _value_of(field: Field) -> Setting | None:

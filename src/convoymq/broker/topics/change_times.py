@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from convoymq.broker.topics.rows import ChangeTimesRow
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, TopicRecord
+from convoymq.metadata.topics import find_topic
 from convoymq.model.clock import Clock
 from convoymq.topics.changes import FINISHED, Phase
 from convoymq.topics.changes import Change as TopicChange
@@ -71,21 +72,17 @@ class ChangeTimes:
         if change.kind is ChangeKind.RESTORED:
             self._restored()
         elif change.kind is ChangeKind.TOPIC:
-            record = self._record(change.vhost, change.topic)
+            record = find_topic(self._tree, change.vhost, change.topic)
             if record is None:
                 self._topics.pop((change.vhost, change.topic), None)
             else:
                 self._look(record)
 
-    def _record(self, vhost: str, name: str) -> TopicRecord | None:
-        place = self._tree.vhosts.get(vhost)
-        return None if place is None else place.topics.get(name)
-
     def _restored(self) -> None:
         """Nobody saw what happened up to the snapshot: neither ends nor begins of phases."""
         for key, topic in list(self._topics.items()):
             topic.running = None
-            record = self._record(*key)
+            record = find_topic(self._tree, *key)
             if record is None or record.created_ms != topic.created_ms:
                 del self._topics[key]
 

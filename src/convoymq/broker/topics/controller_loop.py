@@ -25,7 +25,7 @@ from convoymq.metadata.commands import ChangeTopic, CreatePartition, NewPartitio
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_codec import pack_command
-from convoymq.metadata.topics import partition_arguments
+from convoymq.metadata.topics import find_topic, partition_arguments
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.reads import PartitionDescription
@@ -190,8 +190,7 @@ class ControllerLoop:
     # --- one topic -------------------------------------------------------------------------
 
     def _record(self, key: TopicKey) -> TopicRecord | None:
-        vhost = self._store.tree.vhosts.get(key.vhost)
-        return None if vhost is None else vhost.topics.get(key.name)
+        return find_topic(self._store.tree, key.vhost, key.name)
 
     def _work_on(self, key: TopicKey) -> None:
         record = self._record(key)

@@ -30,6 +30,7 @@ from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import WEAK, weak_wait_of
+from convoymq.metadata.topics import find_topic
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, Unavailable
 from convoymq.queues.partition.reads import PartitionDescription
@@ -218,8 +219,7 @@ class GroupCoordinators:
         return seat
 
     def _record(self, name: GroupName) -> TopicRecord | None:
-        vhost = self._store.tree.vhosts.get(name.vhost)
-        record = None if vhost is None else vhost.topics.get(name.topic)
+        record = find_topic(self._store.tree, name.vhost, name.topic)
         return record if record is not None and name.group in record.groups else None
 
     def _open(self, name: GroupName, record: TopicRecord) -> _Seat:

@@ -32,6 +32,7 @@ from convoymq.broker.topics.rows import DrainRow, DrainRows, DrainStateRow, Drai
 from convoymq.metadata.commands import Command
 from convoymq.metadata.machine import MetadataMachine, TopicRecord
 from convoymq.metadata.topic_drains import draining_nodes, set_draining
+from convoymq.metadata.topics import find_topic
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
 from convoymq.topics.lineage import Partition
 
@@ -207,8 +208,7 @@ class TopicDrains:
                 yield record
 
     def _record(self, place: Place) -> TopicRecord | None:
-        vhost = self._metadata.tree.vhosts.get(place.vhost)
-        return None if vhost is None else vhost.topics.get(place.topic)
+        return find_topic(self._metadata.tree, place.vhost, place.topic)
 
     def _to_move(self, record: TopicRecord, node: int, *, draining: frozenset[int]) -> list[int]:
         """Returns the open partitions that a node can give away: those that it leads, and those of

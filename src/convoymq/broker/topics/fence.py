@@ -29,7 +29,7 @@ from convoymq.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine
-from convoymq.metadata.topics import place_of_partition
+from convoymq.metadata.topics import find_topic, place_of_partition
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.group_queue import GroupQueue
@@ -130,8 +130,7 @@ class PartitionFence:
         replica = None if queue is None else self._host.replica(queue.group)
         if queue is None or replica is None or replica.fence is None:
             return
-        vhost = self._tree.vhosts.get(key.vhost)
-        record = None if vhost is None else vhost.topics.get(key.name)
+        record = find_topic(self._tree, key.vhost, key.name)
         if record is None or pid in record.state.given_up:
             term = NO_TERM
         elif record.state.is_end_unknown(pid):

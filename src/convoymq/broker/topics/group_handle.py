@@ -21,7 +21,7 @@ from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.order_headers import Place
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord, Vhost
 from convoymq.metadata.topic_settings import WEAK
-from convoymq.metadata.topics import topic_of_group
+from convoymq.metadata.topics import find_topic, topic_of_group
 from convoymq.model.errors import BrokerError, PreconditionFailed, Subject
 from convoymq.model.refusals import (
     invalid_argument,
@@ -393,8 +393,7 @@ class TopicGroups:
                 del self._handles[name]
 
     def _is_current(self, handle: GroupHandle) -> bool:
-        vhost = self.parts.store.tree.vhosts.get(handle.vhost)
-        record = None if vhost is None else vhost.topics.get(handle.group_name.topic)
+        record = find_topic(self.parts.store.tree, handle.vhost, handle.group_name.topic)
         if record is None:
             return False
         # A tree that was restored has other objects for the same topic.

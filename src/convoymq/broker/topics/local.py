@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, TopicRecord
-from convoymq.metadata.topics import partition_queue_name
+from convoymq.metadata.topics import find_topic, partition_queue_name
 from convoymq.model.late_imports import import_late
 from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.interface import Queue
@@ -76,8 +76,7 @@ class LocalTopics:
         return _sums([*self._gone, *map(_counts_of, self._handles.values())])
 
     def _record(self, vhost: str, name: str) -> TopicRecord | None:
-        place = self._tree.vhosts.get(vhost)
-        return None if place is None else place.topics.get(name)
+        return find_topic(self._tree, vhost, name)
 
     def _make(self, record: TopicRecord) -> TopicHandle:
         import_late("convoymq.broker.topics.handle")

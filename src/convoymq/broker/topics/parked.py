@@ -18,7 +18,7 @@ from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.records import TopicRecord
-from convoymq.metadata.topics import topic_missing
+from convoymq.metadata.topics import find_topic, topic_missing
 from convoymq.model.errors import NotFound, Unavailable
 from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.partition.reads import ParkedRow
@@ -130,8 +130,7 @@ class ParkedKeys:
         raise NotParked(group, key)
 
     def _topic(self, vhost: str, name: str, group: str) -> TopicRecord:
-        place = self._tree.vhosts.get(vhost)
-        record = None if place is None else place.topics.get(name)
+        record = find_topic(self._tree, vhost, name)
         if record is None:
             raise topic_missing(vhost, name)
         if group not in record.groups:

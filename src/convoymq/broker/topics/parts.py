@@ -21,6 +21,7 @@ from convoymq.broker.topics.silence import SilentPartitions
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
 from convoymq.broker.topics.weak_loop import WeakLoop
 from convoymq.metadata.machine import Change, ChangeKind
+from convoymq.metadata.topics import find_topic
 from convoymq.queues.partition.queue import PartitionQueue
 
 if TYPE_CHECKING:
@@ -177,8 +178,7 @@ class TopicParts:
     def _give_up(self, change: Change) -> None:
         """Has publishers told of partitions that were sealed from outside."""
         if change.kind is ChangeKind.TOPIC:
-            vhost = self._tree.vhosts.get(change.vhost)
-            record = None if vhost is None else vhost.topics.get(change.topic)
+            record = find_topic(self._tree, change.vhost, change.topic)
             records = [] if record is None else [record]
         elif change.kind is ChangeKind.RESTORED:
             vhosts = self._tree.vhosts.values()

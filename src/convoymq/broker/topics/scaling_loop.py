@@ -28,6 +28,7 @@ from convoymq.broker.topics.scaling_facts import (
 )
 from convoymq.broker.topics.scaling_rows import ScaledRow, ScalingRow
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, TopicRecord
+from convoymq.metadata.topics import find_topic
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.load import LoadQuestion, LoadReport
@@ -254,8 +255,7 @@ class ScalingLoop:
             seat.policy, seat.due_ms = policy, 0
 
     def _record(self, key: TopicKey) -> TopicRecord | None:
-        vhost = self._store.tree.vhosts.get(key.vhost)
-        return None if vhost is None else vhost.topics.get(key.name)
+        return find_topic(self._store.tree, key.vhost, key.name)
 
     # --- one topic -------------------------------------------------------------------------
 

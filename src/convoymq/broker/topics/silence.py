@@ -20,6 +20,7 @@ from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_settings import SEAL_AFTER, duration_of
+from convoymq.metadata.topics import find_topic
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 
@@ -78,8 +79,7 @@ class SilentPartitions:
             self._limits_ms = self._look_up()
         silent: dict[tuple[TopicKey, int], int] = {}
         for key, limit_ms in self._limits_ms.items():
-            vhost = self._store.tree.vhosts.get(key.vhost)
-            record = None if vhost is None else vhost.topics.get(key.name)
+            record = find_topic(self._store.tree, key.vhost, key.name)
             for pid in () if record is None else record.state.route.pids:
                 place = (key, pid)
                 assert record is not None

@@ -19,6 +19,7 @@ from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import GROUP_TTL, MAX_AGE, Settings, duration_of, length_of
+from convoymq.metadata.topics import find_topic
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.reads import PartitionDescription
@@ -166,8 +167,7 @@ class UpkeepLoop:
         return [TopicKey(vhost.name, name) for vhost in vhosts for name in vhost.topics]
 
     def _record(self, key: TopicKey) -> TopicRecord | None:
-        vhost = self._store.tree.vhosts.get(key.vhost)
-        return None if vhost is None else vhost.topics.get(key.name)
+        return find_topic(self._store.tree, key.vhost, key.name)
 
     def _look_at(self, key: TopicKey, due_ms: int) -> None:
         """Has a topic looked at, at the latest then."""
