@@ -518,6 +518,35 @@ def test_a_repeated_batch_reads_no_rows_of_another_stream_of_its_name(
         assert running.values == numbered(100, 110)
 
 
+def test_a_checkpoint_of_another_stream_is_refused(broker: FakeBroker) -> None:
+    for name in "abc":
+        broker.stream(name, *numbered(0, 5))
+    of_a = query(subscribe="a", startingOffsets="earliest")
+    of_a.start()
+    of_a.step(crash="sunk")
+    other = query(subscribe="b,c", startingOffsets="earliest")
+    other.wal, other.commits = of_a.wal, of_a.commits
+    text = "the checkpoint is of stream a, not of b, c"
+    with pytest.raises(SourceError, match=text):
+        other.start()
+    other.commits = len(other.wal)
+    other.start()
+    with pytest.raises(SourceError, match=text):
+        other.step()
+    more = query(subscribe="a,b", startingOffsets="earliest")
+    more.wal, more.commits, more.sink = of_a.wal, of_a.commits, of_a.sink
+    more.start()
+    more.run()
+    assert sorted(more.values) == sorted(numbered(0, 5) * 2)
+
+
+def test_a_topic_is_no_stream_and_that_is_told(broker: FakeBroker) -> None:
+    broker.topic("t")
+    source = stream_source(subscribe="t")
+    with pytest.raises(SourceError, match="t is an ordered topic, no stream: option topic reads"):
+        source.reader(source.schema()).partitions()
+
+
 def test_a_batch_read_is_of_one_stream_from_its_plan_to_its_tasks(broker: FakeBroker) -> None:
     broker.stream("s", *numbered(0, 5))
     reader = stream_source(subscribe="s").reader(stream_source(subscribe="s").schema())

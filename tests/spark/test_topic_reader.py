@@ -392,6 +392,30 @@ def test_no_permission_is_no_loss(published: Published, broker: FakeBroker) -> N
         query.step()
 
 
+@pytest.mark.parametrize("flag", ["true", "false"])
+def test_partitions_that_may_not_be_read_are_told(
+    published: Published, broker: FakeBroker, flag: str
+) -> None:
+    """Metadata hides what the user may not read: it is not there for the reader, and no loss."""
+    published.more()
+    query = streaming(failOnDataLoss=flag)
+    query.start()
+    query.step()
+    broker.refuse_reads.add("amq.partition.t.0")
+    wanted = r"partition 0 of topic t may not be read: .*needs read on t and on the names amq\."
+    source = stream_source(topic="t", failOnDataLoss=flag)
+    with pytest.raises(AccessRefused, match=wanted):
+        source.reader(source.schema()).partitions()
+    for _ in range(2):
+        with pytest.raises(AccessRefused, match=wanted):
+            query.step()
+        query.start()
+    broker.refuse_reads.clear()
+    published.more()
+    query.run()
+    assert by_key(query.rows) == published.by_key
+
+
 def test_the_lag_of_partitions_that_are_done_is_forgotten(published: Published) -> None:
     published.more()
     query = streaming(maxOffsetsPerTrigger="5")

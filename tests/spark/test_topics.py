@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
@@ -211,6 +212,35 @@ def test_a_table_follows_a_topic_through_a_split(
     create(nodes.cluster, "changes", 1)
     with pytest.raises(OptionError, match="which do not compare with"):
         pipeline.apply(spark, topic="changes", **given)
+
+
+def test_a_right_that_is_missing_is_told(
+    nodes: Broker, reading: Callable[..., DataFrame], tmp_path: Path
+) -> None:
+    from benchmarks.convoy import add_user
+
+    published = Published(nodes, "guarded")
+    published.more()
+    api = f"http://127.0.0.1:{nodes.cluster.nodes[0].http_port}"
+    add_user(api, "half", configure="^$", write="^$", read="^guarded$")
+    add_user(api, "none", configure="^$", write="^$", read="^$")
+    half = {"user": "half", "password": "half"}
+    missing = r"AccessRefused.*partition \d of topic guarded may not be read: read access to"
+    with pytest.raises(PySparkException, match=missing):
+        reading("guarded", **half).count()
+    rows = reading("guarded", stream=True, startingOffsets="earliest", **half)
+    place = {"path": str(tmp_path / "rows"), "checkpointLocation": str(tmp_path / "state")}
+    query = rows.writeStream.options(**place).trigger(availableNow=True).start()
+    with pytest.raises(PySparkException, match=missing):
+        query.awaitTermination(90)
+    with pytest.raises(PySparkException, match="read access to queue 'guarded'.*and write access"):
+        reading("guarded", user="none", password="none").count()
+    every = r"^(guarded|amq\.partition\.guarded\..*)$"
+    add_user(api, "half", configure="^$", write="^$", read=every)
+    assert reading("guarded", **half).count() == published.count
+    query = rows.writeStream.options(**place).trigger(availableNow=True).start()
+    assert query.awaitTermination(90)
+    assert reading("guarded").sparkSession.read.parquet(place["path"]).count() == published.count
 
 
 # --- sink --------------------------------------------------------------------------------------

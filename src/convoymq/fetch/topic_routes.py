@@ -124,10 +124,14 @@ class TopicRoutes:
         queue = topic if group is None else f"{topic}{GROUP_SEPARATOR}{group}"
         try:
             check(user, vhost, "read", "queue", queue)
-        except AccessRefused:
+        except AccessRefused as unread:
             if group is not None:
                 raise
-            check(user, vhost, "write", "exchange", topic)
+            try:
+                check(user, vhost, "write", "exchange", topic)
+            except AccessRefused as unwritten:
+                text = f"{unread.text}, and {unwritten.text}"
+                raise AccessRefused(text, subject=unread.subject) from None
 
     async def _newer(self, record: TopicRecord, request: TopicRoute) -> TopicRecord:
         """Waits for a version newer than the one that the client knows; returns the record as it is

@@ -108,7 +108,7 @@ class Streams:
     def _check_gone(self, name: str) -> None:
         """A list shows only what may be read. Raises AccessRefused when a stream is not in it for
         that reason."""
-        refusal = _refusal(self.client, name)
+        refusal = read_refusal(self.client, name)
         if isinstance(refusal, AccessRefused):
             raise refusal
 
@@ -218,9 +218,11 @@ def explain_missing(client: Client, names: Iterable[str]) -> str:
         streams = [known for known, kind in readable.items() if kind == "stream"]
         near = difflib.get_close_matches(name, streams, n=_NEAR_MAX, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        refusal = _refusal(client, name)
+        refusal = read_refusal(client, name)
         if isinstance(refusal, AccessRefused):
             texts.append(f"stream {name} may not be read: {refusal.text}")
+        elif refusal is not None and is_topic(client, name):
+            texts.append(f"{name} is an ordered topic, no stream: option topic reads it")
         elif refusal is not None:
             texts.append(f"there is no stream {name}{hint}")
         else:
@@ -228,8 +230,12 @@ def explain_missing(client: Client, names: Iterable[str]) -> str:
     return ". ".join(texts)
 
 
-def _refusal(client: Client, name: str) -> AccessRefused | NotFound | None:
-    """Returns the error that a node gives to who reads a stream; None when it may be read."""
+def read_refusal(client: Client, name: str) -> AccessRefused | NotFound | None:
+    """Returns the error with which a node refuses to read a stream; None when it may be read.
+
+    A list of streams leaves out what the user may not read, and so cannot tell it from what is not
+    there. A node checks the permission before the existence.
+    """
     try:
         client.offsets([(name, "earliest", None)])
     except (AccessRefused, NotFound) as error:

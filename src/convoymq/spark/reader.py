@@ -181,7 +181,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ClientError: the broker did not answer before the deadline, or refused.
         """
         self._triggers.pace(bounded=self._target is not None)
-        begun = None if offsets.is_symbol(start) else offsets.parse(start)
+        begun = None if offsets.is_symbol(start) else self._parsed(start)
         if begun is not None:
             self._store(start)
         streams = Streams(self._options)
@@ -212,8 +212,12 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._latest is None else self._latest.to_json()
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
-        """Returns the tasks of a batch. Asks nobody: a repeated batch gets the same ranges."""
-        until = offsets.parse(end)
+        """Returns the tasks of a batch. Asks nobody: a repeated batch gets the same ranges.
+
+        Raises:
+            SourceError: the checkpoint is of other streams, or its offsets do not fit each other.
+        """
+        until = self._parsed(end)
         begun = {} if offsets.is_symbol(start) else offsets.parse(start).ends
         ranges = []
         for key, stop in sorted(until.ends.items()):
@@ -239,6 +243,21 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing is held that the broker would miss."""
 
     # --- parts of latestOffset ---------------------------------------------------------------
+
+    def _parsed(self, offset: Mapping[str, object]) -> Positions:
+        """Reads an offset of the checkpoint. Raises SourceError: it has none of the streams that
+        the options name."""
+        found = offsets.parse(offset)
+        known = {name for name, _ in found.ends}
+        wanted = self._options.streams
+        # Of a pattern, the streams that are missing are a loss.
+        if known and self._options.pattern is None and known.isdisjoint(wanted):
+            raise SourceError(
+                f"the checkpoint is of stream {', '.join(sorted(known))}, not of "
+                f"{', '.join(wanted)}: a query that reads other streams needs a checkpoint of its "
+                "own"
+            )
+        return found
 
     def _first(
         self, streams: Streams, states: Mapping[Partition, StreamState]

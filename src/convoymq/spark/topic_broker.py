@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convoymq.client.errors import NotFound
+from convoymq.client.errors import AccessRefused, NotFound
 from convoymq.spark import clients
-from convoymq.spark.broker import sample_row_bytes
+from convoymq.spark.broker import read_refusal, sample_row_bytes
 from convoymq.spark.errors import SourceError
 from convoymq.spark.option_values import EARLIEST, LATEST
 from convoymq.spark.topic_planning import Cut, History, check_vector, placed
@@ -76,9 +76,16 @@ class Topic:
         return bool(self.client.metadata(names=[self.name]))
 
     def now(self, history: History, pids: Collection[int]) -> dict[int, PartitionNow]:
-        """Returns the state of partitions, those left out that are out of reach."""
+        """Returns the state of partitions, those left out that are out of reach.
+
+        Raises:
+            AccessRefused: the user may not read one of them.
+        """
         wanted = sorted(pid for pid in pids if not history.is_out_of_reach(pid))
         groups = self._groups(wanted)
+        for pid in wanted:
+            if pid not in groups:
+                self._check_readable(pid)
         there = [pid for pid in wanted if pid in groups]
         asked = [(pid, "earliest") for pid in there]
         # The end of a closed partition is known; whoever leads it since then may not know it yet.
@@ -98,6 +105,16 @@ class Topic:
                 row_bytes=None if size is None else size / kept,
             )
         return made
+
+    def _check_readable(self, pid: int) -> None:
+        """Raises AccessRefused when a partition is not listed because the user may not read it."""
+        refusal = read_refusal(self.client, partition_queue(self.name, pid))
+        if isinstance(refusal, AccessRefused):
+            raise AccessRefused(
+                f"partition {pid} of topic {self.name} may not be read: {refusal.text}. Reading a "
+                f"topic needs read on {self.name} and on the names amq.partition.{self.name}.PID of "
+                "all partitions"
+            ) from None
 
     def _groups(self, pids: Collection[int]) -> dict[int, tuple[int, int | None]]:
         """Returns Raft group and size of partitions. The node that is asked may be behind: when
