@@ -8,6 +8,7 @@ one test.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,19 @@ def test_configurations_are_accepted_by_a_node(page: str, tmp_path: Path) -> Non
             path = tmp_path / f"{block.line}.conf"
             path.write_text(block.text)
             load(path, flags={"cluster.secret_file": "/etc/convoy/secret"})
+
+
+def test_pages_that_follow_each_other_give_one_name_to_one_exchange() -> None:
+    """A reader has one cluster for all pages. A topic's exchange has the topic's name."""
+    kinds: dict[str, dict[str, str]] = {}
+    for page in PAGES:
+        text = "\n".join(block.text for block in blocks_of(page))
+        found = re.findall(r'exchange_declare\("([^"]+)", "([^"]+)"', text)
+        found += [(name, "x-ordered") for name in re.findall(r"topics create (\S+)", text)]
+        for name, kind in found:
+            kinds.setdefault(name, {}).setdefault(kind, page)
+    assert kinds["orders"] == {"x-ordered": "docs/topics.md"}
+    assert {name: pages for name, pages in kinds.items() if len(pages) > 1} == {}
 
 
 @pytest.mark.parametrize("page", SHELL_PAGES)

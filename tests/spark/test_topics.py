@@ -233,7 +233,7 @@ def test_a_right_that_is_missing_is_told(
     query = rows.writeStream.options(**place).trigger(availableNow=True).start()
     with pytest.raises(PySparkException, match=missing):
         query.awaitTermination(90)
-    with pytest.raises(PySparkException, match="read access to queue 'guarded'.*and write access"):
+    with pytest.raises(PySparkException, match=r"read access to queue 'guarded'.*and write access"):
         reading("guarded", user="none", password="none").count()
     every = r"^(guarded|amq\.partition\.guarded\..*)$"
     add_user(api, "half", configure="^$", write="^$", read=every)

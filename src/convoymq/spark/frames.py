@@ -7,6 +7,7 @@ Spark is a slice of at most 10,000 rows and about 4 MiB: Spark does not cut batc
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from convoymq.kernels import columns as bits
-from convoymq.spark.properties import PROPERTY_KINDS, decode_properties
+from convoymq.spark.properties import PROPERTY_KINDS, Mended, decode_properties, shown_text
 from convoymq.spark.schema import LOG_APPEND_TIME, Column
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class BatchMaker:
     def __init__(self, schema: StructType, columns: Mapping[str, Column]) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._fields = tuple((field.name, field.type) for field in self._schema)
+        self.mended: Mended = Counter()
+        """Values that are not in the batches as their senders sent them."""
         #: Columns with one value in every row, as long as they were needed so far.
         self._repeated: dict[str, tuple[object, pa.Array]] = {}
         needed = 0
@@ -85,15 +88,15 @@ class BatchMaker:
             case "headers":
                 return header_array(frame.buffers(bits.HEADERS), rows, wanted)
             case "exchange":
-                return _text(frame.buffers(bits.EXCHANGE), rows, wanted)
+                return _name(frame.buffers(bits.EXCHANGE), rows, wanted, name, self.mended)
             case "routing_key":
-                return _text(frame.buffers(bits.ROUTING_KEY), rows, wanted)
+                return _name(frame.buffers(bits.ROUTING_KEY), rows, wanted, name, self.mended)
             case "delivery_count":
                 return _fixed(frame.buffers(bits.DELIVERY_COUNT)[0], rows, wanted)
             case "redelivered":
                 return _fixed(frame.buffers(bits.REDELIVERED)[0], rows, wanted)
             case "properties":
-                return _properties(frame, rows, wanted)
+                return _properties(frame, rows, wanted, self.mended)
             case "content_header":
                 return _text(frame.buffers(bits.PROPERTIES), rows, wanted)
             case _:
@@ -157,6 +160,18 @@ def _text(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
+def _name(
+    buffers: list[memoryview], rows: int, kind: pa.DataType, name: str, mended: Mended
+) -> pa.Array:
+    """Returns ends and bytes of a column of short strings as text: they need not be UTF-8."""
+    offsets, data = buffers
+    texts = binary_array([memoryview(b""), offsets, data], rows, pa.binary())
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        return pa.array([shown_text(each, name, mended) for each in texts.to_pylist()], kind)
+
+
 def header_array(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.Array:
     """Returns the seven buffers of the headers' column as an array."""
     validity, lists, name_offsets, names, value_validity, value_offsets, values = buffers
@@ -176,13 +191,13 @@ def header_array(buffers: list[memoryview], rows: int, kind: pa.DataType) -> pa.
     )
 
 
-def _properties(frame: ColumnFrame, rows: int, kind: pa.StructType) -> pa.Array:
+def _properties(frame: ColumnFrame, rows: int, kind: pa.StructType, mended: Mended) -> pa.Array:
     offsets, data = frame.buffers(bits.PROPERTIES)
     ends = offsets.cast("i")
-    decoded = [decode_properties(data[ends[i] : ends[i + 1]]) for i in range(rows)]
+    decoded = [decode_properties(data[ends[i] : ends[i + 1]], mended) or {} for i in range(rows)]
     arrays = [
-        _text(frame.buffers(bits.EXCHANGE), rows, kind.field("exchange").type),
-        _text(frame.buffers(bits.ROUTING_KEY), rows, kind.field("routing_key").type),
+        _name(frame.buffers(column), rows, kind.field(name).type, name, mended)
+        for name, column in (("exchange", bits.EXCHANGE), ("routing_key", bits.ROUTING_KEY))
     ]
     for name in PROPERTY_KINDS:
         arrays.append(pa.array([row.get(name) for row in decoded], kind.field(name).type))

@@ -14,6 +14,7 @@ from convoymq.spark import clients
 from convoymq.spark.errors import DataLoss, ReservationLost, SourceError
 from convoymq.spark.frames import BatchMaker, frame_bytes
 from convoymq.spark.partition import Browse, ReservationRange, StreamRange
+from convoymq.spark.properties import mended_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,8 +72,13 @@ def _batches(
     maker: BatchMaker,
     constants: Mapping[str, object],
 ) -> Iterator[pa.RecordBatch]:
-    for result in _ahead(_paced(fetched, fetching), fetching):
-        yield from maker.batches(result.frame, constants)
+    before = maker.mended.copy()
+    try:
+        for result in _ahead(_paced(fetched, fetching), fetching):
+            yield from maker.batches(result.frame, constants)
+    finally:
+        if mended := maker.mended - before:
+            log.warning("%s", mended_text(constants, mended))
 
 
 def _stream_frames(

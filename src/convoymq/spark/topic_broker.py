@@ -112,8 +112,8 @@ class Topic:
         if isinstance(refusal, AccessRefused):
             raise AccessRefused(
                 f"partition {pid} of topic {self.name} may not be read: {refusal.text}. Reading a "
-                f"topic needs read on {self.name} and on the names amq.partition.{self.name}.PID of "
-                "all partitions"
+                f"topic needs read on {self.name} and on the names amq.partition.{self.name}.PID "
+                "of all partitions"
             ) from None
 
     def _groups(self, pids: Collection[int]) -> dict[int, tuple[int, int | None]]:

@@ -7,6 +7,7 @@ joined from text that is made once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from copy import copy
 from functools import cache
@@ -46,6 +47,7 @@ class TopicBatchMaker(BatchMaker):
         """Returns one for the frames of a part."""
         made = copy(self)
         made._part = part
+        made.mended = Counter()
         return made
 
     def _array(

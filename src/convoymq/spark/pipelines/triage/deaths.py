@@ -9,6 +9,8 @@ it, and `x-republish-deaths`, how often it had died by then.
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,10 +18,20 @@ import pyarrow as pa
 
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import EMPTY, Field, Table, decode_table, encode_table
-from convoymq.spark.properties import decode_properties, join_properties, split_properties
+from convoymq.spark.properties import (
+    Mended,
+    decode_properties,
+    join_properties,
+    mended_text,
+    shown_moment,
+    shown_text,
+    split_properties,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
 
 X_DEATH = "x-death"
 FIRST = "x-first-death-"
@@ -29,8 +41,6 @@ REPUBLISH_DEATHS = "x-republish-deaths"
 HEADER_BYTES_MAX = 131_072 - 8
 """A content header is not larger: a frame's size without its framing."""
 NUMBER_MAX = (1 << 62) - 1
-MOMENT_US_MAX = 253_402_300_800 * 1_000_000
-"""The year 10,000."""
 _DIRECT_REPLY_TO = b"amq.rabbitmq.reply-to"
 
 _HISTORY = (
@@ -84,19 +94,27 @@ def ddl(columns: Mapping[str, str]) -> str:
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
 
-def facts(content_header: bytes) -> dict[str, object]:
+def facts(content_header: bytes, mended: Mended | None = None) -> dict[str, object]:
     """Returns the facts in a content header: a value for each column of FACTS. Of one that is
-    damaged, nothing is known."""
+    damaged, nothing is known.
+
+    Args:
+        mended: counts what can't be shown as it was sent.
+    """
+    mended = Counter() if mended is None else mended
     known: dict[str, object] = dict.fromkeys(FACTS)
     known |= {"deaths": 0, "republish_count": 0, "history": [], "headers": {}}
-    try:
-        properties = decode_properties(content_header)
-        headers = _headers(split_properties(content_header))
-    except (ValueError, BrokerError):
+    properties = decode_properties(content_header, mended)
+    if properties is None:
         return known
     known |= {name: properties.get(name) for name in (*_PROPERTIES, "priority")}
-    known["sent_at"] = _moment(properties.get("timestamp"))
-    history = _history(headers)
+    known["sent_at"] = properties.get("timestamp")
+    try:
+        headers = _headers(split_properties(content_header))
+    except BrokerError:
+        mended["headers"] += 1
+        return known
+    history = _history(headers, mended)
     known["history"] = history
     former = _number(headers, REPUBLISH_DEATHS)
     died = former + sum(_count(death) for death in history)
@@ -112,11 +130,10 @@ def facts(content_header: bytes) -> dict[str, object]:
             (death["time"] for death in history if isinstance(death["time"], int)), default=None
         )
     for name in ("reason", "queue", "exchange"):
-        known[name] = _word(headers, LAST + name, known[name])
-        known[f"first_{name}"] = _word(
-            headers, FIRST + name, history[-1][name] if history else None
-        )
-    known["headers"] = _plain(headers)
+        known[name] = _word(headers, LAST + name, known[name], mended)
+        first = history[-1][name] if history else None
+        known[f"first_{name}"] = _word(headers, FIRST + name, first, mended)
+    known["headers"] = _plain(headers, mended)
     return known
 
 
@@ -135,14 +152,18 @@ def outgoing(
     """
     try:
         values = split_properties(content_header)
-        headers = _headers(values)
-    except (ValueError, BrokerError):
+    except ValueError:
         # Nothing can be said of a damaged one; the broker says what is wrong with it.
         return content_header
     values.pop("user_id", None)
     values.pop("expiration", None)
     if values.get("reply_to", b"")[1:].startswith(_DIRECT_REPLY_TO):
         del values["reply_to"]
+    try:
+        headers = _headers(values)
+    except BrokerError:
+        # The table goes on as it is: what it says of deaths can't be told from the rest.
+        return join_properties(values)
     if republish:
         numbers = {
             REPUBLISH_COUNT: Field("l", min(count + 1, NUMBER_MAX)),
@@ -161,8 +182,9 @@ def outgoing(
 
 def explode(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Adds FACTS to the messages of record batches. `schema` is that of COLUMNS."""
+    mended: Mended = Counter()
     for batch in batches:
-        rows = [facts(header) for header in batch.column("content_header").to_pylist()]
+        rows = [facts(header, mended) for header in batch.column("content_header").to_pylist()]
         arrays = [
             batch.column(field.name).cast(field.type)
             if field.name in MESSAGE_COLUMNS
@@ -170,6 +192,8 @@ def explode(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
             for field in schema
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+    if mended:
+        log.warning("%s", mended_text({"triage": "of dead letters"}, mended))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -188,25 +212,29 @@ def _headers(values: Mapping[str, bytes]) -> Table:
     return EMPTY if encoded is None else decode_table(encoded, 0, len(encoded))[0]
 
 
-def _history(headers: Table) -> list[dict[str, object]]:
+def _history(headers: Table, mended: Mended) -> list[dict[str, object]]:
     found = headers.get(X_DEATH)
     if found is None or not isinstance(found.value, tuple):
         return []
-    return [_death(item.value) for item in found.value if isinstance(item.value, Table)]
+    return [_death(item.value, mended) for item in found.value if isinstance(item.value, Table)]
 
 
-def _death(table: Table) -> dict[str, object]:
+def _death(table: Table, mended: Mended) -> dict[str, object]:
     time = table.get("time")
     keys = table.get("routing-keys")
     items: Sequence[Field] = keys.value if keys and isinstance(keys.value, tuple) else ()
     return {
-        "reason": _word(table, "reason", None),
-        "queue": _word(table, "queue", None),
-        "exchange": _word(table, "exchange", None),
-        "routing_keys": [_text(item.value) for item in items if isinstance(item.value, bytes)],
+        "reason": _word(table, "reason", None, mended),
+        "queue": _word(table, "queue", None, mended),
+        "exchange": _word(table, "exchange", None, mended),
+        "routing_keys": [
+            shown_text(item.value, "routing-keys", mended)
+            for item in items
+            if isinstance(item.value, bytes)
+        ],
         "count": max(_number(table, "count"), 1),
-        "time": _moment(time.value * 1_000_000) if time and isinstance(time.value, int) else None,
-        "original_expiration": _word(table, "original-expiration", None),
+        "time": None if time is None else shown_moment(time.value, "time", mended),
+        "original_expiration": _word(table, "original-expiration", None, mended),
     }
 
 
@@ -228,33 +256,32 @@ def _number(table: Table, name: str) -> int:
     return min(max(value, 0), NUMBER_MAX)
 
 
-def _moment(us: object) -> int | None:
-    """Returns a time that Spark can show; anybody may send any other."""
-    return us if isinstance(us, int) and 0 <= us < MOMENT_US_MAX else None
-
-
-def _word(table: Table, name: str, other: object) -> object:
+def _word(table: Table, name: str, other: object, mended: Mended) -> object:
     field = table.get(name)
     if field is None or not isinstance(field.value, bytes):
         return other
-    return _text(field.value)
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
+    return shown_text(field.value, name, mended)
 
 
 def _tells_death(name: str) -> bool:
     return name == X_DEATH or name.startswith((FIRST, LAST))
 
 
-def _plain(headers: Table) -> dict[str, str | None]:
+def _plain(headers: Table, mended: Mended) -> dict[str, str | None]:
     """Returns the other headers as text."""
     found: dict[str, str | None] = {}
     for name, value in headers.to_plain().items():
         if not _tells_death(name) and name not in (REPUBLISH_COUNT, REPUBLISH_DEATHS):
-            if value is None or isinstance(value, str):
-                found[name] = value
+            shown = _without_surrogates(name, mended)
+            if value is None:
+                found[shown] = None
+            elif isinstance(value, str):
+                found[shown] = _without_surrogates(value, mended)
             else:
-                found[name] = json.dumps(value, default=str)
+                found[shown] = json.dumps(value, default=str)
     return found
+
+
+def _without_surrogates(text: str, mended: Mended) -> str:
+    """Returns text as Arrow takes it: bytes that are not UTF-8 may be surrogates in it."""
+    return shown_text(text.encode("utf-8", "surrogateescape"), "headers", mended)
