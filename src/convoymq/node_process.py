@@ -15,6 +15,7 @@ from convoymq.model.config import ConfigError
 from convoymq.model.errors import BrokerError, ReplicaStopped
 from convoymq.model.late_imports import reserve_descriptors
 from convoymq.node import EXIT_FAULT, Node
+from convoymq.preflight import check_addresses, check_files
 
 if TYPE_CHECKING:
     from convoymq.model.config import Config
@@ -36,6 +37,8 @@ def run(config: Config) -> int:
     log = structlog.get_logger().bind(node=config.node.id)
     node = Node(config, output)
     try:
+        check_files(config)
+        check_addresses(config)
         if config.node.loop == "uvloop":
             import uvloop
 

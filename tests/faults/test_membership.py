@@ -17,7 +17,8 @@ from typing import Any
 import pika
 import pytest
 
-from convoymq.cli.cluster import LocalCluster, delete
+from convoymq.cli.api import delete
+from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import BrokerError, Misuse
 from tests.ports import cluster_ports
 

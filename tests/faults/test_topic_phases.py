@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from convoymq.cli.cluster import LocalCluster, LocalNode, call
+from convoymq.cli.api import NoAnswer, call
+from convoymq.cli.cluster import LocalCluster, LocalNode
 from tests.clusters import wait_http
 from tests.faults.dying_node import FILE, FIRST_PARTITIONS
 from tests.faults.test_topics import metadata_leader, restart
@@ -76,7 +77,7 @@ class DyingCluster(LocalCluster):
         def died() -> bool:
             found.extend(self.poll())
             if not found and not changes(self, topic):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, NoAnswer):
                     call("POST", url, 5.0, "guest:guest", content)
             return bool(found)
 
@@ -120,6 +121,6 @@ def changes(cluster: DyingCluster, topic: str) -> list[str]:
     """The change that runs or ran last, as far as a node that runs knows."""
     running = next(n for n in cluster.nodes if n.pid is not None)
     url = f"http://127.0.0.1:{running.http_port}/api/{path(topic, 'changes')}"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, NoAnswer):
         return [row["change_id"] for row in json.loads(call("GET", url, 5.0, "guest:guest"))]
     return []

@@ -20,7 +20,7 @@ import structlog
 from convoymq.amqp import _spec as spec
 from convoymq.amqp.channel import Channel
 from convoymq.amqp.codec import decode_method, encode_method
-from convoymq.amqp.errors import REPLIES, Reply, Scope, reply_for
+from convoymq.amqp.errors import REPLIES, Reply, Scope, reply_for, shortened
 from convoymq.amqp.handshake import (
     ClientCapabilities,
     server_properties,
@@ -527,7 +527,7 @@ class Connection:
         if self.state in ENDING:
             return
         self._close_by_server(
-            Reply(320, f"CONNECTION_FORCED - {reason}"[:255], Scope.CONNECTION), 0, 0
+            Reply(320, shortened(f"CONNECTION_FORCED - {reason}"), Scope.CONNECTION), 0, 0
         )
 
     def _close_by_server(self, reply: Reply, class_id: int, method_id: int) -> None:

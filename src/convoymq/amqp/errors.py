@@ -92,10 +92,11 @@ def reply_for(error: BrokerError) -> Reply:
     """Returns the close that `error` causes; the text is cut at 255 bytes of UTF-8."""
     code = next(_REPLY_CODES[cls] for cls in type(error).__mro__ if cls in _REPLY_CODES)
     name, scope = REPLIES[code]
-    return Reply(code, _shortened(f"{name} - {error.text}"), scope)
+    return Reply(code, shortened(f"{name} - {error.text}"), scope)
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """Returns a reply text of at most 255 bytes of UTF-8."""
     data = text.encode("utf-8", "replace")
     return data[:REPLY_TEXT_BYTES_MAX].decode("utf-8", "ignore")
 

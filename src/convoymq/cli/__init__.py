@@ -11,8 +11,22 @@ OTHERS = (["queues", "list"], ["queues", "info"])
 
 
 def main() -> None:
-    """Entry point of `convoy`."""
-    arguments = sys.argv[1:]
+    """Entry point of `convoy`. What the system refuses is one line that names the file."""
+    try:
+        _main(sys.argv[1:])
+    except OSError as error:
+        print(f"convoy: {refusal_of(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
+def refusal_of(error: OSError) -> str:
+    """Returns what the system refused, and for which file."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}"
+
+
+def _main(arguments: list[str]) -> None:
     if arguments[:1] == ["node"]:
         from convoymq.cli.serve import main as serve
 
@@ -24,7 +38,9 @@ def main() -> None:
 
         sys.argv = ["convoy perf", *arguments[1:]]
         app = typer.Typer(
-            add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
+            add_completion=False,
+            pretty_exceptions_enable=False,
+            context_settings={"help_option_names": ["-h", "--help"]},
         )
         app.command()(perf)
         app()

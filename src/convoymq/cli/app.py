@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
+from convoymq.cli.api import base_of, delete, get_json
 from convoymq.cli.cluster import (
     LocalCluster,
     LocalNode,
     cpu_seconds,
-    delete,
-    get_json,
     read_state,
     resident_bytes,
 )
@@ -55,7 +54,9 @@ DataOption = Annotated[
 UrlOption = Annotated[
     str, typer.Option("--url", help="HTTP API of any node, instead of a local cluster.")
 ]
-UserOption = Annotated[str, typer.Option("--user", help="user:password for the HTTP API.")]
+UserOption = Annotated[
+    str, typer.Option("--user", help="user:password for the HTTP API; guest:guest without it.")
+]
 
 
 def _show_version(asked: bool) -> None:
@@ -309,7 +310,7 @@ def node() -> None:
 
 @app.command()
 def status(
-    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "guest:guest",
+    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",
     format_: FormatOption = Format.TABLE,
 ) -> None:  # fmt: skip
     """Nodes of a cluster: processes, ports, roles, memory."""
@@ -336,10 +337,11 @@ def status(
 
 def _ask(url: str, path: str, user: str, missing: str = "") -> Any:
     """GET of a node's HTTP API; `missing` says what is not there when it answers 404."""
-    name, _, password = user.partition(":")
     try:
-        return get_json(f"{url.rstrip('/')}/api/{path}", 5.0, name, password)
-    except Unavailable as error:
+        url, user = base_of(url, user)
+        name, _, password = user.partition(":")
+        return get_json(f"{url}/api/{path}", 5.0, name, password)
+    except BrokerError as error:
         raise fail(error.text) from None
     except LookupError:
         other = f"{url} has no /api/{path}: is it the HTTP API of a node of this release?"
@@ -372,7 +374,7 @@ QUEUE_COLUMNS = {
 
 @queues_app.command("list")
 def queues_list(
-    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "guest:guest",
+    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",
     vhost: Annotated[str, typer.Option(help="Only this virtual host.")] = "",
     format_: FormatOption = Format.TABLE,
 ) -> None:  # fmt: skip
@@ -392,7 +394,7 @@ def queues_list(
 @queues_app.command("info")
 def queues_info(
     name: Annotated[str, typer.Argument(help="Name of the queue.")],
-    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "guest:guest",
+    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",
     vhost: Annotated[str, typer.Option(help="Its virtual host.")] = "/",
     format_: FormatOption = Format.TABLE,
 ) -> None:  # fmt: skip
@@ -418,16 +420,16 @@ def queues_info(
 @cluster_app.command("forget")
 def cluster_forget(
     node: Annotated[int, typer.Argument(help="Number of the node.")],
-    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "guest:guest",
+    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",
     force: Annotated[bool, typer.Option(
         "--force", help="Even if it runs, and with the queues that only it has.")] = False,
     wait: Annotated[float, typer.Option(
         help="Seconds to wait until no group has it as a member any more.")] = 30.0,
 ) -> None:  # fmt: skip
     """Remove a stopped node from the cluster for ever; others take over its replicas."""
-    base = _url(data, url, but=node).rstrip("/")
-    name, _, password = user.partition(":")
     try:
+        base, user = base_of(_url(data, url, but=node), user)
+        name, _, password = user.partition(":")
         delete(
             f"{base}/api/convoy/nodes/{node}?force={str(force).lower()}",
             FORGET_TIMEOUT_S,

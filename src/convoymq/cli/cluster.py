@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -14,15 +13,14 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from convoymq.model.config import NodeConfig
+from convoymq.cli.api import get_json
+from convoymq.model.config import Address, NodeConfig, parse_listener
 from convoymq.model.errors import Misuse, Unavailable
 from convoymq.transport.listening import listen
 
@@ -31,6 +29,11 @@ OFFSETS = (10_000, 10_020, 20_000)
 """HTTP, metrics and link ports above the AMQP port, as people know them from RabbitMQ."""
 OFFSETS_CLOSE = (100, 200, 300)
 """The same where those would lie beyond the last port."""
+OWN_PORTS = frozenset(
+    ("listeners.tcp.default", "management.tcp.port", "prometheus.tcp.port", "cluster.listen")
+)
+"""Keys that each node has another value of."""
+TLS_LISTENERS = "listeners.ssl."
 BASE_PORT_MAX = 65_000
 POLL_S = 0.01
 NODES_MAX = 64
@@ -100,6 +103,9 @@ class LocalCluster:
         self.data = Path(data).absolute()
         self.base_port = base_port
         self.settings = settings or {}
+        taken = sorted(self.settings.keys() & OWN_PORTS) if nodes > 1 else ()
+        if taken:
+            raise Misuse(f"{taken[0]} would be the same of all nodes; --base-port moves all ports")
         http, metrics, link = offsets(base_port)
         self.nodes = [
             LocalNode(
@@ -135,7 +141,7 @@ class LocalCluster:
             self._unlock()
             raise Misuse(f"a cluster already runs in {self.data}") from None
         for node in self.nodes:
-            for use, port in node.ports().items():
+            for use, port in (*node.ports().items(), *self._tls_ports(node)):
                 if not is_free(port):
                     self._unlock()
                     raise Misuse(
@@ -386,9 +392,30 @@ class LocalCluster:
             "cluster.peers": peers,
             "cluster.secret_file": str(secret),
             **self.settings,
+            **self._tls_listeners(node),
         }
         text = "".join(f"{key} = {value}\n" for key, value in keys.items())
         self._config(node).write_text("# Written by convoy up.\n" + text)
+
+    def _tls_listeners(self, node: LocalNode) -> dict[str, str]:
+        """Returns the TLS listeners among the settings as they are for one node: each node has the
+        port after the one of the node before."""
+        return {key: str(address) for key, address in self._tls_addresses(node)}
+
+    def _tls_addresses(self, node: LocalNode) -> list[tuple[str, Address]]:
+        found = []
+        for key, text in self.settings.items():
+            # What is no address is refused by the nodes, which name the key.
+            with contextlib.suppress(ValueError):
+                if key.startswith(TLS_LISTENERS):
+                    found += [
+                        (key, replace(address, port=address.port + node.number - 1))
+                        for address in parse_listener(text)
+                    ]
+        return found
+
+    def _tls_ports(self, node: LocalNode) -> list[tuple[str, int]]:
+        return [(key, address.port) for key, address in self._tls_addresses(node)]
 
     def _save(self) -> None:
         content = {
@@ -413,81 +440,6 @@ def read_state(data: Path) -> list[LocalNode]:
         if node.pid is not None and not Path(f"/proc/{node.pid}").exists():
             node.pid = None
     return nodes
-
-
-def call(
-    method: str,
-    url: str,
-    timeout: float,
-    user: str,
-    data: bytes | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> bytes:
-    """Returns the body of the answer to a request with basic authentication.
-
-    Args:
-        user: user:password.
-
-    Raises:
-        OSError: no answer; urllib.error.HTTPError: not a good one, to be closed by the caller.
-    """
-    request = urllib.request.Request(url, data=data, method=method, headers=dict(headers or {}))
-    request.add_header("Authorization", "Basic " + base64.b64encode(user.encode()).decode())
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        body: bytes = answer.read()
-        return body
-
-
-def get_json(url: str, timeout: float = 5.0, user: str = "guest", password: str = "guest") -> Any:
-    """GET of a JSON document with basic authentication.
-
-    Raises:
-        Unavailable: no answer, or not a good one. LookupError: 404.
-    """
-    try:
-        return json.loads(call("GET", url, timeout, f"{user}:{password}"))
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == 404:
-            raise LookupError(url) from None
-        raise Unavailable(_refusal(url, error.code, user)) from None
-    except (OSError, ValueError) as error:
-        raise Unavailable(f"{url}: {error}") from None
-
-
-def delete(url: str, timeout: float = 5.0, user: str = "guest", password: str = "guest") -> None:
-    """DELETE with basic authentication.
-
-    Raises:
-        Misuse: refused; the text says why. Unavailable: no answer. LookupError: 404.
-    """
-    try:
-        call("DELETE", url, timeout, f"{user}:{password}")
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
-            error.close()
-            raise LookupError(url) from None
-        with error, contextlib.suppress(ValueError):
-            if error.code == 401:
-                raise Unavailable(_refusal(url, error.code, user)) from None
-            raise Misuse(str(json.load(error).get("reason", error))) from None
-        raise Unavailable(_refusal(url, error.code, user)) from None
-    except OSError as error:
-        raise Unavailable(f"{url}: {error}") from None
-
-
-def _refusal(url: str, code: int, user: str) -> str:
-    """Returns the meaning of an answer other than 2xx, and what to do."""
-    if code == 401:
-        return (
-            f"{url} does not accept user {user!r} with this password (401): give --user "
-            "NAME:PASSWORD; `guest` may only come from the node's own machine"
-        )
-    if code == 403:
-        return f"user {user!r} may not do this (403): give --user with an administrator"
-    if code == 503:
-        return f"{url} is not ready (503): ask again, or another node"
-    return f"{url} answers with HTTP status {code}: its log says more"
 
 
 def resident_bytes(pid: int) -> int:

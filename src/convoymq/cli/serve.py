@@ -76,6 +76,14 @@ def main(arguments: Sequence[str]) -> int:
         print(f"convoy node: {error.text}", file=sys.stderr)
         return 2
     if chosen.check:
+        from convoymq.model.errors import BrokerError
+        from convoymq.preflight import check_files
+
+        try:
+            check_files(config)
+        except BrokerError as error:
+            print(f"convoy node: {error.text}", file=sys.stderr)
+            return 2
         print("the configuration is good", file=sys.stderr)
         return 0
     if not path:

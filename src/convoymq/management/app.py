@@ -30,6 +30,7 @@ from convoymq.management.bodies import (
 from convoymq.management.call import Call, Status, object_not_found
 from convoymq.management.handlers import ROUTES
 from convoymq.management.json_values import as_json, listed
+from convoymq.management.lists import Page, only_columns
 from convoymq.management.resources import Rates
 from convoymq.management.routes import find
 from convoymq.management.topics import refusal_of
@@ -50,6 +51,7 @@ log = structlog.get_logger()
 FAILED_LOGIN_DELAY_S = 3.0
 """As for AMQP: silence slows guessing down."""
 LOGIN_TAGS = frozenset({"management", "policymaker", "monitoring", "administrator"})
+AMQP_SUBJECTS = frozenset({"queues", "exchanges", "bindings"})
 WWW_AUTHENTICATE = 'Basic realm="RabbitMQ Management"'
 
 
@@ -77,7 +79,7 @@ def make_api(
         except ApiError as error:
             response = _refusal(error.status, error.error, error.text, error.more)
         except BrokerError as error:
-            response = _broker_refusal(error, request.method)
+            response = _broker_refusal(error, request)
         except Exception:
             log.exception("management.request_failed", method=request.method, path=scope["path"])
             response = _refusal(500, "internal_error", "the log of the node says more")
@@ -149,6 +151,8 @@ class _Api:
         status = 200
         if isinstance(result, tuple):
             status, result = result
+        if isinstance(result, dict) and not isinstance(result, Page):
+            result = only_columns(result, request)
         body = await listed(result) if isinstance(result, list) else as_json(result)
         return Response(body, status, media_type="application/json")
 
@@ -201,16 +205,16 @@ def _refusal(status: int, error: str, reason: str, more: JsonObject | None = Non
     return JSONResponse(body, status, headers=headers)
 
 
-def _broker_refusal(error: BrokerError, method: str) -> Response:
+def _broker_refusal(error: BrokerError, request: Request) -> Response:
     match error:
         case NotFound():
-            if method in ("GET", "HEAD", "DELETE"):
+            if request.method in ("GET", "HEAD", "DELETE"):
                 return _refusal(404, "Object Not Found", "Not Found")
             return _refusal(404, "not_found", error.text)
         case AccessRefused():
-            return _refusal(401, "not_authorized", f"403 ACCESS_REFUSED - {error.text}")
+            return _refusal(401, "not_authorized", _as_amqp("403 ACCESS_REFUSED", error, request))
         case ResourceLocked():
-            return _refusal(400, "bad_request", f"405 RESOURCE_LOCKED - {error.text}")
+            return _refusal(400, "bad_request", _as_amqp("405 RESOURCE_LOCKED", error, request))
         case ValidationFailed():
             return _refusal(400, "bad_request", error.text)
         case TopicRefused(code=code):
@@ -218,4 +222,11 @@ def _broker_refusal(error: BrokerError, method: str) -> Response:
         case Unavailable():
             return _refusal(503, "service_unavailable", error.text)
         case _:
-            return _refusal(400, "bad_request", f"406 PRECONDITION_FAILED - {error.text}")
+            return _refusal(400, "bad_request", _as_amqp("406 PRECONDITION_FAILED", error, request))
+
+
+def _as_amqp(code: str, error: BrokerError, request: Request) -> str:
+    """Returns the text of a refusal: with AMQP's code for what RabbitMQ's plugin does as an AMQP
+    client."""
+    subject = _segments(request)[1:2]
+    return f"{code} - {error.text}" if AMQP_SUBJECTS.issuperset(subject) else error.text

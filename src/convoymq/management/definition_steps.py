@@ -417,6 +417,8 @@ def _queue(row: JsonObject, only: str | None, node_default: QueueType) -> Iterat
         # Where the queue comes to be is decided when it is declared.
         members=(1,),
     )
+    if not command.name:
+        raise PreconditionFailed("a queue without a name would get another one at each import")
     yield _QueueStep(
         part="queues",
         subject=str(queue_subject(command.vhost, command.name)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from starlette.requests import Request
+
 from convoymq.management.bodies import bad_request
 from convoymq.management.messages import table_from_json
 from convoymq.model.errors import PreconditionFailed
@@ -64,6 +66,16 @@ def object_in(body: JsonObject, key: str) -> JsonObject:
 def table_in(body: JsonObject, key: str = "arguments") -> Table:
     """Returns arguments. Raises BrokerError."""
     return table_from_json(object_in(body, key))
+
+
+def text_of_header(request: Request, name: str) -> str:
+    """Returns the text of a header, which clients write in UTF-8 or in Latin-1; empty without
+    it."""
+    given = request.headers.get(name, "")
+    try:
+        return given.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return given
 
 
 def exchange_name(name: str) -> str:

@@ -18,7 +18,20 @@ PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MAX = 500
 
 
-async def paged(rows: list[JsonObject], request: Request) -> list[JsonObject] | JsonObject:
+class Page(dict[str, object]):
+    """A page of a list, whose rows have the columns that were asked for."""
+
+
+def only_columns(row: JsonObject, request: Request) -> JsonObject:
+    """Returns what `columns` asks for of one object."""
+    return _columns([row], _columns_in(request))[0]
+
+
+def _columns_in(request: Request) -> list[str]:
+    return [name for name in request.query_params.get("columns", "").split(",") if name]
+
+
+async def paged(rows: list[JsonObject], request: Request) -> list[JsonObject] | Page:
     """Applies `name`, `use_regex`, `sort`, `columns` and the page parameters to a list."""
     query = request.query_params
     total = len(rows)
@@ -32,7 +45,7 @@ async def paged(rows: list[JsonObject], request: Request) -> list[JsonObject] | 
         rows = sorted(rows, key=lambda row: _sort_key(_dig(row, sort)))
     if query.get("sort_reverse", "") == "true":
         rows = list(reversed(rows))
-    columns = [name for name in query.get("columns", "").split(",") if name]
+    columns = _columns_in(request)
     if "page" not in query and query.get("pagination", "") != "true":
         return _columns(rows, columns)
     page = number(query.get("page", "1"))
@@ -53,15 +66,15 @@ async def paged(rows: list[JsonObject], request: Request) -> list[JsonObject] | 
             f"Page out of range, page: {page} page size: {size}, len: {len(rows)}",
         )
     items = rows[(page - 1) * size : page * size]
-    return {
-        "items": _columns(items, columns),
-        "page": page,
-        "page_count": pages,
-        "page_size": size,
-        "item_count": len(items),
-        "filtered_count": len(rows),
-        "total_count": total,
-    }
+    return Page(
+        items=_columns(items, columns),
+        page=page,
+        page_count=pages,
+        page_size=size,
+        item_count=len(items),
+        filtered_count=len(rows),
+        total_count=total,
+    )
 
 
 async def matching(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SHA256 = "rabbit_password_hashing_sha256"
 ARGON2 = "convoy_password_hashing_argon2id"
+ALGORITHMS = (SHA256, ARGON2)
 SALT_BYTES = 4
 
 DEFAULT_EXCHANGE_ALIAS = "amq.default"

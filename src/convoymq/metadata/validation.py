@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from convoymq.metadata.access import is_known_hash, pattern_error
+from convoymq.metadata.access import ALGORITHMS, is_known_hash, pattern_error
 from convoymq.metadata.commands import (
     FIRST_VERSIONS,
     TOPIC_COMMANDS,
@@ -180,8 +180,11 @@ def _check_vhost(command: PutVhost) -> None:
 
 def _check_user(name: str, password_hash: str, algorithm: str) -> None:
     _check_name("user", name)
-    if password_hash and not is_known_hash(password_hash, algorithm):
-        raise PreconditionFailed(f"unsupported hashing algorithm '{algorithm}'")
+    if not password_hash or is_known_hash(password_hash, algorithm):
+        return
+    if algorithm in ALGORITHMS:
+        raise PreconditionFailed(f"password_hash is not a hash of algorithm '{algorithm}'")
+    raise PreconditionFailed(f"unsupported hashing algorithm '{algorithm}'")
 
 
 def _check_patterns(

@@ -15,7 +15,7 @@ is meant for queues must not shorten a log that groups rely on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,6 +76,8 @@ class Chosen(NamedTuple):
         return dict(sorted(joined.items()))
 
 
+Ranked = Sequence[tuple[Policy, "Pattern | None"]]
+"""Policies with their compiled patterns, the first that matches in force."""
 _NOTHING: Mapping[str, Setting] = {}
 _NONE = Chosen()
 
@@ -112,34 +114,27 @@ class Policies:
 
     def for_queue(self, queue: Queue) -> Chosen:
         """Returns the policies that a queue gets."""
-        if not self:
-            return _NONE
-        rules = rules_of(queue.type.value)
-        if rules is None:
-            return _NONE
-        owner = queue.arguments.get(rules.owner_argument) if rules.owner_argument else None
-        name = queue.name if owner is None else owner.term()
-        return self._first(name, lambda policy: applies_to_type(policy, rules))
+        return self._first(*_reach_of(queue)) if self else _NONE
 
     def for_topic(self, name: str) -> Chosen:
         """Returns the policies that an ordered topic gets."""
-        if not self:
-            return _NONE
-        return self._first(name, _applies_to_topics)
+        return self._first(name, _applies_to_topics) if self else _NONE
 
     def for_exchange(self, name: str) -> Chosen:
         """Returns the policies that an exchange gets."""
-        if not self:
-            return _NONE
-        return self._first(name, lambda policy: policy.apply_to in (ALL, EXCHANGES))
+        return self._first(name, _applies_to_exchanges) if self else _NONE
+
+    def all_for_queue(self, queue: Queue) -> list[Policy]:
+        """Returns every policy that applies to a queue, the one in force first."""
+        return list(_matching(self._ranked[0], *_reach_of(queue)))
+
+    def all_for_exchange(self, name: str) -> list[Policy]:
+        """Returns every policy that applies to an exchange, the one in force first."""
+        return list(_matching(self._ranked[0], name, _applies_to_exchanges))
 
     def _first(self, name: str, applies: Callable[[Policy], bool]) -> Chosen:
         """Returns the first policies, by rank, that apply and match the name."""
-        found = (
-            next((p for p, pattern in ranked if applies(p) and _matches(pattern, name)), None)
-            for ranked in self._ranked
-        )
-        return Chosen(*found)
+        return Chosen(*(next(_matching(ranked, name, applies), None) for ranked in self._ranked))
 
     def alternate_of(self, exchange: Exchange) -> str | None:
         """Returns the name of the exchange that gets what this one can't route; its own argument
@@ -171,6 +166,20 @@ class Policies:
         self._alternates: dict[str, str | None] = {}
 
 
+def _matching(ranked: Ranked, name: str, applies: Callable[[Policy], bool]) -> Iterator[Policy]:
+    return (p for p, pattern in ranked if applies(p) and _matches(pattern, name))
+
+
+def _reach_of(queue: Queue) -> tuple[str, Callable[[Policy], bool]]:
+    """Returns the name that patterns have to match for a queue, and whether a policy applies."""
+    rules = rules_of(queue.type.value)
+    if rules is None:
+        return queue.name, lambda _policy: False
+    owner = queue.arguments.get(rules.owner_argument) if rules.owner_argument else None
+    name = queue.name if owner is None else owner.term()
+    return name, lambda policy: applies_to_type(policy, rules)
+
+
 def _rank(policy: Policy) -> tuple[int, str]:
     return -policy.priority, policy.name
 
@@ -198,6 +207,10 @@ def _scopes_of(rules: TypeRules) -> tuple[str, ...]:
     """Returns the scopes that reach queues of a type. Parts of something else have one of their
     own."""
     return (rules.policy_scope,) if rules.is_managed else (ALL, QUEUES, rules.policy_scope)
+
+
+def _applies_to_exchanges(policy: Policy) -> bool:
+    return policy.apply_to in (ALL, EXCHANGES)
 
 
 def _applies_to_topics(policy: Policy) -> bool:

@@ -208,7 +208,8 @@ def _bind(host: str, port: int) -> socket.socket:
         if ipv6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
         sock.bind((host, port))
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        shown = f"[{host}]" if ipv6 else host
+        raise OSError(error.errno, f"{error.strerror} ({shown}:{port})") from None
     return sock

@@ -287,6 +287,12 @@ async def test_lost_socket_gives_everything_back(client: Client, broker: FakeBro
     assert client.state is State.CLOSED
 
 
+async def test_the_reason_of_a_close_is_cut_by_bytes(client: Client) -> None:
+    client.connection.close("終" * 100)
+    (close,) = await client.methods()
+    assert close.reply_text == "CONNECTION_FORCED - " + "終" * 78
+
+
 async def test_after_a_server_close_only_close_ok_is_heard(client: Client) -> None:
     client.connection.close("Closed via management plugin")
     (close,) = await client.methods()

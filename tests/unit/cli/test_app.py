@@ -69,6 +69,43 @@ def test_node_checks_its_configuration(tmp_path: Path, capsys: pytest.CaptureFix
     assert serve(["--set", "broken", "--check"]) == 2
 
 
+def test_node_checks_the_files_of_its_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x" * 32)
+    secret.chmod(0o644)
+    asked = ["--check", "--set", f"cluster.secret_file={secret}"]
+    assert serve(asked) == 2
+    assert f"cluster.secret_file: others may read {secret} (mode 0644)" in capsys.readouterr().err
+    secret.chmod(0o600)
+    assert serve(asked) == 0
+    none, bad = tmp_path / "none.pem", tmp_path / "bad.pem"
+    bad.write_text("no certificate")
+    for file, text in ((none, f"ssl_options.certfile: {none}: No such file"),
+                       (bad, "ssl_options.certfile, .keyfile and .cacertfile: ")):  # fmt: skip
+        asked = ["--check", "--set", "listeners.ssl.default=5671"]
+        for key in ("certfile", "keyfile"):
+            asked += ["--set", f"ssl_options.{key}={file}"]
+        capsys.readouterr()
+        assert serve(asked) == 2
+        assert text in capsys.readouterr().err
+
+
+def test_a_node_founds_no_cluster_while_an_address_is_taken(tmp_path: Path) -> None:
+    base = cluster_ports()
+    keys = ("listeners.tcp.default", "management.tcp.port", "prometheus.tcp.port", "cluster.listen")
+    ports = {key: f"127.0.0.1:{base + number}" for number, key in enumerate(keys)}
+    settings = [f"{key}={address}" for key, address in ports.items()]
+    for number, key in enumerate(keys):
+        with socket.create_server(("127.0.0.1", base + number)):
+            words = [word for text in settings for word in ("--set", text)]
+            done = convoy("node", *words, "--set", f"data_dir={tmp_path / 'data'}")
+        assert done.returncode == 1
+        assert f"{key}: Address already in use ({ports[key]})" in done.stdout + done.stderr
+        assert "cluster.forming" not in done.stdout + done.stderr
+
+
 def test_a_node_without_a_file_says_what_it_uses(tmp_path: Path) -> None:
     text = introduction(config.load(flags={"data_dir": str(tmp_path), "prometheus.tcp.port": "7"}))
     assert "node 1 without a configuration file (--config FILE)" in text

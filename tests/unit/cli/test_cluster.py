@@ -53,6 +53,28 @@ def test_written_configuration_is_accepted_by_a_node(tmp_path: Path) -> None:
     assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
 
 
+def test_each_node_has_a_tls_port_of_its_own(tmp_path: Path) -> None:
+    settings = {"listeners.ssl.default": f"127.0.0.1:{BASE_PORT + 50}"}
+    cluster = LocalCluster(tmp_path, 3, BASE_PORT, settings)
+    for node in cluster.nodes:
+        cluster._write_config(node)
+        text = cluster._config(node).read_text()
+        line = f"listeners.ssl.default = 127.0.0.1:{BASE_PORT + 49 + node.number}\n"
+        assert text.count("listeners.ssl.default") == 1
+        assert line in text
+    with socket.create_server(("127.0.0.1", BASE_PORT + 52)):
+        taken = rf"port {BASE_PORT + 52} \(listeners.ssl.default of node 3\) is in use"
+        with pytest.raises(Misuse, match=taken):
+            cluster.start()
+
+
+@pytest.mark.parametrize("key", ["management.tcp.port", "listeners.tcp.default"])
+def test_a_port_that_all_nodes_would_share_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(Misuse, match=f"{key} would be the same of all nodes"):
+        LocalCluster(tmp_path, 3, BASE_PORT, {key: "7"})
+    LocalCluster(tmp_path, 1, BASE_PORT, {key: "7"})
+
+
 def test_state_file_lists_pids_and_forgets_dead_ones(tmp_path: Path) -> None:
     assert read_state(tmp_path) == []
     cluster = LocalCluster(tmp_path, 2, BASE_PORT)

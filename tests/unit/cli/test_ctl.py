@@ -21,6 +21,7 @@ from convoymq.broker import selection
 from convoymq.broker.balance import Strategy
 from convoymq.broker.leadership import BY_COUNT, BY_LOAD
 from convoymq.broker.membership import MemberKind
+from convoymq.cli.api import NoAnswer
 from convoymq.cli.ctl import formatting, queues, tools, transport
 from convoymq.cli.ctl.arguments import COMMON, VHOST, Switch, bind, parse
 from convoymq.cli.ctl.command import CTL, DIAGNOSTICS, QUEUES, UPGRADE
@@ -93,6 +94,27 @@ def test_switches_may_stand_anywhere() -> None:
     assert parsed.words == ["list_queues", "name"]
     assert parsed.values == {"node": "a", "vhost": "v", "quiet": True}
     assert not parsed.unknown
+
+
+def test_a_list_of_a_virtual_host_that_there_is_not_is_refused(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.has("parameters", [])
+    for name in ("list_queues", "list_exchanges", "list_bindings", "list_consumers",
+                 "list_parameters", "list_policies"):  # fmt: skip
+        assert run(name, "-p", "none", "-q") == 65
+        assert printed(capsys) == ("", "Virtual host 'none' does not exist\n")
+
+
+def test_a_wrong_command_line_is_shown_as_it_was_typed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--script-name", "rabbitmqctl", "list_queues", "--bogus", "--user", "u:secret",
+             "--url=http://u:secret@h")  # fmt: skip
+    assert run(*words) == 64
+    err = printed(capsys)[1]
+    assert "Arguments given:\n\tlist_queues --bogus --user u:… --url=http://u:…@h\n" in err
+    assert "script-name" not in err
 
 
 def test_what_is_no_switch_of_the_command_is_told() -> None:
@@ -258,7 +280,6 @@ def test_formatting_names_what_the_options_allow() -> None:
         (["-s", "messages_by_priority", "effective_settings"],
          '[{"4",3}]\t[{"message-ttl",5},{"dead-letter-exchange","x"}]\n'),
         (["-s", "--offline"], ""), (["-s", "--online"], "q\t3\n"), (["-s", "--local"], "q\t3\n"),
-        (["-p", "missing", "-q"], ""),
     ],
 )  # fmt: skip
 def test_list_queues(
@@ -496,33 +517,23 @@ def test_definitions_go_to_a_file_for_the_owner_alone_and_back(
 def test_all_policies_that_match_are_listed_the_one_in_force_first(
     api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def policy(name: str, **others: object) -> dict[str, object]:
-        row = {"vhost": "/", "name": name, "pattern": "^q", "apply-to": "all", "priority": 0,
-               "definition": {"max-length": 5}}  # fmt: skip
-        return row | {key.replace("_", "-"): value for key, value in others.items()}
-
-    rows = [policy("all"), policy("first", priority=7, apply_to="quorum_queues"),
-            policy("other-name", pattern="^x"), policy("classic", apply_to="classic_queues"),
-            policy("exchange", apply_to="exchanges", priority=1,
-                   definition={"alternate-exchange": "a"}),
-            policy("stream-key", apply_to="queues", definition={"max-age": "1D"})]  # fmt: skip
-    api.has("policies/%2F", rows)
-    api.has("queues/%2F/q", {"name": "q", "type": "quorum", "arguments": {"x-max-length": 5}})
-    api.has("exchanges/%2F/q", {"name": "q", "type": "direct", "arguments": {}})
+    row = {"vhost": "/", "name": "p", "pattern": "^q", "apply-to": "all", "priority": 7,
+           "definition": {"max-length": 5}}  # fmt: skip
+    second = {**row, "name": "r", "priority": 0}
+    api.has("queues/%2F/q", {"name": "q"})
+    api.has("convoy/queues/%2F/q/policies", [row, second])
+    api.has("convoy/exchanges/%2F/q/policies", [second])
     command = ("list_policies_that_match", "q")
     assert run(*command, "--formatter", "json", tool=DIAGNOSTICS) == 0
-    assert json.loads(printed(capsys)[0]) == {"result": "ok", "policies": [rows[1], rows[0]]}
+    assert json.loads(printed(capsys)[0]) == {"result": "ok", "policies": [row, second]}
     assert run(*command, "--object-type", "exchange", "-s", "--formatter", "table",
                tool=DIAGNOSTICS) == 0  # fmt: skip
-    assert printed(capsys)[0] == (
-        '/\texchange\t^q\texchanges\t{"alternate-exchange":"a"}\t1\n'
-        '/\tall\t^q\tall\t{"max-length":5}\t0\n'
-    )
+    assert printed(capsys)[0] == '/\tr\t^q\tall\t{"max-length":5}\t0\n'
     assert run(*command, tool=DIAGNOSTICS) == 0
     lines = printed(capsys)[0].splitlines()
     assert lines[0] == "Listing policies that match queue 'q' in vhost '/' ..."
     assert lines[1][0] == "┌"
-    api.has("policies/%2F", [])
+    api.has("convoy/queues/%2F/q/policies", [])
     assert run(*command, "--formatter", "json", tool=DIAGNOSTICS) == 0
     assert json.loads(printed(capsys)[0]) == {"result": "ok", "policies": []}
     assert run(*command[:1], "x", tool=DIAGNOSTICS) == 65
@@ -659,10 +670,10 @@ def test_a_user_that_may_not_is_no_permission(
     assert run("-q", "list_users", "--url", "http://h", "--user", "a:b") == code
 
 
-@pytest.mark.parametrize(("error", "code"), [(TimeoutError(), 75), (ConnectionRefusedError(), 69)])
-def test_no_answer_over_http(monkeypatch: pytest.MonkeyPatch, error: OSError, code: int) -> None:
+@pytest.mark.parametrize(("late", "code"), [(True, 75), (False, 69)])
+def test_no_answer_over_http(monkeypatch: pytest.MonkeyPatch, late: bool, code: int) -> None:
     def fail(*_: object) -> bytes:
-        raise error
+        raise NoAnswer("no answer", timed_out=late)
 
     monkeypatch.setattr(transport, "call", fail)
     assert run("-q", "list_users", "--url", "http://h") == code
@@ -796,6 +807,7 @@ def test_a_report_has_every_list_and_says_what_is_missing(
     has_a_node(api)
     api.has("vhosts", [{"name": "/"}])
     api.has("queues/%2F", [QUEUE])
+    api.has("consumers/%2F", [])
     assert run("report") == 0
     text = printed(capsys)[0]
     assert text.startswith("Reporting server status of node n1 ...\nStatus\n\nRuntime")

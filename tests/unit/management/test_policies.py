@@ -270,3 +270,30 @@ async def test_a_document_with_a_bad_policy_changes_nothing(
     assert answer["reason"] == f"nothing was imported: {refused}"
     assert await ok(api.get("/cluster-name")) != {"name": "old"}
     assert [row["name"] for row in await ok(api.get("/vhosts"))] == ["/"]
+
+
+async def test_every_policy_that_applies_is_listed_the_one_in_force_first(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "q", arguments=CLASSIC)
+    await ok(api.put("/exchanges/%2F/q", json={"type": "fanout"}), 201)
+
+    async def policy(name: str, **others: object) -> None:
+        row = {"pattern": "^q", "definition": {"max-length": 5}, **others}
+        await ok(api.put(f"/policies/%2F/{name}", json=row), 201)
+
+    await policy("all")
+    await policy("first", priority=7, **{"apply-to": "classic_queues"})
+    await policy("other-name", pattern="^x")
+    await policy("quorum", **{"apply-to": "quorum_queues"})
+    await policy("stream-key", definition={"max-age": "1D"})
+    await policy("exchange", priority=1, definition={"alternate-exchange": "a"},
+                 **{"apply-to": "exchanges"})  # fmt: skip
+
+    async def names(path: str) -> list[str]:
+        return [row["name"] for row in await ok(api.get(f"/convoy/{path}/policies"))]
+
+    assert await names("queues/%2F/q") == ["first", "all"]
+    assert await names("exchanges/%2F/q") == ["exchange", "all", "stream-key"]
+    for path in ("queues/%2F/none", "exchanges/%2F/none", "queues/none/q"):
+        await ok(api.get(f"/convoy/{path}/policies"), 404)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -95,6 +96,22 @@ def parse(arguments: Sequence[str], switches: Iterable[Switch]) -> Parsed:
                 made.unknown.append((name, text))
             made.values[switch.key] = value
     return made
+
+
+_NOT_SHOWN = (
+    # A launcher adds it.
+    (re.compile(r"--script-name[ =]\S+ ?"), ""),
+    (re.compile(r"(--user[ =][^\s:]*):\S*"), r"\1:…"),
+    (re.compile(r"(://[^\s:/@]*):\S*@"), r"\1:…@"),
+)
+
+
+def shown(arguments: Sequence[str]) -> str:
+    """Returns a command line for its user: without the passwords of log-ins."""
+    text = " ".join(arguments)
+    for pattern, instead in _NOT_SHOWN:
+        text = pattern.sub(instead, text)
+    return text
 
 
 def _is_number(word: str) -> bool:

@@ -178,7 +178,7 @@ class Command:
     problems: Mapping[int, Problem] = field(default_factory=dict)
     """Problems by status of the API."""
     absent_ok: bool = False
-    """404 means that there is nothing to do, or to list."""
+    """404 means that there is nothing to do."""
     check: Callable[[Invocation], None] | None = None
     """Refuses arguments before anything is asked. Raises Misused."""
     run: Callable[[Invocation], Output] | None = None
@@ -202,8 +202,7 @@ VHOST_PRESENT = ("vhosts/{vhost}", VHOST_MISSING)
 
 
 def _missing(command: Command) -> tuple[tuple[str, Problem], ...]:
-    listed = command.absent_ok and bool(command.columns)
-    if listed or not command.vhost or any(path == "vhosts/{vhost}" for path, _ in command.missing):
+    if not command.vhost or any(path == "vhosts/{vhost}" for path, _ in command.missing):
         return command.missing
     return (*command.missing, VHOST_PRESENT)
 
@@ -227,6 +226,8 @@ def execute(invocation: Invocation) -> Output:
     if command.columns:
         keep = command.keep or (lambda _invocation, _row: True)
         rows = [row for row in rows_of(content) if keep(invocation, row)]
+        if not rows:
+            invocation.need_present()
         if command.complete is not None:
             command.complete(invocation, columns, rows)
         return Rows(columns, [pick(command.columns, columns, row) for row in rows])

@@ -180,8 +180,7 @@ def _not_deleted(reason: str) -> Failure:
 
 def _reason(invocation: Invocation) -> dict[str, str]:
     """Returns the header with the explanation; control characters can't be in it."""
-    text = " ".join(invocation.word("explanation").split())
-    return {"X-Reason": text.encode("latin-1", "replace").decode("latin-1")}
+    return {"X-Reason": " ".join(invocation.word("explanation").split())}
 
 
 def close_connection(invocation: Invocation) -> Output:
@@ -235,7 +234,6 @@ COMMANDS = (
         shown=("name", "messages"),
         keep=_queue_shown,
         complete=_add_exclusive_tags,
-        absent_ok=True,
     ),
     Command(
         name="list_exchanges",
@@ -247,7 +245,6 @@ COMMANDS = (
         request=Request("GET", "exchanges/{vhost}"),
         columns=EXCHANGE_COLUMNS,
         shown=("name", "type"),
-        absent_ok=True,
     ),
     Command(
         name="list_bindings",
@@ -259,7 +256,6 @@ COMMANDS = (
         request=Request("GET", "bindings/{vhost}"),
         columns=BINDING_COLUMNS,
         shown=tuple(name for name in BINDING_COLUMNS if name != "vhost"),
-        absent_ok=True,
     ),
     Command(
         name="list_connections",
@@ -299,7 +295,6 @@ COMMANDS = (
             "active",
             "arguments",
         ),
-        absent_ok=True,
     ),
     Command(
         name="delete_queue",

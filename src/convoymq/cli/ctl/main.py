@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 
+from convoymq.cli import refusal_of
 from convoymq.cli.ctl import arguments as words
 from convoymq.cli.ctl import transport
 from convoymq.cli.ctl.arguments import COMMON, VHOST, Parsed, Switch
@@ -19,7 +20,7 @@ from convoymq.cli.ctl.command import (
     Invocation,
     execute,
 )
-from convoymq.cli.ctl.failures import TIMED_OUT, USAGE, Failure, Misused
+from convoymq.cli.ctl.failures import TIMED_OUT, UNAVAILABLE, USAGE, Failure, Misused
 from convoymq.cli.ctl.formatting import rows_as, to_json
 from convoymq.cli.ctl.outputs import Note, Output, Raw, Rows, Text
 from convoymq.cli.ctl.tools import commands_of
@@ -130,11 +131,16 @@ def _run(program: str, command: Command, arguments: Sequence[str]) -> int:
         )
         printing.output(execute(invocation))
     except Misused as error:
-        print(_misused(program, command, error, arguments), file=sys.stderr)
+        print(_misused(program, command, error, words.shown(arguments)), file=sys.stderr)
         return error.code
     except Failure as error:
         printing.failure(error)
         return error.code
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        printing.failure(Failure(UNAVAILABLE, refusal_of(error)))
+        return UNAVAILABLE
     return 0
 
 
@@ -210,9 +216,9 @@ def _usage(program: str, command: Command) -> str:
     return f"{program} [--node <node>] [--quiet] {' '.join((command.name, *parts))}"
 
 
-def _misused(program: str, command: Command, error: Misused, given: Sequence[str]) -> str:
+def _misused(program: str, command: Command, error: Misused, given: str) -> str:
     return (
-        f"Error (argument validation): {error.text}\nArguments given:\n\t{' '.join(given)}\n\n"
+        f"Error (argument validation): {error.text}\nArguments given:\n\t{given}\n\n"
         f"{_bold('Usage')}\n\n{_usage(program, command)}"
     )
 
@@ -252,7 +258,7 @@ def _unknown(program: str, name: str, known: dict[str, Command]) -> str:
     like = words.similar(name, known)
     if like:
         return f"{text}Did you mean '{like}'? \n"
-    return text + _overview(program, known)
+    return f"{text}Use '{program} help' for a list of the commands."
 
 
 def _bold(text: str, codes: Iterable[str] = ("\x1b[1m", "\x1b[0m")) -> str:

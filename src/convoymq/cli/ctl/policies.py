@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
 from convoymq.cli.ctl.command import (
     CTL,
     DIAGNOSTICS,
+    VHOST_PRESENT,
     Command,
     Invocation,
     Request,
     Row,
     json_word,
-    object_of,
     pick,
     plain,
 )
@@ -28,6 +27,7 @@ from convoymq.model.json import Json, JsonObject
 
 ABSENT = {404: Problem(UNAVAILABLE, "Parameter does not exist")}
 DEFINITION = (Switch("priority", int), Switch("apply-to", str))
+OBJECT_MISSING = Problem(DATA, "{kind} '{name}' does not exist in vhost '{vhost}'")
 INVALID = "Validation failed"
 """Begins the reasons for which a policy can never be accepted."""
 STDIO = "-"
@@ -115,49 +115,11 @@ def _check_object_type(invocation: Invocation) -> None:
 
 def list_policies_that_match(invocation: Invocation) -> Output:
     """Lists the policies that apply to a queue or an exchange, the one in force first. As in
-    RabbitMQ without operator policies."""
-    found = invocation.one("{kind}s/{vhost}/{name}")
-    if found is None:
-        raise Failure(DATA, invocation.text("{kind} '{name}' does not exist in vhost '{vhost}'"))
-    listed = invocation.get("policies/{vhost}")
-    known = {str(row["name"]): row for row in listed}
-    matching = [known[name] for name in _matching(invocation.word("kind"), found, listed)]
+    RabbitMQ without operator policies. The node decides: it has the rules."""
+    matching = invocation.get("convoy/{kind}s/{vhost}/{name}/policies")
     rows = [pick(POLICY_COLUMNS, tuple(POLICY_COLUMNS), row) for row in matching]
-    document: JsonObject = {"result": "ok", "policies": matching}
+    document: JsonObject = {"result": "ok", "policies": list(matching)}
     return Rows(tuple(POLICY_COLUMNS), rows, document=document)
-
-
-def _matching(kind: str, found: Row, policies: list[Row]) -> list[str]:
-    """Returns the names of the policies that apply, by the broker's own rules: the one in force is
-    taken out until none is."""
-    # Few commands need the rules; they take as long to load as all of the tool.
-    from convoymq.model.tables import Table
-    from convoymq.routing.policies import Policies, Policy
-    from convoymq.routing.types import Queue, QueueType
-
-    left = Policies()
-    for row in policies:
-        left.put(
-            Policy(
-                name=str(row["name"]),
-                pattern=str(row["pattern"]),
-                definition=object_of(row["definition"]),  # type: ignore[arg-type]
-                apply_to=str(row["apply-to"]),
-                priority=int(str(row["priority"])),
-            )
-        )
-    name = str(found["name"])
-    choose = partial(left.for_exchange, name)
-    if kind == "queue":
-        arguments = Table.of(object_of(found.get("arguments")))  # type: ignore[arg-type]
-        queue_type = QueueType(str(found["type"]))
-        queue = Queue(name=name, type=queue_type, arguments=arguments)
-        choose = partial(left.for_queue, queue)
-    names = []
-    while (policy := choose().policy) is not None:
-        names.append(policy.name)
-        left.delete(policy.name)
-    return names
 
 
 def set_parameter(invocation: Invocation) -> Output:
@@ -228,6 +190,7 @@ COMMANDS = (
         formatter="pretty_table",
         check=_check_object_type,
         banner="Listing policies that match {kind} '{name}' in vhost '{vhost}' ...",
+        missing=(VHOST_PRESENT, ("{kind}s/{vhost}/{name}", OBJECT_MISSING)),
         run=list_policies_that_match,
     ),
     Command(

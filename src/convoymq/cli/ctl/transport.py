@@ -10,23 +10,22 @@ import json
 import os
 import re
 import urllib.error
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from convoymq.admin_socket import SOCKET_NAME, ask
-from convoymq.cli.cluster import call
+from convoymq.cli.api import USER_DEFAULT, NoAnswer, base_of, call, json_of
 from convoymq.cli.ctl.failures import NO_PERMISSION, TIMED_OUT, UNAVAILABLE, USAGE, Failure
-from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.model.errors import BrokerError, Misuse, Unavailable
 from convoymq.model.json import Json, JsonObject
 
 TIMEOUT_S = 600.0
 """A command for many queues answers when all are done."""
 CONNECT_TIMEOUT_S = 10.0
 _AMQP_CODE = re.compile(r"^\d{3} [A-Z_]+ - ")
-USER_DEFAULT = "guest:guest"
 DATA_DEFAULT = "convoy-data"
 
 
@@ -77,15 +76,23 @@ def parsed(text: str) -> Json:
     return value
 
 
-def unreachable(node: str, reason: str) -> Failure:
+LOCAL_REASONS = (
+    "Target node is unreachable from the node on this machine",
+    "Its data directory is another one: give --data DIR, or set CONVOY_DATA_DIR",
+)
+REMOTE_REASONS = (
+    "Target node is unreachable from this machine",
+    "The URL is not the one of its HTTP API",
+)
+
+
+def unreachable(node: str, reason: str, causes: Sequence[str] = LOCAL_REASONS) -> Failure:
     """The node can't be asked."""
+    listed = "\n".join(f" * {cause}" for cause in ("Target node is not running", *causes))
     text = (
         f"Error: unable to perform an operation on node '{node}'. "
         "Please see diagnostics information and suggestions below.\n\n"
-        "Most common reasons for this are:\n\n"
-        " * Target node is not running\n"
-        " * Target node is unreachable from the node on this machine\n"
-        " * Its data directory is another one: give --data DIR, or set CONVOY_DATA_DIR\n\n"
+        f"Most common reasons for this are:\n\n{listed}\n\n"
         f"DIAGNOSTICS\n===========\n\n{reason}\n"
     )
     return Failure(UNAVAILABLE, text, heading="")
@@ -153,7 +160,10 @@ class HttpApi:
         """See `Api`."""
         found = self.request("GET", "overview")
         if found.status != 200 or not isinstance(found.content, dict):
-            raise unreachable(self.url, found.reason)
+            raise unreachable(self.url, found.reason, REMOTE_REASONS)
+        if "node" not in found.content:
+            reason = f"{self.url} is not the HTTP API of a node"
+            raise unreachable(self.url, reason, REMOTE_REASONS)
         return NodeState(str(found.content["node"]), running=True)
 
     def request(
@@ -161,9 +171,12 @@ class HttpApi:
     ) -> Answer:
         """See `Api`."""
         data = None if body is None else json.dumps(body).encode()
-        url = f"{self.url.rstrip('/')}/api/{path}"
+        url = f"{self.url}/api/{path}"
+        # HTTP headers are bytes; urllib takes them as Latin-1.
+        headers = {k: v.encode().decode("latin-1") for k, v in (headers or {}).items()}
         try:
-            text = call(method, url, self.timeout_s, self.user, data, headers)
+            content = call(method, url, self.timeout_s, self.user, data, headers)
+            return Answer(200, json_of(url, content))
         except urllib.error.HTTPError as error:
             with error:
                 answer = Answer(error.code, parsed(error.read().decode("utf-8", "replace")))
@@ -173,11 +186,10 @@ class HttpApi:
                     NO_PERMISSION, f"{self.url}, user '{name}': {answer.reason}"
                 ) from None
             return answer
-        except TimeoutError:
-            raise timed_out(self.url, self.timeout_s) from None
-        except OSError as error:
-            raise unreachable(self.url, str(error)) from None
-        return Answer(200, parsed(text.decode()))
+        except NoAnswer as error:
+            if error.timed_out:
+                raise timed_out(self.url, self.timeout_s) from None
+            raise unreachable(self.url, error.text, REMOTE_REASONS) from None
 
 
 def connect(
@@ -186,11 +198,11 @@ def connect(
     """Finds the node that the switches name, or one of this machine. Raises Failure."""
     timeout_s = timeout_s or TIMEOUT_S
     if url:
-        parts = urlsplit(url)
-        if parts.username is not None:
-            user = user or f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        remote = HttpApi(url, user or USER_DEFAULT, timeout_s)
+        try:
+            url, user = base_of(url, user)
+        except Misuse as error:
+            raise Failure(USAGE, f"--url: {error.text}") from None
+        remote = HttpApi(url, user, timeout_s)
         if node and remote.state().name != node:
             raise Failure(USAGE, f"{url} is not the HTTP API of node {node}")
         return remote

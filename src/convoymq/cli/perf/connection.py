@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from convoymq.amqp import _spec, codec
 from convoymq.amqp._spec import Method
+from convoymq.model.errors import PeerError
 from convoymq.model.tables import Table
 
 CONNECT_TIMEOUT_S = 1.0
@@ -66,19 +67,32 @@ class Connection:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.socket = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
+        place = f"{address.host}:{address.port}"
+        try:
+            self.socket = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise OSError(f"{place}: {error.strerror or error}") from None
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._input = b""
-            self._handshake()
+            try:
+                self._greet()
+            except (OSError, PeerError):
+                raise OSError(
+                    f"{place}: no answer of an AMQP broker; is that the port of "
+                    "`listeners.tcp.default`, 5672 without it?"
+                ) from None
+            self._log_in()
         except BaseException:
             self.socket.close()
             raise
 
-    def _handshake(self) -> None:
+    def _greet(self) -> None:
         self.socket.sendall(b"AMQP\x00\x00\x09\x01")
         self.socket.settimeout(CONNECT_TIMEOUT_S)
         self._expect(0, _spec.ConnectionStart)
+
+    def _log_in(self) -> None:
         self.socket.settimeout(REPLY_TIMEOUT_S)
         capabilities = {
             "publisher_confirms": True,

@@ -87,7 +87,9 @@ class Plan:
             raise ValueError("--queue-type is one of quorum, classic, stream, topic, none")
         for name in ("queues", "publishers", "consumers", "in_flight"):
             if not 1 <= getattr(self, name) <= 65_535:
-                raise ValueError(f"--{name.replace('_', '-')} lies between 1 and 65535")
+                hint = {"consumers": "; --mode pub only publishes",
+                        "publishers": "; --mode cons only consumes"}.get(name, "")  # fmt: skip
+                raise ValueError(f"--{name.replace('_', '-')} lies between 1 and 65535{hint}")
         if self.verify and self.size < 16:
             raise ValueError("--verify needs --size of at least 16")
         if self.verify and self.topic:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from convoymq.management import resources
 from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, object_not_found
-from convoymq.management.fields import number_in
+from convoymq.management.fields import number_in, text_of_header
 from convoymq.management.json_values import part
 from convoymq.management.routes import Routes
 from convoymq.model.json import JsonObject
 
 REASON_CHARS_MAX = 100
-"""Of why a connection is closed: with the rest of the text it has to fit into a short string."""
+"""Of the reason why a connection is closed."""
 
 PREFETCH_MAX = 0xFFFF
 """As basic.qos can say it."""
@@ -68,7 +68,7 @@ async def close_connection(call: Call) -> Status:
 
 
 def _reason(call: Call) -> str:
-    given = call.request.headers.get("x-reason") or "Closed via management plugin"
+    given = text_of_header(call.request, "x-reason") or "Closed via management plugin"
     return given[:REASON_CHARS_MAX]
 
 

@@ -8,6 +8,7 @@ from convoymq.management.fields import exchange_name, table_in, text_in, truth
 from convoymq.management.routes import Routes
 from convoymq.model.errors import NotFound
 from convoymq.model.json import JsonObject
+from convoymq.routing.types import Exchange
 
 routes = Routes()
 
@@ -22,15 +23,19 @@ async def exchanges_in(call: Call) -> list[JsonObject]:
     return resources.exchanges(call.broker, {call.vhost()})
 
 
-@routes.add("GET", "exchanges/{vhost}/{name}")
-async def exchange(call: Call) -> JsonObject:
-    vhost = call.vhost()
-    place = call.broker.metadata.tree.vhosts[vhost]
+def existing_exchange(call: Call) -> Exchange:
+    """Returns the path's exchange. Raises 404 or 401."""
+    place = call.broker.metadata.tree.vhosts[call.vhost()]
     try:
-        found = place.topology.exchange(exchange_name(call.path["name"]))
+        return place.topology.exchange(exchange_name(call.path["name"]))
     except NotFound:
         raise object_not_found() from None
-    return resources.exchange_row(place, found)
+
+
+@routes.add("GET", "exchanges/{vhost}/{name}")
+async def exchange(call: Call) -> JsonObject:
+    found = existing_exchange(call)
+    return resources.exchange_row(call.broker.metadata.tree.vhosts[call.vhost()], found)
 
 
 @routes.add("PUT", "exchanges/{vhost}/{name}")
@@ -53,7 +58,7 @@ async def put_exchange(call: Call) -> Status:
 
 @routes.add("DELETE", "exchanges/{vhost}/{name}")
 async def delete_exchange(call: Call) -> Status:
-    await exchange(call)
+    existing_exchange(call)
     name = exchange_name(call.path["name"])
     call.may("configure", "exchange", name)
     await call.broker.declarations.delete_exchange(
@@ -64,7 +69,7 @@ async def delete_exchange(call: Call) -> Status:
 
 @routes.listing("exchanges/{vhost}/{name}/bindings/source")
 async def bindings_from(call: Call) -> list[JsonObject]:
-    await exchange(call)
+    existing_exchange(call)
     name = exchange_name(call.path["name"])
     rows = resources.bindings(call.broker, {call.vhost()})
     return [row for row in rows if row["source"] == name]
@@ -72,7 +77,7 @@ async def bindings_from(call: Call) -> list[JsonObject]:
 
 @routes.listing("exchanges/{vhost}/{name}/bindings/destination")
 async def bindings_to(call: Call) -> list[JsonObject]:
-    await exchange(call)
+    existing_exchange(call)
     return resources.bindings_at(
         call.broker, call.vhost(), "exchange", exchange_name(call.path["name"])
     )

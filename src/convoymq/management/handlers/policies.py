@@ -6,6 +6,8 @@ from convoymq.management import policy_rows as rows_of
 from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, change, object_not_found, put_status
 from convoymq.management.fields import text_in
+from convoymq.management.handlers.exchanges import existing_exchange
+from convoymq.management.handlers.queues import existing_queue
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import DeletePolicy, PutSetting, PutUserLimit, PutVhostLimit
 from convoymq.model.json import JsonObject
@@ -52,6 +54,24 @@ def _register(path: str, *, operator: bool) -> None:
 
 _register("policies", operator=False)
 _register("operator-policies", operator=True)
+
+
+@routes.listing("convoy/queues/{vhost}/{name}/policies")
+async def policies_of_queue(call: Call) -> list[JsonObject]:
+    vhost, name = existing_queue(call)
+    place = call.broker.metadata.tree.vhosts[vhost]
+    queue = place.topology.find_queue(name)
+    found = place.policies.all_for_queue(queue) if queue is not None else []
+    return [rows_of.policy_row(vhost, policy) for policy in found]
+
+
+@routes.listing("convoy/exchanges/{vhost}/{name}/policies")
+async def policies_of_exchange(call: Call) -> list[JsonObject]:
+    found = existing_exchange(call)
+    policies = call.broker.metadata.tree.vhosts[call.vhost()].policies
+    return [
+        rows_of.policy_row(call.vhost(), policy) for policy in policies.all_for_exchange(found.name)
+    ]
 
 
 # --- limits ----------------------------------------------------------------------------------

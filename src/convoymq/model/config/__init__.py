@@ -27,7 +27,7 @@ from convoymq.model.config.node_sections import (
     SslConfig,
 )
 from convoymq.model.config.reference import reference
-from convoymq.model.config.values import Address, parse_address, parse_bytes
+from convoymq.model.config.values import Address, parse_address, parse_bytes, parse_listener
 
 __all__ = [
     "Address",
@@ -50,6 +50,7 @@ __all__ = [
     "load",
     "parse_address",
     "parse_bytes",
+    "parse_listener",
     "parse_text",
     "reference",
     "sections",
