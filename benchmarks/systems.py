@@ -29,6 +29,9 @@ from pika.adapters.utils.connection_workflow import (  # type: ignore[import-unt
 
 PROBE_PAUSE_S = 0.02
 PROBE_QUEUE = "usable-probe"
+CONNECT_S = 60.0
+USABLE_S = 600.0
+"""A node that ends is noticed at once: these only end what would wait for ever."""
 
 
 class SystemMissing(Exception):
@@ -130,9 +133,9 @@ class LocalCluster(ABC):
         node.process = self.spawn(index)
         self.wait_usable()
 
-    def wait_usable(self, timeout_s: float = 120.0) -> None:
+    def wait_usable(self) -> None:
         """Wait for the cluster. Raises NotUsable when a node ends or the time is over."""
-        wait_usable(self.uris, timeout_s=timeout_s, alive=self._check_alive)
+        wait_usable(self.uris, alive=self._check_alive)
 
     def _check_alive(self) -> None:
         for node in self.nodes:
@@ -200,7 +203,7 @@ def _require_free(port: int) -> None:
         raise NotUsable(f"port {port} is in use by another process")
 
 
-def connect(uri: str, *, timeout_s: float = 5.0) -> pika.BlockingConnection:
+def connect(uri: str, *, timeout_s: float = CONNECT_S) -> pika.BlockingConnection:
     """Open a connection with bounded waits. Raises pika's AMQPConnectionError or OSError."""
     parameters = pika.URLParameters(uri)
     parameters.connection_attempts = 1
@@ -213,13 +216,13 @@ def connect(uri: str, *, timeout_s: float = 5.0) -> pika.BlockingConnection:
         raise pika.exceptions.AMQPConnectionError(repr(error)) from error
 
 
-def wait_usable(uris: list[str], *, timeout_s: float, alive: object = None) -> None:
+def wait_usable(uris: list[str], *, alive: object = None) -> None:
     """Wait until the cluster at `uris` is usable (see the module's text).
 
     Args: `alive`: called between attempts; raises when waiting is pointless.
     Raises: NotUsable with the last error when the time is over.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + USABLE_S
     last: BaseException | None = None
     ready = 0
     while time.monotonic() < deadline:
@@ -227,7 +230,7 @@ def wait_usable(uris: list[str], *, timeout_s: float, alive: object = None) -> N
             alive()
         try:
             while ready < len(uris):
-                connect(uris[ready], timeout_s=2.0).close()
+                connect(uris[ready]).close()
                 ready += 1
             _probe(uris)
         except (pika.exceptions.AMQPError, OSError, AssertionError) as error:
@@ -235,7 +238,7 @@ def wait_usable(uris: list[str], *, timeout_s: float, alive: object = None) -> N
             time.sleep(PROBE_PAUSE_S)
         else:
             return
-    raise NotUsable(f"after {timeout_s:.0f} s, at {uris[min(ready, len(uris) - 1)]}: {last!r}")
+    raise NotUsable(f"after {USABLE_S:.0f} s, at {uris[min(ready, len(uris) - 1)]}: {last!r}")
 
 
 def _probe(uris: list[str]) -> None:

@@ -28,9 +28,9 @@ from benchmarks.systems import LocalCluster, SystemMissing, wait_usable
 
 from convoymq.cli import cluster as cli
 from tests.faults.traffic import until
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
-READY_S = 75.0
 BASE_PORT = int(os.environ.get("CONVOY_TEST_BASE_PORT") or cluster_ports())
 
 
@@ -72,10 +72,10 @@ class RunningCluster:
         process = psutil.Process(listening_pid(self.uris[index]))
         process.send_signal(sig)
         if sig == signal.SIGKILL:
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE_S)
 
     def restart(self, index: int) -> None:
-        wait_usable(self.uris, timeout_s=120)
+        wait_usable(self.uris)
 
     @property
     def api(self) -> str:
@@ -118,7 +118,7 @@ def cluster_under_test() -> Iterator[Cluster]:
         running = RunningCluster(
             os.environ.get("CONVOY_TEST_SYSTEM", "convoy"), [uri.strip() for uri in uris.split(",")]
         )
-        wait_usable(running.uris, timeout_s=120)
+        wait_usable(running.uris)
         yield running
         return
     with start_cluster() as cluster:
@@ -146,18 +146,18 @@ def serving_cluster(
         policies: policies are served, too: the second version of the machines is in force.
     """
     with cli.LocalCluster(directory, nodes, base_port, dict(settings or {})) as made:
-        made.wait_ready(READY_S)
+        made.wait_ready()
         wait_http(made)
-        until(lambda: made.api("overview"), "the HTTP API does not answer", READY_S)
+        until(lambda: made.api("overview"), "the HTTP API does not answer")
         if policies:
-            until(lambda: serves_policies(made), "policies are not served", READY_S)
+            until(lambda: serves_policies(made), "policies are not served")
         yield made
 
 
 def wait_http(cluster: cli.LocalCluster) -> None:
     """Waits until every running node has opened its HTTP port, which it does when it is ready."""
     for port in [node.http_port for node in cluster.nodes if node.pid is not None]:
-        until(lambda port=port: is_open(port), f"port {port} is not open", READY_S)
+        until(lambda port=port: is_open(port), f"port {port} is not open")
 
 
 def is_open(port: int) -> bool:
@@ -197,10 +197,10 @@ def answered(request: urllib.request.Request) -> Any:
 
     A node opens its HTTP port after its AMQP port: a refused connection is tried again.
     """
-    deadline = time.monotonic() + READY_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return urllib.request.urlopen(request, timeout=20)
+            return urllib.request.urlopen(request, timeout=PATIENCE_S)
         except urllib.error.HTTPError:
             raise
         except urllib.error.URLError as error:

@@ -1,14 +1,17 @@
-"""Holds what tests claim to provoke against what they did (`tests.provocation`); and the order in
-which the processes of pytest-xdist get files."""
+"""Ends tests that hang; holds what tests claim to provoke against what they did
+(`tests.provocation`); and the order in which the processes of pytest-xdist get files."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import provocation
+from tests.patience import TEST_LIMIT_S
 from tests.provocation import Observed
 
 if TYPE_CHECKING:
@@ -44,6 +47,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
             return SPARK_GROUPS.get(file, file)
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(autouse=True)
+def time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ends a test that hangs, with a traceback of where."""
+    limit_s = getattr(request.module, "TEST_TIME_LIMIT_S", TEST_LIMIT_S)
+
+    def expired(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"the test took more than {limit_s} s")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(limit_s)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)

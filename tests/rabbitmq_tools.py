@@ -18,9 +18,10 @@ from pathlib import Path
 
 from benchmarks.rabbitmq import SCRIPTS, RabbitCluster, installed_version
 
+from tests.patience import PATIENCE_S
+
 RECORDED = Path(__file__).parent / "vectors" / "tools" / "rabbitmq.json"
 PORT = 5700
-TIMEOUT_S = 300
 ESCAPES = re.compile(r"\x1b\[\d*m")
 WARNING = re.compile(r"^\d\d:\d\d:\d\d\.\d+ \[warning\]")
 
@@ -233,7 +234,7 @@ def record() -> None:
                     env=environment,
                     capture_output=True,
                     text=True,
-                    timeout=TIMEOUT_S,
+                    timeout=PATIENCE_S,
                     stdin=subprocess.DEVNULL,
                     check=False,
                 )

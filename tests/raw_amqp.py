@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 import pika.frame  # type: ignore[import-untyped]
 import pika.spec  # type: ignore[import-untyped]
 
+from tests.patience import PATIENCE_S
+
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 FRAME_END = b"\xce"
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
@@ -50,7 +52,7 @@ class Closed(Exception):
 class RawPeer:
     """One socket to a broker. Every wait ends after `timeout_s`."""
 
-    def __init__(self, uri: str, *, timeout_s: float = 20.0) -> None:
+    def __init__(self, uri: str, *, timeout_s: float = PATIENCE_S) -> None:
         parts = urlsplit(uri)
         self.timeout_s = timeout_s
         self.socket = socket.create_connection((parts.hostname, parts.port), timeout=timeout_s)

@@ -16,16 +16,16 @@ from convoymq.logs import LogOutput
 from convoymq.model.config import load
 from convoymq.node import Node
 from tests.clusters import answered
+from tests.patience import PATIENCE_S
 from tests.ports import PORTS_PER_CLUSTER, cluster_ports
 
-DEADLINE_S = 20.0
 PORTS = ("listeners.tcp.default", "cluster.listen", "management.tcp.port", "prometheus.tcp.port")
 _first = cluster_ports()
 _ports = itertools.cycle(range(_first, _first + PORTS_PER_CLUSTER))
 GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
 
 
-async def until(condition: Any, seconds: float = DEADLINE_S) -> None:
+async def until(condition: Any, seconds: float = PATIENCE_S) -> None:
     """Waits for a condition with a deadline."""
     async with asyncio.timeout(seconds):
         while not condition():

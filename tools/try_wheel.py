@@ -50,7 +50,7 @@ def main(client_python: str = "") -> int:
         tempfile.TemporaryDirectory() as data,
         LocalCluster(Path(data), 3, BASE_PORT) as cluster,
     ):
-        cluster.wait_ready(60)
+        cluster.wait_ready()
         try:
             publish_and_consume(cluster, client_python)
         except BaseException:

@@ -14,7 +14,7 @@ import pymysql
 import pymysql.cursors
 
 DATABASE = "shop"
-START_DEADLINE_S = 60.0
+START_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 30.0
 VERSION_MIN = (10, 11)
 """Of MariaDB: the oldest release that the demo is for."""

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.patience import TEST_LIMIT_S
+
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ("python", "sh")
 _FENCE = re.compile(r"^( *)```(\w*)\s*$")
@@ -82,7 +84,6 @@ def run_page(
     *,
     replaced: Mapping[str, str],
     environment: Mapping[str, str] | None = None,
-    timeout_s: float = 300,
     at: Path | None = None,
 ) -> str:
     """Runs the blocks of a page and returns what they print.
@@ -111,7 +112,7 @@ def run_page(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            timeout=timeout_s,
+            timeout=TEST_LIMIT_S,
             check=False,
         )
     text = log.read_text("utf-8", "replace")

@@ -90,7 +90,6 @@ def test_the_tutorial_of_spark_runs(tmp_path: Path) -> None:
             tmp_path,
             replaced={**PORTS, **METRICS_PORT},
             environment=spark_environment(),
-            timeout_s=540,
         )
     assert "Exception" not in output, output[-6000:]
     assert "Traceback" not in output, output[-6000:]
@@ -104,7 +103,6 @@ def test_the_page_on_audits_runs(tmp_path: Path) -> None:
             tmp_path,
             replaced=PORTS,
             environment=spark_environment(),
-            timeout_s=300,
         )
     assert "Exception" not in output, output[-6000:]
     assert (tmp_path / "audit.html").exists()
@@ -118,7 +116,6 @@ def test_the_page_on_triage_runs(tmp_path: Path) -> None:
             tmp_path,
             replaced=PORTS,
             environment=spark_environment(),
-            timeout_s=300,
         )
     assert "Exception" not in output, output[-6000:]
     for page in ("dry-run.html", "triage.html"):

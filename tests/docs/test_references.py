@@ -203,7 +203,6 @@ def test_the_commands_that_can_be_run_in_passing_run(tmp_path: Path) -> None:
         tmp_path,
         replaced={".venv/bin/": ""},
         environment={"PYTHONPATH": paths},
-        timeout_s=540,
         at=ROOT,
     )
     assert "1 passed" in output

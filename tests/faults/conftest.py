@@ -1,12 +1,10 @@
-"""Fixtures of the fault tests: clusters of real node processes, and an end to tests that hang."""
+"""Fixtures of the fault tests: clusters of real node processes."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -17,7 +15,6 @@ from tests.ports import cluster_ports
 HERE = Path(__file__).parent
 # Below the ephemeral range with all offsets: an outgoing connection may sit on any port in it.
 BASE_PORT = cluster_ports()
-TEST_TIME_LIMIT_S = 120
 
 StartCluster = Callable[..., LocalCluster]
 
@@ -26,20 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.cluster)
-
-
-@pytest.fixture(autouse=True)
-def time_limit() -> Iterator[None]:
-    """Ends a test that hangs, with a traceback of where."""
-
-    def expired(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"the test took more than {TEST_TIME_LIMIT_S} s")
-
-    before = signal.signal(signal.SIGALRM, expired)
-    signal.alarm(TEST_TIME_LIMIT_S)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import msgspec
 from convoymq.cli.cluster import LocalCluster, LocalNode
 from convoymq.kernels.link_frames import FRAME_COMMIT, FRAME_RAFT, FRAME_RELAY
 from convoymq.transport.relay import FLAG_OPEN
+from tests.patience import PATIENCE_S
 
 PROXY_OFFSET = 40
 HEADER_SIZE = 48
 CHUNK = 65_536
 SLOW_CHUNK = 8_192
-START_S = 10.0
 NO_GROUP = 0xFFFF_FFFF
 """A group that no node has: frames for it mean nothing."""
 
@@ -170,7 +170,7 @@ class Proxies:
     def __exit__(self, *error: object) -> None:
         self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(START_S)
+        self._thread.join(PATIENCE_S)
         self._loop.close()
 
     async def _end(self) -> None:
@@ -183,7 +183,7 @@ class Proxies:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _call(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(START_S)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
 
     def slow(self, a: int, b: int, rate: int) -> None:
         """Lets so many bytes a second through between two nodes; 0 = as many as come."""

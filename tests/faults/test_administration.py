@@ -14,12 +14,12 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from tests.clusters import call, serving_cluster
 from tests.faults.traffic import until
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
 BASE_PORT = cluster_ports()
-DEADLINE_S = 25.0
 QUORUM = {"x-queue-type": "quorum"}
 
 
@@ -62,7 +62,7 @@ def connect(cluster: LocalCluster, user: str, vhost: str = "/", node: int = 2) -
 
 
 def listen(connection: Any) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         connection.process_data_events(0.05)
 

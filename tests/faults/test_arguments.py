@@ -21,7 +21,6 @@ pytestmark = pytest.mark.cluster
 
 BASE_PORT = cluster_ports()
 STRICT_PORT = cluster_ports()
-DEADLINE_S = 25.0
 QUORUM = {"x-queue-type": "quorum"}
 
 

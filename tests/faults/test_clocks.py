@@ -18,6 +18,7 @@ import pytest
 from convoymq.cli.cluster import LocalCluster, LocalNode
 from tests.faults.conftest import BASE_PORT
 from tests.faults.traffic import connect, counter, log_has, until
+from tests.patience import PATIENCE_S
 
 STREAM = "events"
 DAY_S = 86_400
@@ -121,7 +122,7 @@ def first_offset(connection: pika.BlockingConnection, seconds_ahead: int) -> int
         found.append(properties.headers["x-stream-offset"])
 
     channel.basic_consume(STREAM, on_message, arguments={"x-stream-offset": start})
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not found:
         assert time.monotonic() < deadline, "nothing comes"
         connection.process_data_events(0.05)

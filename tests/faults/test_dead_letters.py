@@ -7,7 +7,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pika  # type: ignore[import-untyped]
@@ -16,11 +15,10 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from tests.clusters import call, serves_policies
-from tests.faults import traffic
 from tests.faults.conftest import StartCluster
-from tests.faults.traffic import connect, drain, fill, log_has
+from tests.faults.traffic import connect, drain, fill, log_has, until
+from tests.patience import PATIENCE_S
 
-until = partial(traffic.until, deadline_s=75.0)
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 AT_LEAST_ONCE = {
     "x-queue-type": "quorum",
@@ -73,7 +71,7 @@ def declare(channel: Any, queue: str, exchange: str, **arguments: Any) -> None:
 
 def reject_all(channel: Any, queue: str, count: int) -> None:
     """Rejects the next messages of a queue, all at once."""
-    messages = channel.consume(queue, inactivity_timeout=20)
+    messages = channel.consume(queue, inactivity_timeout=PATIENCE_S)
     for seen, (method, _, _) in enumerate(messages, 1):
         assert method is not None, f"{seen - 1} of {count} came"
         if seen == count:

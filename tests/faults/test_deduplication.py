@@ -6,7 +6,6 @@ import contextlib
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pika  # type: ignore[import-untyped]
@@ -15,11 +14,10 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from tests.clusters import call, serving_cluster
-from tests.faults import traffic
 from tests.faults.conftest import BASE_PORT
-from tests.faults.traffic import connect
+from tests.faults.traffic import connect, until
+from tests.patience import PATIENCE_S
 
-until = partial(traffic.until, deadline_s=75.0)
 COUNT = 600
 WINDOW = {"x-queue-type": "quorum", "x-deduplication-count": 10_000}
 NAME = "convoy_messages_deduplicated_total"
@@ -70,7 +68,7 @@ def ready(channel: Any, queue: str) -> int:
 def take_all(channel: Any, queue: str, count: int) -> list[str]:
     """Consumes and acknowledges that many messages."""
     found: list[str] = []
-    for method, _, body in channel.consume(queue, inactivity_timeout=20):
+    for method, _, body in channel.consume(queue, inactivity_timeout=PATIENCE_S):
         assert method is not None, f"{len(found)} of {count} came"
         found.append(body.decode())
         if len(found) == count:
@@ -108,12 +106,12 @@ def test_a_publisher_repeats_everything_after_the_leader_was_killed(
     before = dropped(cluster, "orders")
     assert 0 < before <= COUNT
     cluster.start_node(leader)
-    cluster.wait_ready(75.0)
+    cluster.wait_ready()
     for number in (1, 2, 3):
         cluster.kill(number, signal.SIGKILL)
     for number in (1, 2, 3):
         cluster.start_node(number)
-    cluster.wait_ready(75.0)
+    cluster.wait_ready()
     channel = channels(2)
     publish(channel, "orders", *ids)
     assert ready(channel, "orders") == COUNT
@@ -129,7 +127,7 @@ def test_a_publisher_repeats_everything_after_the_leader_was_killed(
 
 def metrics(cluster: LocalCluster, number: int) -> str:
     port = cluster.nodes[number - 1].metrics_port
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())
 
 
@@ -189,7 +187,7 @@ def test_a_message_comes_back_from_its_retry_queue(channels: Channels) -> None:
     channel.queue_declare("work", durable=True, arguments=work)
     channel.queue_declare("later", durable=True, arguments=later)
     publish(channel, "work", "task", "task")
-    turns = channel.consume("work", inactivity_timeout=30)
+    turns = channel.consume("work", inactivity_timeout=PATIENCE_S)
     for turn, (method, properties, _) in enumerate(turns):
         assert method is not None, f"after {turn} turns"
         assert properties.message_id == "task"

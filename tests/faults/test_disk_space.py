@@ -15,6 +15,7 @@ import pika  # type: ignore[import-untyped]
 from convoymq.cli.cluster import LocalCluster
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import connect, declare, drain, fill, in_step, until
+from tests.patience import PATIENCE_S
 
 QUEUE = "orders-0"
 """As `convoy perf` names the first queue of the prefix `orders`."""
@@ -25,7 +26,6 @@ FULL_SIZE = MESSAGES > 1_000_000
 WAL_BYTES = 64 << 20 if FULL_SIZE else 256 << 10
 SETTINGS = {"raft.wal_max_size_bytes": f"{WAL_BYTES >> 10}KiB"}
 FULL_LIMIT_S = 3 * 3600
-READY_S = 60.0
 WAL_FILES = 4
 """Of a node with traffic, whatever is held: one that is written to, one that is being emptied, and
 two that are prepared."""
@@ -69,7 +69,7 @@ def hold(cluster: LocalCluster, channel: Any) -> int:
 
 def pass_through(publisher: Any, consumer: Any, count: int) -> None:
     """Publishes messages, and consumes as many, some at a time."""
-    deliveries = consumer.consume(QUEUE, inactivity_timeout=30)
+    deliveries = consumer.consume(QUEUE, inactivity_timeout=PATIENCE_S)
     for _ in range(0, count, AT_ONCE):
         for _ in range(AT_ONCE):
             publisher.basic_publish("", QUEUE, BODY, DURABLE)
@@ -147,7 +147,7 @@ def check_after_restart(cluster: LocalCluster) -> None:
         cluster.kill(node)
     for node in (1, 2, 3):
         cluster.start_node(node)
-    cluster.wait_ready(READY_S)
+    cluster.wait_ready()
     connection = connect(cluster, 2)
     channel = connection.channel()
     found: list[bytes] = []

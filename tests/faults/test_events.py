@@ -25,8 +25,9 @@ from convoymq.management.process import process_info
 from convoymq.metadata.commands import PutSetting
 from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, RecoveryReport, StorageFault
+from tests.patience import PATIENCE_S
 from tests.provocation import Observed
-from tests.running import DEADLINE_S, Nodes, until
+from tests.running import Nodes, until
 
 SLOW_S = 0.2
 
@@ -197,7 +198,7 @@ async def test_what_clients_do_is_counted(tmp_path: Path, monkeypatch: pytest.Mo
             seen: list[Any] = []
 
             def heard() -> None:
-                deadline = time.monotonic() + DEADLINE_S
+                deadline = time.monotonic() + PATIENCE_S
                 while not seen:
                     assert time.monotonic() < deadline, "no delivery"
                     connection.process_data_events(0.01)

@@ -187,6 +187,6 @@ def test_a_channel_beyond_the_soft_limit_of_commands_is_in_flow(
         until(slowed_down, "the channel is not slowed down")
         for node in others:
             cluster.start_node(node)
-        cluster.wait_ready(75.0)
-        until(lambda: states() == {"running"}, "the channel does not go on", 75.0)
-        until(lambda: cluster.messages_in("q") == sent, "messages are lost", 75.0)
+        cluster.wait_ready()
+        until(lambda: states() == {"running"}, "the channel does not go on")
+        until(lambda: cluster.messages_in("q") == sent, "messages are lost")

@@ -24,10 +24,10 @@ from tests.faults.traffic import (
     log_has,
     until,
 )
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 SECOND_PORT = cluster_ports()
-DEADLINE_S = 30.0
 QUEUE = "orders"
 SIZE = 100
 
@@ -80,7 +80,7 @@ def test_the_second_node_with_a_number_ends_and_the_first_serves_on(
             stderr=subprocess.STDOUT,
         )
         try:
-            said = second.communicate(timeout=DEADLINE_S)[0].decode()
+            said = second.communicate(timeout=PATIENCE_S)[0].decode()
         finally:
             second.kill()
             second.communicate()

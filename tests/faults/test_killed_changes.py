@@ -21,6 +21,7 @@ from convoymq.model.json import JsonObject
 from tests.faults.conftest import StartCluster
 from tests.faults.test_leadership import GUEST, convoy, led_by, members
 from tests.faults.traffic import Traffic, connect, counter, declare, fill, in_step, until
+from tests.patience import PATIENCE_S
 
 QUEUES = [f"q{number}" for number in range(24)]
 EVERY = [(1, 2, 3), (2, 3, 1), (3, 1, 2)]
@@ -65,7 +66,7 @@ def killed(
 
     def ask() -> None:
         sent.set()
-        with suppress(OSError), urllib.request.urlopen(asked, timeout=60):
+        with suppress(OSError), urllib.request.urlopen(asked, timeout=PATIENCE_S):
             pass
 
     asking = threading.Thread(target=ask)
@@ -73,7 +74,7 @@ def killed(
     sent.wait()
     until(begun, "the command does not begin")
     cluster.kill(victim)
-    asking.join(60)
+    asking.join(PATIENCE_S)
     yield
     cluster.start_node(victim)
 

@@ -17,6 +17,7 @@ from convoymq.cli.cluster import LocalCluster
 from tests.clusters import answered
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import Traffic, connect, counter, declare, in_step, running, until
+from tests.patience import PATIENCE_S
 
 QUEUE = "orders"
 GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
@@ -30,7 +31,7 @@ def convoy(
     node = at or running(cluster)[0].number
     url = f"http://127.0.0.1:{cluster.nodes[node - 1].http_port}"
     command = [sys.executable, "-m", "convoymq.cli", *map(str, words), "--url", url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert code is None or done.returncode == code, (done.stdout, done.stderr)
     return done
 

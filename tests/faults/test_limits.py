@@ -22,7 +22,6 @@ pytestmark = pytest.mark.cluster
 
 Open: TypeAlias = Callable[[int], Any]
 BASE_PORT = cluster_ports()
-DEADLINE_S = 25.0
 QUORUM = {"x-queue-type": "quorum"}
 FAILURES = (pika.exceptions.AMQPError, OSError)
 LEADER = 2

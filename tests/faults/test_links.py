@@ -18,11 +18,10 @@ from convoymq.model.config import Address, ClusterConfig
 from convoymq.transport import admission, credit
 from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.links import FLAG_NEIGHBOURS, Links
+from tests.patience import PATIENCE_S
 from tests.ports import single_port
 from tests.provocation import Observed
 from tests.sockets import backlog_of, full
-
-DEADLINE_S = 10.0
 
 
 class Node:
@@ -72,7 +71,7 @@ def addresses(count: int) -> list[Address]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -152,7 +151,7 @@ async def test_garbage_and_silence_before_hello_do_no_harm() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", where[0].port)
             writer.write(garbage)
             if garbage:
-                async with asyncio.timeout(DEADLINE_S):
+                async with asyncio.timeout(PATIENCE_S):
                     await reader.read()
             writer.close()
         assert one.frames == []

@@ -20,12 +20,12 @@ import pytest
 from convoymq.cli.api import delete
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import BrokerError, Misuse
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
 BASE_PORT = cluster_ports()
-DEADLINE_S = 15.0
 QUEUE = "orders"
 
 
@@ -50,13 +50,13 @@ class GrowingCluster(LocalCluster):
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     with GrowingCluster(tmp_path, 4, BASE_PORT) as made:
-        made.wait_ready(DEADLINE_S)
+        made.wait_ready()
         until(lambda: all(facts(made, number) for number in (1, 2, 3)), "the HTTP API is away")
         yield made
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             if condition():
@@ -87,7 +87,7 @@ def consume(cluster: LocalCluster, number: int, count: int, queue: str = QUEUE) 
     found: list[int] = []
     with closing(connect(cluster, number)) as connection:
         channel = connection.channel()
-        for method, _, body in channel.consume(queue, inactivity_timeout=DEADLINE_S):
+        for method, _, body in channel.consume(queue, inactivity_timeout=PATIENCE_S):
             assert method is not None, f"only {len(found)} messages came"
             found.append(int(body))
             channel.basic_ack(method.delivery_tag)
@@ -120,7 +120,7 @@ def forget(cluster: LocalCluster, number: int, at: int) -> None:
     url = f"http://127.0.0.1:{cluster.nodes[at - 1].http_port}"
     command = [sys.executable, "-m", "convoymq.cli", "cluster", "forget", str(number)]
     done = subprocess.run(
-        [*command, "--url", url], capture_output=True, text=True, timeout=60, check=False
+        [*command, "--url", url], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -136,7 +136,7 @@ def end(cluster: LocalCluster, number: int) -> None:
 
 def join_fourth(cluster: LocalCluster) -> None:
     cluster.start_node(4)
-    cluster.wait_ready(DEADLINE_S)
+    cluster.wait_ready()
 
 
 def test_a_node_with_a_seed_address_joins(cluster: LocalCluster) -> None:
@@ -160,7 +160,7 @@ def test_a_joined_node_can_restart(cluster: LocalCluster) -> None:
     publish(cluster, 4, 0, 20)
     end(cluster, 4)
     cluster.start_node(4)
-    cluster.wait_ready(DEADLINE_S)
+    cluster.wait_ready()
     until(lambda: nodes_known(cluster, 4) == [1, 2, 3, 4], "node 4 does not know its nodes")
     assert consume(cluster, 4, 20) == list(range(20))
 
@@ -220,7 +220,7 @@ def test_a_forgotten_node_joins_anew_with_an_empty_directory(cluster: LocalClust
     forget(cluster, 3, 1)
     shutil.rmtree(cluster.data / "node-3" / "data")
     cluster.start_node(3)
-    cluster.wait_ready(DEADLINE_S)
+    cluster.wait_ready()
     until(lambda: nodes_known(cluster, 1) == [1, 2, 3], "node 1 does not know its nodes")
     assert members_of(cluster, 3) == [1, 2]
     publish(cluster, 3, 0, 5, "fresh")
@@ -233,7 +233,7 @@ def test_a_running_node_can_be_forgotten_by_force(cluster: LocalCluster, victim:
     publish(cluster, 1, 0, 20)
     at = 2
     url = f"http://127.0.0.1:{cluster.nodes[at - 1].http_port}/api/convoy/nodes/{victim}"
-    delete(url + "?force=true", DEADLINE_S)
+    delete(url + "?force=true", PATIENCE_S)
     others = [number for number in (1, 2, 3) if number != victim]
     for number in others:
         until(lambda n=number: nodes_known(cluster, n) == others, "the node is still known")
@@ -249,17 +249,17 @@ def test_what_consumers_on_a_forgotten_node_held_goes_to_others(cluster: LocalCl
     held = connect(cluster, 3)
     channel = held.channel()
     channel.basic_qos(prefetch_count=5)
-    for _, _, body in channel.consume(QUEUE, inactivity_timeout=DEADLINE_S):
+    for _, _, body in channel.consume(QUEUE, inactivity_timeout=PATIENCE_S):
         if body == b"4":
             break
     # Silent, not gone: without the command its messages would stay with it for a minute.
     cluster.kill(3, signal.SIGSTOP)
     url = f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/convoy/nodes/3"
-    delete(url + "?force=true", DEADLINE_S)
+    delete(url + "?force=true", PATIENCE_S)
     with closing(connect(cluster, 1)) as connection:
         other = connection.channel()
         found = []
-        for method, _, body in other.consume(QUEUE, inactivity_timeout=DEADLINE_S):
+        for method, _, body in other.consume(QUEUE, inactivity_timeout=PATIENCE_S):
             assert method is not None, f"only {found} came back"
             assert method.redelivered
             found.append(int(body))
@@ -274,7 +274,7 @@ def test_what_consumers_on_a_forgotten_node_held_goes_to_others(cluster: LocalCl
     # Deliveries end a call too; the lost connection ends the last one.
     with suppress(pika.exceptions.AMQPConnectionError):
         while held.is_open:
-            held.process_data_events(DEADLINE_S)
+            held.process_data_events(PATIENCE_S)
 
 
 def test_queues_let_go_of_a_node_before_it_is_forgotten(cluster: LocalCluster) -> None:
@@ -313,7 +313,7 @@ def test_queues_let_go_of_a_node_before_it_is_forgotten(cluster: LocalCluster) -
         cluster.kill(2)
         asked.join(60)
         cluster.start_node(2)
-        cluster.wait_ready(DEADLINE_S)
+        cluster.wait_ready()
         if 3 in nodes_known(cluster, 1):
             forget(cluster, 3, 4)
         until(lambda: nodes_known(cluster, 1) == [1, 2, 4], "the node is still known")

@@ -13,12 +13,12 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
 BASE_PORT = cluster_ports()
-DEADLINE_S = 25.0
 SETTINGS = {
     "operation_timeout": "1000",
     "quorum_queue.publish_timeout_without_leader": "2500",
@@ -36,7 +36,7 @@ QUEUE = "orders"
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     settings = getattr(request, "param", SETTINGS)
     with LocalCluster(tmp_path, 3, BASE_PORT, settings) as made:
-        made.wait_ready(DEADLINE_S)
+        made.wait_ready()
         yield made
 
 
@@ -67,7 +67,7 @@ class Consumer:
         self.bodies.append(body)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, (self.bodies, self.cancelled)
             self.connection.process_data_events(0.05)
@@ -107,7 +107,7 @@ class Confirms:
         return body
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, (self.acked, self.nacked)
             self._connection.process_data_events(0.05)

@@ -15,19 +15,19 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import Unavailable
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
 BASE_PORT = cluster_ports()
-DEADLINE_S = 20.0
 QUEUE = "orders"
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path, 3, BASE_PORT) as made:
-        made.wait_ready(DEADLINE_S)
+        made.wait_ready()
         yield made
 
 
@@ -39,7 +39,7 @@ def connect(cluster: LocalCluster, number: int) -> pika.BlockingConnection:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -58,7 +58,7 @@ def consume(cluster: LocalCluster, number: int, count: int) -> list[int]:
     found: list[int] = []
     with closing(connect(cluster, number)) as connection:
         channel = connection.channel()
-        for method, _, body in channel.consume(QUEUE, inactivity_timeout=DEADLINE_S):
+        for method, _, body in channel.consume(QUEUE, inactivity_timeout=PATIENCE_S):
             assert method is not None, f"only {len(found)} messages came"
             found.append(int(body))
             channel.basic_ack(method.delivery_tag)
@@ -81,7 +81,7 @@ def test_nothing_is_lost_when_a_node_is_killed(cluster: LocalCluster, victim: in
     other = victim % 3 + 1
     publish(cluster, other, 50, 50)
     cluster.start_node(victim)
-    cluster.wait_ready(DEADLINE_S)
+    cluster.wait_ready()
     assert consume(cluster, victim, 100) == list(range(100))
 
 
@@ -100,7 +100,7 @@ def test_the_whole_cluster_can_be_stopped_and_started(cluster: LocalCluster) -> 
     until(lambda: cluster.poll() is not None and not cluster.pids(), "the nodes do not stop")
     for number in (3, 2, 1):
         cluster.start_node(number)
-    cluster.wait_ready(DEADLINE_S)
+    cluster.wait_ready()
     assert consume(cluster, 2, 20) == list(range(20))
 
 
@@ -109,14 +109,14 @@ def test_a_node_without_its_data_is_taken_back(cluster: LocalCluster) -> None:
     cluster.kill(3, signal.SIGKILL)
     shutil.rmtree(cluster.data / "node-3" / "data")
     cluster.start_node(3)
-    cluster.wait_ready(DEADLINE_S)
+    cluster.wait_ready()
     assert consume(cluster, 3, 20) == list(range(20))
 
 
 def test_sighup_goes_on_in_a_new_log_file(tmp_path: Path) -> None:
     path = tmp_path / "node.log"
     with LocalCluster(tmp_path / "c", 1, BASE_PORT, {"log.file": str(path)}) as cluster:
-        cluster.wait_ready(DEADLINE_S)
+        cluster.wait_ready()
         moved = path.rename(tmp_path / "node.log.1")
         cluster.kill(1, signal.SIGHUP)
         until(lambda: path.exists() and "log.reopened" in path.read_text(), "nothing is reopened")
@@ -148,4 +148,4 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
         LocalCluster(tmp_path / "c", 1, BASE_PORT, settings) as cluster,
         pytest.raises(Unavailable, match=r"others may read .* \(mode 0644\)"),
     ):
-        cluster.wait_ready(DEADLINE_S)
+        cluster.wait_ready()

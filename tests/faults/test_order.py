@@ -59,7 +59,7 @@ def take(channel: Any, queue: str, count: int) -> list[bytes]:
 
 def restart(cluster: LocalCluster) -> None:
     cluster.start_node(LEADER)
-    cluster.wait_ready(50.0)
+    cluster.wait_ready()
 
 
 def test_two_classes_of_priorities_and_a_new_leader(cluster: LocalCluster, opened: Open) -> None:

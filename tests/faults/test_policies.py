@@ -20,7 +20,6 @@ pytestmark = pytest.mark.cluster
 
 Clients: TypeAlias = Callable[[str, int], Any]
 BASE_PORT = cluster_ports()
-DEADLINE_S = 25.0
 CLASSIC = {"x-queue-type": "classic"}
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 SHORT = {"pattern": "^short", "definition": {"max-length": 3}, "apply-to": "queues"}
@@ -88,7 +87,7 @@ def test_a_policy_changes_live_queues_and_survives_restarts(
         cluster.kill(number, signal.SIGKILL)
     for number in (1, 2, 3):
         cluster.start_node(number)
-    cluster.wait_ready(DEADLINE_S)
+    cluster.wait_ready()
     until(lambda: cluster.api("overview"))
     row = call(cluster, "GET", "queues/%2F/short")[1]
     assert (row["policy"], row["effective_policy_definition"]) == ("p", {"max-length": 3})
@@ -168,7 +167,7 @@ def test_a_delivery_limit_by_policy_acts_in_a_live_quorum_queue(
         cluster.kill(number, signal.SIGKILL)
     for number in (1, 2, 3):
         cluster.start_node(number)
-    cluster.wait_ready(DEADLINE_S)
+    cluster.wait_ready()
     until(lambda: cluster.api("overview"))
     channel = clients("guest", 3).channel()
     channel.confirm_delivery()

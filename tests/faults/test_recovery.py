@@ -14,6 +14,7 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import connect, declare, drain, fill, in_step, log_has, until
+from tests.patience import PATIENCE_S
 
 QUEUE = "orders"
 SIZE = 200
@@ -26,7 +27,7 @@ def recover(
     command = [sys.executable, "-m", "convoymq.cli", "recover", *options]
     command += ["--data-dir", str(data_dir(cluster, number)), "--format", "json"]
     return subprocess.run(
-        command, input=typed + "\n", capture_output=True, text=True, timeout=100, check=False
+        command, input=typed + "\n", capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -87,7 +88,7 @@ def test_one_of_three_goes_on_and_emptied_nodes_join_again(start_cluster: StartC
 
     for number in (2, 3):
         cluster.start_node(number)
-    cluster.wait_ready(60)
+    cluster.wait_ready()
     in_step(cluster)
     # The recovered node is not needed any more.
     until(lambda: len(members(cluster)) == 3, "the queue has not three members again")

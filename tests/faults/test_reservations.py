@@ -16,6 +16,7 @@ from convoymq.client import Client, ClientConfig, errors
 from convoymq.kernels.columns import DELIVERY_COUNT, OFFSET, REDELIVERED, VALUE
 from convoymq.model.errors import Unavailable
 from tests.faults.traffic import connect, declare, drain, fill, padded, until
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 QUEUE = "orders"
@@ -34,7 +35,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         yield made
 
 
-def client(cluster: LocalCluster, *nodes: int, timeout: float = 30.0) -> Client:
+def client(cluster: LocalCluster, *nodes: int, timeout: float = PATIENCE_S) -> Client:
     """A client of some nodes; of all of them when none is named."""
     ports = [cluster.nodes[n - 1].amqp_port for n in nodes or (1, 2, 3)]
     servers = tuple(f"127.0.0.1:{port}" for port in ports)
@@ -199,7 +200,7 @@ def test_a_reservation_that_nobody_is_heard_of_expires(cluster: LocalCluster) ->
         found = []
         connection = connect(cluster, 2)
         channel = connection.channel()
-        for method, _, body in channel.consume(QUEUE, inactivity_timeout=20):
+        for method, _, body in channel.consume(QUEUE, inactivity_timeout=PATIENCE_S):
             assert method is not None, "nothing came back"
             found.append((int(body), method.redelivered))
             channel.basic_ack(method.delivery_tag)

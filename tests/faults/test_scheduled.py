@@ -17,6 +17,7 @@ from convoymq.cli.cluster import LocalCluster
 from tests.clusters import call, serving_cluster
 from tests.faults.test_leadership import convoy
 from tests.faults.traffic import connect, until
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
@@ -56,7 +57,7 @@ def delayed(cluster: LocalCluster, queue: str) -> int:
 def take(channel: Any, queue: str, count: int) -> list[tuple[bytes, Any, float]]:
     """(body, properties, when it came) of the next messages, acknowledged."""
     found = []
-    for method, properties, body in channel.consume(queue, inactivity_timeout=60):
+    for method, properties, body in channel.consume(queue, inactivity_timeout=PATIENCE_S):
         assert method is not None, f"{len(found)} of {count} came"
         found.append((body, properties, time.time()))
         channel.basic_ack(method.delivery_tag)
@@ -166,7 +167,7 @@ def test_a_retry_waits(cluster: LocalCluster, by: str) -> None:
             until(lambda: cluster.api(path)["policy"] == "retry", "no policy")
         publish(channel, queue, b"x")
         times = []
-        for method, properties, _ in channel.consume(queue, inactivity_timeout=60):
+        for method, properties, _ in channel.consume(queue, inactivity_timeout=PATIENCE_S):
             assert method is not None
             times.append(time.monotonic())
             if len(times) == 3:

@@ -17,8 +17,8 @@ from tests.faults.conftest import BASE_PORT
 from tests.faults.test_dead_letters import reject_all
 from tests.faults.test_tools import Tools
 from tests.faults.traffic import connect, drain, fill, until
+from tests.patience import PATIENCE_S
 
-DEADLINE_S = 90.0
 LETTERS = 4000
 SIZE = 64
 REJECTED_AT_ONCE = 1000
@@ -52,7 +52,7 @@ def dead_letters(cluster: LocalCluster, work: str, dead: str, count: int) -> Non
         fill(cluster, 1, work, count, SIZE)
         for first in range(0, count, REJECTED_AT_ONCE):
             reject_all(channel, work, min(REJECTED_AT_ONCE, count - first))
-    until(lambda: cluster.messages_in(dead) == count, "dead letters are missing", DEADLINE_S)
+    until(lambda: cluster.messages_in(dead) == count, "dead letters are missing")
 
 
 def test_a_leader_that_is_killed_in_a_bulk_retry_leaves_nothing_out_and_nothing_twice(
@@ -71,15 +71,15 @@ def test_a_leader_that_is_killed_in_a_bulk_retry_leaves_nothing_out_and_nothing_
         found: dict[str, Any] = cluster.api(path, other.number)
         return found
 
-    until(lambda: state()["moved"] > 0, "nothing is moved", DEADLINE_S)
+    until(lambda: state()["moved"] > 0, "nothing is moved")
     at_kill = state()
     cluster.kill(victim, signal.SIGKILL)
-    until(lambda: state()["state"] == "done", "the operation does not end", DEADLINE_S)
+    until(lambda: state()["state"] == "done", "the operation does not end")
     # Asked for again, it is answered and does nothing.
     until(
         lambda: call(cluster, "POST", retry, body)[1] == state(),
         "it is not answered again",
-        DEADLINE_S,
+        PATIENCE_S,
     )
     ended = state()
     assert (ended["moved"], ended["returned"], ended["gone"]) == (LETTERS, 0, 0), at_kill

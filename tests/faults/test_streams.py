@@ -14,6 +14,7 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
 from tests.faults.traffic import Traffic, connect, fill, in_step, padded, until
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 QUEUE = "events"
@@ -57,7 +58,7 @@ def read(
     if start is not None:
         arguments["x-stream-offset"] = start
     for method, properties, body in channel.consume(
-        QUEUE, arguments=arguments, inactivity_timeout=20
+        QUEUE, arguments=arguments, inactivity_timeout=PATIENCE_S
     ):
         assert method is not None, f"node {number}: {len(found)} of {count} came"
         found.append((properties.headers["x-stream-offset"], body))

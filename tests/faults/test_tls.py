@@ -20,13 +20,13 @@ from convoymq.client import Client, ClientConfig, TlsConfig, errors
 from convoymq.kernels.column_frame import build_frame
 from convoymq.kernels.columns import VALUE
 from tests.clusters import call, serving_cluster
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
 BASE_PORT = cluster_ports()
 TLS_PORT = BASE_PORT + 40
-DEADLINE_S = 25.0
 USER = "device-7"
 
 
@@ -98,7 +98,7 @@ def exchange_messages(connection: Any) -> None:
     for body in bodies:
         channel.basic_publish("", queue, body)
     got = []
-    for method, _, body in channel.consume(queue, inactivity_timeout=DEADLINE_S):
+    for method, _, body in channel.consume(queue, inactivity_timeout=PATIENCE_S):
         assert method is not None
         got.append(body)
         channel.basic_ack(method.delivery_tag)

@@ -22,9 +22,8 @@ from convoymq.cli.cluster import LocalCluster
 from convoymq.cli.ctl.main import main
 from tests.faults.conftest import BASE_PORT, StartCluster
 from tests.faults.traffic import log_has, until
+from tests.patience import PATIENCE_S
 
-DEADLINE_S = 60
-START_TIMEOUT_S = 120
 QUORUM = {"x-queue-type": "quorum"}
 
 
@@ -69,7 +68,7 @@ class Tools:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes for tests that leave nothing behind."""
     with LocalCluster(tmp_path_factory.mktemp("tools"), 3, BASE_PORT + 40) as made:
-        made.wait_ready(START_TIMEOUT_S)
+        made.wait_ready()
         yield made
 
 
@@ -88,7 +87,7 @@ def connect(cluster: LocalCluster, node: int = 1, user: str = "guest", vhost: st
 
 def closed_with(connection: Any) -> str:
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as raised:
-        connection.process_data_events(DEADLINE_S)
+        connection.process_data_events(PATIENCE_S)
     return str(raised.value.reply_text)
 
 
@@ -342,7 +341,7 @@ def test_runbooks_run_under_rabbitmqs_names(tools: Tools, tmp_path: Path) -> Non
         },
         capture_output=True,
         text=True,
-        timeout=2 * DEADLINE_S,
+        timeout=2 * PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, (done.stdout, done.stderr)

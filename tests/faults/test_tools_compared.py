@@ -11,7 +11,7 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from convoymq.cli.ctl.main import main
 from tests.faults.conftest import BASE_PORT
-from tests.faults.test_tools import START_TIMEOUT_S, node_names
+from tests.faults.test_tools import node_names
 from tests.rabbitmq_tools import RECORDED, SUBJECTS, commands, lines
 
 TOOLS = {"rabbitmqctl": "ctl", "rabbitmq-diagnostics": "diagnostics", "rabbitmq-queues": "queues"}
@@ -28,7 +28,7 @@ def test_the_recording_is_of_these_commands() -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """One node for all subjects; they leave nothing that others see."""
     with LocalCluster(tmp_path_factory.mktemp("compared"), 1, BASE_PORT) as made:
-        made.wait_ready(START_TIMEOUT_S)
+        made.wait_ready()
         yield made
 
 

@@ -126,7 +126,7 @@ class Reader:
             done = len(self.got)
             return done >= count
 
-        until(there, f"{count} messages do not come, {done} have", 60.0)
+        until(there, f"{count} messages do not come, {done} have")
         self._connection.process_data_events(0.5)
         return self.bodies()
 

@@ -23,7 +23,6 @@ from tests.faults.traffic import until
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports()
-READY_S = 75.0
 
 POINTS = {
     "prepared controller": "split",
@@ -91,7 +90,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DyingCluster]:
     directory = tmp_path_factory.mktemp("phases")
     made = DyingCluster(directory, 3, BASE_PORT, {})
     with made:
-        made.wait_ready(READY_S)
+        made.wait_ready()
         wait_http(made)
         yield made
 

@@ -19,10 +19,10 @@ from tests.faults.test_damage import log_directory
 from tests.faults.test_topics import metadata_leader, restart
 from tests.faults.topic_traffic import changed, create, leader_of, path
 from tests.faults.traffic import until
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports()
-SOON_S = 60.0
 KEY = "key"
 MARK = b"of the topic: gone. "
 SMALL_FILES = {"raft.wal_max_size_bytes": "2MiB", "raft.mem_table_max_bytes": "0"}
@@ -57,7 +57,7 @@ def consume(channel: Any, queue: str, count: int) -> list[int]:
     """Consumes and acknowledges, and cancels the consumer."""
     channel.basic_qos(prefetch_count=10)
     found = []
-    for method, _, body in channel.consume(queue, inactivity_timeout=SOON_S):
+    for method, _, body in channel.consume(queue, inactivity_timeout=PATIENCE_S):
         assert body is not None, f"{queue} has {found} and no more"
         found.append(int(body))
         channel.basic_ack(method.delivery_tag)
@@ -107,10 +107,10 @@ def test_a_sealed_partition_goes_when_its_time_is_over_and_a_group_does_not_need
     publish(channel, "aged", range(3, 6))
     assert lineage(cluster, "aged")[0] == "sealed", "the group holds it, whatever its age"
     assert consume(channel, "aged/work", 5) == [1, 2, 3, 4, 5]
-    until(lambda: lineage(cluster, "aged") == {0: "deleted", successor: "open"}, "kept", SOON_S)
+    until(lambda: lineage(cluster, "aged") == {0: "deleted", successor: "open"}, "kept")
     # Its record of the lineage stays, and those who come later begin behind it.
     assert consume(channel, "aged/late", 3) == [3, 4, 5]
-    until(lambda: not group(cluster, "aged", "late")["members"], "a member stays", SOON_S)
+    until(lambda: not group(cluster, "aged", "late")["members"], "a member stays")
     status, answer = call(
         cluster, "POST", path("aged", "groups", "late", "seek"), {"vector": {"0": 1}}
     )
@@ -124,7 +124,7 @@ def test_a_group_without_members_expires_and_is_told_so(
     publish(channel, "idle", range(3))
     assert consume(channel, "idle/work", 1) == [0]
     successor = moved(cluster, "idle", 0)
-    until(lambda: group(cluster, "idle", "work")["state"] == "data_expired", "it lives", SOON_S)
+    until(lambda: group(cluster, "idle", "work")["state"] == "data_expired", "it lives")
     assert lineage(cluster, "idle") == {0: "deleted", successor: "open"}
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
         channel.basic_consume("idle/work", lambda *_: None)
@@ -147,9 +147,9 @@ def test_a_range_keeps_so_many_bytes_over_its_partitions(
     create(cluster, "sized", 1, **settings)
     publish(channel, "sized", range(10), 100)
     successor = moved(cluster, "sized", 0)
-    until(lambda: lineage(cluster, "sized")[0] == "retired", "not retired", SOON_S)
+    until(lambda: lineage(cluster, "sized")[0] == "retired", "not retired")
     publish(channel, "sized", range(10, 100), 100)
-    until(lambda: lineage(cluster, "sized") == {0: "deleted", successor: "open"}, "kept", SOON_S)
+    until(lambda: lineage(cluster, "sized") == {0: "deleted", successor: "open"}, "kept")
     _, row = call(cluster, "GET", path("sized"))
     (kept,) = row["partition_rows"]
     assert 1 < kept["log_start"] <= 80, kept
@@ -181,10 +181,10 @@ def test_a_policy_acts_in_a_topic_that_exists(
         publish(channel, "ruled", range(next(numbers), next(numbers) + 20), 100)
         return log_start() > 1
 
-    until(is_cut, "the policy does not act in the partition", SOON_S)
+    until(is_cut, "the policy does not act in the partition")
     successor = moved(cluster, "ruled", 0)
     rule("young", 2, **{"max-age": "1s"})
-    until(lambda: lineage(cluster, "ruled") == {0: "deleted", successor: "open"}, "kept", SOON_S)
+    until(lambda: lineage(cluster, "ruled") == {0: "deleted", successor: "open"}, "kept")
     publish(channel, "ruled", range(3))
     consume(channel, "ruled/work", 1)
     file = tmp_path / "page.html"
@@ -203,7 +203,7 @@ def test_a_deleted_topic_leaves_no_files_though_the_metadata_leader_is_killed(
     moved(cluster, "gone", 0)
     for _ in range(150):
         channel.basic_publish("gone", KEY, MARK * 1000)
-    until(lambda: files_with(cluster, MARK), "nothing is in files of groups", SOON_S)
+    until(lambda: files_with(cluster, MARK), "nothing is in files of groups")
     channel.connection.close()
     killed = metadata_leader(cluster)
     asked = next(n for n in (1, 2, 3) if n != killed)
@@ -217,9 +217,9 @@ def test_a_deleted_topic_leaves_no_files_though_the_metadata_leader_is_killed(
         status, _ = call(cluster, "DELETE", path("gone"), None, asked)
         return status == 404
 
-    until(is_gone, "it is there", SOON_S)
+    until(is_gone, "it is there")
     restart(cluster, killed)
     status, rows = call(cluster, "GET", "queues/%2F")
     assert status == 200
     assert not [row["name"] for row in rows if row["name"].startswith("amq.partition.gone")]
-    until(lambda: not files_with(cluster, MARK), "files are left", SOON_S)
+    until(lambda: not files_with(cluster, MARK), "files are left")

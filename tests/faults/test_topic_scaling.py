@@ -24,12 +24,12 @@ from tests.faults.topic_traffic import (
     path,
 )
 from tests.faults.traffic import until
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 from tests.provocation import Observed
 
 BASE_PORT = cluster_ports()
 UNIT_MS = 300
-SCALED_S = 60.0
 SCALES = {
     "autoscale": "on",
     "autoscale-unit": UNIT_MS,
@@ -71,7 +71,7 @@ def test_load_splits_a_topic_and_its_end_merges_it(
     create(cluster, "elastic", 1, **SCALES, **{"autoscale-partitions-max": 3})
     with TopicTraffic(cluster, "elastic") as traffic:
         traffic.goes_on()
-        until(lambda: len(open_pids(cluster, "elastic")) >= 2, "no split", SCALED_S)
+        until(lambda: len(open_pids(cluster, "elastic")) >= 2, "no split")
         assert made_by_itself(cluster, "elastic", "split") or made_by_itself(
             cluster, "elastic", "move"
         )
@@ -87,13 +87,13 @@ def test_load_splits_a_topic_and_its_end_merges_it(
             "nothing holds changes back",
         )
         restart(cluster, killed)
-        until(lambda: len(open_pids(cluster, "elastic")) == 3, "no second split", SCALED_S)
+        until(lambda: len(open_pids(cluster, "elastic")) == 3, "no second split")
         traffic.goes_on()
         row = explained(cluster, "elastic")
         assert row["policy"]["partitions_max"] == 3
         assert row["partitions"]
         traffic.finish()
-    until(lambda: len(open_pids(cluster, "elastic")) == 1, "it is not merged", SCALED_S)
+    until(lambda: len(open_pids(cluster, "elastic")) == 1, "it is not merged")
     assert made_by_itself(cluster, "elastic", "merge")
     url = f"http://127.0.0.1:{cluster.nodes[0].http_port}"
     assert main(TOPICS, ("autoscale", "elastic", "explain", "--format", "json", "--url", url)) == 0
@@ -114,7 +114,7 @@ def scrape(cluster: LocalCluster, observed: Observed) -> str:
     for node in cluster.nodes:
         for form in ("metrics", "metrics/per-object"):
             url = f"http://127.0.0.1:{node.metrics_port}/{form}"
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
                 text = answer.read().decode()
             observed.exposition(text)
             texts += [line for line in text.splitlines() if line.startswith("convoy_topic")]
@@ -171,7 +171,7 @@ def test_what_changes_cost_is_measured_and_a_hot_key_is_named(
         traffic.finish()
     park_one(cluster, "measured/late")
     with TopicTraffic(cluster, "hot") as traffic:
-        until(lambda: explained(cluster, "hot")["hot"], "no key is hot", SCALED_S)
+        until(lambda: explained(cluster, "hot")["hot"], "no key is hot")
         until(
             lambda: total(scrape(cluster, observed), "convoy_topic_hot_logical_partitions") == 1,
             "no metric says it",
@@ -198,7 +198,7 @@ def park_one(cluster: LocalCluster, queue: str) -> None:
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=1)
-        for method, _, _ in channel.consume(queue, inactivity_timeout=20.0):
+        for method, _, _ in channel.consume(queue, inactivity_timeout=PATIENCE_S):
             assert method is not None, "nothing is handed out"
             channel.basic_reject(method.delivery_tag, requeue=False)
             break
@@ -214,7 +214,7 @@ def test_a_policy_makes_a_topic_scale_and_an_operator_changes_it_as_well(
     assert call(cluster, "PUT", "policies/%2F/scale", body)[0] in (201, 204)
     until(lambda: explained(cluster, "governed")["at_ms"], "no look is taken")
     changed(cluster, "governed", "split", pid=0)
-    until(lambda: len(open_pids(cluster, "governed")) == 2, "it is not merged", SCALED_S)
+    until(lambda: len(open_pids(cluster, "governed")) == 2, "it is not merged")
     assert made_by_itself(cluster, "governed", "merge")
     assert call(cluster, "DELETE", "policies/%2F/scale")[0] == 204
     until(lambda: explained(cluster, "governed")["at_ms"] is None, "it goes on")

@@ -39,6 +39,7 @@ from tests.faults.topic_traffic import (
     path,
 )
 from tests.faults.traffic import connect, until
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports()
@@ -142,7 +143,7 @@ def test_a_producer_with_sequences_goes_on_and_nothing_comes_twice(cluster: Loca
         producer = TopicProducer(client, topic, producer_id="importer")
         futures = [producer.send(keys[n % 8], b"%d" % n) for n in range(200)]
         for future in futures:
-            future.result(30)
+            future.result(PATIENCE_S)
         cluster.kill(dead)
         futures += [producer.send(keys[n % 8], b"%d" % n) for n in range(200, 300)]
         finished(cluster, topic, begin(cluster, topic, "seal", pid=0))
@@ -152,7 +153,7 @@ def test_a_producer_with_sequences_goes_on_and_nothing_comes_twice(cluster: Loca
         later = TopicProducer(client, topic, producer_id="importer")
         futures = [later.send(keys[n % 8], b"%d" % n) for n in range(300, 400)]
         for future in futures:
-            future.result(30)
+            future.result(PATIENCE_S)
         later.close()
         restart(cluster, dead)
         alive = next(n for n in (1, 2, 3) if n != dead)
@@ -221,7 +222,7 @@ def test_a_silent_partition_is_sealed_by_itself_and_declared_lost(cluster: Local
     topic = "automatic"
     create(cluster, topic, 2, **{"seal-after": "1s"})
     dead, gone, alive = with_dead_member(cluster, topic)
-    until(lambda: gone not in open_pids(cluster, topic), "it is not sealed", 60.0)
+    until(lambda: gone not in open_pids(cluster, topic), "it is not sealed")
     key = keys_of(cluster, topic, open_pids(cluster, topic)[0])[0]
     with Reader(cluster, f"{topic}/readers", alive) as reader:
         publish(cluster, alive, topic, (key, "new"))

@@ -48,7 +48,7 @@ def metadata_leader(cluster: LocalCluster) -> int:
 
 def restart(cluster: LocalCluster, number: int) -> None:
     cluster.start_node(number)
-    cluster.wait_ready(50.0)
+    cluster.wait_ready()
 
 
 @pytest.mark.parametrize("change", ["split", "merge", "move"])

@@ -78,7 +78,7 @@ def test_writes_go_around_a_partition_that_nobody_leads(cluster: LocalCluster) -
     reader.consume("around/readers")
     reader.wait("old-0")
     cluster.kill(dead)
-    until(lambda: gone not in open_pids(cluster, "around"), "its range waits", 60.0)
+    until(lambda: gone not in open_pids(cluster, "around"), "its range waits")
     weak_wait(cluster, "around", "1h")
     reader.connection.close()
     publish(cluster, alive, "around", key, "new")
@@ -111,7 +111,7 @@ def test_a_partition_that_does_not_come_back_is_declared_lost(cluster: LocalClus
     def is_lost() -> bool:
         return [loss["reason"] for loss in rows(cluster, "lost", "losses")] == ["declared_lost"]
 
-    until(is_lost, "nothing is declared lost", 60.0)
+    until(is_lost, "nothing is declared lost")
     (loss,) = rows(cluster, "lost", "losses")
     assert (loss["group"], loss["pid"]) == ("readers", gone)
     publish(cluster, alive, "lost", key, "new")
@@ -201,7 +201,7 @@ def test_messages_that_expire_unread_are_passed_over_with_a_record(cluster: Loca
     reader.consume("cut/readers")
     channel.basic_publish("cut", "key", b"first")
     reader.wait("first")
-    until(is_cut, "nothing is dropped", 60.0)
+    until(is_cut, "nothing is dropped")
     reader.connection.close()
     reader = Client(cluster, 3, prefetch=1)
     reader.consume("cut/readers")

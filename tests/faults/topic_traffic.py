@@ -17,7 +17,6 @@ from tests.faults.traffic import Consumer, Publisher, padded, until
 from tests.key_order import Delivery, KeyOrder
 
 KEYS = 24
-CHANGE_S = 30.0
 FINISHED = ("done", "aborted")
 
 
@@ -71,7 +70,7 @@ def begin(cluster: LocalCluster, topic: str, verb: str, **body: object) -> str:
         assert found[0] in (202, 409, 503), found
         return found[0] == 202
 
-    until(begun, "the change does not begin", CHANGE_S)
+    until(begun, "the change does not begin")
     return str(found[1]["change_id"])
 
 
@@ -85,7 +84,7 @@ def finished(cluster: LocalCluster, topic: str, change: str) -> dict[str, Any]:
             found.update(row)
         return bool(found) and found["phase"] in FINISHED
 
-    until(done, f"the change does not end: {found}", CHANGE_S)
+    until(done, f"the change does not end: {found}")
     assert found["phase"] == "done", found
     return found
 

@@ -19,8 +19,8 @@ import pika.exceptions  # type: ignore[import-untyped]
 
 from convoymq.cli.cluster import LocalCluster, LocalNode
 from convoymq.model.errors import Unavailable
+from tests.patience import PATIENCE_S
 
-DEADLINE_S = 30.0
 POLL_S = 0.02
 PUMP_S = 0.01
 PER_PUMP = 15
@@ -35,7 +35,7 @@ logging.getLogger("pika").setLevel(logging.CRITICAL)
 def until(
     condition: Callable[[], object],
     what: str = "what was waited for did not come",
-    deadline_s: float = DEADLINE_S,
+    deadline_s: float = PATIENCE_S,
 ) -> None:
     """Waits for a condition; an answer that is not there yet counts as no."""
     deadline = time.monotonic() + deadline_s
@@ -97,7 +97,7 @@ def fill(
 def drain(cluster: LocalCluster, number: int, queue: str, least: int, size: int) -> list[int]:
     """Takes and acknowledges all that a queue has, at least so many; every body must be whole."""
     found: list[int] = []
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     connection = connect(cluster, number)
     channel = connection.channel()
     channel.basic_qos(prefetch_count=200)

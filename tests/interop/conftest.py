@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pika.exceptions  # type: ignore[import-untyped]
@@ -18,7 +16,6 @@ from tests.clusters import Cluster, cluster_under_test, version_tuple
 from tests.raw_amqp import RawPeer
 
 HERE = Path(__file__).parent
-TEST_TIME_LIMIT_S = 90
 _numbers = itertools.count(1)
 
 
@@ -39,26 +36,6 @@ def cluster() -> Iterator[Cluster]:
     """The three-node cluster that all interop tests share; whoever kills a node restarts it."""
     with cluster_under_test() as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def time_limit() -> Iterator[Callable[[int], None]]:
-    """Ends a test that hangs, with a traceback of where. Gives a function that sets the limit."""
-    limit_s = TEST_TIME_LIMIT_S
-
-    def expired(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"the test took more than {limit_s} s")
-
-    def set_limit(seconds: int) -> None:
-        nonlocal limit_s
-        limit_s = seconds
-        signal.alarm(seconds)
-
-    before = signal.signal(signal.SIGALRM, expired)
-    set_limit(TEST_TIME_LIMIT_S)
-    yield set_limit
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +87,7 @@ def names(cluster: Cluster) -> Iterator[Names]:
 @pytest.fixture
 def connection(cluster: Cluster) -> Iterator[Any]:
     """A pika connection to the first node."""
-    opened = connect(cluster.uris[0], timeout_s=30)
+    opened = connect(cluster.uris[0])
     yield opened
     try:
         opened.close()
@@ -133,7 +110,7 @@ def open_connection(cluster: Cluster) -> Iterator[Callable[[int], Any]]:
     opened: list[Any] = []
 
     def open_one(node: int = 0) -> Any:
-        opened.append(connect(cluster.uris[node], timeout_s=30))
+        opened.append(connect(cluster.uris[node]))
         return opened[-1]
 
     yield open_one

@@ -19,11 +19,11 @@ from benchmarks.systems import connect
 
 from tests.clusters import Cluster
 from tests.interop.helpers import assert_in_order_without_loss
+from tests.patience import PATIENCE_S
 
 LEADER = 1
 """The node where the queues of these tests are declared, so that it leads them at first."""
 COUNT = 3000
-CLIENT_TIME_LIMIT_S = 50
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Ledger:
 
 def declare_on_leader(cluster: Cluster, queue: str, kind: str = "quorum") -> None:
     """Declare the queue so that node `LEADER` leads it."""
-    connection = connect(cluster.uris[LEADER], timeout_s=30)
+    connection = connect(cluster.uris[LEADER])
     arguments = {"x-queue-type": kind}
     connection.channel().queue_declare(queue, durable=True, arguments=arguments)
     connection.close()
@@ -84,7 +84,7 @@ def run_client(
     client = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    timer = threading.Timer(CLIENT_TIME_LIMIT_S, client.kill)
+    timer = threading.Timer(PATIENCE_S, client.kill)
     timer.start()
     try:
         assert client.stdout is not None

@@ -10,8 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.clusters import Cluster, answered
-
-PATIENCE_S = 30.0
+from tests.patience import PATIENCE_S
 
 
 def eventually(

@@ -15,7 +15,6 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from tests.clusters import Cluster
 from tests.interop.conftest import Names
 from tests.interop.failover import (
-    CLIENT_TIME_LIMIT_S,
     COUNT,
     LEADER,
     Ledger,
@@ -23,6 +22,7 @@ from tests.interop.failover import (
     leader_killed,
     uris_from,
 )
+from tests.patience import PATIENCE_S
 
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 WINDOW = 50
@@ -45,7 +45,7 @@ async def test_publish_get_and_acknowledge(aio_channel: AbstractChannel, names: 
         correlation_id="c",
     )
     await aio_channel.default_exchange.publish(message, queue.name)
-    received = await queue.get(timeout=10)
+    received = await queue.get(timeout=PATIENCE_S)
     assert received is not None
     assert received.body == b"body"
     assert received.correlation_id == "c"
@@ -61,7 +61,7 @@ async def test_iterator_and_topic_exchange(aio_channel: AbstractChannel, names: 
     for key in ("a.b", "b.a", "a.c"):
         await exchange.publish(aio_pika.Message(key.encode()), key, mandatory=False)
     seen = []
-    async with queue.iterator(timeout=10) as messages:
+    async with queue.iterator(timeout=PATIENCE_S) as messages:
         async for message in messages:
             async with message.process():
                 seen.append(message.body)
@@ -87,7 +87,7 @@ async def test_transaction(aio_channel: AbstractChannel, names: Names, cluster: 
         await channel.default_exchange.publish(aio_pika.Message(b"dropped"), queue.name)
         await transaction.rollback()
     again = await aio_channel.get_queue(queue.name)
-    received = await again.get(timeout=10)
+    received = await again.get(timeout=PATIENCE_S)
     assert received is not None
     assert received.body == b"kept"
     await received.ack()
@@ -135,7 +135,7 @@ async def publish(
             await asyncio.gather(
                 *(
                     channel.default_exchange.publish(
-                        aio_pika.Message(str(number).encode()), queue, timeout=20
+                        aio_pika.Message(str(number).encode()), queue, timeout=PATIENCE_S
                     )
                     for number in window
                 )
@@ -184,7 +184,7 @@ async def test_leader_killed_while_publishing_and_consuming(
             await asyncio.to_thread(strike)
 
         uris = uris_from(cluster, first)
-        async with asyncio.timeout(CLIENT_TIME_LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(
                 publish(uris, queue, ledger, at_a_third), consume(uris[::-1], queue, ledger)
             )

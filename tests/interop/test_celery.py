@@ -21,12 +21,10 @@ from tests.interop.celery_app import make_app
 from tests.interop.conftest import Names
 from tests.interop.failover import LEADER, leader_killed, uris_from
 from tests.interop.helpers import eventually
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = 300
-RESULT_LIMIT_S = 40
-WORKER_LIMIT_S = 180
-TEST_LIMIT_S = 300
 LADDER = [f"celery_delayed_{level}" for level in range(28)]
 DELAY_S = 3
 
@@ -56,11 +54,8 @@ Start = Callable[..., Celery]
 
 
 @pytest.fixture
-def celery(
-    cluster: Cluster, names: Names, tmp_path: Path, time_limit: Callable[[int], None]
-) -> Iterator[Start]:
+def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Start]:
     """Starts Celery on a queue of the given type: the worker's first node is the leader."""
-    time_limit(TEST_LIMIT_S)
     # With quorum queues a worker declares what it needs for native delayed delivery.
     names.queues += LADDER
     names.exchanges += [*LADDER, "celery_delayed_delivery"]
@@ -91,7 +86,7 @@ def celery(
             )
         eventually(
             lambda: " ready." in log.read_text() or workers[-1].poll() is not None,
-            timeout_s=WORKER_LIMIT_S,
+            timeout_s=PATIENCE_S,
         )
         assert workers[-1].poll() is None, log.read_text()[-3000:]
         apps.append(make_app(";".join(uris_from(cluster, 0)), queue, kind, exchange_type))
@@ -118,11 +113,11 @@ def celery(
 def test_tasks_and_results(celery: Start, kind: str) -> None:
     started = celery(kind)
     results = [started.send("interop.square", number) for number in range(20)]
-    assert [result.get(timeout=RESULT_LIMIT_S) for result in results] == [
+    assert [result.get(timeout=PATIENCE_S) for result in results] == [
         number * number for number in range(20)
     ], started.log.read_text()[-3000:]
     with pytest.raises(ValueError, match="on purpose"):
-        started.send("interop.fail").get(timeout=RESULT_LIMIT_S)
+        started.send("interop.fail").get(timeout=PATIENCE_S)
 
 
 def test_tasks_survive_the_death_of_the_leader(celery: Start, cluster: Cluster) -> None:
@@ -133,7 +128,7 @@ def test_tasks_survive_the_death_of_the_leader(celery: Start, cluster: Cluster) 
             if number == TASKS // 3:
                 strike()
             results.append(started.send("interop.square", number))
-        answers = [result.get(timeout=RESULT_LIMIT_S) for result in results]
+        answers = [result.get(timeout=PATIENCE_S) for result in results]
     assert answers == [number * number for number in range(TASKS)]
 
 
@@ -143,8 +138,8 @@ def test_a_task_with_an_eta_waits_in_the_worker(celery: Start, kind: str) -> Non
     started = celery(kind)
     began = time.monotonic()
     late = started.send("interop.square", 3, countdown=DELAY_S)
-    assert started.send("interop.square", 4).get(timeout=RESULT_LIMIT_S) == 16
-    assert late.get(timeout=RESULT_LIMIT_S) == 9, started.log.read_text()[-3000:]
+    assert started.send("interop.square", 4).get(timeout=PATIENCE_S) == 16
+    assert late.get(timeout=PATIENCE_S) == 9, started.log.read_text()[-3000:]
     assert time.monotonic() - began >= DELAY_S
 
 
@@ -160,7 +155,7 @@ def test_the_broker_delays_tasks_with_an_eta(celery: Start, channel: Any, names:
     assert "Failed to" not in started.log.read_text()
     began = time.monotonic()
     late = started.send("interop.square", 3, countdown=DELAY_S)
-    assert late.get(timeout=RESULT_LIMIT_S) == 9, started.log.read_text()[-3000:]
+    assert late.get(timeout=PATIENCE_S) == 9, started.log.read_text()[-3000:]
     assert time.monotonic() - began >= DELAY_S - 1
 
 
@@ -169,7 +164,7 @@ def test_tasks_with_a_priority(celery: Start, kind: str) -> None:
     """Celery sends a priority with every task, 0 where nobody has said one."""
     started = celery(kind)
     results = [started.send("interop.square", level, priority=level) for level in range(5)]
-    answers = [result.get(timeout=RESULT_LIMIT_S) for result in results]
+    answers = [result.get(timeout=PATIENCE_S) for result in results]
     assert answers == [level * level for level in range(5)]
 
 

@@ -19,9 +19,9 @@ from tests.clusters import Cluster
 from tests.interop.celery_app import make_app
 from tests.interop.conftest import Names
 from tests.interop.helpers import eventually
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT_LIMIT_S = 40
 
 pytestmark = [
     # Celery and kombu keep sockets for their own reuse and leave them to the collector.
@@ -92,10 +92,10 @@ def workers(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Workers]
 
 def test_gossip_mingle_events_and_remote_control(workers: Workers) -> None:
     app, hosts = workers.app, workers.hosts
-    answers = app.control.ping(destination=hosts, timeout=10, limit=2)
+    answers = app.control.ping(destination=hosts, timeout=PATIENCE_S, limit=2)
     assert sorted(host for answer in answers for host in answer) == sorted(hosts)
     assert all(answer == {"ok": "pong"} for found in answers for answer in found.values())
-    statistics = app.control.inspect(destination=hosts, timeout=10, limit=2).stats()
+    statistics = app.control.inspect(destination=hosts, timeout=PATIENCE_S, limit=2).stats()
     assert sorted(statistics) == sorted(hosts)
 
     seen: list[str] = []
@@ -106,7 +106,7 @@ def test_gossip_mingle_events_and_remote_control(workers: Workers) -> None:
         with receiver.consumer_context() as (connection, _channel, _consumers):
             result = app.send_task("interop.square", args=(12,), queue=app.conf.task_default_queue)
             eventually(lambda: _heard(connection, seen, result.id))
-            assert result.get(timeout=RESULT_LIMIT_S) == 144
+            assert result.get(timeout=PATIENCE_S) == 144
 
 
 def _heard(connection: Any, seen: list[str], task: str) -> bool:

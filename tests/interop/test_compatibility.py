@@ -13,6 +13,7 @@ from pika import spec  # type: ignore[import-untyped]
 from tests.clusters import Cluster
 from tests.interop.conftest import Names
 from tests.interop.helpers import fetch_all, numbered, publish_confirmed
+from tests.patience import PATIENCE_S
 from tests.raw_amqp import RawPeer
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -64,7 +65,9 @@ def test_a_member_without_a_vote_is_not_waited_for(
     channel.queue_declare(
         queue, durable=True, arguments=QUORUM | {"x-quorum-initial-group-size": 1}
     )
-    with httpx.Client(base_url=f"{cluster.api}/api", auth=("guest", "guest"), timeout=60) as api:
+    with httpx.Client(
+        base_url=f"{cluster.api}/api", auth=("guest", "guest"), timeout=PATIENCE_S
+    ) as api:
         answer = api.post(
             f"/queues/quorum/%2F/{queue}/replicas/add",
             json={"node": cluster.node_name(2), "membership": "non_voter"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pika.frame  # type: ignore[import-untyped]
 import pytest
@@ -21,12 +22,13 @@ UNEXPECTED = "CHANNEL_ERROR - unexpected method in connection state running"
 
 def test_heartbeats_go_out_every_half_interval(peer: RawPeer) -> None:
     peer.handshake(heartbeat=2)
-    began = time.monotonic()
+    came = []
     for _ in range(6):
         assert isinstance(peer.frame(heartbeats=True), pika.frame.Heartbeat)
+        came.append(time.monotonic())
         peer.send_bytes(HEARTBEAT_FRAME)
-    # Six half intervals; six whole ones would take twelve seconds.
-    assert time.monotonic() - began < 9
+    # A busy machine delays some of them, but brings none early.
+    assert min(after - before for before, after in pairwise(came)) < 1.8
 
 
 @pytest.mark.parametrize("opened", [True, False])

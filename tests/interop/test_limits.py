@@ -12,7 +12,8 @@ import pytest
 
 from tests.clusters import Cluster
 from tests.interop.conftest import Names
-from tests.interop.helpers import PATIENCE_S, Inbox, eventually, fetch_all, publish_confirmed
+from tests.interop.helpers import Inbox, eventually, fetch_all, publish_confirmed
+from tests.patience import PATIENCE_S
 
 QUORUM = {"x-queue-type": "quorum"}
 NODES = (0, 1, 2)
@@ -158,7 +159,7 @@ def test_a_queue_with_a_consumer_stays(
     other = declare(x_expires=500)
     probe = open_connection(0).channel()
     with pytest.raises(pika.exceptions.ChannelClosedByBroker):
-        eventually(lambda: probe.queue_declare(other, passive=True) is None, timeout_s=20)
+        eventually(lambda: probe.queue_declare(other, passive=True) is None, timeout_s=PATIENCE_S)
     publish_confirmed(channel, queue, [b"x"])
     inbox.wait(1)
 

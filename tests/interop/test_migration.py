@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from benchmarks.systems import SystemMissing, connect
 
 from tests.docs.blocks import run_page
 from tests.interop.helpers import eventually, fetch_all, numbered, publish_confirmed
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 PLUGINS = (MANAGEMENT, "rabbitmq_shovel", "rabbitmq_consistent_hash_exchange")
-LIMIT_S = 300
 PAGE = "docs/migration.md"
 QUORUM = {"x-queue-type": "quorum"}
 CLASSIC = {"x-queue-type": "classic"}
@@ -122,7 +122,7 @@ class Api:
     def __init__(self, port: int) -> None:
         self.port = port
         self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}/api/", auth=("guest", "guest"), timeout=60
+            base_url=f"http://127.0.0.1:{port}/api/", auth=("guest", "guest"), timeout=PATIENCE_S
         )
 
     def get(self, path: str) -> Any:
@@ -141,9 +141,8 @@ class Api:
 
 
 @pytest.fixture
-def rabbit(time_limit: Callable[[int], None]) -> Iterator[tuple[RabbitCluster, Api]]:
+def rabbit() -> Iterator[tuple[RabbitCluster, Api]]:
     """One RabbitMQ node with the plugins that the guide speaks of."""
-    time_limit(LIMIT_S)
     base = cluster_ports()
     try:
         cluster = RabbitCluster(base_port=base, count=1, plugins=PLUGINS)
@@ -157,7 +156,7 @@ def rabbit(time_limit: Callable[[int], None]) -> Iterator[tuple[RabbitCluster, A
 
 
 @pytest.fixture
-def convoy(time_limit: Callable[[int], None]) -> Iterator[tuple[ConvoyCluster, Api]]:
+def convoy() -> Iterator[tuple[ConvoyCluster, Api]]:
     """A ConvoyMQ node of its own: the documents change users, policies and names."""
     base = cluster_ports()
     with ConvoyCluster(base_port=base, count=1) as cluster:
@@ -201,7 +200,7 @@ def test_a_rabbitmq_node_comes_over_by_the_guide(
         tmp_path,
         replaced=places,
         environment=old.environment(0),
-        timeout_s=LIMIT_S,
+        timeout_s=PATIENCE_S,
     )
 
     answer = json.loads((tmp_path / "answer.json").read_text())
@@ -259,14 +258,14 @@ def difference(wanted: list[dict[str, Any]], shown: list[dict[str, Any]]) -> str
 
 
 def publish(uri: str, queue: str, count: int) -> None:
-    connection = connect(uri, timeout_s=60)
+    connection = connect(uri)
     publish_confirmed(connection.channel(), queue, numbered(count))
     connection.close()
 
 
 def read(uri: str, queue: str, count: int) -> list[bytes]:
     """Takes what is in a queue, once it is there."""
-    connection = connect(uri, timeout_s=60)
+    connection = connect(uri)
     channel = connection.channel()
     found: list[bytes] = []
     if re.search("audit", queue):

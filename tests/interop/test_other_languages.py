@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,11 @@ from tests.interop.failover import (
     run_client,
     uris_from,
 )
+from tests.patience import PATIENCE_S
 
 CLIENTS = Path(__file__).parent / "clients"
 AMQPLIB = "amqplib@0.10.9"
 AMQP091 = "github.com/rabbitmq/amqp091-go@v1.10.0"
-INSTALL_LIMIT_S = 300
 
 Command = tuple[list[str], dict[str, str]]
 
@@ -37,11 +36,11 @@ def prepare(command: list[str], directory: Path) -> None:
             cwd=directory,
             capture_output=True,
             text=True,
-            timeout=INSTALL_LIMIT_S,
+            timeout=PATIENCE_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        pytest.skip(f"{' '.join(command)} takes more than {INSTALL_LIMIT_S} s")
+        pytest.skip(f"{' '.join(command)} takes more than {PATIENCE_S} s")
     if done.returncode != 0:
         pytest.skip(f"{' '.join(command)} fails: {done.stderr.strip()[-300:]}")
 
@@ -73,9 +72,8 @@ def amqp091(tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 
 @pytest.fixture(params=["amqplib", "amqp091"])
-def client(request: pytest.FixtureRequest, time_limit: Callable[[int], None]) -> Command:
+def client(request: pytest.FixtureRequest) -> Command:
     """Each client in turn. Getting it may take longer than a test; `prepare` gives up first."""
-    time_limit(2 * INSTALL_LIMIT_S)
     command: Command = request.getfixturevalue(request.param)
     return command
 

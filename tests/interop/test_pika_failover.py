@@ -15,7 +15,6 @@ from benchmarks.systems import connect
 from tests.clusters import Cluster
 from tests.interop.conftest import Names
 from tests.interop.failover import (
-    CLIENT_TIME_LIMIT_S,
     COUNT,
     LEADER,
     Ledger,
@@ -23,6 +22,7 @@ from tests.interop.failover import (
     leader_killed,
     uris_from,
 )
+from tests.patience import PATIENCE_S
 
 FAILURES = (pika.exceptions.AMQPError, OSError)
 
@@ -93,7 +93,7 @@ def test_nothing_is_lost_and_order_is_kept(
     queue = names.queue()
     declare_on_leader(cluster, queue)
     ledger, third = Ledger(), threading.Event()
-    deadline = time.monotonic() + CLIENT_TIME_LIMIT_S
+    deadline = time.monotonic() + PATIENCE_S
     uris = uris_from(cluster, first)
     with leader_killed(cluster, kill) as strike:
         threads = [
@@ -102,7 +102,7 @@ def test_nothing_is_lost_and_order_is_kept(
         ]
         for thread in threads:
             thread.start()
-        assert third.wait(CLIENT_TIME_LIMIT_S)
+        assert third.wait(PATIENCE_S)
         strike()
         for thread in threads:
             thread.join()

@@ -23,6 +23,7 @@ from tests.clusters import call, serving_cluster
 from tests.faults.topic_traffic import changed, create, leader_of, name_of, path
 from tests.faults.traffic import connect, until
 from tests.key_order import Delivery, KeyOrder
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports()
@@ -188,7 +189,7 @@ def test_a_member_keeps_its_leases_when_the_node_that_it_speaks_through_is_kille
         assert {pid: lease.epoch for pid, lease in member.consumer.leases.items()} == before
     finally:
         cluster.start_node(2)
-        cluster.wait_ready(60.0)
+        cluster.wait_ready()
     member.close()
 
 
@@ -245,7 +246,7 @@ def taken(client: Client, topic: str, count: int, **more: Any) -> list[bytes]:
     with TopicConsumer(client, topic, "g", **more) as consumer:
         found: list[bytes] = []
         while len(found) < count:
-            ctx = consumer.poll(30.0)
+            ctx = consumer.poll(PATIENCE_S)
             assert ctx is not None, found
             found.append(ctx.body)
             ctx.ack()
@@ -274,7 +275,7 @@ def test_groups_are_sought_by_time_vector_and_end(cluster: LocalCluster, client:
         # The end is that of when the group begins to read again.
         until(lambda: consumer.leases, "nobody owns the partition")
         publish(cluster, "sought", [("k", b"6")])
-        ctx = consumer.poll(30.0)
+        ctx = consumer.poll(PATIENCE_S)
         assert ctx is not None
         assert ctx.body == b"6"
         ctx.ack()
@@ -298,7 +299,7 @@ def test_what_cannot_be_is_refused_by_type(cluster: LocalCluster, client: Client
     with pytest.raises(errors.BadPosition, match="no place"):
         TopicReader(client, "typed", {0: 1})
     with TopicConsumer(client, "typed", "g") as consumer:
-        ctx = consumer.poll(30.0)
+        ctx = consumer.poll(PATIENCE_S)
         assert ctx is not None
         assert consumer.leases[ctx.pid].epoch == ctx.epoch
         with pytest.raises(errors.GroupLive, match="members"):

@@ -27,6 +27,7 @@ from convoymq.model.columnar import Op
 from tests.clusters import serving_cluster
 from tests.faults.topic_traffic import begin, changed, create, finished, leader_of, open_pids
 from tests.faults.traffic import until
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports()
@@ -103,7 +104,7 @@ class Load(threading.Thread):
     def goes_on(self, count: int = 150) -> None:
         """Waits until so many more messages are stored."""
         enough = self.stored + count
-        until(lambda: self.stored >= enough or self.failure is not None, "stores stand still", 40.0)
+        until(lambda: self.stored >= enough or self.failure is not None, "stores stand still")
         assert self.failure is None
 
     def finish(self, client: Client) -> None:
@@ -149,7 +150,7 @@ def test_every_message_is_there_once_through_changes_and_kills(
         finished(cluster, "load", change)
         load.goes_on()
         cluster.start_node(killed)
-        cluster.wait_ready(50.0)
+        cluster.wait_ready()
         changed(cluster, "load", "merge", pids=open_pids(cluster, "load")[:2])
         load.goes_on()
         pid = open_pids(cluster, "load")[0]
@@ -157,7 +158,7 @@ def test_every_message_is_there_once_through_changes_and_kills(
         cluster.kill(killed)
         load.goes_on()
         cluster.start_node(killed)
-        cluster.wait_ready(50.0)
+        cluster.wait_ready()
         other = next(n for n in (1, 2, 3) if n != leader_of(cluster, "load", pid))
         changed(cluster, "load", "move", pid=pid, node=str(other))
         load.goes_on()
@@ -256,7 +257,7 @@ def consume(
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=100)
-        for method, properties, body in channel.consume(queue, inactivity_timeout=30):
+        for method, properties, body in channel.consume(queue, inactivity_timeout=PATIENCE_S):
             assert method is not None, f"{len(found)} messages of {count}"
             found.append((method.routing_key, body, properties.headers))
             channel.basic_ack(method.delivery_tag)

@@ -39,14 +39,13 @@ from tests.faults.topic_traffic import (
 from tests.faults.traffic import until
 from tests.interop.test_topic_consumer import ctx_like
 from tests.key_order import Delivery, KeyOrder
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports()
 LOGICAL = 1024
 KEYS = 12
 HALF = 240
-EXPIRED_S = 60.0
-LEASE_S = 40.0
 Opened = Callable[..., Any]
 
 
@@ -443,7 +442,7 @@ class Stage:
     def http(self, method: str, path: str, body: object = None) -> tuple[object, ...]:
         """Returns status, `code` and reason of a refusal."""
         url = f"http://127.0.0.1:{self.cluster.nodes[0].http_port}/api/{path}"
-        answer = httpx.request(method, url, json=body, auth=("guest", "guest"), timeout=60)
+        answer = httpx.request(method, url, json=body, auth=("guest", "guest"), timeout=PATIENCE_S)
         found = answer.json()
         return answer.status_code, found.get("code"), found.get("reason", "")
 
@@ -490,7 +489,7 @@ class Stage:
             take(self.opened(), f"{topic}/g", 1)
             to = next(n for n in (1, 2, 3) if n != leader_of(self.cluster, topic, 0))
             changed(self.cluster, topic, "move", pid=0, node=str(to))
-        until(lambda: self.group(topic)["state"] == "data_expired", "it lives", EXPIRED_S)
+        until(lambda: self.group(topic)["state"] == "data_expired", "it lives")
         return topic
 
     @contextmanager
@@ -519,7 +518,7 @@ class Stage:
 
         def sent(client: Client) -> None:
             with TopicProducer(client, topic) as producer:
-                producer.send(key, b"x").result(30)
+                producer.send(key, b"x").result(PATIENCE_S)
 
         return self.python(sent, kind)
 
@@ -529,7 +528,7 @@ class Stage:
 
         def acknowledged(client: Client) -> None:
             with TopicConsumer(client, topic, "g") as consumer:
-                ctx = consumer.poll(30.0)
+                ctx = consumer.poll(PATIENCE_S)
                 assert ctx is not None
                 ctx.nack()
             TopicDelivery(ctx_like(ctx), consumer).ack()
@@ -682,7 +681,7 @@ def test_a_late_acknowledgement_has_no_answer(cluster: LocalCluster, opened: Ope
             == {body for pid, body in places if pid == other_has[0][1].headers["x-pid"]}
         )
 
-    until(came_again, "the messages do not come again", LEASE_S)
+    until(came_again, "the messages do not come again")
     slow.basic_ack(0, multiple=True)
     # The acknowledgement counts for the partition that it still has, and for no other.
     until(

@@ -11,11 +11,11 @@ import pytest
 from benchmarks.systems import connect
 
 from tests.clusters import Cluster
+from tests.patience import PATIENCE_S
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "examples" / "tutorials"
 QUEUES = ("tutorial.hello", "tutorial.tasks", "tutorial.square")
 EXCHANGES = ("tutorial.news", "tutorial.logs", "tutorial.weather")
-WAIT_S = 40.0
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -49,7 +49,7 @@ def start(cluster: Cluster) -> Iterator[Start]:
 
 def lines(process: subprocess.Popen[str]) -> list[str]:
     """What the program printed until its end, which must be a good one."""
-    output, errors = process.communicate(timeout=WAIT_S)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     return output.splitlines()
 

@@ -19,6 +19,7 @@ from tests.clusters import call, serving_cluster
 from tests.faults.topic_traffic import changed, create, path
 from tests.faults.traffic import until
 from tests.interop.test_topic_groups import Client, parked
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports()
@@ -247,7 +248,7 @@ def test_a_handler_that_raises_sends_its_message_to_a_retry_topic(
         assert sorted(handled) == [b"a2", b"a3", b"b1"]
         until(lambda: lag(cluster, "events") == 0, "a1 is not acknowledged")
     with TopicConsumer(columnar, "events.retry", "g") as retries:
-        ctx = retries.poll(20)
+        ctx = retries.poll(PATIENCE_S)
         assert ctx is not None
         assert (ctx.key, ctx.body) == (b"a", b"a1")
         assert b"events/g" in (ctx.headers["x-first-death-queue"] or b"")
@@ -260,11 +261,11 @@ def test_a_message_without_an_outcome_holds_nothing_else(
     create(cluster, "pending", 1, **WEAK, **{"retry-exchange": "failed-pending"})
     client().publish("pending", "a1", "a2", "a3")
     with TopicConsumer(columnar, "pending", "g", lanes=2) as consumer:
-        first = consumer.poll(20)
+        first = consumer.poll(PATIENCE_S)
         assert first is not None
         assert first.body == b"a1"
         for body in (b"a2", b"a3"):
-            ctx = consumer.poll(20)
+            ctx = consumer.poll(PATIENCE_S)
             assert ctx is not None
             assert ctx.body == body
             ctx.ack()

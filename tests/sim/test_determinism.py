@@ -8,6 +8,7 @@ import sys
 from functools import cache
 
 from convoymq.sim.world import Result, run_seed
+from tests.patience import PATIENCE_S
 
 SEEDS = (2, 3, 6)
 
@@ -37,7 +38,7 @@ def run_elsewhere(mode: str, hash_seed: str) -> str:
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     ).stdout
 
 

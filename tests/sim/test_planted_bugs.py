@@ -6,10 +6,10 @@ import multiprocessing
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.sim.planted import PLANTS, report
 
 SEEDS_MAX = 100
-TIME_LIMIT_S = 300
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.sim.interpreted_world"])
 
@@ -22,7 +22,7 @@ def test_planted_bug_is_caught(name: str) -> None:
     process.start()
     sender.close()
     try:
-        assert answer.poll(TIME_LIMIT_S), f"no answer in {TIME_LIMIT_S} s"
+        assert answer.poll(PATIENCE_S), f"no answer in {PATIENCE_S} s"
         assert answer.recv() is not None, f"not noticed in {SEEDS_MAX} seeds"
     finally:
         process.kill()

@@ -16,6 +16,7 @@ from convoymq.client import Client, ClientConfig
 from convoymq.kernels import columns as bits
 from convoymq.kernels.column_frame import build_frame
 from convoymq.spark.frames import binary_buffers
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 BASE_PORT = int(os.environ.get("CONVOY_SPARK_TEST_BASE_PORT") or cluster_ports())
@@ -28,7 +29,7 @@ class Broker:
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
         self.servers = ",".join(f"127.0.0.1:{node.amqp_port}" for node in cluster.nodes)
-        self.client = Client(ClientConfig(tuple(self.servers.split(",")), timeout=60))
+        self.client = Client(ClientConfig(tuple(self.servers.split(",")), timeout=PATIENCE_S))
         self._numbers = itertools.count()
 
     def declare(self, kind: str, **arguments: Any) -> str:

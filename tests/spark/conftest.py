@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import pytest
 from pyspark.sql import SparkSession
@@ -20,7 +18,6 @@ from tests.spark.fakes import FakeBroker, FakeClient
 from tests.spark.quick_start import SCRUBBED, spark_environment
 
 HERE = Path(__file__).parent
-TEST_TIME_LIMIT_S = 180
 REAL = ("nodes", "spark")
 """Fixtures that start processes."""
 
@@ -29,23 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and set(REAL) & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.cluster)
-
-
-@pytest.fixture(autouse=True)
-def time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Ends a test that hangs, with a traceback of where. A module may set its own limit."""
-    limit_s = getattr(request.module, "TEST_TIME_LIMIT_S", TEST_TIME_LIMIT_S)
-    # Each MERGE is several jobs there.
-    limit_s *= 3 if delta.is_used() else 1
-
-    def expired(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"the test took more than {limit_s} s")
-
-    before = signal.signal(signal.SIGALRM, expired)
-    signal.alarm(limit_s)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

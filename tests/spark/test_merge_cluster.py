@@ -22,6 +22,7 @@ from pyspark.sql import functions as f
 
 from convoymq.spark.pipelines import apply as pipeline
 from tests.faults.topic_traffic import changed, create, open_pids
+from tests.patience import PATIENCE_S
 from tests.ports import single_port
 from tests.spark import delta
 from tests.spark.cluster import Broker
@@ -32,8 +33,6 @@ from tests.spark.test_topics import change
 
 pytestmark = pytest.mark.skipif(not delta.is_used(), reason=delta.MISSING)
 
-TEST_TIME_LIMIT_S = 1200
-WAIT_S = 400
 JOB = Path(__file__).with_name("apply_job.py")
 MASTER_PORT, MASTER_WEB_PORT = single_port(), single_port()
 WORKER_WEB_PORTS = (single_port(), single_port())
@@ -46,7 +45,7 @@ PER_BATCH = "400"
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:
     with ExitStack() as stack:
-        yield Programs(tmp_path, stack, WAIT_S)
+        yield Programs(tmp_path, stack, PATIENCE_S)
 
 
 def start_cluster(programs: Programs) -> str:
@@ -165,7 +164,7 @@ def test_tables_equal_their_source_while_executors_and_drivers_are_killed(
     changed(nodes.cluster, "database", "merge", pids=open_pids(nodes.cluster, "database")[:2])
     source.more(EVENTS - EVENTS // 2 - EVENTS // 4)
     second = run(kill="merged users 4")
-    assert second.wait(WAIT_S) == -signal.SIGKILL, programs.log
+    assert second.wait(PATIENCE_S) == -signal.SIGKILL, programs.log
     # Java outlives its Python for a moment; its group goes with it.
     with suppress(ProcessLookupError):
         os.killpg(second.pid, signal.SIGKILL)

@@ -20,11 +20,10 @@ from convoymq.spark.errors import OptionError, SourceError
 from convoymq.spark.pipelines import apply as pipeline
 from convoymq.spark.pipelines import merging
 from convoymq.spark.pipelines.apply import TableSpec
+from tests.patience import PATIENCE_S
 from tests.spark import delta
 from tests.spark.test_apply import SCHEMA, Applier, Cut, changes, frame, table
 
-TEST_TIME_LIMIT_S = 400
-WAIT_S = 300
 FAST_TEST = "test_a_table_passes_from_one_way_to_the_other"
 
 
@@ -82,7 +81,7 @@ def test_tables_are_merged_side_by_side(spark: SparkSession, tmp_path: Path) -> 
     specs = [spec_of(tmp_path / name, name) for name in made]
     together = threading.Barrier(len(made))
     applier = Applier(spark, *specs, parallel=len(made))
-    applier.probe = lambda point: together.wait(WAIT_S) if point == "merging" else None
+    applier.probe = lambda point: together.wait(PATIENCE_S) if point == "merging" else None
     applier.write(frame(spark, [event for events, _ in made.values() for event in events]), 0)
     for name, (_, rows) in made.items():
         assert table(spark, tmp_path / name) == rows
@@ -117,7 +116,7 @@ def test_works_that_run_together(spark: SparkSession) -> None:
     ended: list[str] = []
 
     def failing(name: str) -> int:
-        begun.wait(WAIT_S)
+        begun.wait(PATIENCE_S)
         ended.append(name)
         raise SourceError(f"{name} failed")
 
@@ -207,7 +206,7 @@ def test_the_executors_merge_where_the_jars_are(tmp_path: Path) -> None:
         env={**os.environ, **delta.environment(os.environ.get("PYTHONPATH", ""))},
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

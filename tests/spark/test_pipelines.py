@@ -21,12 +21,12 @@ from convoymq.cli.pipeline import pipeline_app
 from convoymq.spark.pipelines import apply as applying
 from convoymq.spark.pipelines.archive import archive, archived
 from convoymq.spark.pipelines.manifest import Archive
+from tests.patience import PATIENCE_S
 from tests.spark.cluster import Broker
 from tests.spark.support import numbered
 from tests.spark.test_apply import SCHEMA, changes, table
 from tests.spark.test_processes import Programs, kill
 
-TEST_TIME_LIMIT_S = 300
 CONVOY = (sys.executable, "-m", "convoymq.cli", "pipeline")
 KILLED_JOB = """
 import json, os, signal, sys
@@ -61,7 +61,7 @@ def run(programs: Programs, *words: str) -> subprocess.CompletedProcess[str]:
         cwd=programs.path,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -136,7 +136,7 @@ def test_a_table_equals_its_source_after_a_kill_between_merge_and_commit(
         "schema": SCHEMA,
     }
     killed = programs.start(sys.executable, "-c", KILLED_JOB, json.dumps(job))
-    assert killed.wait(200) == -signal.SIGKILL, programs.log
+    assert killed.wait(PATIENCE_S) == -signal.SIGKILL, programs.log
     # Java outlives its Python for a moment; its group goes with it.
     with suppress(ProcessLookupError):
         os.killpg(killed.pid, signal.SIGKILL)

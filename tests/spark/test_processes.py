@@ -18,13 +18,12 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.patience import PATIENCE_S
 from tests.ports import single_port
 from tests.spark.cluster import Broker
 from tests.spark.quick_start import SCRUBBED, spark_environment
 from tests.spark.support import SCALE, numbered
 
-TEST_TIME_LIMIT_S = 400
-WAIT_S = 150
 DRIVER = Path(__file__).parent / "driver.py"
 MASTER_PORT, MASTER_WEB_PORT, WORKER_WEB_PORT = (single_port() for _ in range(3))
 
@@ -32,7 +31,7 @@ MASTER_PORT, MASTER_WEB_PORT, WORKER_WEB_PORT = (single_port() for _ in range(3)
 class Programs:
     """Starts processes, each in a group of its own, and ends all of them."""
 
-    def __init__(self, path: Path, stack: ExitStack, wait_s: float = WAIT_S) -> None:
+    def __init__(self, path: Path, stack: ExitStack, wait_s: float = PATIENCE_S) -> None:
         self.path = path
         self._wait_s = wait_s
         self._stack = stack
@@ -169,7 +168,7 @@ def test_a_driver_is_killed_in_mid_batch(
     writer = rows.writeStream.format("parquet").option("path", str(programs.path / "out"))
     writer = writer.option("checkpointLocation", str(programs.path / "checkpoint"))
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(WAIT_S)
+    assert query.awaitTermination(PATIENCE_S)
     assert values(spark, programs) == numbered(0, 3500 * SCALE)
     if kind != "stream":
         assert nodes.cluster.messages_in(name) == 0

@@ -11,6 +11,7 @@ import pytest
 
 from convoymq.spark.errors import ReservationLost, SourceError
 from convoymq.spark.queue import IDLE_TTL_MS
+from tests.patience import PATIENCE_S
 from tests.spark.fakes import FakeBroker, FakeQueue
 from tests.spark.support import Query, batch_rows, numbered, queue_source, tasks_rows
 
@@ -297,7 +298,7 @@ def until_heard(queue: FakeQueue) -> None:
     """Waits for a heartbeat of the one reservation."""
     queue.time_ms += 500
     (reservation,) = queue.reservations.by_name.values()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while reservation.heard_ms < queue.time_ms:
         assert time.monotonic() < deadline, "no heartbeat"
         time.sleep(0.01)

@@ -41,8 +41,6 @@ from tests.spark.test_audit import rewrite
 from tests.unit.trace.topic_injuries import INJURIES, Copy, Original, Rows
 
 PORT = cluster_ports()
-TEST_TIME_LIMIT_S = 400
-"""Of `conftest.time_limit`: a cluster with a kill and three changes, and two audits."""
 ONE_EACH: dict[Invariant, Callable[[Copy], None]] = {
     check: injury for injury, check in INJURIES.items()
 }
@@ -180,7 +178,7 @@ def test_a_real_topic_through_changes_kills_and_parked_keys_is_clean(
             cluster.kill(killed)
             traffic.goes_on(60)
             cluster.start_node(killed)
-            cluster.wait_ready(50.0)
+            cluster.wait_ready()
             body = {"keys": [f"key-{5 % KEYS}"]}
             status, answer = call(
                 cluster, "POST", path("real", "groups", "readers", "park", "resume"), body

@@ -33,10 +33,10 @@ from convoymq.spark.pipelines.triage import deaths, decisions, publishing, repor
 from convoymq.spark.pipelines.triage.pipeline import _Batches
 from convoymq.spark.pipelines.triage.rules import RuleError, Rules
 from convoymq.spark.pipelines.triage.table import TriageTable
+from tests.patience import PATIENCE_S
 from tests.spark.cluster import Broker
 from tests.spark.fakes import FakeBroker, FakeClient
 
-ARRIVE_S = 60
 RULES = """
 default = "park"
 park = "parked"
@@ -496,7 +496,7 @@ class Place:
                     break
             channel.basic_nack(tag, multiple=True, requeue=False)
             channel.cancel()
-        deadline = time.monotonic() + ARRIVE_S
+        deadline = time.monotonic() + PATIENCE_S
         while self.nodes.cluster.messages_in(self.dead) < last - first:
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -22,6 +22,7 @@ from convoymq.client import Client, ClientConfig
 from tests.clusters import answered
 from tests.faults.traffic import until
 from tests.interop.test_columnar import values_frame
+from tests.patience import PATIENCE_S
 from tests.upgrade.features import Filling, has_policies
 
 SIZE = 1000
@@ -166,7 +167,7 @@ def _consume(main: Any) -> None:
     main.basic_qos(prefetch_count=0)
     for name, count in (("jobs", 20), ("turns", 5)):
         main.basic_qos(prefetch_count=count)
-        for method, _, content in main.consume(name, inactivity_timeout=20):
+        for method, _, content in main.consume(name, inactivity_timeout=PATIENCE_S):
             assert method is not None
             main.basic_ack(method.delivery_tag)
             if int(content) == count - 1:
@@ -259,7 +260,7 @@ def _check_stream(main: Any, stream: str, count: int) -> None:
     found: list[int] = []
     arguments = {"x-stream-offset": "first"}
     for method, properties, content in main.consume(
-        stream, arguments=arguments, inactivity_timeout=20
+        stream, arguments=arguments, inactivity_timeout=PATIENCE_S
     ):
         assert method is not None, f"{stream}: {len(found)} of {count} messages came"
         assert properties.headers["x-stream-offset"] == len(found)
@@ -276,7 +277,7 @@ def _drain(main: Any, queue: str, count: int) -> list[tuple[int, bool]]:
     """Takes and acknowledges so many messages; nothing may be left behind them."""
     found: list[tuple[int, bool]] = []
     main.basic_qos(prefetch_count=50)
-    for method, _, content in main.consume(queue, inactivity_timeout=20):
+    for method, _, content in main.consume(queue, inactivity_timeout=PATIENCE_S):
         assert method is not None, f"{queue}: {len(found)} of {count} messages came"
         assert content == body(int(content)), f"{queue}: message {int(content)} is damaged"
         found.append((int(content), method.redelivered))

@@ -14,9 +14,11 @@ import typer
 
 from convoymq.cli.api import base_of, delete, get_json
 from convoymq.cli.cluster import (
+    DATA_DEFAULT,
     LocalCluster,
     LocalNode,
     cpu_seconds,
+    find_cluster,
     read_state,
     resident_bytes,
 )
@@ -40,8 +42,6 @@ app.add_typer(queues_app, name="queues")
 cluster_app = typer.Typer(help="Members of a running cluster.", no_args_is_help=True)
 app.add_typer(cluster_app, name="cluster")
 
-DATA_DEFAULT = Path("convoy-data")
-
 STATUS_TIMEOUT_S = 10.0
 FORGET_TIMEOUT_S = 600.0
 """Queues let go of the node first, 64 at a time."""
@@ -49,7 +49,8 @@ LIVE_TIMEOUT_S = 1.0
 
 
 DataOption = Annotated[
-    Path, typer.Option("--data", help="Directory of the local cluster (see `convoy up`).")
+    Path,
+    typer.Option("--data", help="Directory of the local cluster; not needed when only one runs."),
 ]
 UrlOption = Annotated[
     str, typer.Option("--url", help="HTTP API of any node, instead of a local cluster.")
@@ -85,13 +86,19 @@ def convoy(
 def up(
     nodes: Annotated[int, typer.Option(help="Nodes, each a process.")] = 3,
     data: DataOption = DATA_DEFAULT,
-    base_port: Annotated[int, typer.Option(help="AMQP port of the first node.")] = 5672,
+    base_port: Annotated[
+        int, typer.Option(help="AMQP port of the first node; see below for the others.")
+    ] = 5672,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value for all nodes; repeatable.")
     ] = None,
     format_: FormatOption = Format.TABLE,
 ) -> None:
-    """Run a cluster on this machine, in the foreground, with a live status table."""
+    """Run a cluster on this machine, in the foreground, with a live status table.
+
+    Node k listens for AMQP on BASE_PORT + k - 1, for HTTP 10,000 above, for metrics 10,020 above
+    and for the other nodes 20,000 above; 100, 200 and 300 above where that would exceed 65,535.
+    """
     settings = {}
     for text in set_ or []:
         key, equals, value = text.partition("=")
@@ -108,24 +115,12 @@ def up(
     except BrokerError as error:
         raise fail(error.text) from None
     code = 0
-    told: dict[int, str] = {}
     try:
-        while not stopping:
-            try:
-                cluster.wait_ready(0.1)
-                break
-            except Unavailable as error:
-                if " ended" in error.text:
-                    raise
-                waiting = cluster.waiting()
-                for waiter, reason in waiting.items():
-                    if told.get(waiter) != reason:
-                        print(f"node {waiter} waits: {reason}", file=sys.stderr)
-                told = waiting
-                if time.monotonic() - started > 60:
-                    raise
+        ports = f"AMQP from port {base_port}, HTTP from port {cluster.nodes[0].http_port}"
+        _say(f"starting {nodes} nodes in {cluster.data}: {ports}")
+        cluster.wait_ready(_say, lambda: stopping)
         took = time.monotonic() - started
-        if format_ is Format.JSON:
+        if format_ is Format.JSON and not stopping:
             print_json({"ready_after_s": round(took, 3), "nodes": status_rows(cluster.nodes)})
         _watch(cluster, stopping, took, live=format_ is Format.TABLE)
         if not stopping:
@@ -137,6 +132,10 @@ def up(
     finally:
         cluster.stop()
     raise typer.Exit(code)
+
+
+def _say(line: str) -> None:
+    print(f"convoy: {line}", file=sys.stderr, flush=True)
 
 
 def _watch(cluster: LocalCluster, stopping: list[int], took: float, live: bool) -> None:
@@ -323,9 +322,7 @@ def status(
             columns += ["mem_alarm", "supported_versions"]
             show(table(columns, [[row.get(column) for column in columns] for row in found]))
         return
-    nodes = read_state(data)
-    if not nodes:
-        raise fail(f"no cluster runs in {data}; start one with `convoy up`, or give --url")
+    nodes = _local_nodes(data)
     rows = status_rows(nodes)
     if format_ is Format.JSON:
         print_json({"nodes": rows})
@@ -351,10 +348,17 @@ def _ask(url: str, path: str, user: str, missing: str = "") -> Any:
 def _url(data: Path, url: str, but: int = 0) -> str:
     if url:
         return url
-    for local in read_state(data):
+    for local in _local_nodes(data):
         if local.pid is not None and local.number != but:
             return f"http://127.0.0.1:{local.http_port}"
-    raise fail(f"no cluster runs in {data}; start one with `convoy up`, or give --url")
+    raise fail(f"no other node of the cluster in {data} runs; give --url")
+
+
+def _local_nodes(data: Path) -> list[LocalNode]:
+    try:
+        return read_state(find_cluster(data))
+    except BrokerError as error:
+        raise fail(error.text) from None
 
 
 # -- queues -----------------------------------------------------------------------------------
@@ -460,7 +464,9 @@ app.command("recover")(recover)
 @app.command()
 def doctor(
     data: DataOption = DATA_DEFAULT,
-    base_port: Annotated[int, typer.Option(help="AMQP port of the first node.")] = 5672,
+    base_port: Annotated[
+        int, typer.Option(help="AMQP port of the first node; see below for the others.")
+    ] = 5672,
     nodes: int = 3,
     format_: FormatOption = Format.TABLE,
 ) -> None:

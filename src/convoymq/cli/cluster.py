@@ -15,16 +15,20 @@ import sys
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from convoymq.cli.api import get_json
+from convoymq.cli.starting import PROGRESS_CPU_S, STALLED_S, WAITS, reason, steps
 from convoymq.model.config import Address, NodeConfig, parse_listener
 from convoymq.model.errors import Misuse, Unavailable
 from convoymq.transport.listening import listen
 
 STATE_FILE = "cluster.json"
+DATA_DEFAULT = Path("convoy-data")
+NODE_MODULE = "convoymq.cli.serve"
 OFFSETS = (10_000, 10_020, 20_000)
 """HTTP, metrics and link ports above the AMQP port, as people know them from RabbitMQ."""
 OFFSETS_CLOSE = (100, 200, 300)
@@ -211,25 +215,50 @@ class LocalCluster:
             self._save()
         return ended
 
-    def wait_ready(self, timeout: float = 30.0) -> None:
-        """Waits until every running node serves AMQP clients.
+    def wait_ready(
+        self,
+        tell: Callable[[str], object] = lambda _step: None,
+        stopped: Callable[[], object] = lambda: False,
+    ) -> None:
+        """Waits until every running node serves AMQP clients, for as long as one makes progress.
+
+        Args:
+            tell: is called with a line for each step of a node.
+            stopped: whether to wait no longer.
 
         Raises:
-            Unavailable: not in time, or a node ended; the text ends with its last words.
+            Unavailable: no node makes progress, or one ended; the text says why.
         """
-        deadline = time.monotonic() + timeout
         waiting = [node for node in self.nodes if node.pid is not None]
-        while waiting:
+        told = {node.number: 0 for node in waiting}
+        progress, seen = time.monotonic(), dict[int, tuple[int, int]]()
+        while not stopped():
+            for node in waiting:
+                done = steps(self._logged(node.number))
+                for step in done[told[node.number] :]:
+                    tell(f"node {node.number} {step}")
+                told[node.number] = len(done)
             waiting = [node for node in waiting if not self._is_ready(node)]
             ended = self.poll()
             if ended:
                 raise Unavailable(f"node {ended[0]} ended: {self.last_words(ended[0])}")
             if not waiting:
                 return
-            if time.monotonic() > deadline:
+            now = {node.number: self._progress(node) for node in waiting}
+            if now != seen:
+                progress, seen = time.monotonic(), now
+            elif time.monotonic() - progress > STALLED_S:
                 number = waiting[0].number
-                raise Unavailable(f"node {number} is not ready: {self.last_words(number)}")
+                raise Unavailable(
+                    f"node {number} makes no progress for {STALLED_S:.0f} s: "
+                    f"{self.last_words(number)} (log: {self.log_file(number)})"
+                )
             time.sleep(POLL_S)
+
+    def _progress(self, node: LocalNode) -> tuple[int, int]:
+        """Returns what changes when a node does something: its log's size, its processor time."""
+        busy = cpu_seconds(node.pid) if node.pid is not None else 0.0
+        return len(self._logged(node.number)), int(busy / PROGRESS_CPU_S)
 
     def _is_ready(self, node: LocalNode) -> bool:
         """Returns whether the node itself answers, and not another process that took its port
@@ -251,32 +280,21 @@ class LocalCluster:
             return b""
 
     def last_words(self, number: int) -> str:
-        """Returns the end of a node's log file."""
-        try:
-            text = self.log_file(number).read_text("utf-8", "replace")
-        except OSError:
-            return ""
-        return " | ".join(text.strip().splitlines()[-3:])
+        """Returns why a node ended or does not go on, by its log since it was started."""
+        return reason(self._logged(number)) or "it has written nothing"
 
     def waiting(self) -> dict[int, str]:
         """Returns why running nodes wait before they found or join a cluster, by their logs."""
-        found = {}
-        for node in self.nodes:
-            reason = self._waits_for(node.number) if node.pid is not None else ""
-            if reason:
-                found[node.number] = reason
-        return found
-
-    def _waits_for(self, number: int) -> str:
-        reason = ""
-        for line in self._logged(number).splitlines():
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if entry.get("event") == "cluster.waiting":
-                    reason = str(entry.get("reason", ""))
-                elif entry.get("event") in ("cluster.forming", "cluster.joining", "node.ready"):
-                    reason = ""
-        return reason
+        last = {
+            node.number: steps(self._logged(node.number))[-1:]
+            for node in self.nodes
+            if node.pid is not None
+        }
+        return {
+            number: step.removeprefix(WAITS)
+            for number, [step] in ((n, found) for n, found in last.items() if found)
+            if step.startswith(WAITS)
+        }
 
     def log_file(self, number: int) -> Path:
         """Returns the path of a node's log."""
@@ -349,7 +367,7 @@ class LocalCluster:
 
     def _command(self, node: LocalNode) -> list[str]:
         """Returns the program of a node, without its arguments."""
-        return [sys.executable, "-m", "convoymq.cli.serve"]
+        return [sys.executable, "-m", NODE_MODULE]
 
     def _environment(self, node: LocalNode) -> dict[str, str]:
         """Returns the environment of a node."""
@@ -440,6 +458,37 @@ def read_state(data: Path) -> list[LocalNode]:
         if node.pid is not None and not Path(f"/proc/{node.pid}").exists():
             node.pid = None
     return nodes
+
+
+def running_clusters() -> list[Path]:
+    """Returns the directories of clusters that run on this machine, by their nodes' command
+    lines."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError, ValueError):
+            words = os.fsdecode(path.read_bytes()).split("\0")
+            if NODE_MODULE in words:
+                # LocalCluster._config
+                found.add(Path(words[words.index("--config") + 1]).parent.parent)
+    return sorted(data for data in found if read_state(data))
+
+
+def find_cluster(data: Path) -> Path:
+    """Returns where the cluster that a command is about has its data: `data`, or the only cluster
+    of this machine when nobody chose a directory.
+
+    Raises:
+        Misuse: none runs there; the text names those of this machine.
+    """
+    if read_state(data):
+        return data
+    others = running_clusters()
+    if len(others) == 1 and data == DATA_DEFAULT:
+        return others[0]
+    hint = "start one with `convoy up`, or give --url"
+    if others:
+        hint += f", or --data with one of {', '.join(map(str, others))}"
+    raise Misuse(f"no cluster runs in {data}; {hint}")
 
 
 def resident_bytes(pid: int) -> int:

@@ -9,16 +9,15 @@ import pika  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.edges import registry
+from tests.patience import PATIENCE_S
 from tests.running import Nodes
-
-TIMEOUT_S = 20
 
 
 async def test_lines_and_amqp_share_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The registration: in the source this is a line of the list.
     edges = [*registry.EDGES, "tests.examples.protocol_edge.edge"]
     monkeypatch.setattr(registry, "EDGES", edges)
-    async with Nodes(tmp_path) as nodes, asyncio.timeout(TIMEOUT_S):
+    async with Nodes(tmp_path) as nodes, asyncio.timeout(PATIENCE_S):
         port = nodes.amqp_port()
         await asyncio.to_thread(publish_by_amqp, port)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -12,9 +12,9 @@ import pytest
 from convoymq.queues import driver
 from convoymq.routing import queue_types
 from tests.examples.queue_type.driver import RingDriver
+from tests.patience import PATIENCE_S
 from tests.running import Nodes
 
-TIMEOUT_S = 20
 RING = {"x-queue-type": "ring", "x-ring-size": 2}
 
 
@@ -29,7 +29,7 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("ring")
 async def test_a_new_type_is_declared_published_to_and_consumed_from(tmp_path: Path) -> None:
-    async with Nodes(tmp_path) as nodes, asyncio.timeout(TIMEOUT_S):
+    async with Nodes(tmp_path) as nodes, asyncio.timeout(PATIENCE_S):
         port = nodes.amqp_port()
         await asyncio.to_thread(use_by_amqp, port)
         (row,) = json.loads(await nodes.api("queues/%2F"))
@@ -49,7 +49,7 @@ def use_by_amqp(port: int) -> None:
     channel.basic_reject(method.delivery_tag, requeue=True)
     channel.basic_qos(prefetch_count=1)
     found = []
-    for method, _, body in channel.consume("r", inactivity_timeout=TIMEOUT_S):
+    for method, _, body in channel.consume("r", inactivity_timeout=PATIENCE_S):
         assert method is not None
         found.append((body, method.redelivered))
         channel.basic_ack(method.delivery_tag)

@@ -22,6 +22,7 @@ from convoymq.edges.acceptor import SharedPorts
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.transport import listening
 from convoymq.transport.listening import has_ipv6
+from tests.patience import PATIENCE_S
 from tests.ports import single_port
 from tests.sockets import backlog_of
 from tests.unit.amqp.fakes import FakeBroker
@@ -104,7 +105,7 @@ def exchange_messages(port: int, **options: Any) -> list[bytes]:
         channel.basic_publish("", "q", body, mandatory=True)
     channel.basic_qos(prefetch_count=50)
     got = []
-    for method, _, body in channel.consume("q", inactivity_timeout=10):
+    for method, _, body in channel.consume("q", inactivity_timeout=PATIENCE_S):
         assert method is not None
         got.append(body)
         channel.basic_ack(method.delivery_tag)
@@ -157,7 +158,7 @@ async def test_clients_of_both_families_come_in(broker: FakeBroker, host: str) -
     await edge.stop()
     for address in ("127.0.0.1", "::1"):
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((address, local), timeout=5)
+            socket.create_connection((address, local), timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -183,7 +184,7 @@ async def test_a_client_that_still_writes_gets_its_close_ok(edge: Edge) -> None:
     )
 
     def work(port: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
             sock.sendall(pipelined)
             # Closed at once, the socket would answer one of these with a reset.
             while not select.select([sock], [], [], 0)[0] or close_ok not in (
@@ -243,7 +244,7 @@ async def test_stop_tells_clients_why(broker: FakeBroker) -> None:
     await stopping
     assert not edge.amqp.connections
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", edge.port), timeout=5)
+        socket.create_connection(("127.0.0.1", edge.port), timeout=PATIENCE_S)
 
 
 @pytest.mark.provokes("amqp.connection_limit")
@@ -252,10 +253,10 @@ async def test_connection_limit_closes_the_newcomer(broker: FakeBroker) -> None:
     await edge.start()
 
     def work(port: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as first:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as first:
             first.sendall(spec.PROTOCOL_HEADER)
             assert first.recv(7)
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as second:
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as second:
                 return second.recv(1)
 
     assert await edge.run(work) == b""
@@ -265,7 +266,7 @@ async def test_connection_limit_closes_the_newcomer(broker: FakeBroker) -> None:
 
 async def test_an_unknown_client_gets_the_protocol_header(edge: Edge) -> None:
     def work(port: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             data = b""
             while more := sock.recv(100):
@@ -280,7 +281,7 @@ async def test_silent_clients_are_dropped(broker: FakeBroker) -> None:
     await edge.start()
 
     def work(port: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
             return sock.recv(1)
 
     assert await edge.run(work) == b""
@@ -309,14 +310,14 @@ async def test_client_that_vanishes_gives_everything_back(edge: Edge, broker: Fa
     )
 
     def work(port: int) -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
             sock.sendall(pipelined)
             data = b""
             while codec.method_frame(1, spec.BasicDeliver())[7:11] not in data:
                 data += sock.recv(4096)
 
     await edge.run(work)
-    deadline = asyncio.get_running_loop().time() + 5
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not broker.closed and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.01)
     assert broker.closed
@@ -352,12 +353,12 @@ async def test_the_end_of_a_blocked_client_is_noticed(
     )
 
     def connect(port: int) -> socket.socket:
-        sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+        sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         sock.sendall(opening + publish)
         return sock
 
     with await edge.run(connect) as stays, await edge.run(connect) as goes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while [each.is_blocked for each in edge.amqp.connections.values()] != [True, True]:
                 await asyncio.sleep(0.01)
             for sock in (stays, goes):

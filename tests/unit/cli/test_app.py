@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 from typer.testing import CliRunner
 
@@ -118,7 +119,7 @@ def test_a_node_without_a_file_says_what_it_uses(tmp_path: Path) -> None:
 
 def convoy(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "convoymq.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

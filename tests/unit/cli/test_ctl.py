@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from convoymq.admin_socket import SOCKET_NAME
 from convoymq.broker import selection
@@ -721,7 +722,9 @@ def test_launchers_run_the_tools_under_rabbitmqs_names(tmp_path: Path) -> None:
     assert run("--install-names", str(tmp_path)) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == LAUNCHERS
     for name in LAUNCHERS:
-        done = subprocess.run([tmp_path / name, "help"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [tmp_path / name, "help"], capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert done.returncode == 0, done.stderr
         assert re.search(rf"^{name} \[--node", done.stdout, re.MULTILINE)
     # Again: its own files are replaced.

@@ -21,6 +21,7 @@ from convoymq.client.topic_rows import TopicRow, frame_of_rows
 from convoymq.client.topics import TopicPartition, route_of
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame, Op
+from tests.patience import PATIENCE_S
 from tests.unit.client.test_client import CLOSE, SILENCE, Server
 
 ROUTE = {
@@ -128,7 +129,7 @@ def test_what_has_no_answer_is_sent_again_elsewhere(serve: Any, opened: Opened) 
     first, second = serve(CLOSE), serve()
     producer = opened(first, second)
     futures = [producer.send(b"k", b"%d" % i) for i in range(5)]
-    assert [each.result(10.0).seq for each in futures] == [1, 2, 3, 4, 5]
+    assert [each.result(PATIENCE_S).seq for each in futures] == [1, 2, 3, 4, 5]
     assert second.stored == [(0, b"%d" % i) for i in range(5)]
 
 
@@ -142,7 +143,7 @@ def test_what_has_no_answer_is_sent_again_elsewhere(serve: Any, opened: Opened) 
 )
 def test_a_refusal_that_ends_is_tried_again(serve: Any, opened: Opened, refusal: Any) -> None:
     server = serve(refusal, refusal)
-    assert opened(server).send(b"k", b"v").result(10.0).seq == 1
+    assert opened(server).send(b"k", b"v").result(PATIENCE_S).seq == 1
     assert server.stored == [(0, b"v")]
 
 
@@ -151,7 +152,7 @@ def test_a_closed_partition_leads_to_its_targets(serve: Any, opened: Opened) -> 
     server.route = ROUTE
     producer = opened(server)
     server.route = NEWER
-    producer.send(b"k", b"v").result(10.0)
+    producer.send(b"k", b"v").result(PATIENCE_S)
     assert server.pids == [0, 3, 3]
     assert server.stored == [(3, b"v")]
 
@@ -160,7 +161,7 @@ def test_a_wrong_range_asks_for_the_route(serve: Any, opened: Opened) -> None:
     server = serve(runs("WRONG_RANGE"))
     producer = opened(server)
     server.route = NEWER
-    producer.send(b"k", b"v").result(10.0)
+    producer.send(b"k", b"v").result(PATIENCE_S)
     assert server.stored == [(3, b"v")]
 
 
@@ -183,10 +184,10 @@ def test_the_message_that_is_refused_fails_with_what_is_behind_it(
     bad = producer.send(b"k", b"bad")
     behind = producer.send(b"k", b"4")
     for each in (first, *good):
-        each.result(10.0)
+        each.result(PATIENCE_S)
     for each in (bad, behind, producer.send(b"k", b"5")):
         with pytest.raises(errors.PreconditionFailed, match="another kind"):
-            each.result(10.0)
+            each.result(PATIENCE_S)
     assert [body for _, body in server.stored] == [b"0", b"1", b"2", b"3"]
     producer.flush(1.0)
 
@@ -194,9 +195,9 @@ def test_the_message_that_is_refused_fails_with_what_is_behind_it(
 def test_a_partition_that_has_forgotten_is_not_written_to(serve: Any, opened: Opened) -> None:
     server = serve(None, runs("OUT_OF_SEQ", expected=1))
     producer = opened(server)
-    producer.send(b"k", b"0").result(10.0)
+    producer.send(b"k", b"0").result(PATIENCE_S)
     with pytest.raises(errors.TopicRefused, match="has not what was stored") as raised:
-        producer.send(b"k", b"1").result(10.0)
+        producer.send(b"k", b"1").result(PATIENCE_S)
     assert raised.value.topic_code == "OUT_OF_SEQ"
 
 
@@ -216,7 +217,7 @@ def test_what_no_other_try_changes_ends_the_producer(
 ) -> None:
     producer = opened(serve(answer))
     with pytest.raises(kind):
-        producer.send(b"k", b"v").result(10.0)
+        producer.send(b"k", b"v").result(PATIENCE_S)
     with pytest.raises(kind):
         producer.flush(1.0)
     with pytest.raises(kind):
@@ -241,7 +242,7 @@ def test_a_message_that_is_too_large_is_not_sent(serve: Any, opened: Opened) -> 
     server = serve()
     producer = opened(server)
     with pytest.raises(errors.PreconditionFailed, match="too large"):
-        producer.send(b"k", bytes(1 << 20)).result(10.0)
+        producer.send(b"k", bytes(1 << 20)).result(PATIENCE_S)
     assert server.pids == []
 
 

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from convoymq.model.columnar import ANSWER, HEADER_SIZE, PREFACE, ErrorCode, Op, encode_frame
+from tests.patience import PATIENCE_S
 from tests.unit.fetch.support import FakeStream, Peer, Rig, values_frame
 
 FAST = settings(
@@ -56,13 +57,13 @@ class World:
 
     async def settle(self, peer: Peer) -> None:
         """Until everything that was asked is answered, or the connection is closed."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not peer.transport.closed and (
                 peer.connection._tasks or peer.connection._waiting
             ):
                 await asyncio.sleep(0.001)
         peer.transport.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while peer.connection.id in self.rig.edge.connections:
                 await asyncio.sleep(0.001)
 

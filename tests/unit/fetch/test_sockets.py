@@ -20,6 +20,7 @@ from convoymq.client import Client, ClientConfig, TlsConfig, errors
 from convoymq.edges.acceptor import SharedPorts
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.model.columnar import PREFACE
+from tests.patience import PATIENCE_S
 from tests.unit.fetch.support import Rig, values_frame
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -63,7 +64,7 @@ def on_listener(
 
 
 def config(port: int, **more: Any) -> ClientConfig:
-    return ClientConfig((f"127.0.0.1:{port}",), **{"timeout": 10.0, **more})
+    return ClientConfig((f"127.0.0.1:{port}",), **{"timeout": PATIENCE_S, **more})
 
 
 def use(port: int, **more: Any) -> list[bytes]:

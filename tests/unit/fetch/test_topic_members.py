@@ -14,6 +14,7 @@ from convoymq.client.topic_rows import TopicRow, frame_of_rows
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.topics.hashing import logical_partition
+from tests.patience import PATIENCE_S
 from tests.unit.fetch.support import Peer, Rig, reader
 
 GROUP = {"topic": "orders", "group": "g"}
@@ -66,7 +67,7 @@ class Member:
 
     async def own(self) -> None:
         """Waits until it has the partition."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not (leases := (await self.beat()).map.get("leases")):
                 await asyncio.sleep(0.01)
         assert isinstance(leases, list)
@@ -172,7 +173,7 @@ async def test_a_fetch_waits_for_messages(rig: Rig, member: Member) -> None:
     other = await rig.client()
     frame = frame_of_rows([TopicRow(b"k", b"5")])
     assert (await other.ask(Op.TOPIC_PRODUCE, frame, **produced)).status == 0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (found := member.client.answer_to(number)) is None:
             await asyncio.sleep(0.005)
     assert bodies(found) == [b"5"]
@@ -187,7 +188,7 @@ async def test_a_member_is_woken_when_it_gets_a_partition(rig: Rig, member: Memb
     assert answer.status == 0, answer.map
     number = other.client.send(Op.GROUP_WAKE, {**wake, "wait_ms": 10_000})
     await member.beat(leaves=True, released=(0, member.epoch))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (found := other.client.answer_to(number)) is None:
             await asyncio.sleep(0.005)
     assert found.map == {"woken": True}
@@ -196,7 +197,7 @@ async def test_a_member_is_woken_when_it_gets_a_partition(rig: Rig, member: Memb
     parts = rig.broker.topic_parts.groups.parts
     assert other.name in parts.members
     other.client.transport.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while other.name in parts.members:
             await asyncio.sleep(0.005)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from convoymq.model.columnar import ErrorCode, Op
+from tests.patience import PATIENCE_S
 from tests.unit.fetch.support import Peer, Rig, reader
 
 
@@ -57,7 +58,7 @@ async def test_who_follows_a_change_waits_for_the_next_version(rig: Rig, client:
     assert answer.map["version"] == 0
     number = client.send(Op.TOPIC_ROUTE, {"topic": "orders", "newer_than": 0, "wait_ms": 5000})
     change = await rig.broker.topics.split("/", "orders", 0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (found := client.answer_to(number)) is None:
             await asyncio.sleep(0.005)
     assert found.map["version"] == 1
@@ -69,7 +70,7 @@ async def test_who_follows_a_change_waits_for_the_next_version(rig: Rig, client:
 async def test_a_topic_that_goes_meanwhile_is_not_found(rig: Rig, client: Peer) -> None:
     number = client.send(Op.TOPIC_ROUTE, {"topic": "orders", "newer_than": 0, "wait_ms": 5000})
     await rig.broker.topics.delete("/", "orders")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (found := client.answer_to(number)) is None:
             await asyncio.sleep(0.005)
     assert (found.status, found.map["text"]) == (

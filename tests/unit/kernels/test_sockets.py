@@ -22,6 +22,7 @@ from convoymq.kernels.sockets import (
     free_heap_bytes,
     trim_malloc,
 )
+from tests.patience import PATIENCE_S
 
 FRAME_MAX = 4 << 20
 
@@ -199,7 +200,11 @@ def test_released_code_is_not_resident_and_runs_again() -> None:
         print(before, after, json.dumps(re.findall("a+", "aab")), ssl.OPENSSL_VERSION[:7])
     """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     before, after, *rest = done.stdout.split()
     assert int(after) < int(before) / 2

@@ -24,6 +24,7 @@ from convoymq.metadata.machine import User
 from convoymq.model.tables import Field, Table
 from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.queue import LocalQueue
+from tests.patience import PATIENCE_S
 from tests.unit.management.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, queue_end, until
 
@@ -736,7 +737,7 @@ async def test_half_a_request_is_given_up(cluster: FakeCluster, sent: bytes) -> 
         with capture_logs() as logs:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
             writer.write(sent)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 with contextlib.suppress(ConnectionError):
                     await reader.read()
             writer.close()
@@ -756,7 +757,7 @@ async def test_a_client_that_reads_nothing_is_given_up(cluster: FakeCluster) -> 
             b"GET /api/nodes HTTP/1.1\r\nhost: x\r\nauthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n\r\n"
         )
         with capture_logs() as logs:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while not logs:
                     await asyncio.sleep(0.01)
         assert logs[0]["reason"] == "answer not read"

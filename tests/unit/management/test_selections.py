@@ -11,6 +11,7 @@ import pytest
 
 from convoymq.broker import browse as browse_module
 from convoymq.queues.quorum import browsing
+from tests.patience import PATIENCE_S
 from tests.unit.management.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import FakeCluster
 
@@ -67,7 +68,7 @@ async def act(
     if code != 200:
         return dict(begun)
     path = f"/convoy/queues/%2F/{source}/operations/{begun['operation']}"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (found := await ok(api.get(path)))["state"] != "done":
             await asyncio.sleep(0.01)
     return dict(found)
@@ -102,7 +103,7 @@ async def letters(cluster: FakeCluster, api: httpx.AsyncClient) -> None:
     assert len(await take(api, WORK, 3, "reject_requeue_false")) == 3
 
     async def arrived() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await browse(api, DEAD))["messages_ready"] < 3:
                 await asyncio.sleep(0.01)
 
@@ -258,7 +259,7 @@ async def test_dead_letters_go_back_to_where_they_came_from(api: httpx.AsyncClie
         ("", WORK), ("amq.direct", "blue"), ("", WORK),
     ]  # fmt: skip
     # They die again, and it counts.
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (await browse(api, DEAD))["messages_ready"] < 3:
             await asyncio.sleep(0.01)
     rows = (await browse(api, DEAD))["messages"]
@@ -329,11 +330,11 @@ async def test_a_full_target_is_waited_for_or_cancelled(
     path = f"/convoy/queues/%2F/{DEAD}/operations/m"
     begun = await ok(api.post(f"/convoy/queues/%2F/{DEAD}/messages/move", json=body))
     assert begun["state"] == "running"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (await ok(api.get(path)))["waits_for"] != "queue 'full' is full":
             await asyncio.sleep(0.01)
     await ok(api.delete("/queues/%2F/full"), 204)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (await ok(api.get(path)))["state"] != "done":
             await asyncio.sleep(0.01)
     assert counts(await ok(api.delete(path))) == {"selected": 3, "returned": 3}
@@ -357,7 +358,7 @@ async def test_another_leader_goes_on(cluster: FakeCluster, api: httpx.AsyncClie
         cluster.groups[group].replicas[node].is_leader = node == other
         queue.on_leader(group, other, 2)
     path = f"/convoy/queues/%2F/{DEAD}/operations/m"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (await ok(api.get(path)))["state"] != "done":
             await asyncio.sleep(0.01)
     assert await drained(api, PARKED) == ["one", "two", "three"]

@@ -21,6 +21,7 @@ from convoymq.management.app import make_api
 from convoymq.management.handlers import ROUTES
 from convoymq.metadata.access import SHA256, hash_sha256
 from convoymq.metadata.commands import PutPermission, PutUser, PutVhost
+from tests.patience import PATIENCE_S
 from tests.unit.management.test_api import api, cluster
 from tests.unit.queues.fake_cluster import FakeCluster
 
@@ -216,7 +217,7 @@ def test_no_request_of_any_shape_fails(
         transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
         auth = ("guest", "guest")
         async with httpx.AsyncClient(transport=transport, base_url="http://api", auth=auth) as api:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 return await api.request(method, f"/api/{path}", params=query, content=content)
 
     with capture_logs() as logs:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.patience import PATIENCE_S
+
 CODE = """
 import os, resource, sys
 from convoymq.model.late_imports import import_late, reserve_descriptors
@@ -32,7 +34,7 @@ except OSError:
 
 def run(mode: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", CODE, mode], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", CODE, mode], capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 

@@ -31,6 +31,7 @@ from convoymq.replication.raft.membership import Membership
 from convoymq.routing.types import Destination, DestinationKind
 from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
+from tests.patience import PATIENCE_S
 
 INCARNATION = 7
 
@@ -390,7 +391,7 @@ class FakeCluster:
         )
 
 
-async def until(condition: Any, seconds: float = 10.0) -> None:
+async def until(condition: Any, seconds: float = PATIENCE_S) -> None:
     """Waits for a condition with a deadline."""
     async with asyncio.timeout(seconds):
         while not condition():

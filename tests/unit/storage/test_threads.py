@@ -21,6 +21,7 @@ from convoymq.storage.threads import (
     ThreadWorker,
 )
 from convoymq.storage.types import GroupPlan, Snapshot, StorageConfig
+from tests.patience import PATIENCE_S
 from tests.unit.storage.disk import entry_of
 
 CONFIG = StorageConfig(
@@ -43,14 +44,14 @@ class RealNode:
     async def close(self) -> None:
         closed = self.loop.create_future()
         self.storage.close(lambda: closed.set_result(None))
-        await asyncio.wait_for(closed, 30)
+        await asyncio.wait_for(closed, PATIENCE_S)
         self.worker.close()
         self.loop.remove_reader(self.flusher.fileno())
         self.flusher.close()
 
 
 async def until_written(node: RealNode, groups: list[int], index: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while any(node.storage.logs[g].written_index < index for g in groups):
             await asyncio.sleep(0)
 
@@ -85,7 +86,7 @@ async def test_entries_outlive_restarts_and_wal_compactions(tmp_path: Path, rest
                 await until_written(node, groups, i)
         last += 600
         await until_written(node, groups, last)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while storage.wal_files_waiting:
                 await asyncio.sleep(0.001)
         assert storage.compacted_files > 3

@@ -11,6 +11,7 @@ from convoymq.model import trace as words
 from convoymq.model.errors import PreconditionFailed
 from convoymq.trace import segments
 from convoymq.trace.recorder import Traces, TraceSettings
+from tests.patience import PATIENCE_S
 from tests.unit.queues.classic.support import Channel, message
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
@@ -45,7 +46,7 @@ async def test_a_queue_that_asks_is_traced_on_every_member(
     await until(lambda: ("published", [1, 3], True) in user.heard)
     for node in cluster.nodes.values():
         node.broker.traces.stop()
-        node.broker.traces.join(30)
+        node.broker.traces.join(PATIENCE_S)
     for number in cluster.nodes:
         kinds = {row["kind"] for row in rows_of(tmp_path / f"trace-{number}")}
         assert words.PUBLISHED in kinds

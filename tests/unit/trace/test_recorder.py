@@ -19,6 +19,7 @@ from convoymq.trace import segments
 from convoymq.trace.recorder import Traces, TraceSettings
 from convoymq.trace.segments import Segment
 from convoymq.trace.writer import Writer
+from tests.patience import PATIENCE_S
 from tests.unit.queues.quorum.support import Log, session_id
 
 from .support import Recording, random_log, rows_of
@@ -418,7 +419,7 @@ def test_a_directory_that_cannot_be_read_begins_anew(
     traces = Traces(tmp_path, 1, 1, TraceSettings())
     assert traces.open("/", "q", "quorum", 1) is not None
     traces.stop()
-    traces.join(30)
+    traces.join(PATIENCE_S)
 
 
 @pytest.mark.moves("convoy_trace_rows_lost_total")
@@ -436,7 +437,7 @@ def test_rows_that_are_dropped_are_counted(tmp_path: Path) -> None:
         made.flush()
     show(traces)
     traces.stop()
-    traces.join(30)
+    traces.join(PATIENCE_S)
 
 
 def show(traces: Traces) -> None:

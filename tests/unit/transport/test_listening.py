@@ -13,6 +13,7 @@ import pytest
 
 from convoymq.transport import listening
 from convoymq.transport.listening import Acceptor, addresses_of, has_ipv6, listen, plain_address
+from tests.patience import PATIENCE_S
 from tests.ports import single_port
 from tests.sockets import backlog_of
 
@@ -28,7 +29,7 @@ def opened() -> Iterator[list[socket.socket]]:
 
 
 def connect(host: str, port: int) -> None:
-    socket.create_connection((host, port), timeout=5).close()
+    socket.create_connection((host, port), timeout=PATIENCE_S).close()
 
 
 @needs_ipv6
@@ -136,8 +137,8 @@ async def test_accepting_pauses_while_no_descriptor_is_free(
         lambda made, _peer: accepted.set_result(made),
         lambda error: failures.append(error.errno),
     )
-    with socket.create_connection(sock.getsockname(), timeout=5):
-        async with asyncio.timeout(5):
+    with socket.create_connection(sock.getsockname(), timeout=PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             (await accepted).close()
     assert failures == [errno.EMFILE, errno.EMFILE]
     acceptor.close()
@@ -150,8 +151,8 @@ async def test_accepting_ends_also_during_a_pause() -> None:
     paused: asyncio.Future[OSError] = loop.create_future()
     scarce: Any = Scarce(sock, 1)
     acceptor = Acceptor(loop, scarce, lambda made, _peer: made.close(), paused.set_result)
-    with socket.create_connection(address, timeout=5):
-        async with asyncio.timeout(5):
+    with socket.create_connection(address, timeout=PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await paused
         acceptor.close()
     acceptor.close()
@@ -169,8 +170,8 @@ async def test_a_connection_that_failed_while_it_waited_harms_nobody(number: int
     acceptor = Acceptor(
         loop, scarce, lambda made, _peer: accepted.set_result(made), failures.append
     )
-    with socket.create_connection(sock.getsockname(), timeout=5):
-        async with asyncio.timeout(5):
+    with socket.create_connection(sock.getsockname(), timeout=PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             (await accepted).close()
     acceptor.close()
     assert failures == []

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from convoymq.admin_socket import SOCKET_NAME, ask
 from convoymq.cli.api import USER_DEFAULT, NoAnswer, base_of, call, json_of
+from convoymq.cli.cluster import DATA_DEFAULT, find_cluster
 from convoymq.cli.ctl.failures import NO_PERMISSION, TIMED_OUT, UNAVAILABLE, USAGE, Failure
 from convoymq.model.errors import BrokerError, Misuse, Unavailable
 from convoymq.model.json import Json, JsonObject
@@ -26,7 +27,6 @@ TIMEOUT_S = 600.0
 """A command for many queues answers when all are done."""
 CONNECT_TIMEOUT_S = 10.0
 _AMQP_CODE = re.compile(r"^\d{3} [A-Z_]+ - ")
-DATA_DEFAULT = "convoy-data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,12 @@ def _default_directory() -> str:
         return given
     config = os.environ.get("CONVOY_CONFIG_FILE")
     if not config:
-        return DATA_DEFAULT
+        if (DATA_DEFAULT / SOCKET_NAME).exists():
+            return str(DATA_DEFAULT)
+        try:
+            return str(find_cluster(DATA_DEFAULT))
+        except Misuse:
+            return str(DATA_DEFAULT)
     from convoymq.model.config import load
 
     try:

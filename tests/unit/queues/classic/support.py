@@ -19,6 +19,7 @@ from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.routing.types import QueueType
 from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
+from tests.patience import PATIENCE_S
 from tests.unit.queues.dead_letter_targets import Routes
 
 
@@ -269,7 +270,7 @@ def wait_for_writer(node: Node) -> None:
         return
     reached = threading.Event()
     node.host.writer.barrier(reached.set)
-    assert reached.wait(30)
+    assert reached.wait(PATIENCE_S)
 
 
 def queue_record(
