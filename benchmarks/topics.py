@@ -5,11 +5,12 @@
 
 Three nodes of ConvoyMQ on loopback. `throughput`: one and eight publishers to a topic of eight
 partitions, and to as many streams, in turn; ratios of rates and of the nodes' processor time for a
-message. `changes`: longest waits of a publisher that waits for each confirm, in the range that is
-split, moved and merged, and of one outside of it. `stalls`: the same changes with two members of a
-group that have nothing else to read; longest times from the confirm of a message to its delivery.
-`order`: messages out of the order of their keys when partitions are added half-way, with a topic
-and with an exchange that hashes modulo the number of its queues, which must have some.
+message; consumers of the topic have one message of a key at a time, and once more as many as their
+prefetch allows. `changes`: longest waits of a publisher that waits for each confirm, in the range
+that is split, moved and merged, and of one outside of it. `stalls`: the same changes with two
+members of a group that have nothing else to read; longest times from the confirm of a message to
+its delivery. `order`: messages out of the order of their keys when partitions are added half-way,
+with a topic and with an exchange that hashes modulo the number of its queues, which must have some.
 `idle`: processor time of the nodes with a thousand topics of four partitions that nobody uses, and
 with none.
 """
@@ -49,12 +50,18 @@ TOPIC = "bench"
 PARTITIONS = 8
 LOGICAL = 1024
 KEYS = 10_000
-LOADS = (
-    ("8 publishers", 8, "pub"),
-    ("8 publishers and consumers", 8, "both"),
-    ("1 publisher", 1, "pub"),
+LOADS: tuple[tuple[str, int, str, dict[str, str | int]], ...] = (
+    ("8 publishers", 8, "pub", {}),
+    ("8 publishers and consumers", 8, "both", {}),
+    (
+        "8 publishers and consumers, no limit per key",
+        8,
+        "both",
+        {"declare-args": "x-key-in-flight=0"},
+    ),
+    ("1 publisher", 1, "pub", {}),
 )
-"""(name, publishers, mode of `convoy perf`)."""
+"""(name, publishers, mode and options of `convoy perf` for the topic)."""
 SETTLE_S = 0.5
 POLL_S = 0.002
 CHANGE_TIMEOUT_S = 30.0
@@ -226,7 +233,11 @@ class Topics:
 
 
 def to_topic(
-    cluster: ConvoyCluster, publishers: int, seconds: float, mode: str
+    cluster: ConvoyCluster,
+    publishers: int,
+    seconds: float,
+    mode: str,
+    options: dict[str, str | int],
 ) -> dict[str, float]:
     """Publishes to a fresh topic of eight partitions."""
     topics = Topics(cluster.api)
@@ -237,7 +248,7 @@ def to_topic(
             publishers,
             seconds,
             mode,
-            {"queue-type": "topic", "queue-prefix": TOPIC, "distinct": KEYS},
+            {"queue-type": "topic", "queue-prefix": TOPIC, "distinct": KEYS, **options},
         )
     finally:
         topics.delete()
@@ -276,9 +287,9 @@ def _load(
 
 def throughput(cluster: ConvoyCluster, seconds: float, found: Samples) -> None:
     """Rates and processor time of a topic and of streams, in turn."""
-    for name, publishers, mode in LOADS:
+    for name, publishers, mode, options in LOADS:
         streams = to_streams(cluster, publishers, seconds, mode)
-        topic = to_topic(cluster, publishers, seconds, mode)
+        topic = to_topic(cluster, publishers, seconds, mode, options)
         for measure in ("rate", "cpu"):
             found.add(f"{name}: {measure}", topic[measure] / streams[measure])
         print(f"{name}: streams {streams}, topic {topic}", file=sys.stderr, flush=True)

@@ -138,7 +138,7 @@ def test_a_rejected_message_is_parked_with_those_behind_it_until_its_key_resumes
     publisher = client()
     publisher.publish("rejected", "a1", "b1", "a2")
     reader = client(3, prefetch=10)
-    reader.consume("rejected/g")
+    reader.consume("rejected/g", arguments={"x-key-in-flight": 0})
     reader.wait("a1", "b1", "a2")
     reader.nack(requeue=False)
     reader.ack()
@@ -196,13 +196,15 @@ def test_a_message_that_fails_too_often_is_parked_and_moves_with_its_range(
         reader.ack()
 
 
+@pytest.mark.parametrize("arguments", [None, {"x-key-in-flight": 1}])
 def test_one_message_of_a_key_at_a_time_with_any_prefetch(
-    cluster: LocalCluster, client: Opened
+    cluster: LocalCluster, client: Opened, arguments: dict[str, int] | None
 ) -> None:
-    create(cluster, "single", 1)
-    client().publish("single", "a1", "a2", "b1", "a3")
+    topic = "single" if arguments else "strict"
+    create(cluster, topic, 1)
+    client().publish(topic, "a1", "a2", "b1", "a3")
     reader = client(2, prefetch=100)
-    reader.consume("single/g", arguments={"x-key-in-flight": 1})
+    reader.consume(f"{topic}/g", arguments=arguments)
     until(lambda: reader.pump() and len(reader.hand) == 2, "two keys do not come")
     assert [body for _, _, body in reader.hand] == [b"a1", b"b1"]
     reader.nack(requeue=True)
@@ -211,6 +213,38 @@ def test_one_message_of_a_key_at_a_time_with_any_prefetch(
     reader.ack()
     for body in ("a1", "a2", "a3"):
         reader.wait(body)
+        reader.ack()
+
+
+def test_a_client_that_asks_for_no_limit_has_several_messages_of_a_key(
+    cluster: LocalCluster, client: Opened
+) -> None:
+    create(cluster, "several", 1)
+    create(cluster, "logs", 1, mode="weak")
+    for topic, arguments in (("several", {"x-key-in-flight": 0}), ("logs", None)):
+        client().publish(topic, "a1", "a2", "a3")
+        reader = client(2, prefetch=100)
+        reader.consume(f"{topic}/g", arguments=arguments)
+        until(lambda reader=reader: reader.pump() and len(reader.hand) == 3, "they do not come")
+
+
+def test_a_rejected_message_does_not_come_behind_later_ones_of_its_key(
+    cluster: LocalCluster, client: Opened
+) -> None:
+    """The first of six is rejected with a prefetch of 50, and resumed when all are parked."""
+    create(cluster, "poisoned", 1)
+    client().publish("poisoned", *(f"a{n}" for n in range(6)))
+    reader = client(2, prefetch=50)
+    reader.consume("poisoned/g")
+    reader.wait("a0")
+    reader.nack(requeue=False)
+    until(lambda: reader.pump() and parked(cluster, "poisoned") == [("a", 6)], "not all are parked")
+    assert not reader.hand
+    call(cluster, "POST", path("poisoned", "groups", "g", "park", "resume"), {"keys": ["a"]})
+    for number in range(6):
+        reader.wait(f"a{number}")
+        method, _, _ = reader.hand[0]
+        assert method.redelivered == (number == 0), "the others come for the first time"
         reader.ack()
 
 
@@ -259,7 +293,7 @@ def test_acknowledgements_of_many_are_one_range(cluster: LocalCluster, client: O
     create(cluster, "ranges", 1)
     client().publish("ranges", *(f"{'abc'[n % 3]}{n}" for n in range(60)))
     reader = client(2, prefetch=20)
-    reader.consume("ranges/g")
+    reader.consume("ranges/g", arguments={"x-key-in-flight": 0})
     got: list[str] = []
     while len(got) < 60:
         until(lambda: reader.pump() and len(reader.hand) == 20, "the window is not filled")

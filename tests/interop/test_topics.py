@@ -667,7 +667,11 @@ def test_a_late_acknowledgement_has_no_answer(cluster: LocalCluster, opened: Ope
     other_has: list[tuple[Any, Any, bytes]] = []
     for channel, has in ((slow, slow_has), (other, other_has)):
         channel.basic_qos(prefetch_count=100)
-        channel.basic_consume(queue, lambda _, *message, has=has: has.append(message))
+        channel.basic_consume(
+            queue,
+            lambda _, *message, has=has: has.append(message),
+            arguments={"x-key-in-flight": 0},
+        )
         if channel is slow:
             until(lambda: _pumped(slow) and len(slow_has) == 20, "too few messages")
     places = [(each[1].headers["x-pid"], each[2]) for each in slow_has]

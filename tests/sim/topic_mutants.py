@@ -483,9 +483,9 @@ def expires_too_early() -> list[Patch]:
 def several_of_a_key_at_once() -> list[Patch]:
     hand_out_next = GroupMember._hand_out_next
 
-    def planted(self: Any, *arguments: Any) -> Any:
-        self.one_of_key = False
-        return hand_out_next(self, *arguments)
+    def planted(self: Any, share: Any, *arguments: Any) -> Any:
+        share.order = None
+        return hand_out_next(self, share, *arguments)
 
     return [(GroupMember, "_hand_out_next", planted)]
 
@@ -494,11 +494,10 @@ def several_of_a_key_at_once() -> list[Patch]:
 def next_before_the_window_is_acknowledged() -> list[Patch]:
     on_acknowledged = GroupMember.on_acknowledged
 
-    def planted(self: Any, pid: int, *arguments: Any) -> None:
-        on_acknowledged(self, pid, *arguments)
+    def planted(self: Any, pid: int, epoch: int, first: int, last: int, now_ms: int) -> None:
+        on_acknowledged(self, pid, epoch, first, last, now_ms)
         if pid in self.held:
-            for slow in self.held[pid].keys.values():
-                slow.acking.clear()
+            self.held[pid].settled(first, last)
 
     return [(GroupMember, "on_acknowledged", planted)]
 
@@ -507,9 +506,12 @@ def next_before_the_window_is_acknowledged() -> list[Patch]:
 def returned_messages_are_overtaken() -> list[Patch]:
     on_returned = GroupMember.on_returned
 
-    def planted(self: Any, pid: int, *arguments: Any, final: bool) -> None:
-        on_returned(self, pid, *arguments, final=final)
+    def planted(
+        self: Any, pid: int, epoch: int, first: int, last: int, now_ms: int, *, final: bool
+    ) -> None:
+        on_returned(self, pid, epoch, first, last, now_ms, final=final)
         if pid in self.held:
+            self.held[pid].settled(first, last)
             for slow in self.held[pid].keys.values():
                 slow.waiting.sort(key=lambda single: (single.failures, single.offset))
 

@@ -30,7 +30,14 @@ from cython.cimports.convoymq.kernels.batch import (
     record_at,
     record_body_size,
 )
-from cython.cimports.convoymq.kernels.bytes import bytes_pointer, get32, load16, load32
+from cython.cimports.convoymq.kernels.bytes import (
+    bytes_pointer,
+    get32,
+    load16,
+    load32,
+    put32,
+    uninitialized,
+)
 from cython.cimports.convoymq.kernels.content import walk_value
 from cython.cimports.convoymq.kernels.layout import (
     COMMAND_FLAGS,
@@ -191,6 +198,27 @@ def order_key(record: bytes):
     p: cython.pointer(cython.const[cython.uchar]) = cython.NULL
     n: cython.Py_ssize_t = find_order_key(bytes_pointer(record), len(record), cython.address(p))
     return cython.cast(cython.p_char, p)[:n] if n else b""
+
+
+def key_hashes(
+    block: bytes, command: cython.Py_ssize_t, first: cython.Py_ssize_t, count: cython.Py_ssize_t
+):
+    """Returns 64 bits of hash, little-endian, of the order key of each record."""
+    records: Records
+    open_records(bytes_pointer(block), len(block), command, first, count, cython.address(records))
+    made: bytes = uninitialized(8 * count)
+    out: cython.p_uchar = bytes_pointer(made)
+    key: cython.pointer(cython.const[cython.uchar]) = cython.NULL
+    n: cython.Py_ssize_t = 0
+    i: cython.Py_ssize_t
+    p: cython.p_uchar
+    for i in range(count):
+        p = record_at(cython.address(records), first + i, cython.address(n))
+        n = find_order_key(p, n, cython.address(key))
+        put32(out, murmur3(key, n, 0))
+        put32(out + 4, murmur3(key, n, _C1))
+        out += 8
+    return made
 
 
 def find_misplaced(

@@ -73,6 +73,11 @@ def order_hash(key: bytes, seed: int = 0) -> int:
 def order_key(record: bytes) -> bytes:
     """Returns the order key of a record; b"" when it has none, or is damaged."""
 
+def key_hashes(block: bytes, command: int, first: int, count: int) -> bytes:
+    """Returns 64 bits of hash, little-endian, of the order key of each of `count` records from
+    `first` on; see `topics.hashing.key_hashes`. Raises ValueError when the command does not have
+    them."""
+
 def find_misplaced(
     body: bytes,
     table: int,

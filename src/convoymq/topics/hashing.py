@@ -11,7 +11,9 @@ partitions. So their hash is another function: CRC-32, then the mixing steps of 
 
 from __future__ import annotations
 
+import struct
 import zlib
+from collections.abc import Iterable
 
 from convoymq.topics.refusals import BadHash, BadTopic
 
@@ -74,6 +76,12 @@ def check_hash(hash_id: int, seed: int) -> None:
         raise BadTopic(f"hash {hash_id} is not known: {MURMUR3_X86_32} is MurmurHash3 x86 32")
     if not 0 <= seed <= SEED_MAX:
         raise BadTopic(f"the seed of a hash is a number from 0 to {SEED_MAX}, not {seed}")
+
+
+def key_hashes(keys: Iterable[bytes]) -> bytes:
+    """Return 64 bits of hash, little-endian, of each key."""
+    pairs = ((murmur3(key), murmur3(key, _C1)) for key in keys)
+    return b"".join(struct.pack("<II", *pair) for pair in pairs)
 
 
 def lane(key: bytes, lanes: int, seed: int = 0) -> int:

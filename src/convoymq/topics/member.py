@@ -3,6 +3,10 @@
 Messages of a partition are handed out in the order of their offsets, as many as the window has room
 for. A message leaves the window when its acknowledgement is in force, or when it was returned.
 
+A client has one message of a key at a time (`one_of_key`): the next one waits until the
+acknowledgement of the one before it is in force, or until that is parked; other keys go on. A
+compiled table decides that for each message (`kernels.keys_in_flight`).
+
 What a client returns makes its key slow. Of a slow key one message at a time is handed out, the
 lowest first, and none before what the client still has of it; other keys go on:
 
@@ -11,11 +15,9 @@ lowest first, and none before what the client still has of it; other keys go on:
 
     slow key -> nothing of it waits, is handed out or parked -> handed out as any other
 
-So nothing that was not handed out before overtakes a returned message of its key. What a client has
-in its hands when it returns a message was handed out before: with a window of one that is nothing,
-and order per key is that of the partition; with a larger one the client returns what it has behind
-a message that failed, or does not mind. A client that does mind asks for one message of a key at a
-time (`one_of_key`): then every key is slow from its first message on.
+So nothing that was not handed out before overtakes a returned message of its key. A client that
+asks for no limit for each key may have later messages of a key when it returns one: those were
+handed out before.
 
 Where keys are not held (weak topics with a retry exchange), a returned message waits alone, and
 later ones of its key are handed out meanwhile. What is to be parked is sent to the retry exchange
@@ -30,13 +32,13 @@ Source: ordered topics, sections 6.3, 8 and 9.3.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from convoymq.topics.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
+from convoymq.topics.batches import Batch, Hand, KeyOrder
 from convoymq.topics.commands import AckRanges, DoneParked, Park
 from convoymq.topics.consumer import Fetch
 from convoymq.topics.cursor import Cursor
@@ -57,29 +59,13 @@ EMPTY_MS = 5
 EXPIRED_MS = 1_000
 """Pause after DATA_EXPIRED: an operator decides."""
 HELD_BACK_MAX = 10_000
-"""Messages of slow keys that wait here; beyond it the whole partition waits."""
+"""Messages that wait here for others of their keys; beyond it the whole partition waits."""
+HELD_BACK_BYTES_MAX = 32 << 20
+"""Bytes of the batches that they lie in, likewise."""
 
 
 SlowName = bytes | int
 """A key, or the offset of one message."""
-
-
-class Batch(Protocol):
-    """Neighbouring messages of a partition, in whatever form the shell has them."""
-
-    @property
-    def offset(self) -> int:
-        """Returns the offset of the first."""
-
-    @property
-    def messages(self) -> int:
-        """Returns how many there are."""
-
-    def key(self, offset: int) -> bytes:
-        """Returns the order key of a message."""
-
-    def copy(self, offset: int) -> bytes:
-        """Returns a message as it is parked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +100,8 @@ class HandOutParked:
     key: bytes
     entry: ParkedEntry
     failures: int
+    first: bool
+    """The client had not had it when its key was parked, as far as this member knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,60 +125,6 @@ class TellDrained:
 Action = SendHeartbeat | Fetch | HandOut | HandOutParked | Send | TellDrained
 
 
-class Hand:
-    """Messages that a client has, as runs of their batches."""
-
-    __slots__ = ("batches", "count", "ends", "starts")
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.batches: list[Batch] = []
-        self.count = 0
-
-    def add(self, first: int, end: int, batch: Batch) -> None:
-        """Messages that were not in it."""
-        at = bisect_right(self.starts, first)
-        self.starts.insert(at, first)
-        self.ends.insert(at, end)
-        self.batches.insert(at, batch)
-        self.count += end - first
-
-    def take(self, first: int, end: int) -> list[tuple[int, int, Batch]]:
-        """Removes what is in it from `first` to `end` (exclusive); returns it as runs."""
-        starts, ends, batches = self.starts, self.ends, self.batches
-        taken: list[tuple[int, int, Batch]] = []
-        at = bisect_right(ends, first)
-        while at < len(starts) and starts[at] < end:
-            low, high = max(first, starts[at]), min(end, ends[at])
-            taken.append((low, high, batches[at]))
-            self.count -= high - low
-            before, behind = starts[at] < low, high < ends[at]
-            if before and behind:
-                starts.insert(at + 1, high)
-                ends.insert(at + 1, ends[at])
-                batches.insert(at + 1, batches[at])
-                ends[at] = low
-            elif before:
-                ends[at] = low
-            elif behind:
-                starts[at] = high
-            else:
-                del starts[at], ends[at], batches[at]
-                continue
-            at += 1
-        return taken
-
-    def of_key(self, key: bytes) -> list[int]:
-        """Returns the offsets of its messages with a key."""
-        return [
-            offset
-            for first, end, batch in zip(self.starts, self.ends, self.batches, strict=True)
-            for offset in range(first, end)
-            if batch.key(offset) == key
-        ]
-
-
 @dataclass(slots=True, order=True)
 class Single:
     """One message of a slow key."""
@@ -212,6 +146,8 @@ class SlowKey:
     """Of a parked key that resumes: what comes next."""
     head_failures: int = 0
     head_out: bool = False
+    fresh_offset: int | None = None
+    """From here on this member has handed out nothing of what it has parked behind the head."""
     waiting: list[Single] = field(default_factory=list)
     out: dict[int, Single] = field(default_factory=dict)
     """In the client's hands."""
@@ -254,6 +190,8 @@ class Share(HeldLease):
     unconfirmed: int = 0
     """Acknowledged, and not in force yet."""
     revoked_ms: int = -1
+    order: KeyOrder | None = None
+    """None: the client may have several messages of a key."""
 
     @property
     def in_window(self) -> int:
@@ -273,8 +211,20 @@ class Share(HeldLease):
 
     @property
     def held_back(self) -> int:
-        """Returns the messages of slow keys that wait."""
-        return sum(len(key.waiting) for key in self.keys.values())
+        """Returns the messages that wait for others of their keys."""
+        waiting = sum(len(key.waiting) for key in self.keys.values())
+        return waiting + (self.order.table.waiting if self.order is not None else 0)
+
+    @property
+    def is_full(self) -> bool:
+        """True when nothing more may wait for others of its key."""
+        size = self.order.batches_bytes if self.order is not None else 0
+        return self.held_back >= HELD_BACK_MAX or size >= HELD_BACK_BYTES_MAX
+
+    def settled(self, first: int, last: int) -> None:
+        """Messages are acknowledged or parked for good: those behind them may come."""
+        if self.order is not None:
+            self.order.table.release(first, last)
 
     @property
     def requesting(self) -> bool:
@@ -323,10 +273,29 @@ class GroupMember(Leaseholder[Share]):
         self._lp_of = lp_of
         self._next_number = 1
         self._turn = 0
+        self._left: dict[tuple[int, int], int] = {}
+        """Messages of leases that are over, which the client has: they take room in the window."""
         self._actions: list[Action] = []
 
     def _new_held(self, pid: int, epoch: int, group_epoch: int) -> Share:
-        return Share(pid, epoch, group_epoch, 0, revoked=self.leaves)
+        order = KeyOrder() if self.one_of_key else None
+        return Share(pid, epoch, group_epoch, 0, revoked=self.leaves, order=order)
+
+    def end(self, held: Share) -> None:
+        """A lease has ended. What the client has of it counts until it is settled."""
+        if held.in_hand:
+            self._left[held.pid, held.epoch] = held.in_hand
+        super().end(held)
+
+    def has_left(self, pid: int, epoch: int) -> bool:
+        """True while the client has messages of a lease that is over."""
+        return (pid, epoch) in self._left
+
+    def _settle_left(self, pid: int, epoch: int, count: int) -> None:
+        """The client has settled messages of a lease that is over: that is for its window only."""
+        left = self._left.pop((pid, epoch), 0) - count
+        if left > 0:
+            self._left[pid, epoch] = left
 
     def _share(self, pid: int, epoch: int) -> Share | None:
         share = self.held.get(pid)
@@ -412,6 +381,8 @@ class GroupMember(Leaseholder[Share]):
             share.ack_due_ms = now_ms + self.retry_ms
             return
         share.unconfirmed -= sum(last - first + 1 for first, last in ranges)
+        for first, last in ranges:
+            share.settled(first, last)
         for slow in share.keys.values():
             slow.acking = {
                 offset
@@ -440,14 +411,18 @@ class GroupMember(Leaseholder[Share]):
             self._set_parked(slow, not answer.live, answer.head)
         if isinstance(command, Park) and answer.code is not Code.NOT_PARKED:
             # Parked, now or before; where its key is parked no more it is handed out.
+            if slow.fresh_offset is None and not slow.waiting[0].failures:
+                slow.fresh_offset = command.offset
             slow.waiting = [each for each in slow.waiting if each.offset != command.offset]
+            share.settled(command.offset, command.offset)
 
     # What the client says
 
     def on_acknowledged(self, pid: int, epoch: int, first: int, last: int, now_ms: int) -> None:
-        """The client has processed messages. Those that it does not have any more are ignored."""
+        """The client has processed messages. Those of a lease that is over are ignored."""
         share = self._share(pid, epoch)
         if share is None:
+            self._settle_left(pid, epoch, last - first + 1)
             return
         for low, high, _ in share.hand.take(first, last + 1):
             share.acks.append((low, high - 1))
@@ -465,6 +440,7 @@ class GroupMember(Leaseholder[Share]):
         """The client returns messages; `final`: it does not want them again."""
         share = self._share(pid, epoch)
         if share is None:
+            self._settle_left(pid, epoch, last - first + 1)
             return
         failed = [
             (Single(offset, batch), self._slow_name(batch.key(offset), offset))
@@ -494,8 +470,11 @@ class GroupMember(Leaseholder[Share]):
     ) -> None:
         """The client has processed the head of a parked key, or returns it."""
         share = self._share(pid, epoch)
-        slow = share.keys.get(key) if share is not None else None
-        if share is None or slow is None or not slow.head_out:
+        if share is None:
+            self._settle_left(pid, epoch, 1)
+            return
+        slow = share.keys.get(key)
+        if slow is None or not slow.head_out:
             return
         slow.head_out = False
         head = slow.head
@@ -523,6 +502,7 @@ class GroupMember(Leaseholder[Share]):
 
     def abandon(self, now_ms: int) -> None:
         """The client is gone: what it had goes to the next owner at once."""
+        self._left.clear()
         for share in self.held.values():
             share.hand = Hand()
             share.out.clear()
@@ -576,10 +556,16 @@ class GroupMember(Leaseholder[Share]):
                     )
                 )
         elif slow.head is not None and not slow.head_out and lowest is None and room:
+            head, fresh = slow.head, slow.fresh_offset
+            first_time = head.pid == share.pid and fresh is not None and head.offset >= fresh
+            if first_time:
+                slow.fresh_offset = head.offset + 1
             slow.head_out = True
             room -= 1
             self._actions.append(
-                HandOutParked(share.pid, share.epoch, slow.key, slow.head, slow.head_failures)
+                HandOutParked(
+                    share.pid, share.epoch, slow.key, head, slow.head_failures, first_time
+                )
             )
         return room
 
@@ -672,6 +658,7 @@ class GroupMember(Leaseholder[Share]):
     def _hand_out(self, now_ms: int) -> None:
         """Fills the window; the partitions take turns in being first."""
         room = self.window - sum(share.in_window for share in self.held.values())
+        room -= sum(self._left.values())
         shares = [s for s in self.held.values() if not s.revoked and self.may_start(s, now_ms)]
         if not shares:
             return
@@ -682,36 +669,50 @@ class GroupMember(Leaseholder[Share]):
                 room = self._step_key(share, slow, max(0, room), now_ms)
                 if slow.is_over:
                     del share.keys[key]
-            while share.buffer and room > 0:
-                taken = self._hand_out_next(share, room, now_ms)
-                if taken is None:
-                    break
-                room -= taken
+            if share.order is not None and room > 0:
+                for batch, first, end in share.order.take(room):
+                    room = self._give(share, batch, first, end, room, now_ms)
+            while share.buffer and room > 0 and not share.is_full:
+                room = self._hand_out_next(share, room, now_ms)
 
-    def _hand_out_next(self, share: Share, room: int, now_ms: int) -> int | None:
-        """Hands out the next messages of a buffer; returns how many, None when they have to
-        wait."""
-        if not self.holds_keys and share.held_back >= HELD_BACK_MAX:
-            return None
+    def _hand_out_next(self, share: Share, room: int, now_ms: int) -> int:
+        """Hands out the next messages of a buffer, as far as they have to wait for no others;
+        returns the room that is left."""
         batch, first, end = share.buffer[0]
-        stop = min(end, first + room)
-        if self.one_of_key:
-            key = batch.key(first)
-            self._slow(share, key, key)
-        if share.keys:
-            slow = share.keys.get(batch.key(first))
-            if slow is not None:
-                if share.held_back >= HELD_BACK_MAX:
-                    return None
-                insort(slow.waiting, Single(first, batch))
-                self._pass(share, first + 1)
-                return room - self._step_key(share, slow, room, now_ms) if self.one_of_key else 0
-            live = (n for n in range(first + 1, stop) if batch.key(n) in share.keys)
-            stop = next(live, stop)
-        share.hand.add(first, stop, batch)
+        if share.order is None:
+            # Slow keys are few: what waits for them is counted again behind each run.
+            end = min(end, first + room)
+            if share.keys and batch.key(first) in share.keys:
+                end = first + 1
+            self._pass(share, end)
+            return self._give(share, batch, first, end, room, now_ms)
+        stop, runs = share.order.admit(batch, first, end, room, HELD_BACK_MAX)
         self._pass(share, stop)
-        self._actions.append(HandOut(share.pid, share.epoch, batch, first, stop, 0))
-        return stop - first
+        for begin, until in zip(runs[::2], runs[1::2], strict=True):
+            room = self._give(share, batch, begin, until, room, now_ms)
+        return room
+
+    def _give(
+        self, share: Share, batch: Batch, first: int, end: int, room: int, now_ms: int
+    ) -> int:
+        """Hands messages out, those of slow keys as these allow it; returns the room that is
+        left."""
+        while first < end:
+            stop = end
+            if share.keys:
+                slow = share.keys.get(batch.key(first))
+                if slow is not None:
+                    insort(slow.waiting, Single(first, batch))
+                    room = self._step_key(share, slow, room, now_ms)
+                    first += 1
+                    continue
+                live = (n for n in range(first + 1, end) if batch.key(n) in share.keys)
+                stop = next(live, end)
+            share.hand.add(first, stop, batch)
+            self._actions.append(HandOut(share.pid, share.epoch, batch, first, stop, 0))
+            room -= stop - first
+            first = stop
+        return room
 
     @staticmethod
     def _pass(share: Share, first: int) -> None:

@@ -49,7 +49,8 @@ LIMIT_ARGUMENT = "x-delivery-limit"
 ADVANCE_ARGUMENT = "x-group-advance"
 """The way in which a group takes changes: a `lineage.Mode`."""
 KEY_ARGUMENT = "x-key-in-flight"
-"""Messages of a key that the client may have at a time: 1, or no limit without it."""
+"""Messages of a key that the client may have at a time: 1 or, for no limit, 0. A strict topic has 1
+without the argument, a weak one 0."""
 ADVANCES = frozenset(mode.value for mode in Mode)
 COUNTS_TIMEOUT_S = 2.0
 
@@ -126,9 +127,10 @@ class GroupClient(QueueClient):
         advance = (spec.arguments or {}).get(ADVANCE_ARGUMENT)
         if advance is not None and (not isinstance(advance, str) or advance not in ADVANCES):
             raise invalid_argument(ADVANCE_ARGUMENT, subject, '"expected linear or dag"')
-        in_flight = (spec.arguments or {}).get(KEY_ARGUMENT)
-        if in_flight is not None and (in_flight != 1 or isinstance(in_flight, bool)):
-            raise invalid_argument(KEY_ARGUMENT, subject, '"expected 1"')
+        is_strict = self.queue.record.mode != WEAK
+        in_flight = (spec.arguments or {}).get(KEY_ARGUMENT, int(is_strict))
+        if isinstance(in_flight, bool) or in_flight not in (0, 1):
+            raise invalid_argument(KEY_ARGUMENT, subject, '"expected 0 or 1"')
         return Wanted(self._position(spec, subject), limit, advance, in_flight == 1)
 
     def _position(self, spec: ConsumerSpec, subject: Subject) -> Position:

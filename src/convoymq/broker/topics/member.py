@@ -26,7 +26,7 @@ from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.broker.topics.retries import Retries
 from convoymq.kernels import batch
 from convoymq.kernels.order_headers import PLACE_BITS, Place
-from convoymq.kernels.ordered_runs import order_key
+from convoymq.kernels.ordered_runs import key_hashes, order_key
 from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_settings import WEAK, retry_exchange_of
@@ -72,13 +72,26 @@ FULL_SAID_MS = 60_000
 class RunBatch:
     """A run of a partition's log; see `topics.member.Batch`."""
 
-    __slots__ = ("_keys", "messages", "offset", "run")
+    __slots__ = ("_hashes", "_keys", "messages", "offset", "run")
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.offset = run.offset
         self.messages = run.messages
         self._keys: list[bytes | None] = []
+        self._hashes = b""
+
+    @property
+    def size(self) -> int:
+        """Returns the bytes of the block that it keeps in memory."""
+        return len(self.run.block)
+
+    def hashes(self) -> bytes:
+        """Returns 8 bytes for each message: a hash of its order key."""
+        run = self.run
+        if not self._hashes:
+            self._hashes = key_hashes(run.block, run.command, run.first, run.messages)
+        return self._hashes
 
     def key(self, offset: int) -> bytes:
         """Returns the order key of a message."""
@@ -486,15 +499,14 @@ class Member:
         message_id = self._id(slot, entry.offset)
         self._parked[message_id] = (action.pid, action.epoch, action.key)
         failures = action.failures
+        acquired = 0 if action.first else failures + 1
         trace = self._trace_of(action.pid)
         if trace is not None:
             parked = (action.key, entry.version)
             trace.handed_out(
                 self.name.group, self.core.member, action.epoch, entry.offset, 1, failures, parked
             )
-        self._deliver(
-            Delivery(self.number, message_id, entry.message, 0, 0, 1, failures + 1, failures)
-        )
+        self._deliver(Delivery(self.number, message_id, entry.message, 0, 0, 1, acquired, failures))
 
     def _fetch(self, fetch: Fetch) -> None:
         queue = self._parts.partitions.find(self.name.vhost, self.name.topic, fetch.pid)
@@ -581,16 +593,22 @@ class Member:
 
     def _forget_slots(self) -> None:
         """Forgets leases that are over; what the channel holds of them still finds its place."""
+        core = self.core
         over = [
             (pid, epoch)
             for pid, epoch in self._slots
-            if pid not in self.core.held or self.core.held[pid].epoch != epoch
+            if (pid not in core.held or core.held[pid].epoch != epoch)
+            and not core.has_left(pid, epoch)
         ]
         for lease in over:
-            self._leases.pop(self._slots.pop(lease), None)
+            self._slots.pop(lease)
             self._closes.pop(lease, None)
             self._expired.discard(lease)
-            self._traces.pop(lease[0], None)
+            if lease[0] not in core.held:
+                self._traces.pop(lease[0], None)
+        if over:
+            gone = frozenset(over)
+            self._leases = {slot: each for slot, each in self._leases.items() if each not in gone}
 
 
 def _drop(delivery: Delivery) -> None:

@@ -33,7 +33,8 @@ TypeOption = Annotated[
     ),
 ]
 ArgumentsOption = Annotated[
-    list[str] | None, typer.Option(help="Further queue arguments, key=value.")
+    list[str] | None,
+    typer.Option(help="Further queue arguments, key=value; of a topic: those of its consumers."),
 ]
 PropertyOption = Annotated[
     list[str] | None,

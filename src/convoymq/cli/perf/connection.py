@@ -174,11 +174,21 @@ class Connection:
         """Turns publisher confirms on."""
         self.call(_spec.ConfirmSelect(), _spec.ConfirmSelectOk)
 
-    def consume(self, queue: str, prefetch: int, *, no_ack: bool) -> bytes:
+    def consume(
+        self,
+        queue: str,
+        prefetch: int,
+        *,
+        no_ack: bool,
+        arguments: Mapping[str, bool | int | str],
+    ) -> bytes:
         """Starts a consumer; returns bytes that came behind the reply."""
         if prefetch:
             self.call(_spec.BasicQos(prefetch_count=prefetch), _spec.BasicQosOk)
-        self.call(_spec.BasicConsume(queue=queue, no_ack=no_ack), _spec.BasicConsumeOk)
+        consume = _spec.BasicConsume(
+            queue=queue, no_ack=no_ack, arguments=Table.of(dict(arguments))
+        )
+        self.call(consume, _spec.BasicConsumeOk)
         return self._input
 
     def close(self) -> None:

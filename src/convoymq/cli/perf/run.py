@@ -254,6 +254,7 @@ class Run:
             self.plan.queue_name(client.number),
             self.plan.prefetch,
             no_ack=self.plan.ack_every == 0,
+            arguments=self.plan.declare_arguments if self.plan.topic else {},
         )
         connection.socket.setblocking(False)
         consumer.connect(connection.socket.fileno())

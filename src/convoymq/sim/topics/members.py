@@ -16,6 +16,7 @@ from convoymq.sim.topics.clients import RENEW_MS, RETRIES, TIMEOUT_MS, WINDOW, S
 from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS
 from convoymq.topics.answers import AckAnswer, FetchAnswer, ParkAnswer, ParkedEntry, Record
 from convoymq.topics.consumer import Fetch
+from convoymq.topics.hashing import key_hashes
 from convoymq.topics.leaseholder import SendHeartbeat
 from convoymq.topics.member import (
     Fetched,
@@ -46,6 +47,15 @@ class Records:
     def messages(self) -> int:
         """Returns how many there are."""
         return len(self.records)
+
+    @property
+    def size(self) -> int:
+        """Returns a byte for each."""
+        return len(self.records)
+
+    def hashes(self) -> bytes:
+        """Returns 8 bytes for each message: a hash of its key."""
+        return key_hashes(record.key for record in self.records)
 
     def key(self, offset: int) -> bytes:
         """Returns the order key of a message."""
