@@ -157,6 +157,37 @@ def test_a_range_keeps_so_many_bytes_over_its_partitions(
     assert consume(channel, "sized/work", 1)[0] >= 10
 
 
+def test_a_group_that_waits_for_its_first_member_is_told_what_expires_meanwhile(
+    cluster: LocalCluster, channel: Any
+) -> None:
+    settings = {"max-length-bytes": 4000, "stream-max-segment-size-bytes": 1000}
+    create(cluster, "owed", 1, **settings)
+    publish(channel, "owed", range(5), 100)
+    for name, position in (("all", "earliest"), ("new", "latest")):
+        body = {"position": position}
+        status, answer = call(cluster, "PUT", path("owed", "groups", name), body)
+        assert status == 201, answer
+    publish(channel, "owed", range(5, 10), 100)
+    # A group that begins at the end has what comes before its first member, too.
+    assert consume(channel, "owed/new", 1) == [5]
+    publish(channel, "owed", range(10, 200), 100)
+
+    def is_cut() -> bool:
+        _, row = call(cluster, "GET", path("owed"))
+        (kept,) = row["partition_rows"]
+        return bool(kept["log_start"] > 10)
+
+    until(is_cut, "nothing is dropped")
+    channel.basic_consume("owed/all", lambda *_: None)
+
+    def is_told() -> bool:
+        channel.connection.process_data_events(0.05)
+        _, rows = call(cluster, "GET", path("owed", "groups", "all", "lag"))
+        return [row["data_expired"] for row in rows] == [True]
+
+    until(is_told, "the group passes over what has expired")
+
+
 def test_a_policy_acts_in_a_topic_that_exists(
     cluster: LocalCluster, channel: Any, tmp_path: Path
 ) -> None:

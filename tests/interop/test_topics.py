@@ -358,7 +358,7 @@ def test_changes_that_cannot_be(
         ("none", {"partitions": 0}, "0"),
         ("amq.topic", {"partitions": 1}, "amq.topic"),
         ("like-a-queue", {"partitions": 1}, "a queue of that name"),
-        ("refusing", {"partitions": 1}, "exists"),
+        ("refusing", {"partitions": 99}, "exists with other settings: "),
         ("other-mode", {"partitions": 1, "mode": "lax"}, "lax"),
     ],
 )

@@ -105,6 +105,7 @@ class ProducerThread(threading.Thread):
     ) -> None:
         super().__init__(name=f"producer of {topic}", daemon=True)
         self.positions = positions
+        self._sent_positions = dict(positions)
         self.failure: Exception | None = None
         self._topic = topic
         self._core = core
@@ -148,10 +149,24 @@ class ProducerThread(threading.Thread):
             return self._changed.wait_for(lambda: not self._pending, timeout_s)
 
     def put(self, sending: Sending) -> None:
-        """Takes a message. Raises ClientError: the producer has ended."""
+        """Takes a message.
+
+        Raises:
+            ClientError: the producer has ended.
+            ValueError: its source position lies before that of an earlier message of its logical
+                partition. Nothing is sent then.
+        """
         with self._changed:
             if self.failure is not None:
                 raise self.failure
+            if position := sending.source_pos:
+                last = self._sent_positions.get(sending.lp, b"")
+                if position < last:
+                    raise ValueError(
+                        f"source position {position!r} falls: logical partition {sending.lp} has "
+                        f"{last!r} already, and whoever goes on from there would miss the message"
+                    )
+                self._sent_positions[sending.lp] = position
             self._pending += 1
             self._inbox.append(sending)
         if self._sleeps:

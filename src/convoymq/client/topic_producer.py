@@ -136,11 +136,12 @@ class TopicProducer:
         Args:
             key: the order key; text is taken as UTF-8. None: the message has none; where the topic
                 takes such ones, all of a session go one way.
-            source_pos: where the message comes from, at most 255 bytes, later ones greater.
+            source_pos: where the message comes from, at most 255 bytes. Compared as bytes it never
+                falls in a logical partition, also behind sessions before this one.
             timeout: seconds to wait for room; None: as long as it takes.
 
         Raises:
-            ValueError: no server would take it.
+            ValueError: no server would take it, or its source position falls; it is not sent.
             Unavailable: there was no room in time.
             ClientError: the producer has ended, as the one that began a newer session knows
                 (`ProducerFenced`).

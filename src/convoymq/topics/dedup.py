@@ -96,7 +96,10 @@ class DedupTable:
     def record(
         self, producer: int, epoch: int, lp: int, seq: int, time_ms: int, source_pos: bytes
     ) -> None:
-        """A message was appended."""
+        """A message was appended. A source position never falls: sessions go on from there."""
+        before = self.rows.get((producer, lp))
+        if before is not None and before.source_pos > source_pos:
+            source_pos = before.source_pos
         self.rows[producer, lp] = Row(epoch, seq, time_ms, source_pos)
         if epoch > self.epochs.get(producer, 0):
             self.epochs[producer] = epoch

@@ -125,6 +125,24 @@ def test_messages_are_stored_in_order_with_their_positions(serve: Any, opened: O
     assert {(each["topic"], each["producer"], each["epoch"]) for each in asked} == {("t", 5, 4)}
 
 
+def test_a_source_position_that_falls_is_refused_and_nothing_is_sent(
+    serve: Any, opened: Opened
+) -> None:
+    server = serve()
+    server.session = {"epoch": 4, "stored": [[0, 9, b"p4"]]}
+    with opened(server, producer_id=5) as producer:
+        for position in (b"p3", b"p"):
+            with pytest.raises(ValueError, match=r"position b'p3?' falls: .* 0 has b'p4'"):
+                producer.send(b"k", b"refused", source_pos=position)
+        for position in (b"p4", b"p6", b"", b"p6"):
+            producer.send(b"k", position, source_pos=position)
+        with pytest.raises(ValueError, match="falls"):
+            producer.send(b"k", b"refused", source_pos=b"p5")
+        producer.flush(PATIENCE_S)
+        assert producer.last_positions() == {0: b"p6"}
+    assert [body for _, body in server.stored] == [b"p4", b"p6", b"", b"p6"]
+
+
 def test_what_has_no_answer_is_sent_again_elsewhere(serve: Any, opened: Opened) -> None:
     first, second = serve(CLOSE), serve()
     producer = opened(first, second)

@@ -39,6 +39,13 @@ def test_sequences_are_contiguous_per_producer_and_logical_partition(
     assert DedupTable.load(table.pack()).pack() == table.pack()
 
 
+def test_a_source_position_never_falls() -> None:
+    table = DedupTable()
+    for epoch, seq, position in ((1, 1, b"5"), (1, 2, b"3"), (1, 3, b""), (2, 1, b"4")):
+        table.record(7, epoch, 0, seq, 0, position)
+        assert table.rows[7, 0].source_pos == b"5"
+
+
 def _table(*rows: tuple[int, int, int]) -> bytes:
     table = DedupTable()
     for producer, lp, seq in rows:

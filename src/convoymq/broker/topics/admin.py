@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -34,7 +34,6 @@ from convoymq.broker.topics.rows import (
     PartitionRow,
     PartitionRows,
     TopicDetail,
-    TopicRow,
     TopicRows,
 )
 from convoymq.metadata.commands import (
@@ -51,7 +50,7 @@ from convoymq.metadata.commands import (
 from convoymq.metadata.machine import MetadataMachine, TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import WEAK
-from convoymq.metadata.topics import partition_arguments, topic_missing
+from convoymq.metadata.topics import find_topic, partition_arguments, topic_missing
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.model.refusals import (
@@ -154,20 +153,23 @@ class TopicAdmin:
         logical: int = LOGICAL_DEFAULT,
         mode: str = "strict",
         settings: Mapping[str, Setting] = MappingProxyType({}),
-    ) -> TopicRow:
-        """Creates a topic and its exchange, and waits until its partitions serve.
+    ) -> bool:
+        """Creates a topic and its exchange, and waits until its partitions serve; False when the
+        same topic exists.
 
         Args:
             settings: as `metadata.topic_settings` has them.
 
         Raises:
-            BadTopic: the numbers make no topic; the name is taken or not possible; a limit is
-                reached; a setting is none.
+            BadTopic: the numbers make no topic; the name is taken or not possible, or the topic
+                exists with other settings; a limit is reached; a setting is none.
             NotServed: a node of the cluster has a release without topics; a mode that is not
                 served.
             Unavailable: no majority in time; nothing is left behind.
         """
         route = first_route(logical, partitions)
+        if find_topic(self._metadata.tree, vhost, name) is not None:
+            return await self._exists(vhost, name, partitions, logical, mode, settings)
         placed = self._placement.for_partitions(partitions, self.drains.placement_nodes())
         command = CreateTopic(
             vhost=vhost,
@@ -188,19 +190,52 @@ class TopicAdmin:
             self._check_cluster_limit(vhost, name, partitions)
             await self._metadata.execute(command, self._timeout_s)
         except PreconditionFailed as error:
+            if find_topic(self._metadata.tree, vhost, name) is not None:
+                # Somebody else was faster.
+                return await self._exists(vhost, name, partitions, logical, mode, settings)
             raise BadTopic(error.text, subject=error.subject) from None
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await asyncio.gather(
-                    *(self._wait_until_open(vhost, name, pid) for pid in route.pids)
-                )
-        except (BrokerError, TimeoutError) as error:
+            await self._wait_until_all_open(vhost, name, route.pids)
+        except BrokerError:
             # Its name would be taken for nothing.
             await self._metadata.execute(DeleteTopic(vhost=vhost, name=name), self._timeout_s)
-            if isinstance(error, BrokerError):
-                raise
+            raise
+        return True
+
+    async def _exists(
+        self,
+        vhost: str,
+        name: str,
+        partitions: int,
+        logical: int,
+        mode: str,
+        settings: Mapping[str, Setting],
+    ) -> bool:
+        """Waits until a topic serves that was created before. Raises BadTopic: with other
+        settings."""
+        record = self._record(vhost, name)
+        first = [p for p in record.state.lineage.partitions.values() if not p.created_version]
+        has = {**record.settings, "partitions": len(first)}
+        has |= {"logical": record.logical, "mode": record.mode}
+        wanted = {**settings, "partitions": partitions, "logical": logical, "mode": mode}
+        others = [
+            f"{key} {has.get(key, 'not set')}, not {wanted.get(key, 'unset')}"
+            for key in sorted({*has, *wanted})
+            if has.get(key) != wanted.get(key)
+        ]
+        if others:
+            raise BadTopic(
+                f"topic '{name}' in vhost '{vhost}' exists with other settings: {'; '.join(others)}"
+            )
+        await self._wait_until_all_open(vhost, name, record.state.route.pids)
+        return False
+
+    async def _wait_until_all_open(self, vhost: str, name: str, pids: Iterable[int]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.gather(*(self._wait_until_open(vhost, name, pid) for pid in pids))
+        except TimeoutError:
             raise Unavailable(f"the partitions of topic '{name}' did not open in time") from None
-        return views.topic_row(self._record(vhost, name))
 
     async def _wait_until_open(self, vhost: str, name: str, pid: int) -> None:
         while (queue := self._partitions.find(vhost, name, pid)) is None:

@@ -2,12 +2,16 @@
 
 Partitions of later versions begin at their first message. So a vector is possible whose partitions
 before that version are finished, and those behind it untouched.
+
+Ends are offsets as well, read when the position is taken: a group that has no member yet is owed
+what comes from then on, and what retention drops of it is a loss that is told. Only where a
+partition does not answer is the end that of the time when the group's cursor is opened there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from convoymq.metadata.machine import TopicRecord
@@ -30,6 +34,11 @@ class Questions(Protocol):
 
     async def describe(self, record: TopicRecord, pid: int) -> PartitionDescription:
         """Returns the state of a partition. Raises Unavailable."""
+
+    async def describe_all(
+        self, record: TopicRecord, pids: Iterable[int]
+    ) -> dict[int, PartitionDescription | None]:
+        """Returns the states of partitions, None of one that does not answer."""
 
     async def offset_at(self, record: TopicRecord, pid: int, time_ms: int) -> int | None:
         """Returns the first offset at or after a time; None where there is none. Raises
@@ -58,11 +67,24 @@ async def cut_of(record: TopicRecord, position: Position, ask: Questions) -> Cut
         return await _cut_of_time(record, position, ask)
     if position == "latest":
         version = record.state.route.version
-        return Cut(version, dict.fromkeys(record.state.route.pids, LATEST))
+        return Cut(version, await _ends(record, record.state.route.pids, LATEST, ask))
     if position == "earliest":
         version = record.state.lineage.first_version()
-        return Cut(version, dict.fromkeys(_kept_pids(record, version), EARLIEST))
+        return Cut(version, await _ends(record, _kept_pids(record, version), EARLIEST, ask))
     raise BadPosition(f"a position is earliest, latest, a time or a vector, not '{position}'")
+
+
+async def _ends(
+    record: TopicRecord, pids: Iterable[int], end: int, ask: Questions
+) -> dict[int, int]:
+    """Returns the offsets of one end, as far as partitions answer."""
+    asked = [pid for pid in pids if pid not in record.state.lost]
+    found = await ask.describe_all(record, asked)
+    starts = dict.fromkeys(pids, end)
+    for pid, said in found.items():
+        if said is not None:
+            starts[pid] = said.log_start if end == EARLIEST else said.end_offset
+    return starts
 
 
 def _kept_pids(record: TopicRecord, version: int) -> list[int]:
@@ -81,9 +103,12 @@ async def _cut_of_time(record: TopicRecord, time_ms: int, ask: Questions) -> Cut
     ]
     version = max((*before, lineage.first_version()))
     pids = [pid for pid in _kept_pids(record, version) if pid not in record.state.lost]
+    # Before the question for the time: what comes between the two is behind that end.
+    ends = await _ends(record, pids, LATEST, ask)
     offsets = await asyncio.gather(*(ask.offset_at(record, pid, time_ms) for pid in pids))
     starts = {
-        pid: LATEST if offset is None else offset for pid, offset in zip(pids, offsets, strict=True)
+        pid: ends[pid] if offset is None else offset
+        for pid, offset in zip(pids, offsets, strict=True)
     }
     return Cut(version, starts)
 

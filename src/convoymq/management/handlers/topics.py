@@ -114,7 +114,7 @@ async def put_topic(call: Call) -> Status:
     vhost, name = _vhost(call), call.path["name"]
     call.may("configure", "exchange", name)
     body = await call.json(keys=TOPIC_KEYS)
-    await _admin(call).create(
+    is_new = await _admin(call).create(
         vhost,
         name,
         partitions=whole_number(body, "partitions"),
@@ -122,7 +122,7 @@ async def put_topic(call: Call) -> Status:
         mode=text_in(body, "mode", "strict"),
         settings=settings_in(body),
     )
-    return Status(CREATED)
+    return Status(CREATED if is_new else DONE)
 
 
 @routes.add("DELETE", "topics/{vhost}/{name}")

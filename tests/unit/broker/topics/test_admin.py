@@ -40,7 +40,8 @@ def record(cluster: FakeCluster, node: int = 1) -> TopicRecord:
 
 
 async def test_a_topic_is_created_and_deleted(cluster: FakeCluster) -> None:
-    row = await admin(cluster, 2).create("/", "orders", partitions=3, logical=12)
+    assert await admin(cluster, 2).create("/", "orders", partitions=3, logical=12)
+    (row,) = await admin(cluster, 2).list()
     assert (row["version"], row["partitions"], row["logical"], row["mode"]) == (0, 3, 12, "strict")
     assert await admin(cluster).list() == await admin(cluster).list("/") == [row]
     route = await admin(cluster).route("/", "orders")
@@ -199,11 +200,25 @@ async def test_a_drained_node_leads_nothing(cluster: FakeCluster) -> None:
         await topics.drains.revive(9)
 
 
+async def test_a_topic_that_is_asked_for_again_is_the_same(cluster: FakeCluster) -> None:
+    topics = admin(cluster, 2)
+    wanted = {"partitions": 2, "logical": 8, "settings": {"max-age": "7D"}}
+    assert await topics.create("/", "orders", **wanted) is True  # type: ignore[arg-type]
+    split = await topics.split("/", "orders", 0)
+    await topics.wait_change("/", "orders", split["change_id"])
+    assert await topics.create("/", "orders", **wanted) is False  # type: ignore[arg-type]
+    other = "logical 8, not 16; max-age 7D, not unset; partitions 2, not 3"
+    with pytest.raises(BadTopic, match=f"exists with other settings: {other}"):
+        await topics.create("/", "orders", partitions=3, logical=16)
+
+
 async def test_groups_begin_and_seek_where_they_are_told(cluster: FakeCluster) -> None:
     topics = admin(cluster, 2)
     await topics.create("/", "orders", partitions=2, logical=8)
     assert await topics.create_group("/", "orders", "g") is True
     assert await topics.create_group("/", "orders", "g") is False
+    # The ends are those of now, not of when the first member comes.
+    assert record(cluster).groups["g"].starts == {0: 0, 1: 0}
     split = await topics.split("/", "orders", 0)
     await topics.wait_change("/", "orders", split["change_id"])
     (row,) = await topics.groups("/", "orders")
@@ -215,11 +230,11 @@ async def test_groups_begin_and_seek_where_they_are_told(cluster: FakeCluster) -
     ]  # fmt: skip
     row = await topics.seek("/", "orders", "g", "latest")
     assert (row["cv"], row["group_epoch"], row["waits_for"]) == (1, 2, [])
-    assert record(cluster).groups["g"].starts == {1: -2, 2: -2, 3: -2}
+    assert record(cluster).groups["g"].starts == {1: 1, 2: 1, 3: 1}
     row = await topics.seek("/", "orders", "g", {2: 1, 3: 1, 1: 1})
     assert record(cluster).groups["g"].starts == {1: 1, 2: 1, 3: 1}
     row = await topics.seek("/", "orders", "g", 10**12 * 9)
-    assert (row["cv"], record(cluster).groups["g"].starts) == (1, {1: -2, 2: -2, 3: -2})
+    assert (row["cv"], record(cluster).groups["g"].starts) == (1, {1: 1, 2: 1, 3: 1})
     with pytest.raises(NotFound, match="no group 'h' of topic 'orders'"):
         await topics.seek("/", "orders", "h", "earliest")
     await topics.delete_group("/", "orders", "g")
