@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cdc.database import MariaDb, Missing, Sysbench, execute
 from cdc.order import GroupChecker, ModuloRun, Order
 from cdc.reader import PAUSES_FILE, STATE_FILE, STOP_FILE, sequence_of
-from cdc.report import pauses_of, write_report
+from cdc.report import ORDER_COLUMNS, Difference, Event, Found, order_rows, pauses_of, write_report
 from convoymq.cli.cluster import LocalCluster
 
 TOPIC = "changes"
@@ -86,13 +86,13 @@ class Events:
     """What was done, and when."""
 
     console: Console
-    rows: list[tuple[float, str]] = field(default_factory=list)
+    rows: list[Event] = field(default_factory=list)
     _begin: float = field(default_factory=time.time)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, fault: bool = False) -> None:
         """Adds an event and shows it."""
         now = time.time()
-        self.rows.append((now, text))
+        self.rows.append(Event(now, text, fault))
         self.console.print(f"{now - self._begin:6.1f} s  {text}", highlight=False)
 
 
@@ -363,7 +363,7 @@ class Demo:
         """Kills the reader in the middle of what it does."""
         self.reader.kill()
         self.reader.start()
-        self.events.note("the reader was killed, and goes on where it was")
+        self.events.note("the reader was killed, and goes on where it was", fault=True)
 
     def kill_node(self) -> None:
         """Kills the node that leads the widest partition, and starts it again."""
@@ -373,13 +373,15 @@ class Demo:
         self.go_on()
         self.cluster.start_node(node.number)
         self.cluster.wait_ready()
-        self.events.note(f"node {node.number} was killed, others led its partitions, it is back")
+        self.events.note(
+            f"node {node.number} was killed, others led its partitions, it is back", fault=True
+        )
 
     def kill_spark(self) -> None:
         """Kills the Spark driver with its Java."""
         self.spark.kill()
         self.spark.start()
-        self.events.note("the Spark driver was killed, and goes on from its checkpoint")
+        self.events.note("the Spark driver was killed, and goes on from its checkpoint", fault=True)
 
     def park(self) -> None:
         """Rejects a row's change; the row's later ones wait behind it, other rows go on."""
@@ -421,17 +423,6 @@ class Demo:
         return sum(int(str(row["lag"])) for row in rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A table of the database beside its copy."""
-
-    table: str
-    rows: int
-    copied: int
-    different: int
-    """Rows that one side lacks, or that are not equal."""
-
-
 def compare(database: MariaDb, directory: Path) -> list[Difference]:
     """Compares every table with its Delta table, row by row."""
     from deltalake import DeltaTable
@@ -469,14 +460,12 @@ def show(
     for each in differences:
         table.add_row(each.table, f"{each.rows:,}", f"{each.copied:,}", f"{each.different:,}")
     console.print(table)
-    table = Table("order of each row's changes", "changes", "out of order")
-    table.add_row(
-        "topic, split, merged, moved", f"{demo.order.seen:,}", f"{demo.order.violations:,}"
-    )
-    table.add_row(
-        f"modulo {QUEUES[0]} queues, then {QUEUES[1]}", f"{modulo.seen:,}", f"{modulo.violations:,}"
-    )
+    table = Table(*ORDER_COLUMNS)
+    for row in order_rows(demo.order, modulo):
+        table.add_row(*row)
     console.print(table)
+    for finding in demo.order.findings:
+        console.print(f"[red]{finding}[/]", highlight=False)
     scaled = demo.scaled()
     table = Table("change by the autoscaler", "rule", "id")
     for done in scaled:
@@ -485,6 +474,8 @@ def show(
     broken = [f"{each.table} differs" for each in differences if each.different]
     if demo.order.violations:
         broken.append("changes of a row were out of order in the topic")
+    if demo.order.stored_twice:
+        broken.append("changes are stored twice in the topic")
     if not any(each.decision.startswith("split") for each in scaled):
         broken.append("the topic has split nothing by itself")
     if not modulo.violations:
@@ -525,7 +516,8 @@ def run(directory: Path, out: Path, base_port: int, seconds: int, console: Conso
         broken.append(f"the audit of the traces found something: {directory / 'audit.log'}")
     pauses = pauses_of(directory / "reader" / PAUSES_FILE)
     scaled = [(each.decision, each.rule, each.change_id) for each in demo.scaled()]
-    page = write_report(out, events.rows, lineage, pauses, demo.order.stalls, scaled)
+    found = Found(differences, demo.order, modulo.order, len(changes) // 2, broken)
+    page = write_report(out, found, events.rows, lineage, pauses, scaled)
     console.print(f"report: {page}", highlight=False)
     for text in broken:
         console.print(f"[bold red]{text}[/]")

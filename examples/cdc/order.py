@@ -2,6 +2,16 @@
 
 `GroupChecker` is a member of a group of a topic. `ModuloRun` sends the same changes through an
 exchange that hashes modulo the number of its queues, and adds queues half-way.
+
+What is judged is every delivery as it came, repeats included:
+
+| delivery of a key's change | class |
+|---|---|
+| behind all before it | in order |
+| the same message again, marked `redelivered` | repeat, flagged |
+| the same message again, without the mark: another member had it | repeat, unflagged |
+| the same change, as another message | stored twice |
+| of an earlier place, for the first time | out of order |
 """
 
 from __future__ import annotations
@@ -10,8 +20,8 @@ import contextlib
 import json
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,42 +30,120 @@ import pika.exceptions
 
 PREFETCH = 50
 RECONNECT_S = 0.2
+WAIT_S = 0.2
 WORK_S = 0.002
 """What a consumer of the comparison does for each message."""
+FINDINGS_MAX = 20
+"""More of a kind say nothing new."""
+HAND_SHOWN_MAX = 8
+OUT_OF_ORDER = "out of order"
+STORED_TWICE = "stored twice"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change as a consumer got it."""
+
+    key: str
+    place: str
+    partition: int
+    offset: int = -1
+    """-1: nothing tells two copies of it apart."""
+    member: str = ""
+    redelivered: bool = False
+
+    def __str__(self) -> str:
+        at = f"partition {self.partition}" + (f" offset {self.offset}" if self.offset >= 0 else "")
+        mark = ", redelivered" if self.redelivered else ""
+        return f"place {self.place} ({at}, member {self.member or '-'}{mark})"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A change that broke a promise, and what its member had beside it."""
+
+    kind: str
+    change: Change
+    behind: Change
+    """Of its key: the one with the latest place before it; of one that is stored twice, its first
+    copy."""
+    hand: tuple[Change, ...]
+
+    def __str__(self) -> str:
+        of_key = [f"place {each.place}" for each in self.hand if each.key == self.change.key]
+        shown = ", ".join(of_key[:HAND_SHOWN_MAX]) or "nothing else of the key"
+        return (
+            f"{self.kind}: key {self.change.key}, {self.change} behind {self.behind}; its member "
+            f"had {len(self.hand)} more in its hands, of the key {shown}"
+        )
 
 
 @dataclass(slots=True)
 class Order:
-    """What consumers saw, of first deliveries: changes, and those that came after a later one."""
+    """What consumers saw: every delivery is judged as it came."""
 
     seen: int = 0
+    """Changes that came for the first time."""
     violations: int = 0
+    """Of these, how many came behind a later one of their key."""
+    repeats_flagged: int = 0
+    repeats_unflagged: int = 0
+    stored_twice: int = 0
     changes: list[tuple[str, str]] = field(default_factory=list)
-    """(key, place) as they came."""
+    """(key, place) as they came for the first time."""
+    late: list[int] = field(default_factory=list)
+    """Places in `changes` of those that were out of order."""
+    findings: list[Finding] = field(default_factory=list)
+    """The first ones of each kind."""
     stalls: list[tuple[float, float]] = field(default_factory=list)
     """(time, seconds since the message before)."""
-    _last: dict[str, str] = field(default_factory=dict)
-    _places: set[tuple[str, str]] = field(default_factory=set)
+    _last: dict[str, Change] = field(default_factory=dict)
+    _copies: dict[tuple[str, str], list[Change]] = field(default_factory=dict)
     _last_s: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, key: str, place: str) -> None:
-        """A change was processed."""
+    def note(self, change: Change, hand: Iterable[Change] = ()) -> None:
+        """A change was processed, while its member had others in its hands."""
         now = time.time()
         with self._lock:
-            if (key, place) in self._places:
-                # It comes again: the acknowledgement was lost with a node.
+            copies = self._copies.setdefault((change.key, change.place), [])
+            if not copies:
+                self._judge(change, hand)
+            elif any(self._is_same(change, each) for each in copies):
+                # The acknowledgement was lost with a node.
+                self.repeats_flagged += change.redelivered
+                self.repeats_unflagged += not change.redelivered
                 return
-            self._places.add((key, place))
-            self.changes.append((key, place))
-            self.seen += 1
-            if place < self._last.get(key, ""):
-                self.violations += 1
             else:
-                self._last[key] = place
+                self.stored_twice += 1
+                self._find(STORED_TWICE, self.stored_twice, change, copies[0], hand)
+            copies.append(change)
             if self._last_s:
                 self.stalls.append((now, now - self._last_s))
             self._last_s = now
+
+    @staticmethod
+    def _is_same(change: Change, other: Change) -> bool:
+        places = (change.partition, change.offset), (other.partition, other.offset)
+        return change.offset < 0 or places[0] == places[1]
+
+    def _judge(self, change: Change, hand: Iterable[Change]) -> None:
+        """A change came for the first time."""
+        last = self._last.get(change.key)
+        if last is not None and change.place < last.place:
+            self.violations += 1
+            self.late.append(self.seen)
+            self._find(OUT_OF_ORDER, self.violations, change, last, hand)
+        else:
+            self._last[change.key] = change
+        self.changes.append((change.key, change.place))
+        self.seen += 1
+
+    def _find(
+        self, kind: str, number: int, change: Change, behind: Change, hand: Iterable[Change]
+    ) -> None:
+        if number <= FINDINGS_MAX:
+            self.findings.append(Finding(kind, change, behind, tuple(hand)))
 
     def busy_key(self, rank: int) -> str:
         """Returns the key with so many others that have more changes."""
@@ -87,25 +175,32 @@ class GroupChecker(threading.Thread):
             port = self._ports[attempt % len(self._ports)]
             attempt += 1
             with contextlib.suppress(pika.exceptions.AMQPError, OSError):
-                self._consume(port)
+                self._consume(port, f"{attempt} at port {port}")
             self._stopped.wait(RECONNECT_S)
 
-    def _consume(self, port: int) -> None:
+    def _consume(self, port: int, member: str) -> None:
+        hand: deque[tuple[int, Change]] = deque()
+
+        def take(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
+            hand.append((method.delivery_tag, change_of(method, properties, body, member)))
+
         with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)) as connection:
             channel = connection.channel()
             channel.basic_qos(prefetch_count=PREFETCH)
-            for method, properties, body in channel.consume(self._queue, inactivity_timeout=0.2):
-                if self._stopped.is_set():
-                    return
-                if method is None:
-                    continue
-                key = key_of(properties, method)
-                if key == self.poison:
-                    self.poison, self.rejected = "", key
-                    channel.basic_reject(method.delivery_tag, requeue=False)
-                    continue
-                self.order.note(key, json.loads(body)["place"])
-                channel.basic_ack(method.delivery_tag)
+            channel.basic_consume(self._queue, take)
+            while not self._stopped.is_set():
+                connection.process_data_events(0 if hand else WAIT_S)
+                if hand:
+                    self._process(channel, hand)
+
+    def _process(self, channel: Any, hand: deque[tuple[int, Change]]) -> None:
+        tag, change = hand.popleft()
+        if change.key == self.poison:
+            self.poison, self.rejected = "", change.key
+            channel.basic_reject(tag, requeue=False)
+            return
+        self.order.note(change, [each for _, each in hand])
+        channel.basic_ack(tag)
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -113,9 +208,18 @@ class GroupChecker(threading.Thread):
         self.join()
 
 
-def key_of(properties: Any, method: Any) -> str:
-    """Returns the order key of a delivery."""
-    return str((properties.headers or {}).get("x-order-key") or method.routing_key)
+def change_of(method: Any, properties: Any, body: bytes, member: str) -> Change:
+    """Returns the change of a delivery."""
+    headers = properties.headers or {}
+    event = json.loads(body)
+    return Change(
+        str(headers.get("x-order-key") or method.routing_key),
+        str(event.get("source", event)["place"]),
+        int(headers.get("x-pid", -1)),
+        int(headers.get("x-offset", -1)),
+        member,
+        bool(method.redelivered),
+    )
 
 
 class ModuloRun:
@@ -158,11 +262,11 @@ class ModuloRun:
             queue = f"{self.EXCHANGE}.{number}"
             channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
             channel.queue_bind(queue, self.EXCHANGE)
-            thread = threading.Thread(target=self._consume, args=(queue,), daemon=True)
+            thread = threading.Thread(target=self._consume, args=(queue, number), daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def _consume(self, queue: str) -> None:
+    def _consume(self, queue: str, number: int) -> None:
         with pika.BlockingConnection(
             pika.ConnectionParameters("127.0.0.1", self._port)
         ) as connection:
@@ -171,7 +275,8 @@ class ModuloRun:
             for method, _, body in channel.consume(queue, inactivity_timeout=0.1):
                 if method is not None:
                     time.sleep(WORK_S)
-                    self.order.note(method.routing_key, json.loads(body)["place"])
+                    place = json.loads(body)["place"]
+                    self.order.note(Change(method.routing_key, place, number, member=queue))
                     channel.basic_ack(method.delivery_tag)
                 elif self.order.seen >= self._wanted:
                     return

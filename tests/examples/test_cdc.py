@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -56,15 +58,74 @@ class Topic:
         pass
 
 
-def test_changes_out_of_order_are_counted_once() -> None:
-    from cdc.order import Order
+def test_every_delivery_is_judged_as_it_came() -> None:
+    from cdc.order import Change, Order
 
     order = Order()
-    for key, place in (("a", "1"), ("b", "5"), ("a", "3"), ("a", "2"), ("a", "3"), ("a", "4")):
-        order.note(key, place)
-    assert (order.seen, order.violations) == (5, 1)
+    hand = [Change("a", "4", 0, 9), Change("b", "7", 0, 10)]
+    for key, place, offset, redelivered in (
+        ("a", "1", 1, False), ("b", "5", 2, False), ("a", "3", 4, False), ("a", "2", 3, False),
+        ("a", "3", 4, True), ("a", "3", 4, False), ("a", "4", 9, False), ("b", "5", 7, False),
+    ):  # fmt: skip
+        order.note(Change(key, place, 0, offset, "1 at port 5", redelivered), hand)
+    assert (order.seen, order.violations, order.late) == (5, 1, [3])
+    assert (order.repeats_flagged, order.repeats_unflagged, order.stored_twice) == (1, 1, 1)
     assert [order.busy_key(rank) for rank in (0, 1, 9)] == ["a", "b", "b"]
     assert order.changes == [("a", "1"), ("b", "5"), ("a", "3"), ("a", "2"), ("a", "4")]
+    assert [str(finding) for finding in order.findings] == [
+        "out of order: key a, place 2 (partition 0 offset 3, member 1 at port 5) behind place 3 "
+        "(partition 0 offset 4, member 1 at port 5); its member had 2 more in its hands, of the "
+        "key place 4",
+        "stored twice: key b, place 5 (partition 0 offset 7, member 1 at port 5) behind place 5 "
+        "(partition 0 offset 2, member 1 at port 5); its member had 2 more in its hands, of the "
+        "key place 7",
+    ]
+
+
+def test_a_source_that_is_read_twice_does_not_pass() -> None:
+    """Every change stored a second time, the later one behind: copies of messages, not repeats."""
+    from cdc.order import Change, Order
+
+    order = Order()
+    for offset, place in enumerate("12341234"):
+        order.note(Change("a", place, 0, offset))
+    assert (order.seen, order.violations, order.stored_twice) == (4, 0, 4)
+    assert len(order.findings) == 4
+
+
+def test_the_checker_says_what_its_member_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cdc import order as cdc_order
+
+    class Method:
+        delivery_tag = 7
+        routing_key = "other"
+        redelivered = True
+
+    class Properties:
+        headers: ClassVar = {"x-order-key": "t:1", "x-pid": 3, "x-offset": 12}
+
+    for body in (b'{"place": "05"}', b'{"op": "u", "source": {"place": "05", "table": "t"}}'):
+        change = cdc_order.change_of(Method(), Properties(), body, "2 at port 9")
+        assert change == cdc_order.Change("t:1", "05", 3, 12, "2 at port 9", True)
+    order = cdc_order.Order()
+    checker = cdc_order.GroupChecker([1], "topic/g", order)
+    settled: list[tuple[str, int]] = []
+
+    class Channel:
+        def basic_ack(self, tag: int) -> None:
+            settled.append(("ack", tag))
+
+        def basic_reject(self, tag: int, requeue: bool) -> None:
+            settled.append(("reject", tag))
+
+    first, second = cdc_order.Change("k", "2", 0, 2), cdc_order.Change("k", "1", 0, 1)
+    hand = deque([(1, first), (2, second), (3, first)])
+    for checker.poison in ("", "", "k"):
+        checker._process(Channel(), hand)
+    assert settled == [("ack", 1), ("ack", 2), ("reject", 3)]
+    assert checker.rejected == "k"
+    (finding,) = order.findings
+    assert (finding.change, finding.behind, finding.hand) == (second, first, (first,))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +213,8 @@ def test_the_changes_of_the_autoscaler_are_read_from_the_logs_of_nodes(tmp_path:
 
 
 def test_the_page_shows_every_partition(tmp_path: Path) -> None:
-    from cdc.report import pauses_of, write_report
+    from cdc.order import Change, Order
+    from cdc.report import Difference, Event, Found, pauses_of, write_report
 
     (tmp_path / "pauses.csv").write_text("100.000,0.010000\n101.000,0.020000\n")
     pauses = pauses_of(tmp_path / "pauses.csv")
@@ -163,20 +225,53 @@ def test_the_page_shows_every_partition(tmp_path: Path) -> None:
         {"pid": 41, "lo": 0, "hi": 4, "created_version": 1, "sealed_version": None},
         {"pid": 42, "lo": 4, "hi": 8, "created_version": 1, "sealed_version": None},
     ]
+    topic, modulo = Order(), Order()
+    for offset in range(4):
+        topic.note(Change("a", str(offset), 0, offset))
+    for place in "0213":
+        modulo.note(Change("a", place, 0))
+    topic.stalls = [(100.2, 0.1)]
+    found = Found([Difference("sbtest1", 1000, 999, 1)], topic, modulo, 2, ["sbtest1 <differs>"])
     page = write_report(
         tmp_path / "page.html",
-        [(100.5, "split <0>")],
+        found,
+        [Event(100.5, "split <0>"), Event(100.7, "node 1 was killed", True)],
         lineage,
         pauses,
-        [(100.2, 0.1)],
         [("split of partition 0 at 4", "load_2", "auto-split-1")],
     )
     text = page.read_text()
     assert "<td>split of partition 0 at 4</td><td>load_2</td><td>auto-split-1</td>" in text
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == 3
     assert "split &lt;0&gt;" in text
+    assert "<li class='fault'>node 1 was killed</li>" in text
+    assert "<p class='fault'>sbtest1 &lt;differs&gt;</p>" in text
+    assert "<td>sbtest1</td><td>1,000</td><td>999</td><td>1</td>" in text
+    assert "<td>4</td><td>0</td><td>0</td><td>0</td><td>0</td>" in text, "the topic's row"
+    assert "<td>4</td><td>1</td><td>0</td><td>0</td><td>0</td>" in text, "the row of modulo"
+    assert "modulo queues: 1 of 4 out of order" in text
+    assert_well_formed(text)
     for pid in (41, 42):
         assert f"<!-- {pid} -->" in text
+
+
+def assert_well_formed(text: str) -> None:
+    """Every element that has to be closed is."""
+    open_tags: list[str] = []
+
+    class Checker(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag not in ("meta", "br"):
+                open_tags.append(tag)
+
+        def handle_startendtag(self, tag: str, attrs: object) -> None:
+            pass
+
+        def handle_endtag(self, tag: str) -> None:
+            assert open_tags.pop() == tag
+
+    Checker().feed(text)
+    assert not open_tags
 
 
 @pytest.mark.optional
