@@ -17,7 +17,7 @@ from pyspark.sql import types as t
 
 from convoymq.spark.errors import OptionError
 from convoymq.spark.pipelines import apply as pipeline
-from convoymq.spark.pipelines import merging
+from convoymq.spark.pipelines import change_events, merging
 from convoymq.spark.pipelines.apply import Events, TableSpec
 from convoymq.spark.pipelines.merging import MergePath, chosen_path
 
@@ -42,6 +42,7 @@ class Applier:
         bad_path: str | None = None,
         checkpoint: Path | None = None,
         followed: pipeline.FollowedTopic | None = None,
+        of_topic: bool = False,
         merge: str = MergePath.AUTO,
         parallel: int = 4,
     ) -> None:
@@ -63,6 +64,7 @@ class Applier:
             parallel=parallel,
             checkpoint=checkpoint,
             followed=followed,
+            of_topic=of_topic,
         )
 
     def _probe(self, point: str, table: str, batch_id: int) -> None:
@@ -186,10 +188,10 @@ def test_several_tables_and_a_position_of_the_source(spark: SparkSession, tmp_pa
     first, rows_a = changes(5, 200, 20, "a")
     second, rows_b = changes(6, 200, 20, "b")
     for number, event in enumerate([*first, *second]):
-        event["source"]["pos"] = number
+        event["source"]["lsn"] = number
     mixed = [{"payload": event} for event in [*first, *second]]
     random.Random(7).shuffle(mixed)
-    applier = Applier(spark, *specs, events=Events(position_field="source.pos"))
+    applier = Applier(spark, *specs, events=Events(position_field="source.lsn"))
     applier.write(frame(spark, mixed), 0)
     assert table(spark, tmp_path / "a") == rows_a
     assert table(spark, tmp_path / "b") == rows_b
@@ -213,14 +215,14 @@ def test_equal_positions_are_decided_by_the_offset(spark: SparkSession, tmp_path
     """The rows of one transaction may share a position. However batches are cut, the later event
     wins, and an event that comes again changes nothing."""
     events = [
-        {"op": "u", "after": {"id": key, "name": f"{key}-{n}"}, "source": {"pos": 5}}
+        {"op": "u", "after": {"id": key, "name": f"{key}-{n}"}, "source": {"lsn": 5}}
         for n in range(3)
         for key in range(2)
     ]
     spec = {"schema": SCHEMA, "keys": ("id",)}
     for name, cuts in {"one": [6], "two": [3, 3], "late": [6, 2], "single": [1] * 6}.items():
         path = tmp_path / name
-        rules = Events(position_field="source.pos")
+        rules = Events(position_field="source.lsn")
         applier = Applier(spark, TableSpec(path=str(path), **spec), events=rules)  # type: ignore[arg-type]
         first = 0
         for batch, count in enumerate(cuts):
@@ -247,13 +249,13 @@ def test_equal_positions_are_decided_by_the_offset(spark: SparkSession, tmp_path
     ],
 )
 def test_types_that_are_not_served_are_named(ddl: t.DataType, reason: str) -> None:
-    assert pipeline._unserved(ddl) == reason
+    assert change_events.unserved(ddl) == reason
     for inside in (
         t.ArrayType(ddl),
         t.MapType(t.StringType(), ddl),
         t.StructType([t.StructField("a", t.LongType()), t.StructField("b", ddl)]),
     ):
-        assert pipeline._unserved(inside) == reason
+        assert change_events.unserved(inside) == reason
 
 
 WIDE = (
@@ -458,6 +460,225 @@ def test_specs_that_do_not_fit(spark: SparkSession, tmp_path: Path) -> None:
         Applier(spark, good, good)
     with pytest.raises(OptionError, match="envelope"):
         Applier(spark, good, events=Events(envelope="xml"))
+
+
+def write_in_cuts(
+    applier: Applier, spark: SparkSession, events: list[Any], cuts: list[int]
+) -> None:
+    first = 0
+    for batch, count in enumerate(cuts):
+        applier.write(frame(spark, events[first : first + count], first), batch)
+        first += count
+
+
+@pytest.mark.parametrize("cuts", [[6], [2, 1, 3], [1] * 6])
+def test_a_row_with_another_key_takes_the_former_one_with_it(
+    spark: SparkSession, tmp_path: Path, cuts: list[int]
+) -> None:
+    events = [
+        {"op": "c", "after": {"id": 1, "name": "one"}},
+        {"op": "c", "after": {"id": 2, "name": "two"}},
+        {"op": "u", "before": {"id": 1, "name": "one"}, "after": {"id": 3, "name": "one"}},
+        # It comes back under the former key, and changes without telling of it.
+        {"op": "c", "after": {"id": 1, "name": "again"}},
+        {"op": "u", "before": None, "after": {"id": 2, "name": "zwei"}},
+        {"payload": {"op": "u", "before": {"id": 2}, "after": {"id": 4, "name": "four"}}},
+    ]
+    spec = TableSpec(path=str(tmp_path / "t"), schema=SCHEMA, keys=("id",))
+    applier = Applier(spark, spec)
+    write_in_cuts(applier, spark, events, cuts)
+    assert table(spark, tmp_path / "t") == {1: "again", 3: "one", 4: "four"}
+    # The tombstone of a former key is as old as its event.
+    late = [{"op": "u", "before": None, "after": {"id": 2, "name": "late"}}]
+    applier.write(frame(spark, late, 4), 7)
+    assert table(spark, tmp_path / "t") == {1: "again", 3: "one", 4: "four"}
+
+
+def test_keys_of_several_columns_change_in_one_of_them(spark: SparkSession, tmp_path: Path) -> None:
+    row = {"shop": 1, "id": 1, "name": "a"}
+    events = [
+        {"op": "c", "after": row},
+        {"op": "u", "before": row, "after": {**row, "shop": 2}},
+        {"op": "u", "before": {**row, "shop": 2}, "after": {**row, "shop": 2, "name": "b"}},
+    ]
+    schema = "shop int, id bigint, name string"
+    spec = TableSpec(path=str(tmp_path / "t"), schema=schema, keys=("shop", "id"))
+    Applier(spark, spec).write(frame(spark, events), 0)
+    assert [tuple(row) for row in pipeline.rows(spark, spec.path).collect()] == [(2, 1, "b")]
+
+
+@pytest.mark.parametrize("cuts", [[7], [2, 1, 4], [1] * 7, [4, 3]])
+@pytest.mark.parametrize("rows_max", [1, 1_000_000])
+def test_a_truncate_removes_the_rows_before_it(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cuts: list[int],
+    rows_max: int,
+) -> None:
+    monkeypatch.setattr(merging, "MERGE_ROWS_MAX", rows_max)
+    events = [
+        {"op": "c", "after": {"id": 1, "name": "one"}},
+        {"op": "c", "after": {"id": 2, "name": "two"}},
+        {"op": "t", "before": None, "after": None, "source": {"table": "x"}},
+        {"op": "m", "message": {"prefix": "p", "content": "YQ=="}},
+        {"op": "c", "after": {"id": 2, "name": "new"}},
+        {"op": "t"},
+        {"op": "c", "after": {"id": 3, "name": "three"}},
+    ]
+    spec = TableSpec(path=str(tmp_path / "t"), schema=SCHEMA, keys=("id",))
+    applier = Applier(spark, spec)
+    write_in_cuts(applier, spark, events, cuts)
+    assert table(spark, tmp_path / "t") == {3: "three"}
+    # What is older than it comes late: rows of before, and rows that the table has never had.
+    late = [{"op": "u", "after": {"id": key, "name": "late"}} for key in (1, 2, 9)]
+    applier.write(frame(spark, late, 2), len(cuts))
+    assert table(spark, tmp_path / "t") == {3: "three"}
+    pipeline.purge(spec.path, datetime.timedelta(0))
+    applier.write(frame(spark, late, 2), len(cuts) + 1)
+    applier.write(frame(spark, [{"op": "c", "after": {"id": 9, "name": "nine"}}], 7), 90)
+    assert table(spark, tmp_path / "t") == {3: "three", 9: "nine"}
+
+
+def test_a_truncate_that_is_cut_off_is_carried_out_by_the_repeat(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    spec = TableSpec(path=str(tmp_path / "t"), schema=SCHEMA, keys=("id",))
+    applier = Applier(spark, spec, events=Events(envelope="flat"))
+    applier.write(frame(spark, [{"op": "c", "id": 1, "name": "one"}]), 0)
+    emptying = frame(spark, [{"op": "truncate"}], 1)
+    applier.stop = ("merging", 1)
+    with pytest.raises(Cut):
+        applier.write(emptying, 1)
+    applier.write(emptying, 1)
+    assert table(spark, tmp_path / "t") == {}
+
+
+def test_tokens_of_a_topic_order_one_key_only(spark: SparkSession, tmp_path: Path) -> None:
+    """What concerns other keys as well is a bad event, unless the source has a position for it."""
+    schema = f"{ROW}, route_version bigint"
+    events = [
+        {"op": "c", "after": {"id": 1, "name": "one"}, "source": {"file": "b.9", "pos": 900}},
+        {"op": "u", "before": {"id": 1}, "after": {"id": 2, "name": "one"},
+         "source": {"file": "b.10", "pos": 4}},
+        {"op": "c", "after": {"id": 1, "name": "new"}, "source": {"file": "b.10", "pos": 40}},
+        {"op": "t", "source": {"file": "b.10", "pos": 50}},
+        {"op": "c", "after": {"id": 5, "name": "five"}, "source": {"file": "b.10", "pos": 60}},
+    ]  # fmt: skip
+    # Partitions of their own: the later an event is, the lower is its offset.
+    rows = [
+        (b"k", json.dumps(event).encode(), "t", 9 - at, 9 - at, NOW, 0)
+        for at, event in enumerate(events)
+    ]
+    bad = str(tmp_path / "bad")
+    followed = pipeline.FollowedTopic("t", 1)
+    spec = TableSpec(path=str(tmp_path / "tokens"), schema=SCHEMA, keys=("id",))
+    applier = Applier(spark, spec, followed=followed, bad_path=bad)
+    applier.write(spark.createDataFrame(rows, schema), 0)
+    assert applier.report.diverted == 2
+    reasons = {row.reason for row in spark.read.parquet(bad).select("reason").collect()}
+    assert {reason.split(":")[0] for reason in reasons} == {
+        "the row has another key now",
+        "all rows of the table are gone",
+    }
+    spec = TableSpec(path=str(tmp_path / "positions"), schema=SCHEMA, keys=("id",))
+    rules = Events(position_field="source.file,source.pos")
+    for cut in range(1, 5):
+        spec = TableSpec(path=str(tmp_path / f"positions{cut}"), schema=SCHEMA, keys=("id",))
+        applier = Applier(spark, spec, events=rules, of_topic=True)
+        applier.write(spark.createDataFrame(rows[cut:], schema), 0)
+        applier.write(spark.createDataFrame(rows[:cut], schema), 1)
+        assert table(spark, Path(spec.path)) == {5: "five"}
+
+
+POSITIONS = [
+    ("source.file,source.pos", [("b.000999", 4), ("b.000999", 70), ("b.001000", 4), ("b.001000", 9),
+                                ("b.1000000", 1)]),
+    ("source.gtid", [("0-9-8",), ("0-9-9",), ("0-1-10",), ("0-1-100",), ("0-1-1000",)]),
+    ("source.lsn", [(8,), (9,), (10,), (1 << 62,), ((1 << 64) - 1,)]),
+    ("source.place", [(f"{number:034x}",) for number in (1, 9, 10, 171, 1 << 130)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "places"), POSITIONS)
+def test_positions_of_the_source_order_events(
+    spark: SparkSession, tmp_path: Path, field: str, places: list[tuple[Any, ...]]
+) -> None:
+    """Whatever order they come in, and however batches are cut."""
+    names = [name.removeprefix("source.") for name in field.split(",")]
+    events = [
+        {
+            "op": "u",
+            "after": {"id": 1, "name": f"v{at}"},
+            "source": dict(zip(names, place, strict=True)),
+        }
+        for at, place in enumerate(places)
+    ]
+    for number, shuffled in enumerate((events, events[::-1], [*events[2:], *events[:2]])):
+        spec = TableSpec(path=str(tmp_path / f"t{number}"), schema=SCHEMA, keys=("id",))
+        applier = Applier(spark, spec, events=Events(position_field=field))
+        write_in_cuts(applier, spark, shuffled, [2, 3])
+        assert table(spark, Path(spec.path)) == {1: "v4"}
+
+
+def test_positions_without_an_order_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    spec = TableSpec(path=str(tmp_path / "t"), schema=SCHEMA, keys=("id",))
+    with pytest.raises(OptionError, match=r"take source\.file,source\.pos"):
+        Applier(spark, spec, events=Events(position_field="source.pos"))
+    places: list[Any] = ["0/16B3748", "3E11FA47-71CA-11E1-9E33-C80AA9429562:23", -1, 1.5, None, {}]
+    events = [{"op": "c", "after": {"id": 1}, "source": {"at": place}} for place in places]
+    bad = str(tmp_path / "bad")
+    applier = Applier(spark, spec, events=Events(position_field="source.at"), bad_path=bad)
+    applier.write(frame(spark, events), 0)
+    found = spark.read.parquet(bad).select("reason").collect()
+    assert [row.reason for row in found] == ["without its position"] * len(places)
+
+
+def test_a_table_keeps_its_kind_of_positions(spark: SparkSession, tmp_path: Path) -> None:
+    spec = TableSpec(path=str(tmp_path / "t"), schema=SCHEMA, keys=("id",))
+    rules = Events(position_field="source.lsn")
+    event = {"op": "c", "after": {"id": 1, "name": "x"}, "source": {"lsn": 5}}
+    Applier(spark, spec, events=rules).write(frame(spark, [event]), 0)
+    target = pipeline._Target(spark, spec)
+    pipeline._fit_table(target, None, rules)
+    assert not target.as_number
+    for other in (Events(), Events(position_field="source.file,source.pos")):
+        with pytest.raises(OptionError, match=r"ordered by source\.lsn, which do not compare"):
+            pipeline._fit_table(target, None, other)
+    # One that release 0.3 has made has numbers, and goes on with them.
+    old = TableSpec(path=str(tmp_path / "old"), schema=SCHEMA, keys=("id",))
+    Applier(spark, old).write(frame(spark, [event]), 0)
+    target = pipeline._Target(spark, old)
+    pipeline._fit_table(target, None, rules)
+    assert target.as_number
+    with pytest.raises(OptionError, match="do not compare"):
+        pipeline._fit_table(target, None, Events(position_field="source.file,source.pos"))
+
+
+HOSTILE: list[bytes] = [
+    b"[" * 5000 + b"]" * 5000,
+    b'{"op": "c", "after": {"id": ' + b"9" * 5000 + b"}}",
+    b'{"op": "c", "after": {"id": 1, "amount": 1e999999999}}',
+    b'{"op": "c", "after": {"id": 1, "amount": 1e-999999999}}',
+    b'{"op": "c", "after": {"id": NaN}}',
+    b'{"op": "c", "after": {"id": {"id": 1}}}',
+    b'{"op": ["c"], "after": {"id": 1}}',
+    b'{"op": "c", "after": []}',
+    b"\x00\xff\xfe",
+    b"null",
+    b'"c"',
+]
+
+
+def test_no_body_fails_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    good = b'{"op": "c", "after": {"id": 7, "amount": 1.5}}'
+    odd = b'{"op": "c", "after": {"id": 8, "amount": 2}, "after": {"id": 8, "amount": 2}}'
+    schema = "id bigint, amount decimal(10,2)"
+    spec = TableSpec(path=str(tmp_path / "t"), schema=schema, keys=("id",))
+    applier = Applier(spark, spec, bad_path=str(tmp_path / "bad"))
+    applier.write(frame(spark, [*HOSTILE, good, odd]), 0)
+    assert {row.id for row in pipeline.rows(spark, spec.path).collect()} == {7, 8}
+    assert applier.report.diverted == len(HOSTILE)
 
 
 def test_a_weak_topic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,12 @@ version that created the event's partition: with the offset there it is the orde
 along the history of a key through splits, merges and moves. `purge` removes tombstones by age,
 `rows` reads a table without them.
 
-An event is applied whole or not at all: JSON that Spark would read as NULL, or as another number,
-because it does not fit the schema, is a bad event.
+An event may give its row another key: the row of the former key is gone then, a tombstone of that
+event. One that empties the table (a TRUNCATE) removes the rows of all events before it; the table
+keeps its place as a property, so that late events bring nothing back.
+
+Of a batch one job of Spark makes the latest rows, and counts meanwhile what else is in it. Only
+what does not pass through the driver at once, or is for several tables, is kept and read again.
 
 Each table has its own transactions: replays are safe, several tables are not one atomic step.
 Tables of a batch are merged side by side. The batch ends when all have it; when one fails it fails,
@@ -31,16 +35,28 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from convoymq.spark.errors import OptionError, SourceError
 from convoymq.spark.pipelines import merging
+from convoymq.spark.pipelines.change_events import (
+    CORRUPT,
+    EVENT,
+    EventColumns,
+    Events,
+    Order,
+    table_name,
+    unserved,
+)
 from convoymq.spark.pipelines.checkpoint import app_id, offsets_of, plan_id
 from convoymq.spark.pipelines.merging import (
+    CHANGED_AT,
+    DELETED,
     OFFSET,
     POSITION,
     Batch,
     DriverMerger,
+    Emptied,
     ExecutorMerger,
     MergePath,
     TableMerger,
@@ -51,33 +67,28 @@ from convoymq.spark.pipelines.merging import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import DataType, StructType
 
 PARALLEL_TABLES = 4
 """Tables that are merged at a time."""
-DELETED = "_deleted"
-CHANGED_AT = "_changed_at"
 META = (POSITION, OFFSET, DELETED, CHANGED_AT)
-CORRUPT = "_corrupt_record"
-EVENT = ("topic", "partition", "offset", "timestamp", "key", "value")
-"""Columns of the source that are kept of a bad event."""
 KEYS_PROPERTY = "convoymq.keys"
 """Of the Delta table: the columns that name a row."""
 TOPIC_PROPERTY = "convoymq.topic"
 """Of the Delta table: the topic that it follows, name and time of creation. Tokens of another topic
 compare with nothing."""
 
-UPSERTS = {"debezium": ("c", "r", "u"), "flat": ("c", "create", "i", "insert", "r", "read", "u",
-                                                 "update", "upsert")}  # fmt: skip
-DELETES = {"debezium": ("d",), "flat": ("d", "delete")}
-INTEGERS = ("tinyint", "smallint", "int", "bigint")
-YEAR_MAX = 9999
-MADE_INFINITE = ('"Infinity"', '"-Infinity"', '"NaN"')
-"""Texts that Spark makes, quotes included, of a number beyond a double where a text is wanted."""
-INFINITIES = ("Infinity", "+Infinity", "-Infinity", "INF", "+INF", "-INF")
+EMPTIED_PROPERTY = "convoymq.emptied"
+"""Of the Delta table: the last event that emptied it."""
+POSITION_PROPERTY = "convoymq.position"
+"""Of the Delta table: the parts of its positions."""
+
+_FILE_POSITION = "source.pos"
+"""Field of Debezium's connectors of MySQL and MariaDB."""
 
 Probe = Callable[[str, str, int], None]
 """Called with (point, table, batch id) at `merging` and `merged`: tests stop a batch there."""
@@ -99,26 +110,6 @@ class TableSpec:
     """Columns that name a row."""
     name: str = ""
     """Name of the table in events; "" = every event is for this table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
-    """Form of events: JSON, and the places of their parts in it.
-
-    `debezium`: {"op": "c" | "r" | "u" | "d", "before": row, "after": row, "source": {"table": …}},
-    also inside {"payload": …}. `flat`: the row itself with a field (default `op`) that says what
-    happened (c, create, i, insert, r, read, u, update, upsert; d, delete; in any case of letters),
-    and a field (default `table`) that names the table. In both a row is whole: a column that it
-    lacks is NULL. An empty message is a tombstone of a log and says nothing new.
-    """
-
-    envelope: str = "debezium"
-    op_field: str = "op"
-    table_field: str = "table"
-    position_field: str = ""
-    """A number that orders events (a log position), by its path in the JSON: `source.pos`. Empty:
-    the message's offset. Use it where a snapshot and the log are interleaved. Of events with equal
-    positions the one with the higher offset is the later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +191,11 @@ def apply(
         raise OptionError(f"parallel {parallel}: at least one table is merged at a time")
     path = chosen_path(spark, merge)
     source = _source(servers, stream, topic, options or {})
-    _check(targets, rules, of_topic=bool(topic))
-    followed = _followed(source) if topic else None
+    _check(targets, rules)
+    # A position of the source orders the events of all keys, wherever they are published.
+    followed = _followed(source) if topic and not rules.positions else None
     for target in targets:
-        _fit_table(target, followed)
+        _fit_table(target, followed, rules)
     place = Path(checkpoint)
     tables_report = {target.label: TableReport() for target in targets}
     report = ApplyReport(tables=tables_report, merge=path)
@@ -217,6 +209,7 @@ def apply(
         parallel=parallel,
         checkpoint=place,
         followed=followed,
+        of_topic=bool(topic),
     )
     started = time.monotonic()
     rows_read = spark.readStream.format("convoymq").options(**source).load()
@@ -294,11 +287,13 @@ class _Target:
         if not spec.keys or missing:
             raise OptionError(f"table {self.label}: keys {spec.keys} are not columns of {names}")
         for each in row:
-            if (unserved := _unserved(each.dataType)) is not None:
-                raise OptionError(f"table {self.label}: column {each.name}: {unserved}")
+            if (wrong := unserved(each.dataType)) is not None:
+                raise OptionError(f"table {self.label}: column {each.name}: {wrong}")
         taken = [name for name in names if name in (*META, CORRUPT)]
         if taken:
             raise OptionError(f"table {self.label}: columns {taken} are the pipeline's own")
+        self.as_number = False
+        """The table has numbers for positions, as release 0.3 made it."""
 
 
 def _followed(source: Mapping[str, str]) -> FollowedTopic:
@@ -318,7 +313,7 @@ def _followed(source: Mapping[str, str]) -> FollowedTopic:
     return FollowedTopic(topic.name, topic.history().created_ms)
 
 
-def _check(targets: Sequence[_Target], rules: Events, *, of_topic: bool = False) -> None:
+def _check(targets: Sequence[_Target], rules: Events) -> None:
     if not targets:
         raise OptionError("nothing to apply to: name tables")
     names = [target.spec.name for target in targets]
@@ -326,10 +321,14 @@ def _check(targets: Sequence[_Target], rules: Events, *, of_topic: bool = False)
         raise OptionError("several tables: each needs a name of its own, as the events have it")
     if rules.envelope not in ("debezium", "flat"):
         raise OptionError(f"envelope {rules.envelope}: there are debezium and flat")
-    if rules.position_field and of_topic:
-        raise OptionError("events of a topic are ordered by their tokens, not by a position field")
-    if rules.position_field and not re.fullmatch(r"\w+(\.\w+)*", rules.position_field):
-        raise OptionError(f"position field {rules.position_field!r}: a path such as source.pos")
+    for path in rules.positions:
+        if not re.fullmatch(r"\w+(\.\w+)*", path):
+            raise OptionError(f"position field {path!r}: a path such as source.lsn")
+    if rules.positions[:1] == (_FILE_POSITION,):
+        raise OptionError(
+            f"position field {_FILE_POSITION}: it begins anew in every file of the log, so older "
+            f"events would pass for later ones; take source.file,{_FILE_POSITION}"
+        )
 
 
 def _mergers(
@@ -347,6 +346,19 @@ def _mergers(
     return made
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The latest rows of a table in a batch."""
+
+    rows: DataFrame
+    judged: DataFrame
+    """All events, with what is wrong with them."""
+    own: Observation
+    """Counts of the table's events, filled by the first job that makes the rows."""
+    whole: Observation | None
+    """Counts of the whole batch; None where they are known."""
+
+
 class _BatchApplier:
     """Callable for `foreachBatch`."""
 
@@ -362,10 +374,24 @@ class _BatchApplier:
         parallel: int = PARALLEL_TABLES,
         checkpoint: Path | None = None,
         followed: FollowedTopic | None = None,
+        of_topic: bool = False,
     ) -> None:
         self._checkpoint = checkpoint
         self._followed = followed
         self._targets = targets
+        self._columns = {
+            target.label: EventColumns(
+                target.row,
+                target.spec.keys,
+                rules,
+                Order(
+                    fields=rules.positions,
+                    of_topic=of_topic or followed is not None,
+                    as_number=target.as_number,
+                ),
+            )
+            for target in targets
+        }
         self._rules = rules
         self._mergers = mergers
         self._parallel = parallel
@@ -380,19 +406,48 @@ class _BatchApplier:
         self._check_topic(batch_id)
         batch = batch.where(f.length("value") > 0)
         if self._named:
-            batch = batch.withColumn("_table", _table_name(self._rules))
-        # Without this every action below would read the source again.
-        batch = batch.persist()
+            batch = batch.withColumn("_table", table_name(self._rules))
+        if len(self._targets) > 1:
+            # Without this every table would read the source again.
+            batch = batch.persist()
         try:
-            self._report.events += batch.count()
+            if len(self._targets) > 1:
+                found = batch.agg(*self._counts()).first()
+                assert found is not None
+                self._note_batch(found.asDict(), batch, batch_id)
             works = [
                 partial(self._apply, target, merger, batch, batch_id)
                 for target, merger in zip(self._targets, self._mergers, strict=True)
             ]
             self._report.diverted += sum(run_together(batch.sparkSession, works, self._parallel))
-            self._report.diverted += self._divert_unknown(batch, batch_id)
         finally:
-            batch.unpersist()
+            if len(self._targets) > 1:
+                batch.unpersist()
+
+    def _counts(self) -> list[Column]:
+        """Returns what is counted of a whole batch."""
+        from pyspark.sql import functions as f
+
+        unknown = f.count_if(self._is_unknown()) if self._named else f.lit(0)
+        return [f.count("*").alias("events"), unknown.alias("unknown")]
+
+    def _is_unknown(self) -> Column:
+        from pyspark.sql import functions as f
+
+        table = f.col("_table")
+        return table.isNull() | ~table.isin([each.spec.name for each in self._targets])
+
+    def _note_batch(self, found: Mapping[str, int], batch: DataFrame, batch_id: int) -> None:
+        """Counts a batch, and diverts its events of tables that nobody follows."""
+        from pyspark.sql import functions as f
+
+        self._report.events += found["events"]
+        self._report.diverted += found["unknown"]
+        if found["unknown"]:
+            table = f.coalesce(f.col("_table"), f.lit("none named"))
+            reason = f.concat(f.lit("no such table: "), table)
+            lost = batch.where(self._is_unknown()).withColumn("reason", reason)
+            self._divert(lost, "unknown", batch_id)
 
     def _check_topic(self, batch_id: int) -> None:
         """Raises SourceError: the batch is of another topic of this name (`failOnDataLoss`)."""
@@ -409,62 +464,74 @@ class _BatchApplier:
     def _apply(self, target: _Target, merger: TableMerger, batch: DataFrame, batch_id: int) -> int:
         """Merges the events of one table. Returns how many can't be applied. Runs beside others of
         its kind: it changes the counts of its own table only."""
+        import pyarrow as pa
         from deltalake import DeltaTable
-        from pyspark.sql import functions as f
 
-        if target.spec.name:
-            batch = batch.where(f.col("_table") == target.spec.name)
-        parsed = _parsed(batch, self._rules, target.row, by_token=self._followed is not None)
-        # Kept, and so read once. Spark 4.2 also loses `_misread` of an event when it merges the
-        # reason into a filter: the event would be bad and applied.
-        judged = (
-            parsed.withColumn("reason", _reason(target, self._rules))
-            .select(*EVENT, "reason", "_row", POSITION, DELETED)
-            .persist()
-        )
-        chosen = _latest(judged.where(f.col("reason").isNull()), target).persist()
+        chosen = self._chosen(target, batch)
+        rows: DataFrame | pa.Table | None = merger.collected(chosen.rows)
+        kept: DataFrame | None = None
         try:
-            # A column counts where it is not null.
-            found = judged.agg(f.count("*").alias("events"), f.count("reason").alias("bad")).first()
-            assert found is not None
-            bad = int(found.bad)
+            if rows is None:
+                # The counts of a job that was cut off are not those of the batch.
+                chosen = self._chosen(target, batch)
+                rows = kept = chosen.rows.persist()
+            keys = rows.num_rows if isinstance(rows, pa.Table) else rows.count()
+            if chosen.whole is not None:
+                self._note_batch(chosen.whole.get, batch, batch_id)
+            found = chosen.own.get
+            bad = int(found["bad"])
             if bad:
-                self._divert(judged.where(f.col("reason").isNotNull()), target.label, batch_id)
-            keys = chosen.count()
-            if not keys:
+                self._divert(chosen.judged.where("reason IS NOT NULL"), target.label, batch_id)
+            emptied = _emptied_by(found["emptied"])
+            if not keys and emptied is None:
                 return bad
             if not DeltaTable.is_deltatable(target.spec.path):
-                _create(target.spec.path, chosen, target, self._followed)
+                _create(target, rows, self._followed, self._rules)
+            emptied = _noted(target, emptied)
             place = self._checkpoint
             plan = "" if place is None else plan_id(offsets_of(place, batch_id))
 
             def probe(point: str) -> None:
                 self._probe(point, target.label, batch_id)
 
-            merged = merger.merge(chosen, keys, Batch(number=batch_id, plan=plan), probe)
+            merged = merger.merge(rows, keys, Batch(number=batch_id, plan=plan), probe, emptied)
         finally:
-            chosen.unpersist()
-            judged.unpersist()
+            if kept is not None:
+                kept.unpersist()
         counts = self._report.tables[target.label]
         counts.batches += 1
         counts.skipped += not merged
-        counts.events += int(found.events) - bad
+        counts.events += int(found["events"]) - bad
         counts.keys += keys
         return bad
 
-    def _divert_unknown(self, batch: DataFrame, batch_id: int) -> int:
-        """Events of a table that nobody follows are bad, too. Returns how many there are."""
+    def _chosen(self, target: _Target, batch: DataFrame) -> _Chosen:
+        """Returns the latest rows of a table, and what is counted while they are made."""
+        from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        if not self._named:
-            return 0
-        table = f.col("_table")
-        lost = batch.where(table.isNull() | ~table.isin([each.spec.name for each in self._targets]))
-        count = lost.count()
-        if count:
-            reason = f.concat(f.lit("no such table: "), f.coalesce(table, f.lit("none named")))
-            self._divert(lost.withColumn("reason", reason), "unknown", batch_id)
-        return count
+        whole = None
+        if len(self._targets) == 1:
+            whole = Observation()
+            batch = batch.observe(whole, *self._counts())
+        if target.spec.name:
+            batch = batch.where(f.col("_table") == target.spec.name)
+        columns = self._columns[target.label]
+        judged = columns.judged(batch)
+        own = Observation()
+        emptied = f.when(
+            f.col("_truncates") & f.col("reason").isNull(),
+            f.struct(POSITION, "offset", f.unix_micros("timestamp").alias("at_us")),
+        )
+        # Spark pushes no filter below this: merged into one with the reason it would lose
+        # `_misread` of an event (4.2), which would be bad and applied.
+        observed = judged.observe(
+            own,
+            f.count("*").alias("events"),
+            f.count("reason").alias("bad"),
+            f.max(emptied).alias("emptied"),
+        )
+        return _Chosen(columns.latest(observed), judged, own, whole)
 
     def _divert(self, bad: DataFrame, label: str, batch_id: int) -> None:
         """Writes bad events to the place for them. Raises BadEvent: there is none."""
@@ -480,242 +547,46 @@ class _BatchApplier:
         kept.write.mode("overwrite").parquet(place)
 
 
-def _latest(events: DataFrame, target: _Target) -> DataFrame:
-    """Returns the row of each key as its latest event has it, with the columns of ours."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    latest = Window.partitionBy(*[f.col(f"_row.{key}") for key in target.spec.keys]).orderBy(
-        f.col(POSITION).desc(), f.col("offset").desc()
-    )
-    return (
-        events.withColumn("_rank", f.row_number().over(latest))
-        .where("_rank = 1")
-        .select(
-            "_row.*",
-            POSITION,
-            f.col("offset").alias(OFFSET),
-            DELETED,
-            f.col("timestamp").alias(CHANGED_AT),
-        )
-    )
+def _emptied_by(found: Any) -> Emptied | None:
+    """Returns the last event of a batch that empties the table."""
+    if found is None:
+        return None
+    position, offset, at_us = tuple(found)
+    return Emptied(position=position, offset=offset, at_us=at_us)
 
 
-def _text() -> Column:
-    from pyspark.sql import functions as f
+def _noted(target: _Target, emptied: Emptied | None) -> Emptied | None:
+    """Returns the last event that emptied the table, in this batch or before. The table keeps it
+    before its rows are removed: a repeat finds both, or removes them again."""
+    from deltalake import DeltaTable
 
-    return f.col("value").cast("string")
-
-
-def _json_path(rules: Events, path: str) -> Column:
-    from pyspark.sql import functions as f
-
-    if rules.envelope == "flat":
-        return f.get_json_object(_text(), f"$.{path}")
-    return f.coalesce(
-        f.get_json_object(_text(), f"$.payload.{path}"), f.get_json_object(_text(), f"$.{path}")
-    )
+    table = DeltaTable(target.spec.path)
+    noted = table.metadata().configuration.get(EMPTIED_PROPERTY)
+    known = None if noted is None else Emptied.parse(noted)
+    if emptied is None or not emptied.is_after(known):
+        return known
+    table.alter.set_table_properties({EMPTIED_PROPERTY: str(emptied)}, raise_if_not_exists=False)
+    return emptied
 
 
-def _table_name(rules: Events) -> Column:
-    path = "source.table" if rules.envelope == "debezium" else rules.table_field
-    return _json_path(rules, path)
-
-
-def _parsed(
-    batch: DataFrame, rules: Events, row: StructType, *, by_token: bool = False
-) -> DataFrame:
-    """Adds `_op`, `_row` (the row, or what named it before it was deleted), `_text` (the
-    same row, every value as the text of its JSON), `_misread` (something does not fit the schema),
-    `_deleted` and `_position`."""
-    from pyspark.sql import functions as f
-
-    batch = batch.withColumn("_op", f.lower(_json_path(rules, _op_path(rules))))
-    deleted = f.coalesce(f.col("_op").isin(*DELETES[rules.envelope]), f.lit(False))
-    parsed = batch.withColumns(
-        {
-            "_good": f.from_json(_text(), _message(rules, row, corrupt=True)),
-            "_wide": f.from_json(_text(), _message(rules, _row_as_text(row), corrupt=False)),
-        }
-    )
-
-    def row_of(parsed_name: str) -> Column:
-        if rules.envelope == "flat":
-            names = [f.col(f"{parsed_name}.`{name}`") for name in row.fieldNames()]
-            return f.when(f.col(parsed_name).isNotNull(), f.struct(*names))
-        sides = []
-        for side in ("before", "after"):
-            inner = f.col(f"{parsed_name}.payload.{side}")
-            sides.append(f.coalesce(inner, f.col(f"{parsed_name}.{side}")))
-        return f.when(deleted, sides[0]).otherwise(sides[1])
-
-    position = (
-        _json_path(rules, rules.position_field).try_cast("long")
-        if rules.position_field
-        else f.col("route_version" if by_token else "offset")
-    )
-    return (
-        parsed.withColumn("_row", row_of("_good"))
-        .withColumn("_text", row_of("_wide"))
-        .withColumn("_misread", f.col(f"_good.{CORRUPT}").isNotNull())
-        .withColumn(DELETED, deleted)
-        .withColumn(POSITION, position)
-    )
-
-
-def _message(rules: Events, row: StructType, *, corrupt: bool) -> StructType:
-    """Returns the type of an event whose rows are of this type. Read at once, because a part that
-    is cut out as text first has lost digits of its numbers."""
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    noted = [StructField(CORRUPT, StringType())] if corrupt else []
-    if rules.envelope == "flat":
-        return StructType([*row.fields, *noted])
-    sides = [StructField("before", row), StructField("after", row)]
-    return StructType([*sides, StructField("payload", StructType(sides)), *noted])
-
-
-def _row_as_text(row: StructType) -> StructType:
-    from pyspark.sql.types import StructField, StructType
-
-    return StructType([StructField(each.name, _as_text(each.dataType)) for each in row])
-
-
-def _as_text(type: DataType) -> DataType:
-    """Returns the type with text in the place of every value."""
-    from pyspark.sql.types import ArrayType, MapType, StringType, StructType
-
-    match type:
-        case StructType():
-            return _row_as_text(type)
-        case ArrayType():
-            return ArrayType(_as_text(type.elementType))
-        case MapType():
-            return MapType(type.keyType, _as_text(type.valueType))
-    return StringType()
-
-
-def _unserved(type: DataType) -> str | None:
-    """Returns why a column can't have this type; None = it can."""
-    from pyspark.sql import types as t
-
-    match type:
-        case t.StructType():
-            return next(filter(None, (_unserved(each.dataType) for each in type)), None)
-        case t.ArrayType():
-            return _unserved(type.elementType)
-        case t.MapType():
-            if not isinstance(type.keyType, t.StringType):
-                name = type.keyType.simpleString()
-                return f"the keys of a map are strings in JSON, not {name}"
-            return _unserved(type.valueType)
-        # A CharType may count as a StringType, and Spark reads none from JSON.
-        case t.CharType() | t.VarcharType():
-            return f"type {type.simpleString()} is not served; take string"
-        case (
-            t.StringType()
-            | t.BinaryType()
-            | t.BooleanType()
-            | t.ByteType()
-            | t.ShortType()
-            | t.IntegerType()
-            | t.LongType()
-            | t.FloatType()
-            | t.DoubleType()
-            | t.DecimalType()
-            | t.DateType()
-            | t.TimestampType()
-            | t.TimestampNTZType()
-        ):
-            return None
-    return f"type {type.simpleString()} is not served"
-
-
-def _misfit(value: Column, text: Column, type: DataType) -> Column:
-    """Returns whether a value is not what its JSON says: NULL, or another number."""
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import ArrayType, DecimalType, MapType, StringType, StructType
-
-    lost = text.isNotNull() & value.isNull()
-    name = type.simpleString()
-    match type:
-        case StructType():
-            for each in type:
-                inner = value.getField(each.name), text.getField(each.name)
-                lost = lost | _misfit(*inner, each.dataType)
-        case ArrayType():
-            lost = lost | _any_misfit(value, text, type.elementType)
-        case MapType():
-            inner = f.map_values(value), f.map_values(text)
-            lost = lost | _any_misfit(*inner, type.valueType)
-        case StringType():
-            lost = lost | value.isin(*MADE_INFINITE)
-        case DecimalType():
-            # As doubles: Spark's text of a long fraction is that of the nearest double.
-            same = text.try_cast("double") == value.cast("double")
-            lost = lost | (text.isNotNull() & ~f.coalesce(same, f.lit(False)))
-        case _ if name in INTEGERS:
-            # A byte of 200 is read as -56.
-            lost = lost | (text.try_cast("decimal(38,0)") != value)
-        case _ if name in ("date", "timestamp", "timestamp_ntz"):
-            lost = lost | ~f.year(value).between(1, YEAR_MAX)
-            if name != "date":
-                # A number has no unit: Spark would take milliseconds for seconds.
-                lost = lost | text.try_cast("decimal(38,0)").isNotNull()
-        case _ if name in ("float", "double"):
-            lost = lost | ((f.abs(value) == float("inf")) & ~text.isin(*INFINITIES))
-    return f.coalesce(lost, f.lit(False))
-
-
-def _any_misfit(values: Column, texts: Column, type: DataType) -> Column:
-    from pyspark.sql import functions as f
-
-    return f.exists(
-        f.zip_with(values, texts, lambda a, b: _misfit(a, b, type)), lambda wrong: wrong
-    )
-
-
-def _op_path(rules: Events) -> str:
-    return "op" if rules.envelope == "debezium" else rules.op_field
-
-
-def _reason(target: _Target, rules: Events) -> Column:
-    """Returns why an event can't be applied; null = it can."""
-    from pyspark.sql import functions as f
-
-    known = (*UPSERTS[rules.envelope], *DELETES[rules.envelope])
-    reason = (
-        f.when(~f.is_valid_utf8(_text()), f.lit("not UTF-8"))
-        .when(f.col("_op").isNull(), f.lit("not JSON, or without an operation"))
-        .when(~f.col("_op").isin(*known), f.concat(f.lit("unknown operation "), f.col("_op")))
-    )
-    for each in target.row:
-        text = f.col("_text").getField(each.name)
-        name = each.dataType.simpleString()
-        shown = f.substring(text if "<" not in name else f.to_json(text), 1, 60)
-        reason = reason.when(
-            _misfit(f.col("_row").getField(each.name), text, each.dataType),
-            f.concat(f.lit(f"{each.name}: "), shown, f.lit(f" does not fit {name}")),
-        )
-    missing = f.lit(False)
-    for key in target.spec.keys:
-        missing = missing | f.col("_row").getField(key).isNull()
-    return (
-        reason.when(f.col("_misread"), f.lit("a value that does not fit the schema"))
-        .when(f.col("_row").isNull() | missing, f.lit("without its key"))
-        .when(f.col(POSITION).isNull(), f.lit("without its position"))
-    )
-
-
-def _create(path: str, chosen: DataFrame, target: _Target, followed: FollowedTopic | None) -> None:
+def _create(
+    target: _Target,
+    rows: DataFrame | pa.Table,
+    followed: FollowedTopic | None,
+    rules: Events,
+) -> None:
+    import pyarrow as pa
     from deltalake import DeltaTable, Schema
 
+    path = target.spec.path
     if "://" not in path:
         Path(path).mkdir(parents=True, exist_ok=True)
-    empty = chosen.limit(0).toArrow()
+    empty = rows if isinstance(rows, pa.Table) else rows.limit(0).toArrow()
     properties: dict[str, str | None] = {KEYS_PROPERTY: ",".join(target.spec.keys)}
     if followed is not None:
         properties[TOPIC_PROPERTY] = str(followed)
+    if rules.positions:
+        properties[POSITION_PROPERTY] = ",".join(rules.positions)
     DeltaTable.create(
         path,
         Schema.from_arrow(empty.schema),
@@ -731,8 +602,11 @@ def _schema_of(table: DeltaTable) -> StructType:
     return StructType.fromJson(json.loads(table.schema().to_json()))
 
 
-def _fit_table(target: _Target, followed: FollowedTopic | None = None) -> None:
+def _fit_table(
+    target: _Target, followed: FollowedTopic | None = None, rules: Events | None = None
+) -> None:
     """Adds columns of the schema that an existing table lacks: NULL until the next event of a row.
+    Notes which positions it has.
 
     Raises:
         OptionError: the table has other keys, other types, columns that the schema lacks, or
@@ -757,6 +631,7 @@ def _fit_table(target: _Target, followed: FollowedTopic | None = None) -> None:
         raise OptionError(
             f"table {label}: its rows have {found}, which do not compare with {wanted}"
         )
+    _check_positions(target, Events() if rules is None else rules, held, properties)
     keys = properties.get(KEYS_PROPERTY, ",".join(target.spec.keys))
     if set(keys.split(",")) != set(target.spec.keys):
         raise OptionError(f"table {label}: its rows are named by {keys}, not {target.spec.keys}")
@@ -776,3 +651,36 @@ def _fit_table(target: _Target, followed: FollowedTopic | None = None) -> None:
     if fresh:
         fields = Schema.from_arrow(to_arrow_schema(StructType(fresh))).fields
         table.alter.add_columns(list(fields))
+
+
+def _check_positions(
+    target: _Target,
+    rules: Events,
+    held: Mapping[str, DataType],
+    properties: Mapping[str, str],
+) -> None:
+    """Raises OptionError: the table's rows have positions of another kind."""
+    numbers = held[POSITION].simpleString() == "bigint"
+    wanted = ",".join(rules.positions)
+    # Release 0.3 did not note the one field that it took, and kept numbers.
+    old = numbers and len(rules.positions) == 1
+    known = properties.get(POSITION_PROPERTY, wanted if numbers or old else "")
+    if known != wanted or (len(rules.positions) > 1 and numbers):
+        raise OptionError(
+            f"table {target.label}: its rows are ordered by {known or 'offsets'}, which do not "
+            f"compare with {wanted or 'offsets'}: it needs a table and a checkpoint of its own"
+        )
+    target.as_number = old
+
+
+__all__ = [
+    "ApplyReport",
+    "BadEvent",
+    "Events",
+    "FollowedTopic",
+    "TableReport",
+    "TableSpec",
+    "apply",
+    "purge",
+    "rows",
+]

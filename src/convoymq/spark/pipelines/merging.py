@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
+import pyarrow as pa
+
 from convoymq.spark.errors import OptionError, SourceError
 
 if TYPE_CHECKING:
@@ -35,9 +37,13 @@ MERGE_ROWS_MAX = 1_000_000
 """Rows that pass through the driver at a time. More are merged in slices by key."""
 POSITION = "_position"
 OFFSET = "_offset"
+DELETED = "_deleted"
+CHANGED_AT = "_changed_at"
+FIRST_OFFSET = -1
+"""Below every offset: of rows of release 0.2, which have none."""
 YOUNGER = (
     f"s.{POSITION} > t.{POSITION} OR "
-    f"(s.{POSITION} = t.{POSITION} AND s.{OFFSET} > coalesce(t.{OFFSET}, -1))"
+    f"(s.{POSITION} = t.{POSITION} AND s.{OFFSET} > coalesce(t.{OFFSET}, {FIRST_OFFSET}))"
 )
 """Condition under which an event replaces a row. Inside a batch the order is the same."""
 BATCH_KEY = "convoymq.batch"
@@ -77,6 +83,54 @@ class Batch:
     number: int
     plan: str = ""
     """Names the offsets at its end; "" = not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emptied:
+    """The last event that emptied a table: rows of events before it are gone."""
+
+    position: int | str
+    offset: int
+    at_us: int
+    """Time of the event, µs since the epoch."""
+
+    @classmethod
+    def parse(cls, text: str) -> Emptied:
+        """Reads what `str` has written. Raises ValueError, KeyError, TypeError."""
+        return cls(**json.loads(text))
+
+    def __str__(self) -> str:
+        return json.dumps({"position": self.position, "offset": self.offset, "at_us": self.at_us})
+
+    def is_after(self, other: Emptied | None) -> bool:
+        """Returns whether it is later."""
+        if other is None:
+            return True
+        mine, others = (self.position, self.offset), (other.position, other.offset)
+        return mine > others
+
+    def later(self, side: str) -> str:
+        """Returns the condition that a row is of an event after it."""
+        place = self._place
+        return (
+            f"({side}.{POSITION} > {place} OR ({side}.{POSITION} = {place} AND "
+            f"coalesce({side}.{OFFSET}, {FIRST_OFFSET}) > {self.offset}))"
+        )
+
+    def tombstone(self, time: str) -> dict[str, str]:
+        """Returns the columns of a row that it has removed. `time` is its time, as SQL."""
+        return {
+            POSITION: self._place,
+            OFFSET: str(self.offset),
+            DELETED: "true",
+            CHANGED_AT: time,
+        }
+
+    @property
+    def _place(self) -> str:
+        if isinstance(self.position, int):
+            return str(self.position)
+        return "'" + self.position.replace("'", "''") + "'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +201,29 @@ class TableMerger(ABC):
         self._keys = tuple(keys)
         self._matched = " AND ".join(f"t.`{key}` = s.`{key}`" for key in keys)
 
+    def collected(self, rows: DataFrame) -> pa.Table | None:
+        """Returns rows that pass through the driver at once; None when they do not."""
+        if self.rows_max is None:
+            return None
+        found = rows.limit(self.rows_max + 1).toArrow()
+        return None if found.num_rows > self.rows_max else found
+
     def merge(
-        self, rows: DataFrame, count: int, batch: Batch, probe: Callable[[str], None]
+        self,
+        rows: DataFrame | pa.Table,
+        count: int,
+        batch: Batch,
+        probe: Callable[[str], None],
+        emptied: Emptied | None = None,
     ) -> bool:
         """Merges a batch, unless the table has it.
 
         Args:
-            rows: the latest row of each key, persisted; the same ones when the batch is repeated.
+            rows: the latest row of each key, `collected` or persisted; the same ones when the batch
+                is repeated.
             count: how many.
             probe: called with `merging` and `merged` at every MERGE.
+            emptied: rows of events before it are gone.
 
         Returns:
             Whether there was something to do.
@@ -165,17 +233,19 @@ class TableMerger(ABC):
         whole = self._next(self._app, batch)
         if whole is None:
             return False
-        slices = 1 if self.rows_max is None else -(-count // self.rows_max)
+        slices = 1 if self.rows_max is None else max(1, -(-count // self.rows_max))
         merged = False
         for number in range(slices):
             # The same rows give the same slices, so a repeat finds its own transactions.
             commit = whole if slices == 1 else self._next(f"{self._app}/{number}/{slices}", batch)
             if commit is None:
                 continue
-            keyed = f.pmod(f.xxhash64(*self._keys), f.lit(slices))
-            part = rows if slices == 1 else rows.where(keyed == number)
+            part = rows
+            if slices > 1:
+                keyed = f.pmod(f.xxhash64(*self._keys), f.lit(slices))
+                part = rows.where(keyed == number)
             probe("merging")
-            self._execute(part, commit)
+            self._execute(part, commit, emptied)
             probe("merged")
             merged = True
         return merged
@@ -203,7 +273,9 @@ class TableMerger(ABC):
         )
 
     @abstractmethod
-    def _execute(self, rows: DataFrame, commit: MergeCommit) -> None:
+    def _execute(
+        self, rows: DataFrame | pa.Table, commit: MergeCommit, emptied: Emptied | None = None
+    ) -> None:
         """Merges rows in one commit."""
 
 
@@ -214,24 +286,33 @@ class DriverMerger(TableMerger):
         super().__init__(app, path, keys)
         self.rows_max = rows_max
 
-    def _execute(self, rows: DataFrame, commit: MergeCommit) -> None:
+    def _execute(
+        self, rows: DataFrame | pa.Table, commit: MergeCommit, emptied: Emptied | None = None
+    ) -> None:
         from deltalake import CommitProperties, DeltaTable, Transaction
 
         properties = CommitProperties(
             app_transactions=[Transaction(commit.app, commit.version)],
             custom_metadata={USER_METADATA: commit.metadata},
         )
+        merging = DeltaTable(self._path).merge(
+            rows if isinstance(rows, pa.Table) else rows.toArrow(),
+            self._matched,
+            source_alias="s",
+            target_alias="t",
+            commit_properties=properties,
+        )
+        if emptied is None:
+            merging.when_matched_update_all(YOUNGER).when_not_matched_insert_all().execute()
+            return
+        late, gone = emptied.later("s"), f"NOT {emptied.later('t')}"
+        time = f"arrow_cast({emptied.at_us}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+        tombstone = emptied.tombstone(time)
         (
-            DeltaTable(self._path)
-            .merge(
-                rows.toArrow(),
-                self._matched,
-                source_alias="s",
-                target_alias="t",
-                commit_properties=properties,
-            )
-            .when_matched_update_all(YOUNGER)
-            .when_not_matched_insert_all()
+            merging.when_matched_update_all(f"({YOUNGER}) AND {late}")
+            .when_matched_update(tombstone, gone)
+            .when_not_matched_insert_all(late)
+            .when_not_matched_by_source_update(tombstone, gone)
             .execute()
         )
 
@@ -254,20 +335,35 @@ class ExecutorMerger(TableMerger):
         target = location(path).replace("`", "``")
         self._statement = (
             f"MERGE INTO delta.`{target}` AS t USING global_temp.{self._view} AS s "
-            f"ON {self._matched} WHEN MATCHED AND ({YOUNGER}) THEN UPDATE SET * "
-            "WHEN NOT MATCHED THEN INSERT *"
+            f"ON {self._matched} "
         )
 
-    def _execute(self, rows: DataFrame, commit: MergeCommit) -> None:
+    def _clauses(self, emptied: Emptied | None) -> str:
+        if emptied is None:
+            return f"WHEN MATCHED AND ({YOUNGER}) THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+        late, gone = emptied.later("s"), f"NOT {emptied.later('t')}"
+        tombstone = emptied.tombstone(f"timestamp_micros({emptied.at_us})")
+        columns = ", ".join(f"t.{name} = {value}" for name, value in tombstone.items())
+        return (
+            f"WHEN MATCHED AND ({YOUNGER}) AND {late} THEN UPDATE SET * "
+            f"WHEN MATCHED AND {gone} THEN UPDATE SET {columns} "
+            f"WHEN NOT MATCHED AND {late} THEN INSERT * "
+            f"WHEN NOT MATCHED BY SOURCE AND {gone} THEN UPDATE SET {columns}"
+        )
+
+    def _execute(
+        self, rows: DataFrame | pa.Table, commit: MergeCommit, emptied: Emptied | None = None
+    ) -> None:
         from py4j.protocol import Py4JError
 
+        assert not isinstance(rows, pa.Table)
         settings = dict(zip(TRANSACTION_SETTINGS, (commit.app, str(commit.version)), strict=True))
         settings[METADATA_SETTING] = commit.metadata
         for name, value in settings.items():
             self._session.conf.set(name, value)
         rows.createOrReplaceGlobalTempView(self._view)
         try:
-            self._session.sql(self._statement).collect()
+            self._session.sql(self._statement + self._clauses(emptied)).collect()
         except Py4JError as error:
             text = str(error)
             if any(each in text for each in MISFITS):
