@@ -208,11 +208,7 @@ def apply(
     servers: ServersOption = "127.0.0.1:5672",
     envelope: Annotated[str, typer.Option(help="debezium or flat.")] = "debezium",
     position: Annotated[
-        str,
-        typer.Option(
-            help="Fields that order events in the source, comma between: source.file,source.pos; "
-            "default: the offset."
-        ),
+        str, typer.Option(help="Fields that order events: source.file,source.pos; default: offset.")
     ] = "",
     bad_path: Annotated[
         str | None, typer.Option(help="Where events go that can't be applied; default: stop there.")

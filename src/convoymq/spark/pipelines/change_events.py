@@ -58,7 +58,7 @@ class Events:
     op_field: str = "op"
     table_field: str = "table"
     position_field: str = ""
-    """What orders events in the source: paths in the JSON, comma between, compared in this order:
+    """Order of the events in the source: paths in the JSON, comma between, compared in this order:
     `source.file,source.pos`. Empty: the message's offset, or its order token. Use it where a
     snapshot and the log are interleaved. Of events with equal positions the one with the higher
     offset is the later.
@@ -75,7 +75,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What says which of two events of a row is the later."""
+    """Order of two events of a row."""
 
     fields: tuple[str, ...] = ()
     """Parts of a position of the source; none: the offset or the order token."""
