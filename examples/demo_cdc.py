@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cdc.database import MariaDb, Missing, Sysbench, execute
 from cdc.order import GroupChecker, ModuloRun, Order
-from cdc.reader import PAUSES_FILE, STATE_FILE, STOP_FILE, sequence_of
 from cdc.report import ORDER_COLUMNS, Difference, Event, Found, order_rows, pauses_of, write_report
+from convoymq.capture.messages import sequence_of
 from convoymq.cli.cluster import LocalCluster
 
 TOPIC = "changes"
@@ -244,6 +244,12 @@ class Part:
         if self._process is not None and self._process.poll() is not None:
             raise RuntimeError(f"the {self.name} has ended: see {self.log}")
 
+    def end(self, seconds: float) -> None:
+        """SIGTERM, and `wait`."""
+        assert self._process is not None
+        self._process.terminate()
+        self.wait(seconds)
+
     def wait(self, seconds: float) -> None:
         """Waits for its end. Raises RuntimeError: not in time, or it failed."""
         assert self._process is not None
@@ -276,14 +282,14 @@ class Demo:
         self.spark = Part("apply", self._apply_command("--every", "500 milliseconds"), directory)
 
     def _reader_command(self) -> list[str]:
-        command = [sys.executable, str(Path(__file__).with_name("cdc") / "reader.py")]
-        command += ["--port", str(self.database.port), "--servers", self.servers]
-        command += ["--topic", TOPIC, "--directory", str(self.directory / "reader")]
+        command = [sys.executable, "-m", "convoymq.cli", "pipeline", "capture", "--format", "json"]
+        command += ["--database", self.database.url, "--servers", self.servers]
+        command += ["--topic", TOPIC, "--state", str(self.directory / "capture")]
         return command + [each for table in TABLES for each in ("--table", table)]
 
     def _apply_command(self, *more: str) -> list[str]:
         command = [sys.executable, "-m", "convoymq.cli", "pipeline", "apply", "--topic", TOPIC]
-        command += ["--envelope", "flat", "--servers", self.servers, "--master", "local[2]"]
+        command += ["--servers", self.servers, "--master", "local[2]"]
         command += ["--checkpoint", str(self.directory / "checkpoint")]
         for table in TABLES:
             command += ["--table", f"{table}={self.directory / table}"]
@@ -407,15 +413,18 @@ class Demo:
         self.api("PUT", f"{self.topic.path}/autoscale", {"autoscale": "off"})
         with self.database.connect() as connection:
             ((gtid,),) = execute(connection, "SELECT @@gtid_binlog_pos")
-        (self.directory / "reader" / STOP_FILE).write_text(gtid)
-        self.reader.wait(WAIT_S)
-        state = json.loads((self.directory / "reader" / STATE_FILE).read_text())
-        assert sequence_of(state["gtid"]) >= sequence_of(gtid)
+        until(lambda: self.captured() >= sequence_of(gtid), "the last change is not in the topic")
+        self.reader.end(WAIT_S)
         self.spark.kill()
         last = Part("apply-rest", self._apply_command(), self.directory)
         last.start()
         last.wait(REST_S)
         self.events.note("the last change is in the tables")
+
+    def captured(self) -> int:
+        """Returns the number of the last transaction that is stored in the topic."""
+        state = json.loads((self.directory / "capture" / "state.json").read_text())
+        return sequence_of(str(state["gtid"]))
 
     def lag(self) -> int:
         """Returns how many messages the checker's group has not acknowledged."""
@@ -514,7 +523,7 @@ def run(directory: Path, out: Path, base_port: int, seconds: int, console: Conso
     broken = show(console, demo, differences, modulo.order)
     if not is_proved:
         broken.append(f"the audit of the traces found something: {directory / 'audit.log'}")
-    pauses = pauses_of(directory / "reader" / PAUSES_FILE)
+    pauses = pauses_of(demo.reader.log)
     scaled = [(each.decision, each.rule, each.change_id) for each in demo.scaled()]
     found = Found(differences, demo.order, modulo.order, len(changes) // 2, broken)
     page = write_report(out, found, events.rows, lineage, pauses, scaled)

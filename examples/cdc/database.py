@@ -51,53 +51,79 @@ class MariaDb:
 
     Args:
         directory: where it keeps its data; made anew.
+        options: more options of the server, such as `--log-bin-compress=ON`.
     """
 
-    def __init__(self, directory: Path, port: int) -> None:
+    def __init__(self, directory: Path, port: int, *options: str) -> None:
         self.port = port
         self._directory = directory
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def url(self) -> str:
+        """Returns the address of its database for a capture."""
+        return f"mariadb://root@127.0.0.1:{self.port}/{DATABASE}"
+
     def __enter__(self) -> MariaDb:
-        server = find("mariadbd")
-        check_version(server)
+        check_version(find("mariadbd"))
         shutil.rmtree(self._directory, ignore_errors=True)
         data = self._directory / "data"
         data.mkdir(parents=True)
-        user = ["--user=root"] if os.geteuid() == 0 else []
+        (self._directory / "tmp").mkdir()
         with open(self._directory / "server.log", "wb") as log:
             subprocess.run(
                 [
                     find("mariadb-install-db"), "--no-defaults", f"--datadir={data}",
-                    "--auth-root-authentication-method=normal", "--skip-test-db", *user,
+                    "--auth-root-authentication-method=normal", "--skip-test-db", *self._own(),
                 ],
                 stdout=log, stderr=log, check=True,
             )  # fmt: skip
+        self.start()
+        with self.connect(database=None) as connection:
+            execute(connection, f"CREATE DATABASE {DATABASE}")
+        return self
+
+    def _own(self) -> list[str]:
+        """Returns options of the server and of what installs its tables. A server that starts
+        removes temporary tables of others in a directory that they share."""
+        user = ["--user=root"] if os.geteuid() == 0 else []
+        return [*user, f"--tmpdir={self._directory / 'tmp'}"]
+
+    def start(self) -> None:
+        """Starts the server on the data that it has. Raises RuntimeError: it does not start."""
+        with open(self._directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(
                 [
-                    server, "--no-defaults", *user, f"--datadir={data}",
+                    find("mariadbd"), "--no-defaults", *self._own(),
+                    f"--datadir={self._directory / 'data'}",
                     f"--socket={self._directory / 'socket'}", f"--port={self.port}",
                     "--bind-address=127.0.0.1", "--server-id=1", "--log-bin=binlog",
                     "--binlog-format=ROW", "--binlog-row-image=FULL", "--binlog-row-metadata=FULL",
                     "--gtid-strict-mode=ON", "--innodb-buffer-pool-size=64M",
                     "--innodb-log-file-size=64M", "--performance-schema=OFF",
                     # The demo is about the broker's disk; the database's may be lazy.
-                    "--innodb-flush-log-at-trx-commit=2", "--sync-binlog=0",
+                    "--innodb-flush-log-at-trx-commit=2", "--sync-binlog=0", *self._options,
                 ],
                 stdout=log, stderr=log,
             )  # fmt: skip
         deadline = time.monotonic() + START_DEADLINE_S
         while True:
             try:
-                with self.connect(database=None) as connection:
-                    execute(connection, f"CREATE DATABASE {DATABASE}")
-                return self
+                self.connect(database=None).close()
+                return
             except pymysql.err.OperationalError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     self.__exit__()
                     text = (self._directory / "server.log").read_text(errors="replace")
                     raise RuntimeError(f"MariaDB did not start:\n{text[-2000:]}") from None
                 time.sleep(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
 
     def __exit__(self, *_: object) -> None:
         process = self._process

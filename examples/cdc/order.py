@@ -214,7 +214,7 @@ def change_of(method: Any, properties: Any, body: bytes, member: str) -> Change:
     event = json.loads(body)
     return Change(
         str(headers.get("x-order-key") or method.routing_key),
-        str(event.get("source", event)["place"]),
+        str(event["source"]["place"]),
         int(headers.get("x-pid", -1)),
         int(headers.get("x-offset", -1)),
         member,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,16 @@ Point = tuple[float, float]
 _WIDTH_INCHES = 10
 
 
-def pauses_of(path: Path) -> list[Point]:
-    """Returns what the reader has written: (time, seconds until all was stored)."""
-    if not path.exists():
-        return []
-    rows = (line.split(",") for line in path.read_text().splitlines())
-    return [(float(when), float(seconds)) for when, seconds in rows]
+def pauses_of(log: Path) -> list[Point]:
+    """Returns (time, seconds until all was stored) of the reports in a capture's output."""
+    found: list[Point] = []
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith('{"event": "stored"'):
+            # SIGKILL may have cut the line.
+            with contextlib.suppress(ValueError):
+                said = json.loads(line)
+                found.append((said["time_s"], said["wait_s"]))
+    return found
 
 
 ORDER_COLUMNS = (

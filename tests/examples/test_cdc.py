@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -26,36 +24,6 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in [name for name in sys.modules if name == "cdc" or name.startswith("cdc.")]:
         del sys.modules[name]
-
-
-class Topic:
-    """A producer without a cluster: a topic of as many logical partitions as keys."""
-
-    def __init__(self) -> None:
-        self.stored: dict[bytes, bytes] = {}
-        self.tables: dict[str, dict[object, dict[str, object]]] = {}
-        self.sent = 0
-        self.fails_at = -1
-
-    def is_stored(self, key: bytes, source_pos: bytes) -> bool:
-        return self.stored.get(key, b"") >= source_pos
-
-    def send(self, key: bytes, body: bytes, *, source_pos: bytes) -> None:
-        if self.sent == self.fails_at:
-            raise ConnectionError("killed")
-        assert self.stored.get(key, b"") < source_pos
-        self.stored[key] = source_pos
-        self.sent += 1
-        event = json.loads(body)
-        assert event.pop("place") == source_pos.hex()
-        table = self.tables.setdefault(event.pop("table"), {})
-        if event.pop("op") == "d":
-            table.pop(event["id"], None)
-        else:
-            table[event["id"]] = event
-
-    def flush(self) -> None:
-        pass
 
 
 def test_every_delivery_is_judged_as_it_came() -> None:
@@ -104,9 +72,9 @@ def test_the_checker_says_what_its_member_had(monkeypatch: pytest.MonkeyPatch) -
     class Properties:
         headers: ClassVar = {"x-order-key": "t:1", "x-pid": 3, "x-offset": 12}
 
-    for body in (b'{"place": "05"}', b'{"op": "u", "source": {"place": "05", "table": "t"}}'):
-        change = cdc_order.change_of(Method(), Properties(), body, "2 at port 9")
-        assert change == cdc_order.Change("t:1", "05", 3, 12, "2 at port 9", True)
+    body = b'{"op": "u", "source": {"place": "05", "table": "t"}}'
+    change = cdc_order.change_of(Method(), Properties(), body, "2 at port 9")
+    assert change == cdc_order.Change("t:1", "05", 3, 12, "2 at port 9", True)
     order = cdc_order.Order()
     checker = cdc_order.GroupChecker([1], "topic/g", order)
     settled: list[tuple[str, int]] = []
@@ -166,33 +134,6 @@ def test_a_database_that_is_too_old_is_refused_by_name(
         assert "the demo needs MariaDB 10.11 or newer" in script.stderr
 
 
-def test_a_row_whose_key_changes_is_deleted_under_the_old_one(tmp_path: Path) -> None:
-    from pymysqlreplication.row_event import UpdateRowsEvent
-
-    from cdc.reader import Reader
-
-    class Update(UpdateRowsEvent):  # type: ignore[misc]
-        table = "t"
-        rows = (
-            {"before_values": {"id": 1, "v": "x"}, "after_values": {"id": 1, "v": "y"}},
-            {"before_values": {"id": 1, "v": "y"}, "after_values": {"id": 2, "v": "z"}},
-        )
-
-        def __init__(self) -> None:
-            pass
-
-    topic: Any = Topic()
-    reader = Reader(0, ["t"], topic, tmp_path)
-    reader._keys = {"t": ["id"]}
-    reader._send_rows(Update(), 7, 1)
-    assert topic.tables == {"t": {2: {"id": 2, "v": "z"}}}
-    assert list(topic.stored) == [b"t:1", b"t:2"]
-    sent = topic.sent
-    # What is read again is left out.
-    reader._send_rows(Update(), 7, 1)
-    assert topic.sent == sent == 3
-
-
 def test_the_changes_of_the_autoscaler_are_read_from_the_logs_of_nodes(tmp_path: Path) -> None:
     import demo_cdc
 
@@ -216,10 +157,14 @@ def test_the_page_shows_every_partition(tmp_path: Path) -> None:
     from cdc.order import Change, Order
     from cdc.report import Difference, Event, Found, pauses_of, write_report
 
-    (tmp_path / "pauses.csv").write_text("100.000,0.010000\n101.000,0.020000\n")
-    pauses = pauses_of(tmp_path / "pauses.csv")
+    said = {"event": "stored", "time_s": 100.0, "gtid": "0-1-5", "messages": 1, "wait_s": 0.01}
+    lines = [said, {**said, "time_s": 101.0, "wait_s": 0.02}, {"event": "follow", "after": ""}]
+    log = tmp_path / "reader.log"
+    log.write_text(
+        "convoy: text\n" + "\n".join(map(json.dumps, lines)) + '\n{"event": "stored", "ti'
+    )
+    pauses = pauses_of(log)
     assert pauses == [(100.0, 0.01), (101.0, 0.02)]
-    assert pauses_of(tmp_path / "none.csv") == []
     lineage = [
         {"pid": 0, "lo": 0, "hi": 8, "created_version": 0, "sealed_version": 1},
         {"pid": 41, "lo": 0, "hi": 4, "created_version": 1, "sealed_version": None},
@@ -272,41 +217,3 @@ def assert_well_formed(text: str) -> None:
 
     Checker().feed(text)
     assert not open_tags
-
-
-@pytest.mark.optional
-@pytest.mark.filterwarnings("ignore:'db' is deprecated:DeprecationWarning")
-@pytest.mark.skipif(
-    not (shutil.which("sysbench") and Path("/usr/sbin/mariadbd").exists()),
-    reason="MariaDB and sysbench are not installed: tools/install_mariadb.sh does it",
-)
-def test_a_killed_reader_goes_on_and_the_tables_are_equal(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    from cdc.database import MariaDb, Sysbench, execute
-    from cdc.reader import STOP_FILE, Reader
-    from tests.ports import single_port
-
-    with MariaDb(tmp_path / "database", single_port()) as database:
-        load = Sysbench(database.port, 2, 200, tmp_path / "sysbench.log")
-        load.prepare()
-        load.start(3, 100)
-        request.addfinalizer(load.stop)
-        tables = ["sbtest1", "sbtest2"]
-        topic: Any = Topic()
-        # In the snapshot, and in the log.
-        for topic.fails_at in (250, 700):
-            with pytest.raises(ConnectionError):
-                Reader(database.port, tables, topic, tmp_path).run()
-        topic.fails_at = -1
-        reader = threading.Thread(target=Reader(database.port, tables, topic, tmp_path).run)
-        reader.start()
-        load.wait()
-        with database.connect() as connection:
-            ((gtid,),) = execute(connection, "SELECT @@gtid_binlog_pos")
-            (tmp_path / STOP_FILE).write_text(gtid)
-            reader.join()
-            for table in tables:
-                rows = execute(connection, f"SELECT id, k, c, pad FROM {table}")
-                assert [tuple(topic.tables[table][row[0]].values()) for row in rows] == rows
-                assert len(topic.tables[table]) == len(rows)

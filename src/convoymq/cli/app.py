@@ -551,7 +551,7 @@ def upgrade() -> None:
 
 @app.command()
 def pipeline() -> None:
-    """Ready jobs on Spark: `convoy pipeline --help`."""
+    """Ready jobs, most of them on Spark: `convoy pipeline --help`."""
     raise fail("`pipeline` must come first on the command line", 2)
 
 

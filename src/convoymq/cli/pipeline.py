@@ -1,4 +1,4 @@
-"""`convoy pipeline`: ready jobs on Spark. Spark is imported when a job begins."""
+"""`convoy pipeline`: ready jobs, most of them on Spark, which is imported when a job begins."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from convoymq.cli.capture import capture
 from convoymq.cli.output import HELP, Format, FormatOption, fail
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ Result = TypeVar("Result")
 
 LAST_EVENTS_MS = 10_000
 
+JOBS = "Ready jobs: capture (needs `pip install convoymq[capture]`); on Spark (`convoymq[spark]`)."
 pipeline_app = typer.Typer(
-    help="Ready jobs on Spark (needs `pip install convoymq[spark]`).",
+    help=JOBS,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -47,9 +49,12 @@ def need_spark(*modules: str) -> None:
             raise fail(f"{module} is not installed: pip install 'convoymq[{extra}]'")
 
 
-@pipeline_app.callback()
+@pipeline_app.callback(help=JOBS)
 def pipelines() -> None:
-    """Ready jobs on Spark (needs `pip install convoymq[spark]`)."""
+    """Has `convoy pipeline` take the name of a job."""
+
+
+pipeline_app.command()(capture)
 
 
 @pipeline_app.command()
