@@ -13,6 +13,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
+from operator import call
 from typing import TYPE_CHECKING
 
 import structlog
@@ -27,6 +29,7 @@ from convoymq.edges.registry import import_edges, open_edges
 from convoymq.frozen_heap import FrozenHeap
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.sessions import SessionNumbers
+from convoymq.groups.settings import host_config
 from convoymq.idle_memory import IdleMemory
 from convoymq.kernels.link_frames import FRAME_CONTROL
 from convoymq.kernels.sockets import trim_malloc
@@ -43,11 +46,11 @@ from convoymq.model.errors import (
     ReplicaStopped,
     Unavailable,
 )
+from convoymq.model.rounds import run_each
 from convoymq.notes import log_note
 from convoymq.operator_access import OperatorAccess
 from convoymq.recovery import Recovery
 from convoymq.replication import versions as supported
-from convoymq.replication.raft.types import RaftConfig as HostConfig
 from convoymq.resources import ResourceWatch, watermarks
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
@@ -113,8 +116,8 @@ class Node:
         self.resources: ResourceWatch | None = None
         self.edges: tuple[Edge, ...] = ()
         self.ports: SharedPorts | None = None
-        self._flushes: tuple[Callable[[], None], ...] = ()
-        """Of the edges; called in every round."""
+        self._steps: tuple[Callable[[], None], ...] = ()
+        """Steps of every round, in order."""
         self.broker: Broker | None = None
         self.watermarks = watermarks(config)
 
@@ -283,6 +286,7 @@ class Node:
         )
         # Entries leave for the followers before anything is applied: they flush meanwhile.
         self.host.after_seal = self.links.flush
+        self._list_steps()
         self.host.on_note = self._on_note
         self.host.on_stopped = self._on_replica_stopped
         self.host.versions = dict(self.data.versions)
@@ -435,21 +439,31 @@ class Node:
                 else:
                     self._call_soon(self._round)
 
+    def _list_steps(self) -> None:
+        """Queues with a home first: what they send leaves with the same flush of the links."""
+        broker = () if self.broker is None else (self.broker.end_of_round,)
+        flushes = [edge.flush for edge in self.edges if edge.flush is not None]
+        replicas = (self.host.end_of_round, self.links.flush)
+        self._steps = (*broker, *replicas, *flushes, self._release_deferred)
+
     def _end_of_round(self) -> None:
         self._scheduled = False
         if self._closed:
             return
-        broker = self.broker
-        if broker is not None:
-            broker.end_of_round()
-        self.host.end_of_round()
-        self.links.flush()
-        for flush in self._flushes:
-            flush()
+        run_each(self._steps, call, self._on_step_failed)
+        self._ended_ns = time.monotonic_ns()
+
+    def _release_deferred(self) -> None:
         if self.host.deferred.release_due:
             self.host.deferred.release()
             self.links.flush()
-        self._ended_ns = time.monotonic_ns()
+
+    def _on_step_failed(self, step: Callable[[], None], error: Exception) -> None:
+        """A step of a round failed outside of its members, which are contained one by one."""
+        self.log.error("node.fault", message=f"in {step!r}", exc_info=error)
+        if step == self.host.end_of_round:
+            # The storage, or a replica that could not be stopped: the others must take over.
+            self.fail(ReplicaStopped(f"a fault of this node in its replicas: {error!r}"))
 
     def _tick(self) -> None:
         delay_s = until_beat(self._loop.time(), TICK_S)
@@ -487,13 +501,16 @@ class Node:
 
     def on_frame(self, node: int, data: bytes) -> None:
         """A frame of another node."""
-        try:
-            if data[4] == FRAME_CONTROL:
-                self.control.on_frame(node, data)
-            else:
-                self.host.on_frame(node, data)
-        except (BrokerError, ValueError) as error:
+        take = self.control.on_frame if data[4] == FRAME_CONTROL else self.host.on_frame
+        run_each((data,), lambda frame: take(node, frame), partial(self._on_frame_failed, node))
+
+    def _on_frame_failed(self, node: int, data: bytes, error: Exception) -> None:
+        if isinstance(error, BrokerError | ValueError):
             self.log.error("link.bad_frame", peer=node, type=data[4], reason=str(error))
+        elif data[4] == FRAME_CONTROL:
+            self.log.error("node.fault", message=f"in a frame of node {node}", exc_info=error)
+        else:
+            self.host.on_frame_failed(data, error)
 
     def on_up(self, node: int, incarnation: int) -> None:
         """Another node is linked."""
@@ -613,6 +630,7 @@ class Node:
             )
         self.broker = self._make_broker()
         self.broker.local.lost_groups = self.data.lost_groups
+        self._list_steps()
         self.storage.limit_suspects(self.machine.next_group - 1)
         await self.broker.start()
         self.broker.follow_members(
@@ -722,7 +740,7 @@ class Node:
             activity=self._activity,
         )
         self.edges = tuple(open_edges(parts))
-        self._flushes = tuple(edge.flush for edge in self.edges if edge.flush is not None)
+        self._list_steps()
         self.broker.edge_metrics = lambda: [row for edge in self.edges for row in edge.metrics()]
 
     def _activity(self) -> int:
@@ -771,17 +789,3 @@ class Node:
             self.log.info("storage.unblocked")
         if self.broker is not None:
             self.broker.alarms.set("disk", fault is not None)
-
-
-# -- parts whose construction is more than a call ---------------------------------------------
-
-
-def host_config(config: Config) -> HostConfig:
-    """Returns the replica host's part of the configuration."""
-    return HostConfig(
-        election_min_ms=config.raft.election_timeout_ms,
-        in_flight_bytes_max=config.raft.link_window_bytes,
-        deferral_ms=config.raft.deferral_ms,
-        quorum_timeout_ms=config.raft.quorum_timeout_ms,
-        hold_versions=config.raft.hold_versions,
-    )

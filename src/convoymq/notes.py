@@ -7,12 +7,17 @@ from collections.abc import Mapping
 import structlog
 
 NOTES_ERROR = frozenset({
+    "queue.client_failed",
+    "queue.commands_lost",
+    "queue.crashed",
+    "queue.records_dropped",
     "raft.forward_malformed",
     "raft.frame_malformed",
     "raft.membership_forced",
     "raft.message_malformed",
     "raft.replica_damaged",
     "raft.replica_stopped",
+    "raft.watch_failed",
     "raft.wipe_failed",
 })  # fmt: skip
 NOTES_WARNING = frozenset({

@@ -508,3 +508,32 @@ async def test_a_node_goes_on_without_descriptors_names_and_sense(observed: Obse
         head = frame(FRAME_HEARTBEAT, FLAG_NEIGHBOURS, 0, 0, 0, 0, 0, b"\xc1")
         two.links.send(1, head)
         await until(lambda: {"link.bad_frame", "link.resolve_failed"} <= observed.events.keys())
+
+
+class BrokenConnection:
+    """A connection that cannot be flushed."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def flush(self) -> None:
+        raise KeyError("a fault of our own")
+
+
+@pytest.mark.provokes("link.dropped")
+async def test_a_link_that_fails_when_it_is_flushed_is_made_anew() -> None:
+    """The others are flushed in the same round."""
+    at = addresses(3)
+    nodes = [Node(number, at) for number in (1, 2, 3)]
+    async with nodes[0].links, nodes[1].links, nodes[2].links:
+        links = nodes[0].links
+        await until(lambda: links.connected() == [2, 3])
+        links.peers[2].outward = BrokenConnection(links.peers[2].outward)
+        for node in (2, 3):
+            links.send(node, frame(FRAME_APPEND, 0, 5, 0, 0, 0, 0))
+        links.flush()
+        await until(lambda: nodes[2].frames)
+        await until(lambda: nodes[0].told.count(("up", 2, 1)) > 1)

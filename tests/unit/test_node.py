@@ -11,9 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from convoymq.edges.tls import client_tls
+from convoymq.kernels.link_frames import FRAME_APPEND, FRAME_CONTROL, frame
 from convoymq.logs import LogOutput
 from convoymq.model.config import load
-from convoymq.model.errors import Unavailable
+from convoymq.model.errors import InvariantViolated, Unavailable
 from convoymq.model.process import resident_bytes
 from convoymq.node import (
     CONGESTED_SHARE,
@@ -80,6 +81,62 @@ def test_a_stopped_replica_ends_the_node_only_if_it_is_the_metadata_group_s(
     assert [(line["event"], line["reason"]) for line in said] == [
         ("node.failed", f"the replica of the metadata group has stopped: {reason}")
     ]
+
+
+@pytest.mark.provokes("node.fault")
+@pytest.mark.parametrize("failing", ["broker", "links", "edge", "replicas"])
+def test_a_step_of_a_round_that_fails_keeps_no_other_from_its_turn(
+    tmp_path: Path, failing: str
+) -> None:
+    """Only without its replicas a node cannot go on."""
+    done: list[str] = []
+
+    def step(name: str) -> Any:
+        def run_step() -> None:
+            if name == failing:
+                raise KeyError("a fault of our own")
+            done.append(name)
+
+        return run_step
+
+    node: Any = Node(load(flags={"data_dir": str(tmp_path)}))
+    node.broker = SimpleNamespace(end_of_round=step("broker"))
+    deferred = SimpleNamespace(release_due=True, release=step("deferred"))
+    node.host = SimpleNamespace(end_of_round=step("replicas"), deferred=deferred)
+    node.links = SimpleNamespace(flush=step("links"))
+    node.edges = (SimpleNamespace(flush=step("edge")), SimpleNamespace(flush=None))
+    node._list_steps()
+    node._end_of_round()
+    expected = ["broker", "replicas", "links", "edge", "deferred", "links"]
+    assert done == [name for name in expected if name != failing]
+    assert (node._failure is not None) == (failing == "replicas")
+
+
+@pytest.mark.provokes("node.fault", "link.bad_frame")
+def test_a_frame_that_fails_is_dropped_or_stops_what_it_was_for(tmp_path: Path) -> None:
+    node: Any = Node(load(flags={"data_dir": str(tmp_path)}))
+    failed: list[bytes] = []
+
+    def fail(error: Exception) -> Any:
+        def take(_node: int, _data: bytes) -> None:
+            raise error
+
+        return take
+
+    node.host = SimpleNamespace(
+        on_frame=fail(KeyError("group")), on_frame_failed=lambda data, _: failed.append(data)
+    )
+    node.control = SimpleNamespace(on_frame=fail(KeyError("kind")))
+    entry, control = frame(FRAME_APPEND, 0, 5, 0, 0, 0, 0), frame(FRAME_CONTROL, 0, 5, 0, 0, 0, 0)
+    node.on_frame(2, entry)
+    node.on_frame(2, control)
+    assert failed == [entry]
+    node.host.on_frame = fail(ValueError("malformed"))
+    node.on_frame(2, entry)
+    assert failed == [entry]
+    node.control.on_frame = fail(InvariantViolated("broken"))
+    with pytest.raises(InvariantViolated):
+        node.on_frame(2, control)
 
 
 @pytest.mark.provokes("cluster.not_usable")

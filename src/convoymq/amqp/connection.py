@@ -193,6 +193,14 @@ class Connection:
         log.exception("amqp.input_failed", connection=self.name)
         self.refuse(BrokerError("internal error"), 0, 0, 0)
 
+    def on_flush_failed(self, error: Exception) -> None:
+        """See `ConnectionBufferOwner`: this connection ends, others go on."""
+        log.error("amqp.output_failed", connection=self.name, exc_info=error)
+        if self.state in ENDING:
+            self.tear_down()
+        else:
+            self.refuse(BrokerError("internal error"), 0, 0, 0)
+
     def input_failed(self, code: int) -> None:
         """Reading failed with this errno."""
         self._socket_failed(code)

@@ -50,6 +50,7 @@ from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.reads import MetadataReads
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.late_imports import import_late
+from convoymq.model.rounds import pass_on, run_each
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import HostParts, QueueHost, home_drivers
 from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
@@ -258,6 +259,7 @@ class Broker:
             new_session=self.new_session,
             node_name_of=self.nodes.name_of,
             call_soon=self._call_soon,
+            on_routes=self.route_cache_version.bump,
             wanted=wake,
             await_room=self.host.await_room,
             note=self.host.note,
@@ -364,16 +366,14 @@ class Broker:
         if self._timer is not None:
             self._timer.cancel()
         await self._tasks.stop()
-        for host in self._hosts.values():
-            host.stop()
+        run_each(self._hosts.values(), lambda host: host.stop(), pass_on)
         if self.traces is not None:
             self.traces.stop()
             await self._loop.run_in_executor(None, self.traces.join, traces_timeout_s)
 
     def end_of_round(self) -> None:
         """Seals the open batches of queues that are kept on one node."""
-        for host in self._hosts.values():
-            host.end_of_round()
+        run_each(self._hosts.values(), lambda host: host.end_of_round(), pass_on)
 
     def _tick(self) -> None:
         self._timer = self._clock.call_later(TICK_MS, self._tick)

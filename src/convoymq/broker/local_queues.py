@@ -23,6 +23,7 @@ from convoymq.groups.host import ReplicaHost
 from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
+from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues import drivers as _registered  # noqa: F401
 from convoymq.queues.driver import (
@@ -178,19 +179,21 @@ class LocalQueues:
         line = self._line
         line.extend(sorted(touched))
         order = [line.popleft() for _ in range(min(len(line), SLICE_QUEUES))]
-        for group in order:
-            record = wanted.get(group)
-            if record is None:
-                self._end_queue(group)
-                continue
-            was_open = self.get(group) is not None
-            if record.type.is_replicated:
-                self._follow_members(record)
-            else:
-                self._open_own(record)
-            if was_open:
-                self._configure(record)
+        run_each(order, self._reconcile_one, pass_on)
         return bool(line)
+
+    def _reconcile_one(self, group: int) -> None:
+        record = self.tree.queue_index.by_group.get(group)
+        if record is None:
+            self._end_queue(group)
+            return
+        was_open = self.get(group) is not None
+        if record.type.is_replicated:
+            self._follow_members(record)
+        else:
+            self._open_own(record)
+        if was_open:
+            self._configure(record)
 
     @property
     def is_behind(self) -> bool:
@@ -260,8 +263,8 @@ class LocalQueues:
         handle of a queue on other nodes is made when it is first asked for.
 
         Returns:
-            None when the queue should be here and is not open: its type is not served, its files
-            are damaged, or this node's tree is behind.
+            None when the queue should be here and is not open: its type is not served, or this
+            node's tree is behind.
         """
         known = self.get(record.group)
         if known is not None:
@@ -274,7 +277,7 @@ class LocalQueues:
     def may_open(self, record: QueueRecord) -> bool:
         """Returns whether a queue that `find` does not have may be open later: the tree is
         behind."""
-        return record.type.is_served and not self.is_damaged(record.group)
+        return record.type.is_served
 
     def get(self, group: int) -> Queue | None:
         """Returns the open handle with that group id, whatever its type."""
@@ -294,13 +297,9 @@ class LocalQueues:
             yield from host.handles()
 
     def broken(self) -> set[int]:
-        """Groups of queues with damaged files, or with a replica that was stopped, on this node."""
+        """Groups of queues on this node that have crashed, or whose replica was stopped."""
         found = set(self.host.stopped)
-        return found.union(*(host.damaged for host in self.hosts.values()))
-
-    def is_damaged(self, group: int) -> bool:
-        """Returns whether the files of a queue whose home is this node could not be read."""
-        return any(group in host.damaged for host in self.hosts.values())
+        return found.union(*(host.crashed for host in self.hosts.values()))
 
     def open(self, record: QueueRecord) -> None:
         """Opens a queue on this node, with a replica or without, if it is not open."""
@@ -310,7 +309,7 @@ class LocalQueues:
             self._open_group(record)
             return
         host = self.hosts.get(record.type.value)
-        if host is not None and not self.is_damaged(record.group):
+        if host is not None:
             host.open(record, self._arguments(record), self._settings(record))
 
     def _open_own(self, record: QueueRecord) -> None:
@@ -425,31 +424,39 @@ class LocalQueues:
 
     def on_node_up(self, node: int) -> None:
         """Another node is linked, or speaks again."""
-        for queue in list(self.queues.values()):
-            queue.on_node_up(node)
-        for host in self.hosts.values():
-            host.on_node_up(node)
+        run_each(list(self.queues.values()), lambda queue: queue.on_node_up(node), pass_on)
+        run_each(self.hosts.values(), lambda host: host.on_node_up(node), pass_on)
 
     def on_node_down(self, node: int, *, definite: bool) -> None:
         """Another node is not linked; `definite`: its process is known to be gone."""
+        run_each(self.hosts.values(), lambda host: host.on_node_down(node), pass_on)
         self.on_suspect(node, definite=definite)
-        for host in self.hosts.values():
-            host.on_node_down(node)
 
     def on_suspect(self, node: int, *, definite: bool = False) -> None:
         """Another node is silent: its consumers get nothing new."""
-        for queue in list(self.queues.values()):
-            queue.on_node_down(node, definite=definite)
+        queues = list(self.queues.values())
+        run_each(queues, lambda queue: queue.on_node_down(node, definite=definite), pass_on)
 
     def tick(self) -> None:
         """Looks after the queues with clients here; to be called every `group_queue.TICK_MS`."""
-        for group, queue in list(self._served.items()):
-            if queue.has_clients and self.queues.get(group) is queue:
+
+        def tick(queue: GroupQueue) -> None:
+            if queue.has_clients and self.queues.get(queue.group) is queue:
                 queue.tick()
             else:
-                del self._served[group]
+                del self._served[queue.group]
+
+        run_each(list(self._served.values()), tick, pass_on)
+        for host in self.hosts.values():
+            for group in list(host.due()):
+                self._open_again(host, group)
         if self.watch is not None:
             self.watch.tick()
+
+    def _open_again(self, host: QueueHost, group: int) -> None:
+        record = self.tree.queue_index.by_group.get(group)
+        if record is not None:
+            host.open(record, self._arguments(record), self._settings(record))
 
     # --- numbers -------------------------------------------------------------------------
 

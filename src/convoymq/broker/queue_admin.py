@@ -15,7 +15,7 @@ from convoymq.broker.tasks import Tasks
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import DeleteQueue, OwnerGone
 from convoymq.metadata.machine import QueueRecord, Vhost
-from convoymq.model.errors import BrokerError, NotFound, Refused, Unavailable
+from convoymq.model.errors import BrokerError, Refused, Unavailable
 from convoymq.model.refusals import (
     managed_queue,
     queue_subject,
@@ -75,10 +75,8 @@ class QueueAdmin:
         subject = queue_subject(vhost, name)
         if queue is None and not record.type.is_served:
             raise unserved_queue_type(subject, record.type.value)
-        if queue is None and self._local.may_open(record):
-            raise Unavailable(f"{subject} is not open here yet")
         if queue is None:
-            raise NotFound(f"{subject} has crashed and failed to restart", subject=subject)
+            raise Unavailable(f"{subject} is not open here yet")
         if queue.ended is not None:
             raise queue.ended
         return queue

@@ -18,9 +18,8 @@ cdef class Applying:
     cdef public SnapshotTransfers snapshots
     cdef public int64_t group, commit_latency_ms
     cdef public bint due
-    cdef public dict timers
     @cython.locals(core=RaftCore, log=GroupLog, machine=object, commit=int64_t, index=int64_t,
                    room=int64_t, term=int64_t, entry=Entry)
     cpdef apply(self)
-    @cython.locals(effects=list, effect=tuple)
+    @cython.locals(effects=list)
     cpdef carry_out(self)

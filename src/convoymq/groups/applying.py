@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.kernels import batch
 from convoymq.kernels.entries import (
     ENTRY_COMMANDS,
     ENTRY_MEMBERSHIP,
@@ -15,9 +14,7 @@ from convoymq.kernels.entries import (
     Entry,
     decode_version,
 )
-from convoymq.model.clock import Timer
 from convoymq.model.errors import InvariantViolated, StorageFault, UnsupportedVersion
-from convoymq.replication.machine import EFFECT_TIMER
 from convoymq.replication.raft.membership import decode_membership
 from convoymq.replication.raft.types import LEADER
 
@@ -47,8 +44,6 @@ class Applying:
         self.commit_latency_ms = 0
         #: The host will call `apply`.
         self.due = False
-        #: Leader: when the machine wants to be told the time, ms.
-        self.timers: dict[int, Timer] = {}
 
     def apply(self) -> None:
         """Applies what is committed and hands the effects on, in one call."""
@@ -127,20 +122,7 @@ class Applying:
             raise UnsupportedVersion(f"entry kind {entry.kind} is not known")
 
     def carry_out(self) -> None:
-        """Hands the machine's effects on, and starts its timers."""
-        replica = self.replica
+        """Hands the machine's effects on."""
         effects = self.machine.effects
         self.machine.effects = []
-        if self.core.role == LEADER:
-            for effect in effects:
-                if effect[0] == EFFECT_TIMER and effect[1] not in self.timers:
-                    due = effect[1]
-                    delay = replica.time.delay_ms(due)
-                    self.timers[due] = self.host.clock.call_later(delay, self._on_due, due)
-        replica.sink.on_effects(effects, replica)
-
-    def _on_due(self, due: int) -> None:
-        replica = self.replica
-        self.timers.pop(due, None)
-        if not replica.dead:
-            replica.propose(batch.CMD_TICK)
+        self.replica.sink.on_effects(effects, self.replica)

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from convoymq.model.clock import Timer
+from convoymq.model.rounds import run_each
 
 if TYPE_CHECKING:
     from convoymq.groups.host import ReplicaHost
@@ -90,9 +91,7 @@ class Deferred:
         host.now = self.clock.monotonic_ms()
         due = self._openings
         self._openings = []
-        for replica in due:
-            if not replica.dead:
-                replica.open_term()
+        run_each(due, _open_term, host.stop_failed)
 
     def defer_election(self, replica: Replica) -> None:
         """Puts the election of a group that nobody uses at the end of the line."""
@@ -102,8 +101,13 @@ class Deferred:
 
     def _begin_elections(self) -> None:
         begun = 0
+
+        def begin(replica: Replica) -> None:
+            nonlocal begun
+            begun += replica.election_timer.begin()
+
         while self._elections and begun < IDLE_ELECTIONS:
-            begun += self._elections.popleft().election_timer.begin()
+            run_each((self._elections.popleft(),), begin, self.host.stop_failed)
         if self._elections:
             self.clock.call_later(IDLE_ELECTIONS_MS, self._begin_elections)
 
@@ -121,6 +125,14 @@ class Deferred:
         self._holding_timer.cancel()
         holding = self._holding
         self._holding = []
-        for replica in holding:
-            if not replica.dead:
-                replica.sender.release()
+        run_each(holding, _release, self.host.stop_failed)
+
+
+def _open_term(replica: Replica) -> None:
+    if not replica.dead:
+        replica.open_term()
+
+
+def _release(replica: Replica) -> None:
+    if not replica.dead:
+        replica.sender.release()

@@ -11,8 +11,9 @@ leader by asking the members, and forwards.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ from convoymq.kernels.entries import Entry
 from convoymq.kernels.link_frames import frame, frame_header
 from convoymq.model.clock import Clock
 from convoymq.model.errors import Misuse, PeerError
+from convoymq.model.rounds import run_each
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import Machine
 from convoymq.replication.raft.core import RaftCore
@@ -47,6 +49,7 @@ EARLY_FRAMES_MAX = 64
 EARLY_GROUPS_MAX = 4096
 ROUNDS_MAX = 8
 ASK_LEADER_MS = 200
+Item = TypeVar("Item")
 
 
 class ReplicaHost:
@@ -112,9 +115,8 @@ class ReplicaHost:
         self._apply: list[Replica] = []
         self._notices: list[Replica] = []
         self.deferred = Deferred(self)
-        self._woken = False
+        self._woken = self._damaged = False
         self._numbers = 0
-        self._damaged = False
         #: Something was logged since the last kick.
         self._queued = False
         self._kick: Callable[[], None] = storage.kick
@@ -122,6 +124,7 @@ class ReplicaHost:
         storage.needed_from = self.needed_from
         storage.on_queued = self._on_queued
         storage.on_damaged = self._on_damaged
+        storage.on_client_failed = self._on_log_failed
 
     # Groups.
 
@@ -348,6 +351,14 @@ class ReplicaHost:
         ):
             self._keep_early(group, node, data)
 
+    def on_frame_failed(self, data: bytes, error: Exception) -> None:
+        """An error of our own in taking a frame: stops the replica that it was for."""
+        group = frame_header(data)[3]
+        item = self.groups.get(group) or self.watched.get(group)
+        if item is None:
+            raise error
+        self.stop_failed(item, error)
+
     def _keep_early(self, group: int, node: int, data: bytes) -> None:
         if group in self.stopped:
             return
@@ -454,27 +465,37 @@ class ReplicaHost:
         self.now = self.clock.monotonic_ms()
         self.reachable.add(node)
         self.gone.discard(node)
-        for replica in list(self.groups.values()):
+
+        def reach(replica: Replica) -> None:
             if replica.concerns(node):
                 replica.on_reachable(node)
-        for watched in self.watched.values():
+
+        def look(watched: Watched) -> None:
             if watched.leader == node:
                 watched.sink.on_leader(watched.group, node, watched.term)
             elif watched.leader == 0 and node in watched.members:
                 watched.ask_leader()
+
+        run_each(list(self.groups.values()), reach, self.stop_failed)
+        run_each(list(self.watched.values()), look, self.stop_failed)
         self.wake()
 
     def _lose(self, node: int) -> None:
         self.now = self.clock.monotonic_ms()
         self.reachable.discard(node)
         self.room.on_lost(node)
-        for replica in list(self.groups.values()):
+
+        def lose(replica: Replica) -> None:
             if replica.concerns(node):
                 replica.on_unreachable(node)
-        for watched in self.watched.values():
+
+        def look(watched: Watched) -> None:
             if watched.leader == node:
                 watched.forget_leader()
                 watched.ask_leader()
+
+        run_each(list(self.groups.values()), lose, self.stop_failed)
+        run_each(list(self.watched.values()), look, self.stop_failed)
         self.wake()
 
     # Flow (ADR 0025).
@@ -512,9 +533,11 @@ class ReplicaHost:
 
     def _on_full(self, item: Replica | Watched) -> None:
         self.now = self.clock.monotonic_ms()
-        self._seal(item)
+        run_each((item,), self._seal, self.stop_failed)
 
     def _seal(self, item: Replica | Watched) -> None:
+        if not item.builder.used:
+            return
         if isinstance(item, Replica):
             replica = item
             if not replica.dead:
@@ -539,6 +562,16 @@ class ReplicaHost:
             if self._has_work():
                 self.wake()
 
+    def stop_failed(self, item: Replica | Watched, error: Exception) -> None:
+        """An error of our own in one group: its replica stops, the others go on. A group without
+        one forgets its leader, and so sends again what is pending."""
+        if isinstance(item, Replica):
+            item.fail(item.core.applied_index, "after entry", error)
+            return
+        lines = "".join(traceback.format_exception(error))
+        self.note("raft.watch_failed", group=item.group, reason=repr(error), error=lines)
+        item.forget_leader()
+
     def _has_work(self) -> bool:
         return bool(self._dirty or self._apply or self._damaged or self._queued)
 
@@ -547,14 +580,11 @@ class ReplicaHost:
             self._woken = True
             if self._damaged:
                 self._damaged = False
-                for replica in list(self.groups.values()):
-                    replica.damage.on_damage()
+                run_each(list(self.groups.values()), _on_damage, self.stop_failed)
             if self._dirty:
                 dirty = self._dirty
                 self._dirty = []
-                for item in dirty:
-                    if item.builder.used:
-                        self._seal(item)
+                run_each(dirty, self._seal, self.stop_failed)
             # Followers first: their flush is the longer way to a majority, the own runs beside it.
             if self.after_seal is not None:
                 self.after_seal()
@@ -567,34 +597,34 @@ class ReplicaHost:
             if self._apply:
                 due = self._apply
                 self._apply = []
-                for replica in due:
-                    if not replica.dead:
-                        replica.applying.apply()
+                run_each(due, _apply, self.stop_failed)
             if not self._has_work():
                 break
         if self._notices:
             notices = self._notices
             self._notices = []
-            for replica in notices:
-                if not replica.dead:
-                    replica.sender.send_notices()
+            run_each(notices, _send_notices, self.stop_failed)
 
     def tick(self) -> None:
         """About every 100 ms: looks after groups with something outstanding."""
         if not self.active:
             return
         self.now = self.clock.monotonic_ms()
-        for group in list(self.active):
-            replica = self.groups.get(group)
-            if replica is not None:
-                if not replica.tick(self.now):
-                    self.active.discard(group)
-                continue
-            watched = self.watched.get(group)
-            if watched is None or watched.leader:
-                self.active.discard(group)
-            elif self.now - watched.asked_at >= ASK_LEADER_MS:
-                watched.ask_leader()
+        run_each([*self._active(self.groups)], self._tick_replica, self.stop_failed)
+        run_each([*self._active(self.watched)], self._tick_watched, self.stop_failed)
+
+    def _active(self, items: dict[int, Item]) -> list[Item]:
+        return [items[group] for group in self.active if group in items]
+
+    def _tick_replica(self, replica: Replica) -> None:
+        if not replica.tick(self.now):
+            self.active.discard(replica.group)
+
+    def _tick_watched(self, watched: Watched) -> None:
+        if watched.leader:
+            self.active.discard(watched.group)
+        elif self.now - watched.asked_at >= ASK_LEADER_MS:
+            watched.ask_leader()
 
     # Administration.
 
@@ -697,6 +727,13 @@ class ReplicaHost:
         self._damaged = True
         self.wake()
 
+    def _on_log_failed(self, group: int, error: Exception) -> None:
+        """A replica failed when it was told that something is on disk."""
+        replica = self.groups.get(group)
+        if replica is None:
+            raise error
+        self.stop_failed(replica, error)
+
     def next_number(self) -> int:
         """Returns a number for a snapshot transfer or a start of a replica, never used on this
         node."""
@@ -707,3 +744,17 @@ class ReplicaHost:
         """Something for the log file."""
         if self.on_note is not None:
             self.on_note(event, fields)
+
+
+def _on_damage(replica: Replica) -> None:
+    replica.damage.on_damage()
+
+
+def _apply(replica: Replica) -> None:
+    if not replica.dead:
+        replica.applying.apply()
+
+
+def _send_notices(replica: Replica) -> None:
+    if not replica.dead:
+        replica.sender.send_notices()

@@ -229,9 +229,6 @@ class Replica:
         if self.election_timer._timer is not None:
             self.election_timer._timer.cancel()
             self.election_timer._timer = None
-        for handle in self.applying.timers.values():
-            handle.cancel()
-        self.applying.timers.clear()
 
     # Views.
 
@@ -604,9 +601,6 @@ class Replica:
             self.lagging.sending_for.clear()
             self.lagging.behind_nodes.clear()
             self.lagging.lagging_nodes.clear()
-            for handle in self.applying.timers.values():
-                handle.cancel()
-            self.applying.timers.clear()
         if self.builder.used:
             self.host.mark_dirty(self)
         if not core.leader or core.role == LEADER:

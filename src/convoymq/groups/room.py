@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol, cast
+
+from convoymq.model.rounds import run_each
 
 if TYPE_CHECKING:
     from convoymq.groups.host import ReplicaHost
@@ -61,13 +64,21 @@ class RoomQueues:
         if line is None:
             return
         line.room_at = host.now = host.clock.monotonic_ms()
-        while line.items and node not in host.full:
-            item = line.items.popleft()
-            line.known.discard(item)
-            item.on_room(node)
+        run_each(self._in_turn(line, node), lambda item: item.on_room(node), self._stop_failed)
         if not line.items and self._lines.get(node) is line:
             del self._lines[node]
         host.wake()
+
+    def _in_turn(self, line: _Line, node: int) -> Iterator[Waiting]:
+        while line.items and node not in self.host.full:
+            item = line.items.popleft()
+            line.known.discard(item)
+            yield item
+
+    def _stop_failed(self, item: Waiting, error: Exception) -> None:
+        if item not in self.host.groups.values() and item not in self.host.watched.values():
+            raise error
+        self.host.stop_failed(cast("Replica | Watched", item), error)
 
     def is_held_up(self, node: int) -> bool:
         """Returns whether others wait for the link to the node: it is full, but goes on."""
@@ -104,5 +115,4 @@ class RoomQueues:
         line = self._lines.pop(node, None)
         if line is not None:
             # Clients send again what was for the leader, when they know one.
-            for item in line.items:
-                item.on_lost(node)
+            run_each(line.items, lambda item: item.on_lost(node), self._stop_failed)

@@ -25,6 +25,8 @@ from cython.cimports.convoymq.kernels.route_cache import RouteCacheVersion
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import uint32_t
 
+from convoymq.model.rounds import run_each
+
 # One receive buffer serves all connections: what is left over moves to its connection.
 _scratch = cython.declare(cython.p_uchar, cython.NULL)
 _scratch_capacity = cython.declare(cython.Py_ssize_t, 0)
@@ -43,11 +45,17 @@ class Outbox:
         buffers: list = self.buffers
         while buffers:
             self.buffers = []
-            for item in buffers:
-                buffer: ConnectionBuffer = item
-                buffer.dirty = False
-                buffer.flush()
+            run_each(buffers, _flush, _failed)
             buffers = self.buffers
+
+
+def _flush(buffer: ConnectionBuffer):
+    buffer.dirty = False
+    buffer.flush()
+
+
+def _failed(buffer: ConnectionBuffer, error):
+    buffer.owner.on_flush_failed(error)
 
 
 @cython.cfunc

@@ -342,7 +342,7 @@ def queue_row(
     """Returns one queue; None when it is gone.
 
     The state of a replicated queue is its `group_state`; a classic queue is `down` while its node
-    is, and `crashed` when its files are damaged.
+    is, and `crashed` after an error of its own, until it is opened anew.
     """
     vhost = broker.metadata.tree.vhosts.get(record.vhost)
     declared = vhost.topology.find_queue(record.name) if vhost is not None else None
@@ -372,8 +372,6 @@ def queue_row(
         row["online"] = online
         row["state"] = group_state(leader, len(online), len(record.members))
         facts.pop("state", None)
-    elif broker.local.is_damaged(record.group):
-        row["state"] = "crashed"
     if live is None:
         return row
     stopped = facts.pop("stopped_members", {})

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import call
 from typing import TypeAlias
 
 from convoymq.kernels.batch import CMD_METADATA, CommandBuilder, PublishTarget
@@ -25,6 +27,7 @@ from convoymq.model.errors import (
     Unavailable,
     refusal_from_builtins,
 )
+from convoymq.model.rounds import pass_on, run_each
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, Effect
 
 WINDOW = 32
@@ -142,9 +145,8 @@ class MetadataStore:
         changes = self.tree.changes
         if changes:
             self.tree.changes = []
-            for change in changes:
-                for watcher in self._watchers:
-                    watcher(change)
+            calls = [partial(watcher, change) for change in changes for watcher in self._watchers]
+            run_each(calls, call, pass_on)
 
     # --- inside --------------------------------------------------------------------------
 

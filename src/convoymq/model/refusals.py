@@ -53,6 +53,16 @@ def home_node_down(subject: Subject, node: str) -> NotFound:
     )
 
 
+def crashed(subject: Subject) -> NotFound:
+    """A queue that its home has stopped, or could not open."""
+    return NotFound(f"{subject} has crashed and failed to restart", subject=subject)
+
+
+def commands_lost(subject: Subject) -> NotFound:
+    """A classic queue did not get all that a node sent it."""
+    return NotFound(f"{subject} has not received all commands of this node", subject=subject)
+
+
 # --- things that nobody or not this user may do --------------------------------------------
 
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypedDict
 from convoymq.groups.room import Waiting
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock
-from convoymq.model.errors import BrokerError, StorageFault
+from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.group_queue import FlowLimits, GroupQueue, Host
@@ -99,7 +99,7 @@ class Reports(Protocol):
         """A queue was unused for too long."""
 
     def on_disk_error(self, record: QueueRecord, error: Exception) -> None:
-        """A queue's files cannot be written or read."""
+        """A queue's files cannot be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +116,8 @@ class HostParts:
     """Numbers a session of this node."""
     node_name_of: Callable[[int], str]
     """Name of a node, for texts."""
+    on_routes: Callable[[], None]
+    """Edges are to forget the routes that they remember: the handles of queues have changed."""
     call_soon: Callable[[Callable[[], None]], None]
     """Runs a callback on the loop; may be called from any thread."""
     wanted: Callable[[], None]
@@ -131,14 +133,17 @@ class HostParts:
 class QueueHost(Protocol):
     """One node's queues of a type that is kept on one node."""
 
-    damaged: dict[int, StorageFault]
-    """Group ids of queues whose files could not be read."""
+    @property
+    def crashed(self) -> Iterable[int]:
+        """Returns the group ids of queues of this node that were stopped by an error, or could not
+        be opened."""
 
-    def open(
-        self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
-    ) -> Queue | None:
-        """Opens a queue at its home, with its effective settings (`Queue.configure`); None when its
-        files are damaged."""
+    def due(self) -> Iterable[int]:
+        """Returns those of them that `open` is to be called for again now."""
+
+    def open(self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]) -> Queue:
+        """Opens a queue at its home, with its effective settings (`Queue.configure`); one that has
+        ended when that fails."""
 
     def find(self, record: QueueRecord, arguments: Table) -> Queue | None:
         """Returns this node's handle of a queue. Opens no queue: a handle of one that lives

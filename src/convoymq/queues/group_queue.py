@@ -18,6 +18,7 @@ what the replica managed to. Clients drop repeats.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from convoymq.kernels.batch import CommandBuilder, PendingBudget
 from convoymq.kernels.entries import Entry
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, StorageFault, Unavailable
+from convoymq.model.rounds import run_each
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import ClientEvents, Queue, Row
@@ -334,47 +336,70 @@ class GroupQueue(Queue):
 
     def on_effects(self, effects: Sequence[Effect], replica: Replica) -> None:
         """Carries out effects for this node; as leader also for nodes that cannot themselves."""
-        node = self.node
-        clients = self._clients
         leads: bool = replica.is_leader
         live: dict[int, bool] = {}
-        for effect in effects:
-            kind = effect[0]
-            if kind >= EFFECT_TIMER:
-                if kind > EFFECT_NOTE:
-                    self._on_own_effect(effect, replica)
-                elif leads and kind == EFFECT_TIMER:
-                    self._arm(effect[1])
-                elif leads and kind == EFFECT_NOTE:
-                    self._notes.note(effect[1], effect[2])
-                continue
-            session: int = effect[1]
-            target = session >> 56
-            if target == node:
-                client = clients.get(session)
-                if client is None:
-                    continue
-                if kind == EFFECT_APPLIED:
-                    client.on_applied(effect[2], effect[3], effect[4])
-                elif kind == EFFECT_DELIVER:
-                    self._deliver(client, effect)
-                elif kind == EFFECT_GAP:
-                    client.on_gap(effect[2])
-            elif leads:
-                served = live.get(target)
-                if served is None:
-                    served = self._host.is_replica_live(self.group, target)
-                    live[target] = served
-                    if served:
-                        self._proxied.discard(target)
-                    elif target not in self._proxied:
-                        # Includes what this batch has for the node: the state is ahead of it.
-                        self._start_proxy(target, replica.machine)
-                        self._forward_transients(effects, target)
-                        live[target] = True
-                        continue
-                if not served:
-                    self._forward(target, effect)
+        run_each(
+            effects,
+            lambda effect: self._carry_out_one(effect, effects, replica, leads, live),
+            self._not_carried_out,
+        )
+
+    def _carry_out_one(
+        self,
+        effect: Effect,
+        effects: Sequence[Effect],
+        replica: Replica,
+        leads: bool,
+        live: dict[int, bool],
+    ) -> None:
+        kind = effect[0]
+        if kind >= EFFECT_TIMER:
+            if kind > EFFECT_NOTE:
+                self._on_own_effect(effect, replica)
+            elif leads and kind == EFFECT_TIMER:
+                self._arm(effect[1])
+            elif leads and kind == EFFECT_NOTE:
+                self._notes.note(effect[1], effect[2])
+            return
+        session: int = effect[1]
+        target = session >> 56
+        if target == self.node:
+            client = self._clients.get(session)
+            if client is None:
+                return
+            if kind == EFFECT_APPLIED:
+                client.on_applied(effect[2], effect[3], effect[4])
+            elif kind == EFFECT_DELIVER:
+                self._deliver(client, effect)
+            elif kind == EFFECT_GAP:
+                client.on_gap(effect[2])
+        elif leads:
+            served = live.get(target)
+            if served is None:
+                served = self._host.is_replica_live(self.group, target)
+                live[target] = served
+                if served:
+                    self._proxied.discard(target)
+                elif target not in self._proxied:
+                    # Includes what this batch has for the node: the state is ahead of it.
+                    self._start_proxy(target, replica.machine)
+                    self._forward_transients(effects, target)
+                    live[target] = True
+                    return
+            if not served:
+                self._forward(target, effect)
+
+    def _not_carried_out(self, effect: Effect, error: Exception) -> None:
+        """An error of our own: if it is that of a client here, only the client ends."""
+        client = self._clients.get(effect[1]) if effect[0] < EFFECT_TIMER else None
+        if client is None:
+            raise error
+        lines = "".join(traceback.format_exception(error))
+        facts = {"session": client.session, "reason": repr(error), "error": lines}
+        place = {"vhost": self.vhost, "queue": self.name, "group": self.group}
+        self._host.note("queue.client_failed", **place, **facts)
+        # Its channel may be what fails: then nobody is left to hear more.
+        run_each((client,), lambda failed: failed.fail(), lambda failed, _: self.forget(failed))
 
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
         """Sends what is pending to a new leader; as leader, takes over for others.

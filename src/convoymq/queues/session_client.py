@@ -357,6 +357,16 @@ class SessionClient(QueueClient):
         """The queue is gone: everything that waits is answered, publishes as safe."""
         self._events_end(missing(self._subject()), published_ok=True)
 
+    def fail(self) -> None:
+        """An error of our own in what this client or its channel did with an answer: all that is
+        pending is refused, its consumers end, and it goes on in a new session."""
+        if self.opening:
+            self._number(batch.CMD_SESSION_CLOSE)
+        if self.closed:
+            self.queue.forget(self)
+        else:
+            self._events_end(Unavailable("internal error"), published_ok=False, renew=True)
+
     def _events_end(self, error: BrokerError, *, published_ok: bool, renew: bool = False) -> None:
         """Answers all that is pending. `renew`: in a new session, as the channel may go on at once
         with what it hears. Types end their consumers too."""

@@ -189,7 +189,6 @@ class ClusterNode(SimNode):
     def _open_groups(self) -> None:
         assert self.saved is not None
         self.recovery = RecoveryPort(self)
-        self.host.on_note = self._on_note
         log = self.storage.logs.get(0)
         has_log = log is not None and (log.last_index > 0 or log.snapshot_index > 0)
         if has_log:
@@ -220,7 +219,9 @@ class ClusterNode(SimNode):
 
     # Recovery.
 
-    def _on_note(self, event: str, fields: dict[str, object]) -> None:
+    def on_note(self, event: str, fields: dict[str, object]) -> None:
+        """See `Node`."""
+        super().on_note(event, fields)
         if event == "raft.membership_forced":
             group, last_index = fields["group"], fields["last_index"]
             assert isinstance(group, int)

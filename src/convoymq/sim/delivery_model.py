@@ -5,8 +5,7 @@ quorum queues, B3 to B7), not from the machine: no runs, no service queue, no in
 object per message, and whoever is to be served is looked for among all consumers, every time. The
 referee compares what it gives with what the machine gives.
 
-Beside computing, it states what must be true of every turn, whoever computes it, in other words
-than those it computes with: `_check_turn` and `_check_activation`.
+Beside computing, `_check_turn` and `_check_activation` state what must be true of every turn.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import NoReturn, cast
 
 from convoymq.kernels import batch
 from convoymq.kernels.entries import Entry
+from convoymq.model.errors import InvariantViolated
 from convoymq.queues.classic.records import headers_of, traits_of
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 from convoymq.sim import turns
@@ -61,7 +61,7 @@ LIMITS = (
 SWEEP_MS = 100
 
 
-class InvariantBroken(AssertionError):
+class InvariantBroken(InvariantViolated, AssertionError):
     """Something happened that must never happen."""
 
 

@@ -203,6 +203,7 @@ class SimNode:
             on_dirty=self.wake,
         )
         self.host.on_stopped = self.on_replica_stopped
+        self.host.on_note = self.on_note
         self.answers = LargeAnswers(self.transport, self.host.await_room, self.clock)
         self._open_groups()
         self._watch_sessions()
@@ -234,6 +235,11 @@ class SimNode:
     def _open_groups(self) -> None:
         for group in sorted(self.world.places):
             self.open_group(group)
+
+    def on_note(self, event: str, fields: dict[str, object]) -> None:
+        """Something for the log file: a fault that a real node contains is a bug here."""
+        if event in ("raft.watch_failed", "queue.client_failed"):
+            raise InvariantBroken(f"{self.name}: {event} {fields}")
 
     def on_replica_stopped(self, group: int, reason: str) -> None:
         """A replica stopped for good: what the referee raised inside of it, or a bug."""

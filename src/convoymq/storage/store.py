@@ -24,6 +24,7 @@ from convoymq.logformat.wal_file import (
     ROW_VOTE_LOST,
     TABLE_ROW,
 )
+from convoymq.model.rounds import pass_on
 from convoymq.storage.live_parts import (
     alive_ranges,
     below,
@@ -115,6 +116,7 @@ class Storage:
         self.wal.on_written = self._written
         self.wal.on_queued = self._queued
         self.wal.on_full = self._compact_wal
+        self.wal.on_client_failed = lambda group, error: self.on_client_failed(group, error)
         self.planner: Callable[[int], GroupPlan | None] | None = None
         """Asked for each group when a WAL file is to be emptied; None for a group: keep everything.
         While it is not set, no file is emptied."""
@@ -125,6 +127,8 @@ class Storage:
         """Something waits for a `kick` that did not before."""
         self.on_damaged: Callable[[Damage], None] = _ignore
         """A read found damage; that log serves nothing any more."""
+        self.on_client_failed: Callable[[int, Exception], None] = pass_on
+        """(group, error): who hears that entries or a vote of a group are durable has failed."""
         self.give_back: Callable[[], None] = _ignore
         """Called by `tick` when much memory was freed: the shell hands it to the system."""
         self.pace: Pace = NoPace()

@@ -33,7 +33,7 @@ cdef class Wal:
     cdef public int64_t backlog_bytes, _marked_sequence, _seen_sequence, flush_count, bytes_written
     cdef public int64_t _size_max, _allocation_began, _allocate_bytes
     cdef public bint _preallocate, _turn
-    cdef public object blocked, on_blocked, on_written, on_queued, on_full
+    cdef public object blocked, on_blocked, on_written, on_queued, on_full, on_client_failed
     cdef public tuple _previous, _piece
     cdef public Batch _open
     cdef public object _sealed

@@ -38,6 +38,7 @@ from convoymq.logformat.wal_file import (
     file_header,
     wal_name,
 )
+from convoymq.model.rounds import pass_on, run_each
 from convoymq.storage.manifest import Manifest
 from convoymq.storage.types import (
     Directory,
@@ -193,12 +194,10 @@ class Wal:
         """Generation -> file, in order: everything that holds records."""
         self.current: WalFile | None = None
         self.next_file: WalFile | None = None
-        self._preparing = False
+        self._preparing = self._allocating = False
         self._pool: list[str] = []
         self._pool_counter = self._recycling = 0
-        self._allocating = False
-        self._allocation_began = 0
-        self._allocate_bytes = 0
+        self._allocation_began = self._allocate_bytes = 0
         """`bytes_written` when the file under preparation was begun; how large it becomes."""
         self._piece: tuple[File, str, int] | None = None
         """The file under preparation and how far it is, while it waits for more to be logged."""
@@ -231,6 +230,8 @@ class Wal:
         """Something waits for a `kick` that did not before."""
         self.on_full: Callable[[], None] = lambda: None
         """A file became full: WAL compaction may empty it once its last flush ended."""
+        self.on_client_failed: Callable[[int, Exception], None] = pass_on
+        """(group, error): a client failed when it was told that something is durable."""
         self.flush_count = self.bytes_written = 0
         flusher.on_completed = self._completed
 
@@ -400,6 +401,11 @@ class Wal:
         self._failed = False
         self._flusher.submit(first.file.file, start, buffers, first.sequence)
 
+    def _not_told(self, note: Any, error: Exception) -> None:
+        if callable(note):
+            raise error
+        self.on_client_failed(note[0].group, error)
+
     def _completed(self, token: object, code: int) -> None:
         batches = self._flight
         assert batches is not None
@@ -426,13 +432,8 @@ class Wal:
             size = batch.end - batch.start - BATCH_HEADER_BYTES
             self.backlog_bytes -= size
             self.bytes_written += size
-            for note in batch.votes:
-                if callable(note):
-                    note()
-                else:
-                    note[0].vote_written(note[1], note[2])
-            for log, index, _ in batch.notes:
-                log.entries_written(index)
+            run_each(batch.votes, _tell_vote, self._not_told)
+            run_each(batch.notes, _tell_entries, self._not_told)
         self._completing = []
         self.on_written()
         if len(self.files) > 1:
@@ -772,3 +773,14 @@ class Wal:
         if len(data) != length:
             raise StorageFault("the file ends early", path=file.name, offset=offset)
         return data
+
+
+def _tell_vote(note: Told) -> None:
+    if callable(note):
+        note()
+    else:
+        note[0].vote_written(note[1], note[2])
+
+
+def _tell_entries(note: list[Any]) -> None:
+    note[0].entries_written(note[1])

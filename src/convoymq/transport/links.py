@@ -40,6 +40,7 @@ from convoymq.kernels.link_frames import (
     frame_header,
 )
 from convoymq.model.config import Address, ClusterConfig, parse_address
+from convoymq.model.rounds import run_each
 from convoymq.replication.versions import Supports
 from convoymq.transport import relay
 from convoymq.transport.admission import Admission
@@ -340,10 +341,11 @@ class Links:
         if not self._dirty:
             return
         dirty, self._dirty = self._dirty, []
-        for peer in dirty:
-            peer.dirty = False
-            if peer.outward is not None:
-                peer.outward.flush()
+        run_each(dirty, _flush, self._drop_failed)
+
+    def _drop_failed(self, peer: Peer, error: Exception) -> None:
+        """An error of our own on one link: it is dropped, and made anew."""
+        self.loop.call_soon(self.drop, peer, f"a fault of this node: {error!r}")
 
     # -- credit -----------------------------------------------------------------------------
 
@@ -756,6 +758,12 @@ class Links:
         peer.frames_out = 0
         self._evaluate(peer)
         return True
+
+
+def _flush(peer: Peer) -> None:
+    peer.dirty = False
+    if peer.outward is not None:
+        peer.outward.flush()
 
 
 def is_urgent(data: bytes) -> bool:

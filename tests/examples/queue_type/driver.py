@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.errors import StorageFault
 from convoymq.model.tables import INTEGER_CODES, Field, Table
 from convoymq.queues.driver import HomeDriver, HostParts
 from convoymq.queues.interface import Row
@@ -44,7 +43,7 @@ class RingHost:
     """The rings of one node; see `QueueHost`."""
 
     def __init__(self, parts: HostParts) -> None:
-        self.damaged: dict[int, StorageFault] = {}
+        self.crashed: tuple[int, ...] = ()
         self._parts = parts
         self._rings: dict[int, Ring] = {}
         self._dirty: list[Ring] = []
@@ -55,6 +54,10 @@ class RingHost:
         size = field.value if field is not None and isinstance(field.value, int) else SIZE_DEFAULT
         ring = self._rings[record.group] = Ring(record, size, self._mark_dirty)
         return ring
+
+    def due(self) -> tuple[int, ...]:
+        """None: rings in memory do not fail."""
+        return ()
 
     def _mark_dirty(self, ring: Ring) -> None:
         self._dirty.append(ring)

@@ -12,7 +12,7 @@ from convoymq.amqp.edge import AmqpEdge
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.amqp.states import State
 from convoymq.edges.acceptor import SharedPorts
-from convoymq.kernels.connection_buffer import Outbox
+from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
 from convoymq.model.errors import Unavailable
 from convoymq.queues.interface import Delivery
 from tests.sockets import full
@@ -101,3 +101,34 @@ async def test_a_port_goes_on_after_faults(broker: FakeBroker) -> None:
         await Client(broker).settled()
     ports.stop()
     await edge.stop()
+
+
+@pytest.mark.provokes("amqp.output_failed")
+async def test_a_fault_in_the_output_is_told_and_ends_the_connection(client: Client) -> None:
+    client.connection.on_flush_failed(RuntimeError("a fault"))
+    (close,) = await client.methods()
+    assert close.reply_code == 541
+    client.connection.on_flush_failed(RuntimeError("again"))
+    assert client.state is State.CLOSED
+
+
+def test_a_connection_that_fails_when_it_is_flushed_fails_alone() -> None:
+    class Owner:
+        def __init__(self, *, fails: bool) -> None:
+            self.fails = fails
+            self.heard: list[str] = []
+
+        def on_output(self) -> None:
+            if self.fails:
+                raise RuntimeError("a fault")
+            self.heard.append("output")
+
+        def on_flush_failed(self, error: Exception) -> None:
+            self.heard.append(str(error))
+
+    outbox = Outbox()
+    owners = [Owner(fails=number == 1) for number in range(3)]
+    for owner in owners:
+        ConnectionBuffer(owner, outbox).send_bytes(b"x")
+    outbox.flush()
+    assert [owner.heard for owner in owners] == [["output"], ["a fault"], ["output"]]

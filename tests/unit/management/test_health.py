@@ -12,7 +12,7 @@ import pytest
 
 from convoymq.broker.membership import NEVER
 from convoymq.metadata.commands import PutNode
-from convoymq.model.errors import StorageFault
+from convoymq.queues.classic.host import Crash
 from convoymq.replication.raft.membership import Learner, Membership
 from tests.unit.edges.test_certificates import certificate
 from tests.unit.management.test_api import api, client, cluster, ok
@@ -79,14 +79,13 @@ async def test_damaged_and_stopped_queues_fail_their_virtual_host(
     broker = cluster.nodes[1].broker
     await cluster.queue(1, "c", arguments={"x-queue-type": "classic"})
     (record,) = broker.metadata.tree.records()
-    broker.local.hosts["classic"].damaged[record.group] = StorageFault("torn")
+    broker.local.hosts["classic"]._crashes[record.group] = Crash("torn")
     answer = await check(api, "virtual-hosts", 503)
     assert answer["virtual-hosts"] == ["/"]
     assert answer["queues"] == [{"name": "c", "virtual_host": "/", "type": "classic"}]
     assert (await ok(api.get("/healthchecks/node")))["status"] == "failed"
-    del broker.local.hosts["classic"].queues[record.group]
     assert (await ok(api.get("/queues/%2F/c")))["state"] == "crashed"
-    broker.local.hosts["classic"].damaged.clear()
+    broker.local.hosts["classic"]._crashes.clear()
     assert await check(api, "virtual-hosts") == HEALTHY
     await cluster.queue(1, "q")
     group = max(record.group for record in broker.metadata.tree.records())
@@ -228,12 +227,12 @@ async def test_the_aliveness_test_fails_with_what_it_does(
     assert await ok(api.get("/aliveness-test/%2F")) == HEALTHY
     classic = cluster.nodes[1].broker.local.hosts["classic"]
     (group,) = classic.queues
-    classic.damaged[group] = StorageFault("torn")
-    handle = classic.queues.pop(group)
+    crashing = classic.queues[group]
+    classic.contain(crashing, lambda: {}["a fault"])
     answer = await ok(api.get("/aliveness-test/%2F"), 503)
     assert "crashed" in answer["reason"]
-    classic.damaged.clear()
-    classic.queues[group] = handle
+    await until(classic.due)
+    cluster.nodes[1].broker.local.tick()
     await ok(api.put("/users/weak", json={"password": "p", "tags": "management"}), 201)
     rules = {"configure": "", "write": "", "read": ""}
     await ok(api.put("/permissions/%2F/weak", json=rules), 201)

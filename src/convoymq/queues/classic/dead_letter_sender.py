@@ -48,6 +48,12 @@ class DeadLetterSender(DeadLetterPublisher):
             self._lose(self._queue.machine.leaving.count, "the queue was deleted")
         self._close()
 
+    def on_crashed(self) -> None:
+        """The queue is stopped: what was not published stays in its log, if it is durable."""
+        if self._queue.machine.leaving.count and not self._queue.durable:
+            self._lose(self._queue.machine.leaving.count, "the queue has crashed")
+        self._close()
+
     def stop(self) -> None:
         """The node stops: what was not published stays in the queue's log."""
         self._timer.cancel()
@@ -57,10 +63,12 @@ class DeadLetterSender(DeadLetterPublisher):
         return bool(self._queue.machine.leaving.runs)
 
     def _work(self) -> None:
+        if self._queue.ended is None and self._queue.machine.leaving.runs:
+            self._queue.host.contain(self._queue, self._send_some)
+
+    def _send_some(self) -> None:
         queue = self._queue
         leaving = queue.machine.leaving
-        if queue.ended is not None or not leaving.runs:
-            return
         left = SLICE_MESSAGES
         while leaving.runs and left > 0:
             if self._is_blocked:

@@ -91,6 +91,7 @@ class ClassicDriver(HomeDriver):
             new_session=parts.new_session,
             node_name=parts.node_name_of,
             call_soon=parts.call_soon,
+            on_routes=parts.on_routes,
             wanted=parts.wanted,
             await_room=parts.await_room,
             note=parts.note,

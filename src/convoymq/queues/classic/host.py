@@ -5,13 +5,20 @@ node (`c` = 0): a FORWARD frame as the builder sealed it. From the home node (`c
 = length of the head): a msgpack list, the effect without session and block, then for DELIVER and
 GOT an ENQUEUE command with just those records. When a link breaks both ends forget what hung on
 it: the home node returns what was checked out over it, the other side refuses pending publishes
-and cancels its consumers.
+and cancels its consumers. LOST does the same for one queue.
+
+A queue that raises is stopped (`_stop_failed`); the others of the node go on. It is opened anew
+after a while (`due`), from what is on disk.
 """
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import call
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,8 +27,9 @@ from convoymq.kernels.batch import COMMAND_SIZE, commands, slice_records
 from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
-from convoymq.model.errors import NotFound, PeerError, StorageFault
-from convoymq.model.refusals import home_node_down
+from convoymq.model.errors import BrokerError, NotFound, PeerError
+from convoymq.model.refusals import commands_lost, crashed, home_node_down
+from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
@@ -48,10 +56,25 @@ TICK_MS = 1000
 PASSES_MAX = 4
 COUNTS_TIMEOUT_S = 5.0
 RESERVATION_TIMEOUT_S = 15.0
+NODE_MASK = 0xFF << 56
 UNSAFE = 0
 """Kind of the pseudo effect (kind, session, seq): the disk refused."""
 LOST = 255
-"""Kind of the pseudo effect (kind, session): the home node does not know the queue."""
+"""Kind of the pseudo effect (kind, session, reason): the home node does not know the queue, has
+stopped it, or misses commands of the session. A node before 0.4.0 gives no reason."""
+REOPEN_MS = 1_000
+REOPEN_MS_MAX = 60_000
+"""A queue that has crashed is opened anew after so long; after twice as long each time, unless the
+last time was twice `REOPEN_MS_MAX` ago."""
+
+
+@dataclass(slots=True)
+class Crash:
+    """A queue of this node that was stopped, or could not be opened."""
+
+    reason: str
+    due_ms: int | None = None
+    """Time at which it is opened anew, by the monotonic clock; None while its files are in use."""
 
 
 class ClassicHost:
@@ -68,6 +91,7 @@ class ClassicHost:
         new_session: Callable[[], int],
         node_name: Callable[[int], str],
         call_soon: Callable[[Callable[[], None]], None],
+        on_routes: Callable[[], None],
         wanted: Callable[[], None],
         await_room: Callable[[int, Waiting], None],
         note: Callable[..., None],
@@ -80,12 +104,14 @@ class ClassicHost:
             note: logs an event of a queue, with its fields.
             directory: where the files of the queues lie, one folder per group id.
             call_soon: runs a callback on the loop; called from the writer thread.
+            on_routes: edges are to forget the routes that they remember: handles have changed.
             wanted: called when a round must be ended (`end_of_round`).
         """
         self.node_id = node_id
         self.queues: dict[int, ClassicQueue] = {}
-        self.damaged: dict[int, StorageFault] = {}
-        """Queues whose files could not be read."""
+        self._crashes: dict[int, Crash] = {}
+        #: group -> (delay before it is opened anew, when it crashed): the last time.
+        self._delays: dict[int, tuple[int, int]] = {}
         self._directory = directory
         self.clock = clock
         self.note = note
@@ -95,6 +121,7 @@ class ClassicHost:
         self.node_name = node_name
         self._reports = reports
         self._call_soon = call_soon
+        self._on_routes = on_routes
         self._wanted = wanted
         self._await_room = await_room
         self._held_back: HeldBack[tuple[int, Effect]] = HeldBack(
@@ -103,6 +130,7 @@ class ClassicHost:
         """(group, effect). Their messages are not copied; consumers' windows bound them."""
         self._dirty: list[ClassicQueue] = []
         self._flowing = False
+        self._stopped = False
         #: What left queues that are deleted.
         self._ended_left: Counter[tuple[str, str]] = Counter()
         self._timer: Timer | None = None
@@ -114,26 +142,104 @@ class ClassicHost:
 
     def open(
         self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
-    ) -> ClassicQueue | None:
-        """Opens a queue's handle on this node; None when its files are damaged."""
+    ) -> ClassicQueue:
+        """Opens a queue's handle on this node; one that has ended when it cannot be opened."""
         known = self.queues.get(record.group)
         if known is not None and known.ended is None:
             return known
-        queue: ClassicQueue
-        if record.home == self.node_id:
-            try:
-                queue = LocalQueue(self, record, arguments, settings, self._directory)
-            except (StorageFault, OSError) as error:
-                fault = error if isinstance(error, StorageFault) else StorageFault(str(error))
-                self.damaged[record.group] = fault
-                self._reports.on_disk_error(record, fault)
-                return None
-            if self._timer is None:
-                self._timer = self.clock.call_later(TICK_MS, self._on_tick)
+        if record.home != self.node_id:
+            queue = self.queues[record.group] = RemoteQueue(self, record, arguments, settings)
+            return queue
+
+        if record.group in self._crashes and record.group not in self.due():
+            return self.queues[record.group]
+
+        def make(_record: QueueRecord) -> None:
+            made = LocalQueue(self, record, arguments, settings, self._directory)
+            self.queues[record.group] = made
+            if self._crashes.pop(record.group, None) is not None:
+                self._note("queue.restarted", made, messages=made.machine.ready_count)
+                self._on_routes()
+
+        def fail(_record: QueueRecord, error: Exception) -> None:
+            closed = RemoteQueue(self, record, arguments, settings)
+            closed.end(crashed(closed.subject), published_ok=False)
+            self.queues[record.group] = closed
+            self._crashed(closed, error)
+
+        if self._timer is None:
+            self._timer = self.clock.call_later(TICK_MS, self._on_tick)
+        run_each((record,), make, fail)
+        return self.queues[record.group]
+
+    @property
+    def crashed(self) -> Iterable[int]:
+        """See `QueueHost`."""
+        return self._crashes.keys()
+
+    def due(self) -> list[int]:
+        """See `QueueHost`."""
+        now = self.clock.monotonic_ms()
+        crashes = self._crashes.items()
+        return [group for group, c in crashes if c.due_ms is not None and c.due_ms <= now]
+
+    def _stop_failed(self, queue: ClassicQueue, error: Exception) -> None:
+        """An error of our own in one queue: it stops, its clients are answered."""
+        if queue.ended is not None:
+            # While it was being stopped, or it is gone: it has nobody left.
+            self._note("queue.crashed", queue, **_facts(error))
+            return
+        lost = self._sessions_elsewhere(queue) if isinstance(queue, LocalQueue) else ()
+        if isinstance(queue, LocalQueue):
+            self._ended_left += queue.left()
         else:
-            queue = RemoteQueue(self, record, arguments, settings)
-        self.queues[record.group] = queue
-        return queue
+            self.queues.pop(queue.group, None)
+        refusal = crashed(queue.subject)
+        try:
+            queue.crash(refusal)
+        finally:
+            self._on_routes()
+            for session in lost:
+                self._send_effect(queue.group, (LOST, session, refusal.text))
+            self._crashed(queue, error)
+
+    def contain(self, queue: ClassicQueue, step: Callable[[], None]) -> None:
+        """Does something for a queue outside of a round; an error stops the queue."""
+        run_each((queue,), lambda _queue: step(), self._stop_failed)
+
+    def _sessions_elsewhere(self, queue: LocalQueue) -> list[int]:
+        """Returns a session of every other node that may have some in a queue. What a node sent may
+        not have been applied: LOST is for all sessions of the node, whichever it names."""
+        nodes = {node: node << 56 for node in queue.senders}
+        nodes |= {session >> 56: session for session in queue.machine.sessions}
+        return [session for node, session in sorted(nodes.items()) if node != self.node_id]
+
+    def _crashed(self, queue: ClassicQueue, error: Exception) -> None:
+        facts = _facts(error)
+        if queue.record.home != self.node_id:
+            self._note("queue.crashed", queue, **facts)
+            return
+        group = queue.group
+        now = self.clock.monotonic_ms()
+        delay, since = self._delays.get(group, (0, 0))
+        again_soon = delay and now - since < 2 * REOPEN_MS_MAX
+        delay = min(2 * delay, REOPEN_MS_MAX) if again_soon else REOPEN_MS
+        self._delays[group] = delay, now
+        crash = self._crashes[group] = Crash(facts["reason"])
+        self._note("queue.crashed", queue, **facts, again_ms=delay)
+
+        def settled() -> None:
+            crash.due_ms = self.clock.monotonic_ms() + delay
+
+        if self.writer.is_idle:
+            settled()
+        else:
+            # What was handed over may still be on its way to the files.
+            self.writer.barrier(lambda: self._call_soon(settled))
+
+    def _note(self, event: str, queue: ClassicQueue, **fields: object) -> None:
+        place = {"vhost": queue.vhost, "queue": queue.name, "group": queue.group}
+        self.note(event, **place, **fields)
 
     def find(self, record: QueueRecord, arguments: Table) -> ClassicQueue | None:
         """See `QueueHost`; None when its files are damaged, or it was not opened here yet."""
@@ -160,7 +266,11 @@ class ClassicHost:
         """See `QueueHost`."""
         # A copy: between two rows queues may come and go.
         for group, queue in list(self.queues.items()):
-            if isinstance(queue, LocalQueue):
+            crash = self._crashes.get(group)
+            if crash is not None:
+                stopped = {self.node_id: crash.reason}
+                yield {"state": "crashed", "stopped_members": stopped, "group": group}
+            elif isinstance(queue, LocalQueue):
                 yield {**queue.info(), "group": group}
 
     def sessions(self) -> Iterable[int]:
@@ -174,15 +284,20 @@ class ClassicHost:
     def delete(self, group: int) -> None:
         """The queue is gone from the tree."""
         queue = self.queues.pop(group, None)
-        self.damaged.pop(group, None)
-        if isinstance(queue, LocalQueue):
+        self._delays.pop(group, None)
+        if self._crashes.pop(group, None) is not None:
+            # Counted and answered when it crashed.
+            with contextlib.suppress(OSError):
+                self._directory.remove(str(group))
+        elif isinstance(queue, LocalQueue):
             self._ended_left += queue.left()
-        if isinstance(queue, LocalQueue | RemoteQueue):
+            queue.delete()
+        elif queue is not None:
             queue.delete()
 
     def dead_lettered(self) -> Counter[tuple[str, str]]:
         """See `QueueHost`."""
-        here = (queue.left() for queue in self.queues.values() if isinstance(queue, LocalQueue))
+        here = (queue.left() for queue in self._running())
         return sum(here, Counter(self._ended_left))
 
     def remove_orphans(self, known: set[int]) -> None:
@@ -192,15 +307,19 @@ class ClassicHost:
                 self._directory.remove(name)
 
     def stop(self) -> None:
-        """Writes what waits and closes the files."""
+        """Writes what waits and closes the files. What other nodes send after that is answered with
+        LOST."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.end_of_round()
-        for queue in self.queues.values():
-            if isinstance(queue, LocalQueue):
-                queue.stop()
+        self._stopped = True
+        run_each(self._running(), lambda queue: queue.stop(), self._stop_failed)
         self.writer.close()
+
+    def _running(self) -> list[LocalQueue]:
+        """Returns the queues that are open here. A copy: queues may come and go."""
+        return [q for q in self.queues.values() if isinstance(q, LocalQueue) and q.ended is None]
 
     # --- rounds --------------------------------------------------------------------------
 
@@ -211,13 +330,12 @@ class ClassicHost:
 
     def end_of_round(self) -> None:
         """Seals and passes on every open batch, and what the answers to them caused."""
-        if not self._dirty:
+        if not self._dirty or self._stopped:
             return
         now = self.clock.now_ms()
         for _ in range(PASSES_MAX):
             dirty, self._dirty = self._dirty, []
-            for queue in dirty:
-                queue.end_of_round(now)
+            run_each(dirty, lambda queue: queue.end_of_round(now), self._stop_failed)
             if not self._dirty:
                 break
         else:
@@ -234,6 +352,17 @@ class ClassicHost:
             client.on_effect(effect)
         elif session >> 56 != self.node_id:
             self._send_effect(queue.group, effect)
+
+    def dispatch_gap(self, queue: ClassicQueue, session: int) -> None:
+        """Commands of a session are missing, and it is over."""
+        error = commands_lost(queue.subject)
+        self.note("queue.commands_lost", vhost=queue.vhost, queue=queue.name, peer=session >> 56)
+        client = queue.clients.get(session)
+        if client is not None:
+            client.cancel_all("lost")
+            client.end(error, published_ok=False)
+        elif session >> 56 != self.node_id:
+            self._send_effect(queue.group, (LOST, session, error.text))
 
     def dispatch_unsafe(self, queue: ClassicQueue, session: int, seq: int) -> None:
         """The disk refused what a session sent up to `seq`."""
@@ -323,12 +452,16 @@ class ClassicHost:
         """The link to a node broke."""
         now = self.clock.now_ms()
         self._held_back.forget(node)
-        for queue in list(self.queues.values()):
+
+        def lose(queue: ClassicQueue) -> None:
             if isinstance(queue, LocalQueue):
-                queue.node_down(node, now)
+                if queue.ended is None:
+                    queue.node_down(node, now)
             elif isinstance(queue, RemoteQueue) and queue.record.home == node:
                 del self.queues[queue.group]
                 queue.home_lost(self.node_name(node))
+
+        run_each(list(self.queues.values()), lose, self._stop_failed)
 
     def _send_effect(self, group: int, effect: Effect) -> None:
         if not self._held_back.add(effect[1] >> 56, (group, effect)):
@@ -367,26 +500,36 @@ class ClassicHost:
         if len(data) < start + COMMAND_SIZE:
             raise PeerError(f"commands from node {node} are cut off")
         queue = self.queues.get(group)
-        if not isinstance(queue, LocalQueue) or queue.ended is not None:
+        if not isinstance(queue, LocalQueue) or queue.ended is not None or self._stopped:
             sessions = {command[2] for command in commands(data[HEADER_SIZE:])}
             for session in sorted(sessions):
                 if session >> 56 == node:
                     self._send_effect(group, (LOST, session))
             return
-        queue.builder.adopt(data, start, len(data))
+        queue.senders.add(node)
+        builder = queue.builder
+        self.contain(queue, lambda: builder.adopt(data, start, len(data)))
 
     def _on_effect_frame(self, data: bytes, group: int, session: int, head_length: int) -> None:
         queue = self.queues.get(group)
-        client = queue.clients.get(session) if queue is not None else None
-        if queue is None or client is None:
+        if not isinstance(queue, RemoteQueue) or queue.ended is not None:
             return
+        known = queue
+        self.contain(known, lambda: self._take_effect(known, data, session, head_length))
+
+    def _take_effect(self, queue: RemoteQueue, data: bytes, session: int, head_length: int) -> None:
         try:
             middle = HEADER_SIZE + head_length
             kind, *rest = msgspec.msgpack.decode(memoryview(data)[HEADER_SIZE:middle])
         except (ValueError, TypeError, msgspec.DecodeError) as error:
             raise PeerError(f"malformed effect of a classic queue: {error}") from error
         block = data[middle:]
-        if kind == DELIVER:
+        client = queue.clients.get(session)
+        if kind == LOST:
+            self._on_lost_effect(queue, session, rest)
+        elif client is None:
+            return
+        elif kind == DELIVER:
             consumer, first_id, count, acquired_count = rest
             client.on_effect(
                 (kind, session, consumer, first_id, (block, 0), 0, count, acquired_count)
@@ -397,12 +540,20 @@ class ClassicHost:
             client.on_effect((kind, session, place, 0, number, acquired_count, ready))
         elif kind == UNSAFE:
             client.on_unsafe(rest[0])
-        elif kind == LOST:
-            del self.queues[group]
-            assert isinstance(queue, RemoteQueue)
-            queue.home_lost(self.node_name(queue.record.home))
         else:
             client.on_effect((kind, session, *rest))
+
+    def _on_lost_effect(self, queue: RemoteQueue, session: int, reason: list[str]) -> None:
+        node = session & NODE_MASK
+        if session not in queue.clients and session != node:
+            # Of a handle that was lost before this one was made.
+            return
+        del self.queues[queue.group]
+        self._on_routes()
+        if reason:
+            queue.crash(NotFound(reason[0], subject=queue.subject))
+        else:
+            queue.home_lost(self.node_name(queue.record.home))
 
     async def _on_counts(self, node: int, group: int) -> tuple[int, int]:
         queue = self.queues.get(group)
@@ -414,8 +565,7 @@ class ClassicHost:
 
     def _on_written(self, callbacks: list[Callable[[], None]]) -> None:
         def run() -> None:
-            for callback in callbacks:
-                callback()
+            run_each(callbacks, call, pass_on)
             self._check_flow()
             self._wanted()
 
@@ -432,19 +582,19 @@ class ClassicHost:
         if blocked == self._flowing:
             return
         self._flowing = blocked
-        for queue in list(self.queues.values()):
-            if isinstance(queue, LocalQueue) and queue.durable:
+        for queue in self._running():
+            if queue.durable:
                 for client in list(queue.clients.values()):
                     client.on_flow(blocked)
 
     def _on_tick(self) -> None:
         self._timer = self.clock.call_later(TICK_MS, self._on_tick)
         now = self.clock.now_ms()
-        for queue in list(self.queues.values()):
-            limits = queue.limits
-            if isinstance(queue, LocalQueue) and (
-                limits.expires_ms is not None
-                or queue.machine.may_expire
-                or queue.machine.reservations
-            ):
-                queue.tick(now)
+        run_each(self._running(), lambda queue: queue.tick(now), self._stop_failed)
+
+
+def _facts(error: Exception) -> dict[str, str]:
+    text = error.text if isinstance(error, BrokerError) else str(error)
+    name = "" if isinstance(error, BrokerError) else f"{type(error).__name__}: "
+    lines = "".join(traceback.format_exception(error))
+    return {"reason": f"{name}{text}", "error": lines}

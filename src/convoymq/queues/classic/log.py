@@ -6,9 +6,11 @@ Records follow, each a multiple of 8 bytes:
     0   u32  length of the record, header included
     4   u32  CRC32C of the bytes from 8 on
     8   u8   kind: 1 messages, 2 settled, 3 handed out
-    9   7 spare bytes
+    9   u32  so many units of 8 bytes at the begin of the file were durable when this was added;
+             0 = not known (always, before 0.4.0)
+    13  3 spare bytes
     16  u64  kind 1: position of the first message · kind 3: positions below this were handed out
-    24  u64  spare
+    24  u64  kind 1: time of arrival, ms since the epoch; 0 = not known (written before 0.4.0)
     32  kind 1: one ENQUEUE command (docs/formats/entries-and-frames.md)
         kind 2: pairs of u64 positions (first, last)
 
@@ -16,21 +18,26 @@ Files go when no message in them, and in all older ones, is alive: a *settled* r
 as long as the messages it speaks of can be found in an older file. A long-lived message at the
 front is moved to the end (`LocalQueue._compact`), so it does not pin what follows.
 
-Writing happens in the one thread of a `LogWriter`; positions in the file are assigned at once. A
-file is begun on disk when those before it are durable: recovery cuts the torn tail of the newest
-file that has a record, and of those after it; damage anywhere else raises StorageFault.
+Writing happens in the one thread of a `LogWriter`, which creates the files as well (`NewFile`);
+positions in the file are assigned at once. A file is begun on disk when those before it are
+durable: recovery cuts the torn tail of the newest file that has a record, and of those after it.
+Damage anywhere else, or where a later record says that all was durable, costs the records that it
+hit: recovery goes on behind them, and counts the places (`damages`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from crc32c import crc32c
 
+from convoymq.logformat.segment import FilePlace
 from convoymq.model.errors import StorageFault
 from convoymq.queues.classic.log_writer import Buffers, Done, Writer
 from convoymq.storage.types import Directory, File
@@ -42,8 +49,9 @@ SETTLED = 2
 HANDED_OUT = 3
 FILE_SIZE_MAX = 64 << 20
 
-_HEADER = struct.Struct("<IIB7xQQ")
-_REST = struct.Struct("<B7xQQ")
+_HEADER = struct.Struct("<IIBI3xQQ")
+_REST = struct.Struct("<BI3xQQ")
+_KINDS = frozenset((MESSAGES, SETTLED, HANDED_OUT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +71,90 @@ class Found:
     position: int
     place: Place
     body: bytes
+    time_ms: int = 0
+    """Time of arrival of messages; 0 = not known."""
+    durable: int = 0
+    """So many bytes at the begin of the file were durable when the record was added."""
 
 
-def _record(kind: int, position: int, body: memoryview | bytes) -> Buffers:
-    assert len(body) % 8 == 0, "the body of a record is padded"
-    rest = _REST.pack(kind, position, 0)
-    checksum = crc32c(body, crc32c(rest))
-    return [_HEADER.pack(RECORD_HEADER + len(body), checksum, kind, position, 0), body]
-
-
-def _nothing(error: OSError | None) -> None:
+def _nothing(error: Exception | None) -> None:
     pass
+
+
+class NewFile:
+    """A file of a log, created by its first write, in the writer's thread. So a file that cannot be
+    created is a write that failed, and is tried again with the next one."""
+
+    def __init__(self, directory: Directory, folder: str, name: str, *, sync: bool) -> None:
+        self.name = name
+        self._directory = directory
+        self._folder = folder
+        self._sync = sync
+        self._file: File | None = None
+        self._unwanted = False
+        #: Between the writer's thread and `give_up`.
+        self._lock = threading.Lock()
+
+    def give_up(self) -> None:
+        """The log is removed: the file must not be created any more."""
+        with self._lock:
+            self._unwanted = True
+
+    def _begun(self) -> File:
+        with self._lock:
+            if self._file is None:
+                if self._unwanted:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
+                self._file = self._begin()
+            return self._file
+
+    def _begin(self) -> File:
+        self._directory.make(self._folder)
+        file = self._directory.open(self.name, create=True)
+        try:
+            if file.size():
+                file.truncate(0)
+            if self._sync:
+                self._directory.sync(self._folder)
+        except OSError:
+            file.close()
+            raise
+        return file
+
+    def _known(self) -> File:
+        if self._file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
+        return self._file
+
+    def size(self) -> int:
+        """See `File`."""
+        return self._known().size()
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """See `File`."""
+        return self._known().pread(length, offset)
+
+    def pwrite(self, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+        """See `File`."""
+        self._begun().pwrite(buffers, offset)
+
+    def truncate(self, length: int) -> None:
+        """See `File`."""
+        self._known().truncate(length)
+
+    def sync(self) -> None:
+        """See `File`."""
+        if self._file is not None:
+            self._file.sync()
+
+    def place(self) -> FilePlace | None:
+        """See `File`."""
+        return self._known().place()
+
+    def close(self) -> None:
+        """See `File`."""
+        if self._file is not None:
+            self._file.close()
 
 
 class ClassicLog:
@@ -94,16 +175,21 @@ class ClassicLog:
         self._sizes: dict[int, int] = {}
         self._active = 0
         self._end = 0
+        #: Of the active file, as far as known.
+        self._durable = 0
         self._buffers: Buffers = []
         self._buffered_from = 0
         #: (file, offset) -> what could not be written there. What follows in the file is not safe
         #: before it is: recovery ends at the gap.
         self._gaps: dict[tuple[int, int], Buffers] = {}
+        self.damages: list[tuple[str, int, int]] = []
+        """(file, offset, length) of what `recover` could not read."""
 
     # --- recovery ------------------------------------------------------------------------
 
     def recover(self) -> Iterator[Found]:
-        """Yields all records, oldest first. Raises StorageFault on damage that is no torn tail."""
+        """Yields all records that are whole, oldest first. Raises StorageFault when the files are
+        of an unknown version."""
         names = self._directory.list(self._path)
         numbers = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
         files = {number: self._directory.open(self._name(number)) for number in numbers}
@@ -117,7 +203,8 @@ class ClassicLog:
                 file.close()
         if numbers:
             self._active = numbers[-1]
-            self._end = self._buffered_from = self._sizes[self._active]
+            # A damaged end stays: records are found at multiples of 8.
+            self._end = self._buffered_from = -(-self._sizes[self._active] // 8) * 8
 
     def _has_record(self, file: File, number: int) -> bool:
         """Returns whether the file begins with a whole record: then all files before it are
@@ -132,58 +219,86 @@ class ClassicLog:
     def _read_file(self, file: File, number: int, *, may_be_torn: bool) -> Iterator[Found]:
         data = file.pread(file.size(), 0)
         self._sizes[number] = len(data)
-        at = len(MAGIC)
-        if data[:at] != MAGIC:
-            if may_be_torn and (len(data) < at or not any(data[:at])):
-                # The first write to the file was cut short: nothing in it was confirmed.
-                file.truncate(0)
-                file.pwrite([MAGIC], 0)
-                self._sizes[number] = at
-                return
-            raise StorageFault("classic queue log has no header", path=file.name, offset=0)
+        at = self._read_header(file, data, number, may_be_torn=may_be_torn)
         while at < len(data):
             found = self._read_record(data, number, at)
-            if found is None:
-                if not may_be_torn:
-                    raise StorageFault("damaged classic queue log", path=file.name, offset=at)
+            if found is not None:
+                at += RECORD_HEADER + len(found.body)
+                yield found
+                continue
+            if may_be_torn and not self._was_durable(data, number, at):
                 file.truncate(at)
                 self._sizes[number] = at
                 return
-            at += RECORD_HEADER + len(found.body)
-            yield found
+            after = self._find_record(data, number, at + 8)
+            self.damages.append((file.name, at, after - at))
+            at = after
+
+    def _read_header(self, file: File, data: bytes, number: int, *, may_be_torn: bool) -> int:
+        """Returns where the records of a file begin."""
+        size = len(MAGIC)
+        if data[:size] == MAGIC:
+            return size
+        if data[:4] == MAGIC[:4] and len(data) >= size and not any(data[6:size]):
+            raise StorageFault("classic queue log of an unknown version", path=file.name, offset=4)
+        if may_be_torn and not self._was_durable(data, number, 0):
+            # The first write to the file was cut short: nothing in it was confirmed.
+            file.truncate(0)
+            file.pwrite([MAGIC], 0)
+            self._sizes[number] = size
+            return len(data)
+        self.damages.append((file.name, 0, size))
+        return size
+
+    def _was_durable(self, data: bytes, number: int, at: int) -> bool:
+        """Returns whether a whole record behind a place says that the place was durable."""
+        while (at := self._find_record(data, number, at + 8)) < len(data):
+            found = self._read_record(data, number, at)
+            if found is not None and found.durable > at - 8:
+                return True
+        return False
+
+    def _find_record(self, data: bytes, number: int, start: int) -> int:
+        """Returns where the next whole record begins, at `start` or behind it; the end of `data`
+        when there is none."""
+        for at in range(start, len(data) - RECORD_HEADER + 1, 8):
+            if data[at + 8] in _KINDS and self._read_record(data, number, at) is not None:
+                return at
+        return len(data)
 
     @staticmethod
     def _read_record(data: bytes, number: int, at: int) -> Found | None:
         if len(data) - at < RECORD_HEADER:
             return None
-        length, checksum, kind, position, _ = _HEADER.unpack_from(data, at)
+        length, checksum, kind, durable, position, time_ms = _HEADER.unpack_from(data, at)
         if length < RECORD_HEADER or length % 8 or length > len(data) - at:
             return None
         if crc32c(memoryview(data)[at + 8 : at + length]) != checksum:
             return None
         start = at + RECORD_HEADER
         place = Place(number, start, length - RECORD_HEADER)
-        return Found(kind, position, place, data[start : at + length])
+        return Found(kind, position, place, data[start : at + length], time_ms, 8 * durable)
 
     # --- writing -------------------------------------------------------------------------
 
-    def add_messages(self, position: int, command: memoryview | bytes) -> Place:
-        """Appends an ENQUEUE command; it is written by the next `flush`."""
+    def add_messages(self, position: int, command: memoryview | bytes, time_ms: int = 0) -> Place:
+        """Appends an ENQUEUE command that arrived at `time_ms`; it is written by the next
+        `flush`."""
         self._roll_if_full()
         place = Place(self._active, self._end + RECORD_HEADER, len(command))
-        self._add(_record(MESSAGES, position, command))
+        self._add(self._record(MESSAGES, position, command, time_ms))
         self._live[self._active] += 1
         return place
 
     def add_settled(self, pairs: Sequence[int]) -> None:
         """Appends positions that are gone (first, last, first, last, …)."""
         if self._active:
-            self._add(_record(SETTLED, 0, struct.pack(f"<{len(pairs)}Q", *pairs)))
+            self._add(self._record(SETTLED, 0, struct.pack(f"<{len(pairs)}Q", *pairs)))
 
     def add_handed_out(self, position: int) -> None:
         """Appends that positions below this were handed out."""
         if self._active:
-            self._add(_record(HANDED_OUT, position, b""))
+            self._add(self._record(HANDED_OUT, position, b""))
 
     def flush(self, done: Done) -> bool:
         """Hands what was added to the writer; False when there was nothing. `done` hears an error
@@ -197,14 +312,30 @@ class ClassicLog:
         self._write(self._active, offset, buffers, done)
         return True
 
+    def _record(
+        self, kind: int, position: int, body: memoryview | bytes, time_ms: int = 0
+    ) -> Buffers:
+        assert len(body) % 8 == 0, "the body of a record is padded"
+        durable = self._durable // 8
+        checksum = crc32c(body, crc32c(_REST.pack(kind, durable, position, time_ms)))
+        length = RECORD_HEADER + len(body)
+        return [_HEADER.pack(length, checksum, kind, durable, position, time_ms), body]
+
     def _write(self, number: int, offset: int, buffers: Buffers, done: Done) -> None:
-        def written(error: OSError | None) -> None:
-            if error is None or number not in self._live:
+        end = offset + sum(len(buffer) for buffer in buffers)
+
+        def written(error: Exception | None) -> None:
+            if number not in self._live:
+                # Nobody needs the file any more.
+                error = None
+            if error is None:
                 self._gaps.pop((number, offset), None)
             else:
                 self._gaps[number, offset] = buffers
             if error is None and self._gaps:
                 error = OSError(errno.EIO, "an earlier write failed")
+            if error is None and self.sync and number == self._active:
+                self._durable = max(self._durable, end)
             done(error)
 
         self._writer.write(self._files[number], offset, buffers, self.sync, written)
@@ -220,14 +351,10 @@ class ClassicLog:
         if self._buffers:
             # What belongs to the old file is written first; the writer keeps the order.
             self.flush(_nothing)
-        self._directory.make(self._path)
         self._active += 1
-        file = self._directory.open(self._name(self._active), create=True)
-        if file.size():
-            file.truncate(0)
-        self._files[self._active] = file
-        if self.sync:
-            self._directory.sync(self._path)
+        self._durable = 0
+        name = self._name(self._active)
+        self._files[self._active] = NewFile(self._directory, self._path, name, sync=self.sync)
         self._live[self._active] = 0
         self._buffers = [MAGIC]
         self._buffered_from = 0
@@ -245,11 +372,15 @@ class ClassicLog:
         assert self._live[place.file] >= 0
 
     def collect(self) -> None:
-        """Removes the oldest files that hold nothing alive."""
+        """Removes the oldest files that hold nothing alive. One that cannot be removed keeps those
+        after it, which say what in it is settled; the next call tries again."""
         for number in sorted(self._live):
             if self._live[number] or number == self._active:
                 return
-            self._forget(number)
+            try:
+                self._forget(number)
+            except OSError:
+                return
 
     def oldest_is_sparse(self) -> int | None:
         """Returns the number of the oldest file when few blocks pin it while at least four files
@@ -288,16 +419,21 @@ class ClassicLog:
 
     def remove(self) -> None:
         """Deletes everything."""
+        for file in self._files.values():
+            _give_up(file)
         self.close()
         self._live.clear()
         with contextlib.suppress(OSError):
             self._directory.remove(self._path)
 
     def _forget(self, number: int) -> None:
-        file = self._files.pop(number, None)
+        file = self._files.get(number)
+        if file is not None:
+            _give_up(file)
+        self._directory.remove(self._name(number))
         if file is not None:
             self._writer.retire(file)
-        self._directory.remove(self._name(number))
+            del self._files[number]
         del self._live[number]
         self._sizes.pop(number, None)
         for gap in [gap for gap in self._gaps if gap[0] == number]:
@@ -305,3 +441,8 @@ class ClassicLog:
 
     def _name(self, number: int) -> str:
         return f"{self._path}/{number:08d}.log"
+
+
+def _give_up(file: File) -> None:
+    if isinstance(file, NewFile):
+        file.give_up()

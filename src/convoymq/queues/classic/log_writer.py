@@ -9,10 +9,11 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from convoymq.model.rounds import run_each
 from convoymq.storage.types import File
 
 Buffers = list[bytes | memoryview]
-Done = Callable[[OSError | None], None]
+Done = Callable[[Exception | None], None]
 
 
 class Writer(Protocol):
@@ -128,33 +129,33 @@ def carry_out(jobs: Iterable[Job]) -> list[Callable[[], None]]:
     """Writes, flushes each file once, closes; returns the callbacks of the writes. Those of one
     file share its fate: nothing is confirmed that may not be on disk. A file is begun when what was
     written before is durable."""
-    failed: dict[File, OSError] = {}
+    failed: dict[File, Exception] = {}
     writes = [(job, job.file) for job in jobs if job.kind is Kind.WRITE and job.file is not None]
     unsynced: dict[File, None] = {}
-    for job, file in writes:
-        if job.sync and not job.offset:
-            _sync(unsynced, failed)
-        try:
-            file.pwrite(job.buffers, job.offset)
-        except OSError as error:
-            failed[file] = error
+
+    def write(one: tuple[Job, File]) -> None:
+        job, file = one
         if job.sync:
+            if not job.offset:
+                _sync(unsynced, failed)
             unsynced[file] = None
+        file.pwrite(job.buffers, job.offset)
+
+    def refuse(one: tuple[Job, File], error: Exception) -> None:
+        failed[one[1]] = error
+
+    run_each(writes, write, refuse)
     _sync(unsynced, failed)
-    for job in jobs:
-        if job.kind is Kind.CLOSE and job.file is not None:
-            job.file.close()
+    closed = [job.file for job in jobs if job.kind is Kind.CLOSE and job.file is not None]
+    # What was to be closed is of no use to anybody: an error of that changes nothing.
+    run_each(closed, lambda file: file.close(), lambda _file, _error: None)
     return [partial(job.done, failed.get(file)) for job, file in writes]
 
 
-def _sync(files: dict[File, None], failed: dict[File, OSError]) -> None:
-    for file in files:
-        try:
-            file.sync()
-        except OSError as error:
-            failed[file] = error
+def _sync(files: dict[File, None], failed: dict[File, Exception]) -> None:
+    run_each(list(files), lambda file: file.sync(), failed.__setitem__)
     files.clear()
 
 
-def _nothing(error: OSError | None) -> None:
+def _nothing(error: Exception | None) -> None:
     pass

@@ -21,6 +21,8 @@ Effects (tuples, first item is the kind):
     GOT         session, block or None, record, id, acquired_count, ready
     PURGED      session, count
     UNUSED      the last consumer has left
+    GAP         session
+                commands of the session are missing: it is over, and its client is to hear so
 
 Invariants (`check_invariants`): positions in `ready` and in `returned` ascend, every returned
 position is below every ready one, a record is in exactly one place, and a block counts the
@@ -78,6 +80,7 @@ CANCELLED = 5
 GOT = 6
 PURGED = 7
 UNUSED = 8
+GAP = 9
 
 FLAG_EXPIRATION = 4
 FLAG_SETTLE_AT_ONCE = 1
@@ -170,15 +173,25 @@ class ClassicMachine:
         self.now_ms = now_ms
         done: dict[int, int] = {}
         rejected: dict[int, list[int]] = {}
+        gaps: dict[int, None] = {}
         for kind, flags, session_id, seq, count, arg, offset, length in commands(data):
             session = self.sessions.get(session_id)
             if session is None:
-                if seq != 1 or kind == CMD_SESSION_CLOSE:
+                if kind == CMD_SESSION_CLOSE:
+                    continue
+                if seq != 1:
+                    gaps[session_id] = None
                     continue
                 session = self.sessions[session_id] = Session()
+            if seq <= session.seq:
+                done[session_id] = session.seq
+                continue
             if seq != session.seq + 1:
-                if seq <= session.seq:
-                    done[session_id] = session.seq
+                # What was sent before is lost. Without an answer the client would wait for ever.
+                self._close(session_id, session, now_ms)
+                done.pop(session_id, None)
+                if kind != CMD_SESSION_CLOSE:
+                    gaps[session_id] = None
                 continue
             session.seq = seq
             done[session_id] = seq
@@ -219,6 +232,7 @@ class ClassicMachine:
         for session_id, seq in done.items():
             refused = rejected.get(session_id, ())
             self.effects.append((APPLIED, session_id, seq, tuple(refused)))
+        self.effects += [(GAP, session_id) for session_id in gaps]
 
     def tick(self, now_ms: int) -> None:
         """Drops what has expired at the head, and ends reservations that nobody was heard of."""
@@ -256,12 +270,13 @@ class ClassicMachine:
         expirations: list[int | None] | None,
         now_ms: int,
     ) -> None:
-        """Takes a block from the log, oldest first.
+        """Takes a block from the log, oldest first; the time of its messages counts from when they
+        came.
 
         Args:
             dead: record ranges (first, last) that were settled, ascending.
             handed_out: positions below this were handed out before.
-            expirations: the messages' own, in ms, when some message has one; time counts anew.
+            expirations: the messages' own, in ms, when some message has one.
         """
         assert block.position >= self.next_position
         self.next_position = block.position + block.count
@@ -270,7 +285,8 @@ class ClassicMachine:
         for first, last in [*dead, (block.count, block.count)]:
             for i, count in _pieces(at, first, handed_out - block.position, expirations):
                 own = expirations[i] if expirations is not None else None
-                expires = self._expiry(own, now_ms)
+                # A clock that was set back makes no message live longer.
+                expires = self._expiry(own, min(block.time_ms, now_ms))
                 acquired_count = int(block.position + i < handed_out)
                 self._push_ready(Run(block, i, count, acquired_count, expires))
                 block.live += count

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from convoymq.kernels.batch import CommandBuilder, record
+from convoymq.kernels.batch import CMD_SESSION_CLOSE, CommandBuilder, record
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
@@ -28,13 +28,14 @@ from convoymq.queues.classic.machine import (
     APPLIED,
     DROP_HEAD,
     FLAG_EXPIRATION,
+    GAP,
     REJECT_PUBLISH,
     UNUSED,
     ClassicMachine,
     Effect,
     Limits,
 )
-from convoymq.queues.classic.records import Traits, traits_of
+from convoymq.queues.classic.records import CUT_OFF, Traits, traits_of
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
 from convoymq.queues.classic.runs import Block
 from convoymq.queues.dead_letter_publisher import AT_MOST_ONCE_NAME, DISABLED_NAME
@@ -147,6 +148,19 @@ class ClassicQueue(Queue):
         for client in list(self.clients.values()):
             client.end(self.ended, published_ok=self._published_ok)
 
+    def crash(self, error: Refused) -> None:
+        """Stops the queue after an error of our own; its clients are answered."""
+        self._cancel_all("crashed")
+        self.end(error, published_ok=False)
+
+    def _cancel_all(self, reason: str) -> None:
+        for client in list(self.clients.values()):
+            client.cancel_all(reason)
+
+    @abstractmethod
+    def delete(self) -> None:
+        """The queue is gone from the tree."""
+
     @abstractmethod
     def end_of_round(self, now_ms: int) -> None:
         """Seals the open batch and passes it on."""
@@ -191,6 +205,8 @@ class LocalQueue(HomeReservations, ClassicQueue):
         self._sender.configure(settings)
         self._expiry_timer: Timer | None = None
         self._expiry_due_ms = 0
+        self.senders: set[int] = set()
+        """Nodes that have sent commands."""
         if self.durable:
             self._recover(host.now_ms())
         else:
@@ -223,9 +239,12 @@ class LocalQueue(HomeReservations, ClassicQueue):
 
     def tick(self, now_ms: int) -> None:
         """Once a second: expiry."""
-        self.machine.tick(now_ms)
-        self._carry_out()
         expires = self.limits.expires_ms
+        machine = self.machine
+        if expires is None and not machine.may_expire and not machine.reservations:
+            return
+        machine.tick(now_ms)
+        self._carry_out()
         if (
             expires is not None
             and not self.machine.consumer_count
@@ -251,6 +270,13 @@ class LocalQueue(HomeReservations, ClassicQueue):
         """The node stops."""
         self._stop_timers()
         self.log.close()
+
+    def crash(self, error: Refused) -> None:
+        """See `ClassicQueue`. Its files stay as they are, for when the queue is opened anew."""
+        self._sender.on_crashed()
+        self._stop_timers()
+        self.log.close()
+        super().crash(error)
 
     def _stop_timers(self) -> None:
         self._sender.stop()
@@ -293,8 +319,11 @@ class LocalQueue(HomeReservations, ClassicQueue):
     def _on_expiry(self) -> None:
         self._expiry_timer = None
         if self.ended is None:
-            self.machine.tick(self.host.now_ms())
-            self._carry_out()
+            self.host.contain(self, self._expire)
+
+    def _expire(self) -> None:
+        self.machine.tick(self.host.now_ms())
+        self._carry_out()
 
     # --- reservations --------------------------------------------------------------------------
 
@@ -311,7 +340,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
             self._waiting.append((self._writes, waiter))
             await waiter
 
-    def _tell_waiting(self, failed: OSError | None) -> None:
+    def _tell_waiting(self, failed: Exception | None) -> None:
         while self._waiting and self._waiting[0][0] <= self._writes_done:
             waiter = self._waiting.popleft()[1]
             if waiter.done():
@@ -406,6 +435,8 @@ class LocalQueue(HomeReservations, ClassicQueue):
                 applied.append(effect)
             elif kind == UNUSED:
                 self.host.on_unused(self)
+            elif kind == GAP:
+                self.host.dispatch_gap(self, effect[1])
             else:
                 self.host.dispatch(self, effect)
         gate = [not wrote]
@@ -448,15 +479,18 @@ class LocalQueue(HomeReservations, ClassicQueue):
     def _store(self, block: Block) -> None:
         assert block.data is not None
         body = memoryview(block.data)[block.command : block.command + block.length]
-        block.where = self.log.add_messages(block.position, body)
+        block.where = self.log.add_messages(block.position, body, block.time_ms)
 
     def _flush(self, gate: list[bool]) -> None:
         blocks, self._unwritten = self._unwritten, []
         moved = self._moves
 
-        def done(failed: OSError | None) -> None:
+        def done(failed: Exception | None) -> None:
             self._writes_done += 1
             self._tell_waiting(failed)
+            if self.ended is not None:
+                # Its clients were answered when it ended.
+                return
             if failed is None:
                 for block in blocks:
                     block.written = True
@@ -469,7 +503,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
             self._open_gates()
             self._leave_memory()
 
-        if self.log.flush(done):
+        if self.log.flush(lambda failed: self.host.contain(self, lambda: done(failed))):
             self._writes += 1
         else:
             self._open_gates()
@@ -481,7 +515,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
             for effect in self._gated.popleft()[1]:
                 self.host.dispatch(self, effect)
 
-    def _refuse_gated(self, error: OSError) -> None:
+    def _refuse_gated(self, error: Exception) -> None:
         self.host.on_disk_error(self, error)
         gated, self._gated = self._gated, deque()
         for gate, effects in gated:
@@ -504,8 +538,9 @@ class LocalQueue(HomeReservations, ClassicQueue):
         self._moves += 1
         for block in self.machine.blocks_in(sparse):
             old = block.place()
-            data = self.log.read(old)
-            block.where = self.log.add_messages(block.position, data)
+            data, command = self.machine.body_of(block)
+            body = memoryview(data)[command : command + block.length]
+            block.where = self.log.add_messages(block.position, body, block.time_ms)
             dead = self.machine.dead_in(block)
             if dead:
                 self.log.add_settled(dead)
@@ -519,15 +554,18 @@ class LocalQueue(HomeReservations, ClassicQueue):
         settled: list[tuple[int, int]] = []
         expirations: dict[int, list[int | None]] = {}
         next_position = 0
+        unreadable = 0
         for found in self.log.recover():
             if found.kind == MESSAGES:
                 count = int.from_bytes(found.body[24:28], "little")
                 size = int.from_bytes(found.body[32:40], "little")
                 length = len(found.body)
-                block = Block(None, 0, length, count, found.position, size, now_ms)
+                time_ms = found.time_ms or now_ms
+                block = Block(None, 0, length, count, found.position, size, time_ms)
                 block.where = found.place
                 block.written = True
                 traits = _traits(found.body, count)
+                unreadable += sum(not trait.whole for trait in traits)
                 settled += [
                     (found.position + i, found.position + i)
                     for i, trait in enumerate(traits)
@@ -559,6 +597,16 @@ class LocalQueue(HomeReservations, ClassicQueue):
         )
         self.machine.delivered_to = self._handed_out
         self.log.collect()
+        self._tell_of_damage(unreadable)
+
+    def _tell_of_damage(self, unreadable: int) -> None:
+        damages = self.log.damages
+        if damages or unreadable:
+            file, offset, _ = damages[0] if damages else ("", 0, 0)
+            facts = {"places": len(damages), "bytes": sum(length for _, _, length in damages)}
+            more = {"messages": unreadable, "file": file, "offset": offset}
+            place = {"vhost": self.vhost, "queue": self.name, "group": self.group}
+            self.host.note("queue.records_dropped", **place, **facts, **more)
 
 
 class RemoteQueue(AwayReservations, ClassicQueue):
@@ -605,14 +653,22 @@ class RemoteQueue(AwayReservations, ClassicQueue):
 
     def home_lost(self, node_name: str) -> None:
         """The home node is gone: pending publishes are refused, consumers cancelled."""
-        for client in list(self.clients.values()):
-            client.cancel_all("home node is down")
+        self._cancel_all("home node is down")
         self.end(home_node_down(self.subject, node_name), published_ok=False)
+
+    def crash(self, error: Refused) -> None:
+        """See `ClassicQueue`; also when the home node has given up sessions of this handle. Those
+        that it still has end."""
+        closing = CommandBuilder()
+        for session, client in self.clients.items():
+            closing.add(CMD_SESSION_CLOSE, 0, session, client.target.seq + 1, 0, 0, b"")
+        super().crash(error)
+        if closing.used:
+            self.host.send_commands(self, closing.take_forward(self.group, 0))
 
     def delete(self) -> None:
         """The queue is gone from the tree."""
-        for client in list(self.clients.values()):
-            client.cancel_all("deleted")
+        self._cancel_all("deleted")
         self.end(missing(self.subject), published_ok=True)
 
     async def ready(self, timeout: float) -> None:
@@ -656,8 +712,8 @@ class RemoteQueue(AwayReservations, ClassicQueue):
 def _traits(body: bytes, count: int) -> list[Traits]:
     try:
         return [traits_of(record(body, 0, i)) for i in range(count)]
-    except ValueError as error:
-        raise StorageFault(f"damaged message in a classic queue: {error}") from error
+    except ValueError:
+        return [CUT_OFF] * count
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

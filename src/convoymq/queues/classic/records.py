@@ -31,7 +31,13 @@ class Traits(NamedTuple):
     persistent: bool
     priority: int | None
     expiration_ms: int | None
+    """None as well when it is no number: publishes are checked, older records may hold anything."""
     body_size: int
+    whole: bool = True
+    """False: the record is cut off, and nothing can be said of it."""
+
+
+CUT_OFF = Traits(False, None, None, 0, whole=False)
 
 
 def headers_of(record: bytes) -> Table:
@@ -50,7 +56,7 @@ def headers_of(record: bytes) -> Table:
 
 
 def traits_of(record: bytes) -> Traits:
-    """Returns the traits of a record. Raises ValueError when it is malformed."""
+    """Returns the traits of a record, whatever its bytes are."""
     try:
         at = 1 + record[0]
         at += 1 + record[at] + _FRAME_HEADER
@@ -77,7 +83,11 @@ def traits_of(record: bytes) -> Traits:
             at += 1 + record[at]
         expiration: int | None = None
         if flags & _EXPIRATION:
-            expiration = int(record[at + 1 : at + 1 + record[at]])
-    except IndexError as error:
-        raise ValueError("message record is cut off") from error
+            digits = record[at + 1 : at + 1 + record[at]]
+            at += 1 + record[at]
+            expiration = int(digits) if digits.isdigit() else None
+    except IndexError:
+        return CUT_OFF
+    if at > len(record):
+        return CUT_OFF
     return Traits(persistent, priority, expiration, body_size)

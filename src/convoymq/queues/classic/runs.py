@@ -42,7 +42,7 @@ class Block:
         self.bytes = size
         """Body bytes of all records together."""
         self.time_ms = time_ms
-        """Time when it came; after a restart, when it was recovered."""
+        """Time when it came; of a log of before 0.4.0, when it was recovered."""
         self.where: Place | None = None
         """Place in the log, given by the shell."""
         self.written = False

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 import convoymq.queues.drivers  # noqa: F401
 from convoymq.kernels.batch import record
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import Table
+from convoymq.notes import log_note
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient
@@ -186,6 +189,7 @@ class Node:
             new_session=self.new_session,
             node_name=self.node_name_of,
             call_soon=self.later.append,
+            on_routes=lambda: None,
             wanted=lambda: None,
             await_room=lambda node, item: self.lines.setdefault(node, []).append(item),
             note=self.note,
@@ -204,6 +208,7 @@ class Node:
 
     def note(self, event: str, **fields: Any) -> None:
         self.notes.append((event, fields))
+        log_note(structlog.get_logger(), event, fields)
 
     def new_session(self) -> int:
         self.sessions += 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import random
 
 import pytest
@@ -167,7 +169,7 @@ def test_a_file_whose_first_write_was_lost_is_begun_anew() -> None:
     assert bench.positions() == [2]
 
 
-def test_damage_in_an_older_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_in_an_older_file_costs_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "FILE_SIZE_MAX", 200)
     bench = Bench()
     for _ in range(6):
@@ -176,8 +178,103 @@ def test_damage_in_an_older_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(bench.disk.list("7")) > 1
     assert bench.positions() == [1, 2, 3, 4, 5, 6]
     bench.disk.open("7/00000001.log").pwrite([b"\xff"], 60)
-    with pytest.raises(StorageFault, match="damaged classic queue log"):
+    assert bench.positions() == [2, 3, 4, 5, 6]
+    assert bench.log.damages == [("7/00000001.log", 16, 72)]
+    bench.disk.open("7/00000002.log").pwrite([b"\xff"], 0)
+    assert bench.positions() == [2, 3, 4, 5, 6]
+    assert [name for name, _, _ in bench.log.damages] == ["7/00000001.log", "7/00000002.log"]
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_damage_of_what_was_durable_costs_one_record(at: int) -> None:
+    """In the one file of a queue, where a torn tail would be cut."""
+    bench = Bench()
+    for _ in range(6):
+        bench.add()
+        bench.flush()
+    bench.disk.open("7/00000001.log").pwrite([b"\xff"], 16 + 72 * at + 40)
+    expected = [n for n in range(1, 7) if n != at + 1]
+    assert bench.positions() == expected
+    assert bench.log.damages == [("7/00000001.log", 16 + 72 * at, 72)]
+    # It goes on behind, and the damage stays what it is.
+    bench.position = 6
+    bench.add()
+    bench.flush()
+    assert bench.positions() == [*expected, 7]
+
+
+def test_a_damaged_header_costs_nothing() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.add()
+        bench.flush()
+    bench.disk.open("7/00000001.log").pwrite([b"XXXX"], 0)
+    assert bench.positions() == [1, 2, 3]
+    assert len(bench.log.damages) == 1
+
+
+def test_files_of_an_unknown_version_are_refused() -> None:
+    bench = Bench()
+    bench.add()
+    bench.flush()
+    bench.disk.open("7/00000001.log").pwrite([b"\x02"], 4)
+    with pytest.raises(StorageFault, match="unknown version"):
         bench.opened()
+
+
+@pytest.mark.parametrize("operation", ["make", "create", "sync"])
+def test_a_file_that_cannot_be_created_is_a_write_that_failed(operation: str) -> None:
+    bench = Bench()
+
+    def refuse(name: str, path: str) -> None:
+        if name == operation:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    bench.disk.operation = refuse
+    for _ in range(2):
+        bench.add()
+        bench.flush()
+    assert [error is None for error in bench.answers] == [False, False]
+    bench.disk.operation = None
+    bench.add()
+    bench.flush()
+    assert bench.answers[2] is None
+    bench.disk.crash(lambda: False)
+    assert bench.positions() == [1, 2, 3]
+
+
+def test_a_file_that_cannot_be_removed_keeps_those_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_module, "FILE_SIZE_MAX", 200)
+    bench = Bench()
+    places = [bench.log.add_messages(number, bytes(40)) for number in range(6)]
+    bench.flush()
+    before = bench.disk.list("7")
+    bench.disk.operation = lambda name, path: _refuse(name, path, "remove", "00000001")
+    for place in places[:4]:
+        bench.log.drop(place)
+    bench.log.collect()
+    assert bench.disk.list("7") == before
+    bench.disk.operation = None
+    bench.log.collect()
+    bench.writer.run()
+    assert bench.disk.list("7") == before[-1:]
+
+
+def test_a_log_that_is_removed_before_its_first_write_leaves_nothing() -> None:
+    bench = Bench()
+    bench.add()
+    bench.log.flush(bench.answers.append)
+    bench.log.remove()
+    bench.writer.run()
+    assert bench.disk.list("7") == []
+    assert bench.answers == [None]
+
+
+def _refuse(name: str, path: str, operation: str, part: str) -> None:
+    if name == operation and part in path:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
 
 def test_files_go_when_nothing_in_them_lives(monkeypatch: pytest.MonkeyPatch) -> None:

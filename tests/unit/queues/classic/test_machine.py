@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -24,6 +25,7 @@ from convoymq.kernels.batch import (
 from convoymq.queues.classic.machine import (
     APPLIED,
     DELIVER,
+    GAP,
     GOT,
     PURGED,
     Block,
@@ -241,9 +243,29 @@ def test_a_repeated_batch_is_answered_and_not_applied_again() -> None:
     assert machine.ready_count == 1
 
 
-def test_an_unknown_session_in_the_middle_of_its_stream_is_ignored() -> None:
+def test_an_unknown_session_in_the_middle_of_its_stream_is_told_that_it_is_over() -> None:
     machine = ClassicMachine(Limits(), no_loading)
     builder = CommandBuilder()
     builder.add(CMD_PURGE, 0, SESSIONS[0], 5, 0, 0)
+    builder.add(CMD_PURGE, 0, SESSIONS[0], 6, 0, 0)
+    builder.add(CMD_SESSION_CLOSE, 0, SESSIONS[1], 5, 0, 0)
     machine.apply(builder.take_forward(1, 0), 1)
-    assert machine.effects == []
+    assert machine.effects == [(GAP, SESSIONS[0])]
+
+
+@pytest.mark.parametrize("kind", [CMD_PURGE, CMD_SESSION_CLOSE])
+def test_a_gap_in_a_session_ends_it_and_returns_what_it_holds(kind: int) -> None:
+    machine = ClassicMachine(Limits(), no_loading)
+    builder = CommandBuilder()
+    PublishTarget(builder, SESSIONS[1], None).publish([message(b"a")], 1, 0)
+    builder.add(CMD_GET, 0, SESSIONS[0], 1, 0, 0)
+    machine.apply(builder.take_forward(1, 0), 1)
+    assert machine.unsettled_count == 1
+    machine.effects.clear()
+    builder.add(kind, 0, SESSIONS[0], 3, 0, 0)
+    machine.apply(builder.take_forward(1, 0), 1)
+    # Who closes a session expects no answer.
+    assert machine.effects == ([(GAP, SESSIONS[0])] if kind == CMD_PURGE else [])
+    assert (machine.unsettled_count, machine.ready_count) == (0, 1)
+    assert list(machine.sessions) == [SESSIONS[1]]
+    machine.check_invariants()

