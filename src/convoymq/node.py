@@ -274,7 +274,7 @@ class Node:
         )
         self.links.is_congested = self._is_congested
         self.clock.cluster = self.links.clock
-        self.control = ControlPlane(self.id, self.links)
+        self.control = ControlPlane(self.id, self.links, holding=True, drop_link=self._drop_link)
         self.host = ReplicaHost(
             node=self.id,
             incarnation=self.data.incarnation,
@@ -499,8 +499,13 @@ class Node:
 
     # -- links ------------------------------------------------------------------------------
 
+    def _drop_link(self, node: int, reason: str) -> None:
+        self._call_soon(self.links.drop, self.links.peers[node], reason)
+
     def on_frame(self, node: int, data: bytes) -> None:
         """A frame of another node."""
+        if self._closed:
+            return
         take = self.control.on_frame if data[4] == FRAME_CONTROL else self.host.on_frame
         run_each((data,), lambda frame: take(node, frame), partial(self._on_frame_failed, node))
 
@@ -633,6 +638,7 @@ class Node:
         self._list_steps()
         self.storage.limit_suspects(self.machine.next_group - 1)
         await self.broker.start()
+        self.control.open(self.on_frame)
         self.broker.follow_members(
             MembershipManager(
                 self.broker,

@@ -57,7 +57,7 @@ from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
 from convoymq.queues.interface import Row
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import Traces
-from convoymq.transport.control import ControlPlane
+from convoymq.transport.control import KIND_TOPIC_GROUP, KIND_TOPIC_SCALING, ControlPlane
 
 if TYPE_CHECKING:
     from convoymq.broker.topics.admin import TopicAdmin
@@ -178,6 +178,8 @@ class Broker:
         )
         self.limits = ClientLimits(tree, self.cluster)
         self._make_admin()
+        for kind in (KIND_TOPIC_GROUP, KIND_TOPIC_SCALING):
+            control.handle_late(kind, lambda: self.topic_parts)
         self.metadata_reads = MetadataReads(node_id, control, host)
         self._absent_nodes = AbsentNodes(
             self.nodes, tree, host, clock, settings.disconnect_timeout_ms

@@ -15,7 +15,7 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from convoymq.kernels.entries import make_entry
 from convoymq.kernels.wal_frame import wal_batch_frame
@@ -68,6 +68,10 @@ START_BYTES = 8 << 20
 been filled: an idle node writes nothing."""
 POOL_FILES_MAX = 1
 """Emptied files that are kept, beside the one that comes next."""
+
+
+Note: TypeAlias = list[Any]
+"""[log of a group, its last index, the term of that]."""
 
 
 class WalFile:
@@ -123,8 +127,8 @@ class Batch:
         self.dirty: list[WalClient] = []
         self.votes: list[Told] = []
         """(log, term, voted for), or a callable: told when the batch is durable."""
-        self.notes: list[list[Any]] = []
-        """[log, last index, its term] of each group, filled when the batch is sealed."""
+        self.notes: list[Note] = []
+        """Of each group, filled when the batch is sealed."""
 
 
 class RecentGroups:
@@ -401,7 +405,7 @@ class Wal:
         self._failed = False
         self._flusher.submit(first.file.file, start, buffers, first.sequence)
 
-    def _not_told(self, note: Any, error: Exception) -> None:
+    def _not_told(self, note: Told | Note, error: Exception) -> None:
         if callable(note):
             raise error
         self.on_client_failed(note[0].group, error)
@@ -782,5 +786,5 @@ def _tell_vote(note: Told) -> None:
         note[0].vote_written(note[1], note[2])
 
 
-def _tell_entries(note: list[Any]) -> None:
+def _tell_entries(note: Note) -> None:
     note[0].entries_written(note[1])

@@ -7,11 +7,15 @@
 
 The body is msgpack, except for raw kinds, whose handler gets the frame as it came. Nothing here is
 ordered against bulk traffic; within one link frames keep their order.
+
+Links are up before the node has opened its queues. A plane made with `holding` keeps all frames but
+answers and those of `EARLY_KINDS` until `open`, in their order; they are void with their link.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -52,8 +56,7 @@ KIND_FOUND = 13
 KIND_RECOVERY = 14
 """Requests of a recovery from a lost majority to other nodes (`convoymq.recovery`)."""
 KIND_METADATA_END = 15
-"""Question for the end of a node's metadata log (`convoymq.metadata.reads`).
-(`convoymq.metadata.reads`)"""
+"""Question for the end of a node's metadata log (`convoymq.metadata.reads`)."""
 KIND_GROUP_ADMIN = 20
 """Operations on a group: its leadership and its members (`broker.group_requests`)."""
 #: Changes the prefetch of consumers that run: [vhost, queue, consumer tag, prefetch].
@@ -66,6 +69,12 @@ KIND_OPERATOR = 21
 """Requests of an operator to another node than the one on the own machine (`operator_access`)."""
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
+EARLY_KINDS = frozenset((KIND_JOIN, KIND_FOUND, KIND_RECOVERY, KIND_OPERATOR))
+"""Kinds that are answered before a node has opened its queues."""
+HELD_BYTES_MAX = 16 << 20
+"""Bytes of frames that wait for `open`, of one node. Beyond them its link is dropped."""
+HELD_S_MAX = 5.0
+"""A request that waited for longer is not answered any more: nobody waits for that."""
 SINCE_0_3 = frozenset((KIND_GROUP_ADMIN, KIND_OPERATOR, KIND_PREFETCH))
 """Nodes of earlier releases do not answer these."""
 
@@ -80,8 +89,27 @@ RawHandler = Callable[[int, bytes], None]
 class ControlPlane:
     """One node's end of all control conversations."""
 
-    def __init__(self, node_id: int, transport: Transport) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        transport: Transport,
+        *,
+        holding: bool = False,
+        drop_link: Callable[[int, str], None] = lambda node, reason: None,
+    ) -> None:
+        """
+        Args:
+            holding: frames wait for `open`.
+            drop_link: breaks the link to a node, for a reason.
+        """
         self.node_id = node_id
+        self._holding = holding
+        self._closed = False
+        self._drop_link = drop_link
+        #: Node -> (when it came, frame).
+        self._held: dict[int, list[tuple[float, bytes]]] = {}
+        self._held_bytes: Counter[int] = Counter()
+        self._makers: dict[int, Callable[[], object]] = {}
         self.transport = transport
         self._handlers: dict[int, ReplyingHandler] = {}
         self._raw: dict[int, RawHandler] = {}
@@ -109,6 +137,23 @@ class ControlPlane:
         """Registers who takes raw frames of a kind; called with (node, whole frame)."""
         assert kind not in self._raw
         self._raw[kind] = handler
+
+    def handle_late(self, kind: int, make: Callable[[], object]) -> None:
+        """Has `make` register who answers requests of a kind when the first one comes."""
+        self._makers[kind] = make
+
+    def open(self, take: Callable[[int, bytes], None]) -> None:
+        """Ends the hold: everything that a frame may be about is open. `take` gets what waited."""
+        self._holding = False
+        held, self._held = self._held, {}
+        self._held_bytes.clear()
+        now = asyncio.get_running_loop().time()
+        for node, frames in held.items():
+            for came, data in frames:
+                number, kind = frame_header(data)[4:6]
+                is_late = bool(number) and kind not in self._raw and now - came > HELD_S_MAX
+                if not is_late:
+                    take(node, data)
 
     async def request(self, node: int, kind: int, body: object, timeout: float) -> Body:
         """Asks a node, itself included, and returns the answer.
@@ -163,6 +208,9 @@ class ControlPlane:
         """A CONTROL frame came in. Raises PeerError when it is malformed."""
         try:
             _, _, flags, _, number, kind, _, _ = frame_header(data)
+            if self._holding and not flags & FLAG_ANSWER and kind not in EARLY_KINDS:
+                self._hold(node, data)
+                return
             if kind in self._raw:
                 self._raw[kind](node, data)
                 return
@@ -172,8 +220,11 @@ class ControlPlane:
         if flags & FLAG_ANSWER:
             self._on_answer(node, flags, number, body)
             return
+        if kind in self._makers and kind not in self._handlers:
+            self._makers.pop(kind)()
         handler = self._handlers.get(kind)
-        if handler is None:
+        if handler is None or self._closed:
+            # Of a later release; or the node stops, and its links end soon.
             return
         # Answers may take long; the set keeps the tasks until they are done, `close` ends them.
         task = asyncio.get_running_loop().create_task(
@@ -182,14 +233,31 @@ class ControlPlane:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _hold(self, node: int, data: bytes) -> None:
+        held = self._held.setdefault(node, [])
+        held.append((asyncio.get_running_loop().time(), data))
+        self._held_bytes[node] += len(data)
+        if self._held_bytes[node] > HELD_BYTES_MAX:
+            # Nothing is lost in silence: with the link both ends give up what hangs on it.
+            self._forget_held(node)
+            self._drop_link(
+                node, "it sends more than can wait until this node has opened its queues"
+            )
+
+    def _forget_held(self, node: int) -> None:
+        self._held.pop(node, None)
+        self._held_bytes.pop(node, None)
+
     def on_node_down(self, node: int) -> None:
-        """The link is gone: nobody answers from there."""
+        """The link is gone: nobody answers from there, nor waits for an answer."""
+        self._forget_held(node)
         for asked, answer in list(self._waiting.values()):
             if asked == node and not answer.done():
                 answer.set_exception(Unavailable(f"node {node} is not connected"))
 
     async def close(self) -> None:
-        """Ends answers under way."""
+        """Ends answers under way; nothing is answered any more."""
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
