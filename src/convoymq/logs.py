@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
 from typing import TextIO, cast
 
 import structlog
@@ -59,6 +61,27 @@ class LogOutput:
             self._stream.close()
 
 
+class _Libraries(logging.Handler):
+    """Logs what libraries say through Python's logging, and warnings of Python, as events."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger()
+        log.warning("log.library_message", library=record.name, text=record.getMessage())
+
+
+def _take_over() -> None:
+    """Makes everything that Python would write to standard error a line of the log."""
+    log = structlog.get_logger()
+
+    def failed(where: str, error: BaseException | None) -> None:
+        log.error("node.fault", message=where, exc_info=error)
+
+    logging.basicConfig(handlers=[_Libraries()], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+    threading.excepthook = lambda args: failed("thread", args.exc_value)
+    sys.unraisablehook = lambda args: failed(f"ignored in {args.object!r}", args.exc_value)
+
+
 def set_up(config: LogConfig) -> LogOutput:
     """Configures structlog: JSON lines, or plain text in a terminal. Raises OSError."""
     output = LogOutput(config.file)
@@ -82,4 +105,5 @@ def set_up(config: LogConfig) -> LogOutput:
         logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
+    _take_over()
     return output

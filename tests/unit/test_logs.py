@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from convoymq.logs import LogOutput
+from tests.provocation import Observed
 
 
 def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
@@ -52,3 +55,41 @@ def test_standard_error_is_not_reopened(capsys: pytest.CaptureFixture[str]) -> N
     output.flush()
     assert capsys.readouterr().err == "x\n"
     assert output.isatty() == sys.stderr.isatty()
+
+
+NOISE = """
+import logging, sys, threading, warnings
+from pathlib import Path
+from convoymq.logs import set_up
+from convoymq.model.config import LogConfig
+
+set_up(LogConfig(file=sys.argv[1], format="json"))
+logging.getLogger("some.library").warning("said %s", "so")
+logging.getLogger("some.library").info("not said")
+warnings.warn("old")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+class Bad:
+    def __del__(self):
+        raise ValueError("never seen")
+Bad()
+"""
+
+
+@pytest.mark.provokes("log.library_message")
+def test_what_libraries_and_python_say_are_lines_of_the_log(
+    tmp_path: Path, observed: Observed
+) -> None:
+    path = tmp_path / "node.log"
+    done = subprocess.run(
+        [sys.executable, "-c", NOISE, path], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["event"] for row in rows] == [*["log.library_message"] * 2, *["node.fault"] * 2]
+    assert (rows[0]["library"], rows[0]["text"]) == ("some.library", "said so")
+    assert "old" in rows[1]["text"]
+    assert "ZeroDivisionError" in rows[2]["exception"]
+    assert "never seen" in rows[3]["exception"]
+    observed.log_files(tmp_path)
