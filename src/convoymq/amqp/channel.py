@@ -33,8 +33,9 @@ from convoymq.amqp.permissions import Permissions
 from convoymq.amqp.publishing import REPLY_PREFIX, inspect, names_of
 from convoymq.amqp.timeouts import AcknowledgementTimeouts
 from convoymq.amqp.transactions import Transaction
+from convoymq.broker.firehose import Copy, Origin
 from convoymq.kernels import channel_codec
-from convoymq.kernels.batch import PublishTarget
+from convoymq.kernels.batch import PublishTarget, record
 from convoymq.kernels.channel_codec import CHANNEL_CLOSING, ChannelCodec, ConsumerDeliveries
 from convoymq.kernels.content import (
     RECORD_ASKS,
@@ -284,6 +285,9 @@ class Channel:
             exchange, routing_key = names_of(key)
             if not exchange and routing_key.startswith(REPLY_PREFIX):
                 return None
+            if self.is_traced:
+                # Each message is looked at, until a change of the tree moves the route cache.
+                return None
             self.may_publish(exchange, routing_key)
             route = self.broker.publishing.route(
                 self.connection.vhost,
@@ -379,6 +383,17 @@ class Channel:
             message.asked,
             message.properties,
         )
+        if self.is_traced:
+            self._append_copy(
+                self.broker.firehose.published(
+                    connection.vhost,
+                    exchange,
+                    message.routing_keys,
+                    message.content,
+                    route.queues,
+                    self._origin(),
+                )
+            )
         if not route.queues:
             if bits & 1:
                 self.broker.counters.returned_unroutable += 1
@@ -396,6 +411,31 @@ class Channel:
             if message.producer is not None and queue.features.drops_repeats:
                 target.name_next(*message.producer)
             self.codec.append(target, key, message.content, body_size, flags, tag)
+
+    @property
+    def is_traced(self) -> bool:
+        """Returns whether the firehose gets what passes this channel."""
+        return self.connection.vhost in self.broker.firehose.vhosts
+
+    def trace_deliveries(
+        self, queue: str, block: bytes, command: int, first: int, count: int, acquired_count: int
+    ) -> None:
+        """Appends copies of messages that the client gets to the queues of the firehose."""
+        firehose, vhost, origin = self.broker.firehose, self.connection.vhost, self._origin()
+        for number in range(first, first + count):
+            data = record(block, command, number)
+            copy = firehose.delivered(vhost, queue, data, origin, redelivered=acquired_count > 0)
+            self._append_copy(copy)
+
+    def _origin(self) -> Origin:
+        return Origin(self.connection.name, self.number, self.connection.user.name)
+
+    def _append_copy(self, copy: Copy | None) -> None:
+        if copy is None or self.closed:
+            return
+        for queue in copy.queues:
+            target = self.client_of(queue).target
+            self.codec.append(target, copy.key, copy.content, copy.body_size, 0, 0)
 
     def _expect(self, tag: int, count: int) -> None:
         if not tag:

@@ -286,6 +286,8 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
         channel.codec.send_get(
             deliveries, block, command, record, get_id, acquired_count, failed, ready, method.no_ack
         )
+        if channel.is_traced:
+            channel.trace_deliveries(name, block, command, record, 1, acquired_count)
 
     channel.wait_for(got)
     client.get(no_ack=method.no_ack)

@@ -56,6 +56,10 @@ class Deliveries:
         trace = consumer.queue.trace
         if trace is not None:
             trace.sent(consumer.client.session, *delivery)
+        if self._channel.is_traced:
+            self._channel.trace_deliveries(
+                consumer.queue.name, block, command, first, count, acquired_count
+            )
 
     def release(self) -> None:
         """Encodes held deliveries as far as there is room, each consumer's in their order."""

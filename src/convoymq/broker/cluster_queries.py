@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.registry import ConnectionRegistry, Counters
+from convoymq.broker.registry import ConnectionHandle, ConnectionRegistry, Counters
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError, Unavailable
 from convoymq.queues.interface import SINGLE_ACTIVE, Row
@@ -23,6 +23,9 @@ from convoymq.transport.control import (
 
 LIST_TIMEOUT_S = 1.0
 LIST_QUEUES_TIMEOUT_S = 5.0
+
+
+OWNER_FIELDS = ("name", "peer_host", "peer_port")
 
 
 class ClusterQueries:
@@ -230,8 +233,17 @@ class ClusterQueries:
         }
 
     def local_rows(self) -> Iterator[Row]:
-        """Queues that this node leads or is the home of, one by one."""
-        return self._local.rows()
+        """Queues that this node leads or is the home of, one by one; exclusive ones with their
+        connection."""
+        owners: dict[str | None, ConnectionHandle] = {}
+        for row in self._local.rows():
+            owner = row.pop("owner", None)
+            if owner is not None and not owners:
+                owners = {self._nodes.owner_name(each.id): each for each in self._connections.all()}
+            if owner in owners:
+                info = owners[owner].info()
+                row["owner_pid_details"] = {name: info.get(name) for name in OWNER_FIELDS}
+            yield row
 
     def _reservation_rows(self) -> list[Row]:
         """Reservations and leases as rows of /api/consumers, of queues that this node decides

@@ -20,6 +20,7 @@ from convoymq.broker.alarms import Alarms, Watermarks
 from convoymq.broker.browse import Browsing
 from convoymq.broker.cluster_queries import ClusterQueries
 from convoymq.broker.declarations import Declarations
+from convoymq.broker.firehose import Firehose
 from convoymq.broker.group_requests import GroupRequests
 from convoymq.broker.ignored_arguments import IgnoredArguments
 from convoymq.broker.leadership import Leadership, Rebalancer
@@ -144,6 +145,7 @@ class Broker:
             tree, self.local, self.access, clock, self.route_cache_version, self.local_topics
         )
         self.publishing: Publishing = publishing
+        self.firehose = Firehose(tree, publishing, self.nodes.own_name)
         dead_letters = DeadLetterOptions(
             routes=publishing,
             prefetch=settings.dead_letter_prefetch,
@@ -432,6 +434,7 @@ class Broker:
             self.topic_parts.on_change(change)
         if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED):
             self.maintenance.tick()
+            self.firehose.follow()
         # Whoever hears of a queue may look it up at once, and look-ups open nothing.
         self.local.open_new(change)
         self.local_topics.on_change(change)

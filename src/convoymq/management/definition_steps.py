@@ -27,7 +27,9 @@ from convoymq.metadata.commands import (
     PutVhost,
     PutVhostLimit,
 )
+from convoymq.metadata.global_parameters import set_global_parameter
 from convoymq.metadata.rehearsal import Rehearsal
+from convoymq.metadata.traced_vhosts import set_traced
 from convoymq.model.errors import BrokerError, PreconditionFailed
 from convoymq.model.json import JsonObject
 from convoymq.model.refusals import exchange_subject, queue_subject
@@ -55,8 +57,8 @@ _WORDS = {
     "topic_permissions": "topic permission",
 }
 _SETTINGS = (PutSetting, PutUserLimit, PutVhostLimit)
-#: The name is taken over; the identity belongs to the cluster that was exported.
-_GLOBAL_PARAMETERS = frozenset(("cluster_name", "internal_cluster_id", "cluster_tags"))
+FOREIGN_IDENTITY = "internal_cluster_id"
+"""Global parameter that belongs to the cluster that was exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,15 +301,12 @@ def _each(
 
 
 def _global_parameter(row: JsonObject) -> Iterator[Step]:
-    name = str(row.get("name"))
-    if name not in _GLOBAL_PARAMETERS:
-        raise PreconditionFailed("not served")
-    if name == "cluster_name":
-        yield Step(
-            part="global_parameters",
-            subject="the name of the cluster",
-            command=PutSetting(name=name, value=_text(row, "value")),
-        )
+    name = _text(row, "name")
+    if name == FOREIGN_IDENTITY:
+        return
+    subject = f"global parameter '{name}'"
+    command = set_global_parameter(name, row.get("value"))  # type: ignore[arg-type]
+    yield Step(part="global_parameters", subject=subject, command=command)
 
 
 def _user(row: JsonObject) -> Iterator[Step]:
@@ -332,12 +331,13 @@ def _vhost(row: JsonObject) -> Iterator[Step]:
     )
     for limit in policy_rows.vhost_limit_commands(name, row.get("limits")):
         yield Step(part="vhost_limits", subject=subject, command=limit, needs=[("vhost", name)])
+    if truth(row.get("tracing")):
+        command = set_traced(name, traced=True)
+        yield Step(part="vhosts", subject=subject, command=command, needs=[("vhost", name)])
 
 
 def _unserved_of_vhost(name: str, row: Mapping[str, object]) -> Iterator[str]:
     meta = row.get("metadata")
-    if row.get("tracing") in (True, "true"):
-        yield f"tracing of virtual host '{name}'"
     for source in (row, meta if isinstance(meta, dict) else {}):
         if source.get("protected_from_deletion") in (True, "true"):
             yield f"protection from deletion of virtual host '{name}'"

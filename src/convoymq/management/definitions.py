@@ -106,12 +106,12 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
                 for name in sorted(tree.users)
             ],
             "vhosts": [
-                resources.vhost_row(place) for place in resources.vhosts_of(broker, visible)
+                resources.vhost_row(broker, place) for place in resources.vhosts_of(broker, visible)
             ],
             "permissions": resources.permissions(broker),
             "topic_permissions": resources.topic_permissions(broker),
             "parameters": policy_rows.parameter_rows(broker, visible),
-            "global_parameters": [{"name": "cluster_name", "value": broker.cluster_name}],
+            "global_parameters": policy_rows.global_parameter_rows(broker),
             "policies": policy_rows.policy_rows(broker, visible, operator=False),
         }
     return document | {"queues": queues, "exchanges": exchanges, "bindings": bindings}

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from convoymq.broker.facade import Broker
+from convoymq.broker.firehose import Copy, Origin
 from convoymq.broker.peek import Peeked
 from convoymq.kernels.batch import record as record_of
+from convoymq.kernels.content import split_record
 from convoymq.metadata.machine import User
-from convoymq.model.errors import Misuse, PreconditionFailed, Unavailable
+from convoymq.model.errors import BrokerError, Misuse, PreconditionFailed, Unavailable
 from convoymq.model.json import JsonObject
 from convoymq.model.refusals import (
     invalid_copy_header,
@@ -266,6 +268,7 @@ async def get_messages(
     ack_mode: str,
     encoding: str,
     truncate: int | None,
+    user: User,
 ) -> list[JsonObject]:
     """Takes up to `count` messages, and settles or returns them as `ack_mode` says: by the time
     that this returns, unless the queue does not answer for ANSWER_TIMEOUT_S."""
@@ -286,6 +289,12 @@ async def get_messages(
             data = record_of(found.block, found.command, found.record)
             ids += (found.get_id, found.get_id)
             rows.append(row_of(data, found.acquired_count, found.ready, encoding, truncate))
+            if vhost in broker.firehose.vhosts:
+                again = found.acquired_count > 0
+                made = broker.firehose.delivered(
+                    vhost, name, data, _origin(user), redelivered=again
+                )
+                await _send_copy(broker, made)
         if ids:
             if ack_mode == "ack_requeue_false":
                 shot.client.settle(0, ids)
@@ -354,6 +363,10 @@ async def publish(
         flags |= RECORD_PRIORITY
     if any(name in headers for name in QUEUE_HEADERS):
         flags |= RECORD_HEADERS
+    if vhost in broker.firehose.vhosts:
+        content, origin = split_record(data)[1], _origin(user)
+        made = broker.firehose.published(vhost, exchange, keys, content, route.queues, origin)
+        await _send_copy(broker, made)
     refused = any(queue.refuses_publishes for queue in route.queues)
     shots = [OneShot(broker, queue) for queue in route.queues if not queue.refuses_publishes]
     try:
@@ -367,6 +380,24 @@ async def publish(
         for shot in shots:
             shot.client.close()
     return bool(shots)
+
+
+def _origin(user: User) -> Origin:
+    return Origin("HTTP API", 0, user.name)
+
+
+async def _send_copy(broker: Broker, made: Copy | None) -> None:
+    """Publishes a copy for the firehose; what becomes of it is nobody's matter."""
+    for queue in made.queues if made is not None else ():
+        shot = OneShot(broker, queue)
+        try:
+            assert made is not None
+            shot.client.target.publish([made.key + made.content], made.body_size, 1, 0)
+            shot.client.settle(0, ())
+            with contextlib.suppress(BrokerError):
+                await shot.wait()
+        finally:
+            shot.client.close()
 
 
 def _hashed(properties: Mapping[str, object]) -> _Hashed:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from convoymq.broker.facade import Broker
 from convoymq.management.resources import vhosts_of
 from convoymq.metadata.commands import PutPolicy, PutUserLimit, PutVhostLimit
+from convoymq.metadata.global_parameters import global_parameters
 from convoymq.metadata.limits import USER_LIMITS, VHOST_LIMITS, check_limit
 from convoymq.model.json import JsonObject
 from convoymq.routing.policies import Policy, check_policy
@@ -143,6 +144,12 @@ def _number(name: str, value: object) -> int:
     if type(value) is not int or abs(value) >= 1 << 63:
         raise invalid(f"{name} should be a number, actually was {term(value)}")
     return value
+
+
+def global_parameter_rows(broker: Broker) -> list[JsonObject]:
+    """Returns the global parameters."""
+    found = global_parameters(broker.metadata.tree.settings, broker.cluster_name)
+    return [{"name": name, "value": value} for name, value in found.items()]
 
 
 def parameter_rows(broker: Broker, visible: set[str]) -> list[JsonObject]:

@@ -295,7 +295,7 @@ async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[JsonOb
         own = [row for row in rows if row["vhost"] == vhost.name]
         made.append(
             {
-                **vhost_row(vhost),
+                **vhost_row(broker, vhost),
                 "cluster_state": running,
                 **{name: sum(count_in(row, name) for row in own) for name in MESSAGE_COUNTS},
             }
@@ -303,7 +303,7 @@ async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[JsonOb
     return made
 
 
-def vhost_row(vhost: Vhost) -> JsonObject:
+def vhost_row(broker: Broker, vhost: Vhost) -> JsonObject:
     """Returns a virtual host's own properties."""
     default = vhost.default_queue_type or "undefined"
     return {
@@ -316,7 +316,7 @@ def vhost_row(vhost: Vhost) -> JsonObject:
             "tags": list(vhost.tags),
             "default_queue_type": default,
         },
-        "tracing": False,
+        "tracing": vhost.name in broker.firehose.vhosts,
     }
 
 

@@ -429,7 +429,7 @@ async def test_pages_that_are_none_are_refused(
     [
         ("/vhosts/v", '{"tags": ["\\ud800"]}'), ("/vhosts/v", "[" * 100_000),
         ("/vhosts/v", '{"tags":' * 70 + "1" + "}" * 70), ("/vhosts/v", '{"metadata": 5}'),
-        ("/vhosts/v", '{"tags": 5}'), ("/vhosts/v", '{"tracing": true}'),
+        ("/vhosts/v", '{"tags": 5}'), ("/vhosts/v", '{"protected_from_deletion": true}'),
         ("/users/u", '{"tags": 5}'), ("/users/u", '{"tags": "", "password": "\\udc00"}'),
         ("/queues/%2F/q", '{"arguments": {"x": 1e400}}'), ("/queues/%2F/q", '{"arguments": [1]}'),
         ("/queues/%2F/q", '{"arguments": {"x": 99999999999999999999}}'),
@@ -532,13 +532,11 @@ async def test_an_export_of_rabbitmq_comes_in(api: httpx.AsyncClient) -> None:
     [
         ({"parameters": [{"component": "shovel", "name": "o", "vhost": "v", "value": {}}]},
          "parameter 'o' in vhost 'v': component shovel is not served"),
-        ({"global_parameters": [{"name": "mqtt_port_to_vhost_mapping", "value": {}}]},
-         "global parameter 'mqtt_port_to_vhost_mapping': not served"),
+        ({"global_parameters": [{"name": "", "value": {}}]},
+         "global parameter '': the name of a global parameter has 1 to 255 bytes"),
         ({"users": [{"name": "u", "limits": {"max-connections": 5}}]},
          "user 'u': version 2 of the metadata machine is needed, 1 is in force: some nodes have an "
          "older release"),
-        ({"vhosts": [{"name": "v", "tracing": True}]},
-         "vhost 'v': not served: tracing of virtual host 'v'"),
         ({"vhosts": [{"name": "v", "metadata": {"protected_from_deletion": True}}]},
          "vhost 'v': not served: protection from deletion of virtual host 'v'"),
         ({"shovels": [{"name": "s"}]}, "shovels: not served"),
@@ -578,7 +576,8 @@ async def test_malformed_definitions_are_refused(
 MIXED = {
     "users": [{"name": "u", "tags": []}, {"name": "bad", "hashing_algorithm": "md5",
                                           "password_hash": "x"}],
-    "vhosts": [{"name": "v", "default_queue_type": "classic"}, {"name": "w", "tracing": True}],
+    "vhosts": [{"name": "v", "default_queue_type": "classic"},
+               {"name": "w", "protected_from_deletion": True}],
     "permissions": [
         {"user": "u", "vhost": "v", "configure": "(?=a)", "write": "", "read": ""},
         {"user": "bad", "vhost": "v", "configure": "", "write": "", "read": ""},
@@ -611,7 +610,7 @@ async def test_all_that_is_refused_is_named_at_once(
     )
     starts = [
         "user 'bad': unsupported hashing algorithm 'md5'",
-        "vhost 'w': not served: tracing of virtual host 'w'",
+        "vhost 'w': not served: protection from deletion of virtual host 'w'",
         "permission of user 'u' in vhost 'v': invalid pattern '(?=a)'",
         "exchange 'delayed' in vhost 'v': unknown exchange type 'x-nothing'",
         "invalid arg 'x-max-length' for queue 'bad' in vhost 'v': {value_negative,-5}",
@@ -676,7 +675,8 @@ async def test_setting_what_is_not_served_is_refused_by_name(api: httpx.AsyncCli
             "/parameters/federation-upstream/%2F/p",
             "Validation failed\n\ncomponent federation-upstream not found",
         ),
-        ("/global-parameters/p", "global parameters other than cluster_name are not served"),
+        ("/global-parameters/cluster_name", "cluster_name is not text"),
+        (f"/global-parameters/{'p' * 256}", "the name of a global parameter has 1 to 255 bytes"),
     ):
         answer = await ok(api.put(path, json={"value": {}}), 400)
         assert answer == {"error": "bad_request", "reason": reason}

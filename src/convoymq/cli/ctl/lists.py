@@ -79,8 +79,7 @@ QUEUE_COLUMNS: Columns = {
     "messages_persistent": _persistent("messages"),
     "message_bytes_persistent": _persistent("message_bytes"),
     "head_message_timestamp": _nothing,
-    "consumer_utilisation": _nothing,
-    "consumer_capacity": _nothing,
+    **plain("consumer_utilisation", "consumer_capacity"),
 }
 EXCHANGE_COLUMNS: Columns = {
     **plain("name", "type", "durable", "auto_delete", "internal"),
@@ -192,6 +191,8 @@ def close_connection(invocation: Invocation) -> Output:
 def close_all_connections(invocation: Invocation) -> Output:
     """Closes connections of a virtual host, or with `--global` those to one node."""
     everywhere = invocation.flag("global")
+    if not everywhere:
+        invocation.need_present()
     limit = invocation.value("limit", 0)
     many = str(limit) if limit else "all"
     where = (

@@ -17,8 +17,7 @@ from convoymq.cli.ctl.outputs import Output
 
 NO_SUCH_USER = ("users/{username}", Problem(NO_USER, "User {username} does not exist"))
 UNKNOWN_USER = ("users/{username}", Problem(UNAVAILABLE, 'User "{username}" does not exist'))
-NO_SUCH_VHOST = ("vhosts/{vhost}", Problem(UNAVAILABLE, "Virtual host {vhost} does not exist"))
-CHANGED = (NO_SUCH_USER, NO_SUCH_VHOST)
+CHANGED = (NO_SUCH_USER, VHOST_PRESENT)
 
 
 def set_permissions(invocation: Invocation) -> Output:

@@ -230,6 +230,14 @@ COMMANDS = (
         run=set_global_parameter,
     ),
     Command(
+        name="clear_global_parameter",
+        summary="Clears a global runtime parameter",
+        arguments=("name",),
+        banner='Clearing global runtime parameter "{name}" ...',
+        request=Request("DELETE", "global-parameters/{name}"),
+        problems=ABSENT,
+    ),
+    Command(
         name="list_global_parameters",
         summary="Lists global runtime parameters",
         tools=(CTL, DIAGNOSTICS),

@@ -53,6 +53,18 @@ def _list(value: object) -> list[object]:
     return list(value) if isinstance(value, list) else []
 
 
+def trace_on(invocation: Invocation) -> Output:
+    """Begins to trace a virtual host."""
+    _update(invocation, {"tracing": True})
+    return Text(f"Trace enabled for vhost {invocation.vhost}")
+
+
+def trace_off(invocation: Invocation) -> Output:
+    """Ends the tracing of a virtual host."""
+    _update(invocation, {"tracing": False})
+    return Text(f"Trace disabled for vhost {invocation.vhost}")
+
+
 def update_metadata(invocation: Invocation) -> Output:
     """Changes what the switches name."""
     _update(invocation, _metadata(invocation))
@@ -122,6 +134,20 @@ def object_of_row(row: JsonObject) -> JsonObject:
 
 
 COMMANDS = (
+    Command(
+        name="trace_on",
+        summary="Publishes a copy of each message of a virtual host to amq.rabbitmq.trace",
+        switches=(VHOST,),
+        banner='Starting tracing for vhost "{vhost}" ...',
+        run=trace_on,
+    ),
+    Command(
+        name="trace_off",
+        summary="Ends the tracing of a virtual host",
+        switches=(VHOST,),
+        banner='Stopping tracing for vhost "{vhost}" ...',
+        run=trace_off,
+    ),
     Command(
         name="add_vhost",
         summary="Creates a virtual host",

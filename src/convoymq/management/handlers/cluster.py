@@ -44,6 +44,15 @@ async def set_cluster_name(call: Call) -> Status:
     return Status(DONE)
 
 
+@routes.listing("federation-links")
+@routes.listing("federation-links/{vhost}")
+async def federation_links(call: Call) -> list[JsonObject]:
+    """Returns no links: there is no federation, and tools ask for them."""
+    if "vhost" in call.path:
+        call.vhost()
+    return []
+
+
 @routes.add("GET", "extensions")
 async def extensions(call: Call) -> list[JsonObject]:
     return []
@@ -136,15 +145,19 @@ async def feature_flags(call: Call) -> list[JsonObject]:
 
 @routes.add("PUT", "feature-flags/{name}/enable")
 async def enable_feature_flag(call: Call) -> Status:
-    """Succeeds if the flag is enabled. It cannot be forced: that waits for the nodes' releases."""
+    """Succeeds if every node supports the flag: then it is enabled, or will be by itself within
+    moments. It cannot be forced."""
     call.need(call.is_administrator)
     for row in await feature_flags(call):
         if row["name"] == call.path["name"]:
             if row["state"] == "enabled":
                 return Status(DONE)
+            kind, _, version = str(row["name"]).rpartition("_version_")
+            if call.broker.host.floor_of(kind) >= int(version):
+                return Status(DONE)
             raise bad_request(
-                f"{row['name']} is enabled by itself when all nodes and queues can do it "
-                "(`convoy cluster status` shows who cannot)"
+                f"{row['name']} is enabled by itself when all nodes support it "
+                "(`convoy status` shows their releases)"
             )
     raise object_not_found()
 
@@ -179,16 +192,3 @@ async def deprecated_features(call: Call) -> list[JsonObject]:
         }
         for name in sorted(permitted)
     ]
-
-
-@routes.listing("global-parameters")
-async def global_parameters(call: Call) -> list[JsonObject]:
-    return [{"name": "cluster_name", "value": call.broker.cluster_name}]
-
-
-@routes.add("GET", "global-parameters/{name}")
-async def global_parameter(call: Call) -> JsonObject:
-    for row in await global_parameters(call):
-        if row["name"] == call.path["name"]:
-            return row
-    raise object_not_found()

@@ -35,7 +35,9 @@ def existing_exchange(call: Call) -> Exchange:
 @routes.add("GET", "exchanges/{vhost}/{name}")
 async def exchange(call: Call) -> JsonObject:
     found = existing_exchange(call)
-    return resources.exchange_row(call.broker.metadata.tree.vhosts[call.vhost()], found)
+    row = resources.exchange_row(call.broker.metadata.tree.vhosts[call.vhost()], found)
+    # Of whom and to whom is not counted: `rates_mode` is basic.
+    return row | {"incoming": [], "outgoing": []}
 
 
 @routes.add("PUT", "exchanges/{vhost}/{name}")

@@ -82,4 +82,5 @@ async def get_messages(call: Call) -> list[JsonObject]:
         ack_mode=text_in(body, "ackmode", "ack_requeue_true"),
         encoding=text_in(body, "encoding", "auto"),
         truncate=number_in(body, "truncate", None),
+        user=call.user,
     )

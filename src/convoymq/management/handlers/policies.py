@@ -5,11 +5,15 @@ from __future__ import annotations
 from convoymq.management import policy_rows as rows_of
 from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, change, object_not_found, put_status
-from convoymq.management.fields import text_in
 from convoymq.management.handlers.exchanges import existing_exchange
 from convoymq.management.handlers.queues import existing_queue
 from convoymq.management.routes import Routes
-from convoymq.metadata.commands import DeletePolicy, PutSetting, PutUserLimit, PutVhostLimit
+from convoymq.metadata.commands import DeletePolicy, PutUserLimit, PutVhostLimit
+from convoymq.metadata.global_parameters import (
+    check_number,
+    clear_global_parameter,
+    set_global_parameter,
+)
 from convoymq.model.json import JsonObject
 
 routes = Routes()
@@ -197,16 +201,39 @@ async def delete_parameter(call: Call) -> Status:
     return Status(DONE)
 
 
+# --- global parameters ------------------------------------------------------------------------
+
+
+@routes.listing("global-parameters")
+async def global_parameters(call: Call) -> list[JsonObject]:
+    call.need(call.is_administrator or "policymaker" in call.user.tags)
+    return rows_of.global_parameter_rows(call.broker)
+
+
+@routes.add("GET", "global-parameters/{name}")
+async def global_parameter(call: Call) -> JsonObject:
+    for row in await global_parameters(call):
+        if row["name"] == call.path["name"]:
+            return row
+    raise object_not_found()
+
+
 @routes.add("PUT", "global-parameters/{name}")
 async def put_global_parameter(call: Call) -> Status:
     call.need(call.is_administrator)
-    if call.path["name"] != "cluster_name":
-        raise bad_request("global parameters other than cluster_name are not served")
-    await change(call, PutSetting(name="cluster_name", value=text_in(await call.json(), "value")))
-    return Status(DONE)
+    name, body, tree = call.path["name"], await call.json(), call.broker.metadata.tree
+    if "value" not in body:
+        raise bad_request("key value is missing")
+    command = set_global_parameter(name, body["value"])  # type: ignore[arg-type]
+    check_number(tree.settings, name)
+    created = command.name not in tree.settings
+    await change(call, command)
+    return put_status(created)
 
 
 @routes.add("DELETE", "global-parameters/{name}")
 async def delete_global_parameter(call: Call) -> Status:
     call.need(call.is_administrator)
-    raise bad_request("global parameters cannot be removed; cluster_name can be set")
+    await global_parameter(call)
+    await change(call, clear_global_parameter(call.path["name"]))
+    return Status(DONE)

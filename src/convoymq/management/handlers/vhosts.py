@@ -12,8 +12,10 @@ from convoymq.management.call import (
     put_status,
 )
 from convoymq.management.definition_steps import vhost_command
+from convoymq.management.fields import truth
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import DeleteVhost, PutPermission
+from convoymq.metadata.traced_vhosts import set_traced
 from convoymq.model.json import JsonObject
 
 routes = Routes()
@@ -36,21 +38,35 @@ async def vhost(call: Call) -> JsonObject:
 @routes.add("PUT", "vhosts/{vhost}")
 async def put_vhost(call: Call) -> Status:
     call.need(call.is_administrator)
-    name = call.path["vhost"]
-    created = await change(call, vhost_command(name, await call.json()))
+    name, body = call.path["vhost"], await call.json()
+    exists = name in call.broker.metadata.tree.vhosts
+    created = False
+    # Tracing alone leaves the description and the rest as they are.
+    if not exists or body.keys() - {"name", "tracing"}:
+        created = await change(call, vhost_command(name, body))
     if created and not call.is_operator:
         # As RabbitMQ does: who makes a virtual host through the API may use it.
         await change(
             call,
             PutPermission(user=call.user.name, vhost=name, configure=".*", write=".*", read=".*"),
         )
+    if "tracing" in body:
+        await _trace(call, name, traced=truth(body["tracing"]))
     return put_status(created)
+
+
+async def _trace(call: Call, vhost: str, *, traced: bool) -> None:
+    if traced != (vhost in call.broker.firehose.vhosts):
+        await change(call, set_traced(vhost, traced=traced))
 
 
 @routes.add("DELETE", "vhosts/{vhost}")
 async def delete_vhost(call: Call) -> Status:
     call.need(call.is_administrator)
-    await change(call, DeleteVhost(name=call.vhost()))
+    vhost = call.vhost()
+    # The next one of this name is not traced.
+    await _trace(call, vhost, traced=False)
+    await change(call, DeleteVhost(name=vhost))
     return Status(DONE)
 
 

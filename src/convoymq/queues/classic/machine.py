@@ -712,6 +712,9 @@ class ClassicMachine:
         yield from self.returned
         yield from self.ready
         yield from self.leaving
+        yield from self._held_runs()
+
+    def _held_runs(self) -> Iterator[Run]:
         for session in self.sessions.values():
             for consumer in session.consumers.values():
                 yield from consumer.runs
@@ -726,6 +729,19 @@ class ClassicMachine:
         return len(self.service) + len(self.reservations)
 
     @property
+    def unsettled_bytes(self) -> int:
+        """Bytes of the bodies that consumers and reservations hold. Cost: O(runs)."""
+        return sum(run.body_bytes() for run in self._held_runs())
+
+    @property
+    def takes_more(self) -> bool:
+        """A message that came now would be delivered at once."""
+        return not self.ready_count and any(
+            consumer.outstanding < consumer.window and not consumer.cancelled
+            for consumer in self.service
+        )
+
+    @property
     def is_exclusive(self) -> bool:
         """A consumer has the queue for itself."""
         return any(consumer.exclusive for consumer in self.service)
@@ -736,15 +752,9 @@ class ClassicMachine:
         for before, after in pairwise(places):
             assert before.position + before.count <= after.position
         assert self.ready_count == sum(run.count for run in places)
-        held = [
-            run
-            for session in self.sessions.values()
-            for consumer in session.consumers.values()
-            for run in consumer.runs
-        ]
+        held = list(self._held_runs())
         for reservation in self.reservations.by_name.values():
             assert reservation.held.outstanding == reservation.next - reservation.first
-            held += reservation.held.runs
         self.reservations.check()
         assert self.unsettled_count == sum(run.count for run in held)
         live: dict[Block, int] = {}

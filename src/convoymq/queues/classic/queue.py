@@ -397,17 +397,24 @@ class LocalQueue(HomeReservations, ClassicQueue):
         """Returns the fields that the management API shows."""
         machine = self.machine
         active = machine.active
+        unsettled_bytes = machine.unsettled_bytes
+        capacity = float(machine.takes_more)
         return {
             "messages": machine.ready_count + machine.unsettled_count,
             "messages_ready": machine.ready_count,
             "messages_unacknowledged": machine.unsettled_count,
+            "message_bytes": machine.ready_bytes + unsettled_bytes,
             "message_bytes_ready": machine.ready_bytes,
+            "message_bytes_unacknowledged": unsettled_bytes,
             "messages_dlx": machine.leaving.count,
             "message_bytes_dlx": machine.leaving.bytes,
             "dead_letter_strategy": (
                 AT_MOST_ONCE_NAME if self.limits.dead_letters else DISABLED_NAME
             ),
             "consumers": machine.consumer_count,
+            "consumer_capacity": capacity,
+            "consumer_utilisation": capacity,
+            "owner": self.record.owner,
             "memory": machine.memory_bytes,
             "state": "running" if self.ended is None else "stopped",
             "node": self.host.node_name(self.record.home),
