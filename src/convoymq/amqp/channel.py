@@ -19,7 +19,6 @@ import structlog
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import consumers, declarations, transactions
-from convoymq.amqp.codec import decode_header
 from convoymq.amqp.consumers import (
     Consumer,
     Replies,
@@ -30,28 +29,21 @@ from convoymq.amqp.consumers import (
 from convoymq.amqp.deliveries import Deliveries
 from convoymq.amqp.errors import as_broker_error
 from convoymq.amqp.permissions import Permissions
-from convoymq.amqp.publishing import REPLY_PREFIX, inspect, names_of
+from convoymq.amqp.publishing import names_of
 from convoymq.amqp.timeouts import AcknowledgementTimeouts
 from convoymq.amqp.transactions import Transaction
 from convoymq.broker.firehose import Copy, Origin
+from convoymq.broker.message_checks import REPLY_PREFIX, CheckedMessage, check_message
+from convoymq.broker.publishing import Route
 from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget, record
 from convoymq.kernels.channel_codec import CHANNEL_CLOSING, ChannelCodec, ConsumerDeliveries
-from convoymq.kernels.content import (
-    RECORD_ASKS,
-    RECORD_GROUPED,
-    RECORD_WAITS,
-    content_parts,
-)
+from convoymq.kernels.content import RECORD_ASKS, RECORD_GROUPED, RECORD_WAITS
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import queue_subject
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
-from convoymq.queues.message_properties import (
-    asked_property,
-    check_served,
-    check_waits_nowhere,
-)
+from convoymq.queues.message_properties import check_waits_nowhere
 
 if TYPE_CHECKING:
     from convoymq.amqp.connection import Connection
@@ -336,18 +328,8 @@ class Channel:
             if transaction is None:
                 self.publish(key, bits, content, body_size, flags, tag)
                 return
-            exchange, routing_key = names_of(key)
-            if exchange or not routing_key.startswith(REPLY_PREFIX):
-                self.may_publish(exchange, routing_key)
-                # Better now than in the middle of a commit.
-                properties = decode_header(content_parts(content)[0]).properties
-                route = self.broker.publishing.route(
-                    self.connection.vhost, exchange, (routing_key,), properties.headers
-                )
-                asked = asked_property(
-                    properties.expiration, properties.priority, properties.headers
-                )
-                check_served(asked, route.queues)
+            # Better now than in the middle of a commit.
+            self._checked(key, content)
             transaction.bytes += len(content)
             if transaction.bytes > self.connection.settings.transaction_bytes_max:
                 raise PreconditionFailed("transaction is larger than configured max size")
@@ -359,35 +341,17 @@ class Channel:
         self, key: bytes, bits: int, content: bytes, body_size: int, flags: int, tag: int
     ) -> None:
         """Checks, routes and appends one message. `tag` 0: nobody waits for the outcome."""
-        exchange, routing_key = names_of(key)
-        connection = self.connection
-        message = inspect(
-            content,
-            routing_key,
-            user=connection.user.name,
-            tags=tuple(connection.user.tags),
-            reply_token=self.replies.token,
-        )
-        if not exchange and routing_key.startswith(REPLY_PREFIX):
-            check_waits_nowhere(message.asked)
-            self.broker.replies.publish(routing_key[len(REPLY_PREFIX) :], key + message.content)
+        message, route = self._checked(key, content)
+        if route is None:
+            token = message.routing_keys[0][len(REPLY_PREFIX) :]
+            self.broker.replies.publish(token, key + message.content)
             self._expect(tag, 0)
             return
-        for each in message.routing_keys:
-            self.may_publish(exchange, each)
-        route = self.broker.publishing.route(
-            connection.vhost,
-            exchange,
-            message.routing_keys,
-            message.headers,
-            message.asked,
-            message.properties,
-        )
         if self.is_traced:
             self._append_copy(
                 self.broker.firehose.published(
-                    connection.vhost,
-                    exchange,
+                    self.connection.vhost,
+                    names_of(key)[0],
                     message.routing_keys,
                     message.content,
                     route.queues,
@@ -436,6 +400,28 @@ class Channel:
         for queue in copy.queues:
             target = self.client_of(queue).target
             self.codec.append(target, copy.key, copy.content, copy.body_size, 0, 0)
+
+    def _checked(self, key: bytes, content: bytes) -> tuple[CheckedMessage, Route | None]:
+        """Returns a message after its checks, and its route; None: to a consumer of direct
+        replies. Raises BrokerError."""
+        exchange, routing_key = names_of(key)
+        connection = self.connection
+        message = check_message(
+            content, routing_key, user=connection.user, reply_token=self.replies.token
+        )
+        if not exchange and routing_key.startswith(REPLY_PREFIX):
+            check_waits_nowhere(message.asked)
+            return message, None
+        for each in message.routing_keys:
+            self.may_publish(exchange, each)
+        return message, self.broker.publishing.route(
+            connection.vhost,
+            exchange,
+            message.routing_keys,
+            message.headers,
+            message.asked,
+            message.properties,
+        )
 
     def _expect(self, tag: int, count: int) -> None:
         if not tag:

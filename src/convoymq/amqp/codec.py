@@ -1,28 +1,32 @@
 """AMQP 0-9-1 bytes to values and back, sans IO.
 
 The hot methods (publish, deliver, ack) have a compiled kernel of their own; this codec serves all
-methods, content headers and frames, and is the place where a wrong byte becomes a `PeerError`:
+methods and frames (`model.content_header`: content headers), and is the place where a wrong byte
+becomes a `PeerError`:
 
-    FrameFault (501)     a frame or a length is broken, or a short string is not UTF-8
-    SyntaxFault (502)    a table or a property list is broken, or bytes are left over
+    FrameFault (501)     a frame or a length is broken, or text of a method is not UTF-8
+    SyntaxFault (502)    a table is broken, or bytes are left over
     CommandFault (503)   no such method
 
 Decoding never raises anything else, whatever the input.
 
     frame            u8 type, u16 channel, u32 size, payload, end octet 206
     method payload   u16 class, u16 method, arguments; consecutive bits share octets, low bit first
-    header payload   u16 class, u16 weight, u64 body size, u16 flags..., values;
-                     bit 0 of a flags word says that another one follows
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from convoymq.amqp import _spec
-from convoymq.amqp._spec import FieldType, Method, Properties
+from convoymq.amqp._spec import FieldType, Method
+from convoymq.model.content_header import ContentHeader as ContentHeader
+from convoymq.model.content_header import Properties as Properties
+from convoymq.model.content_header import decode_header as decode_header
+from convoymq.model.content_header import decode_properties as decode_properties
+from convoymq.model.content_header import encode_header as encode_header
+from convoymq.model.content_header import encode_properties as encode_properties
 from convoymq.model.errors import CommandFault, FrameFault, Misuse, SyntaxFault
 from convoymq.model.tables import (
     SHORT_STRING_BYTES_MAX,
@@ -30,6 +34,7 @@ from convoymq.model.tables import (
     decode_short_string,
     decode_table,
     encode_table,
+    is_text,
 )
 
 FRAME_OVERHEAD_BYTES = 8
@@ -37,18 +42,15 @@ HEARTBEAT = bytes((_spec.FRAME_HEARTBEAT, 0, 0, 0, 0, 0, 0, _spec.FRAME_END))
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _METHOD_HEAD = struct.Struct(">HH")
-_CONTENT_HEAD = struct.Struct(">HHQ")
-_FLAGS = struct.Struct(">H")
 _NUMBERS: dict[FieldType, struct.Struct] = {
     FieldType.OCTET: struct.Struct(">B"),
     FieldType.SHORT: struct.Struct(">H"),
     FieldType.LONG: struct.Struct(">I"),
     FieldType.LONGLONG: struct.Struct(">Q"),
-    FieldType.TIMESTAMP: struct.Struct(">Q"),
 }
 _LONG_LENGTH = _NUMBERS[FieldType.LONG]
-_KNOWN_FLAGS = sum(1 << (15 - index) for index in range(len(Properties.FIELDS)))
-_MORE_FLAGS = 1
+_NOT_TEXT = "Malformed UTF-8 in shortstr"
+"""Names are text; what a message carries need not be."""
 
 
 class Frame(NamedTuple):
@@ -57,15 +59,6 @@ class Frame(NamedTuple):
     type: int
     channel: int
     payload: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContentHeader:
-    """Fields of a content header frame."""
-
-    class_id: int = _spec.BASIC
-    body_size: int
-    properties: Properties
 
 
 def frame(frame_type: int, channel: int, payload: bytes) -> bytes:
@@ -181,82 +174,6 @@ def decode_method(payload: bytes) -> Method:
     return cls(**values)
 
 
-def encode_header(header: ContentHeader) -> bytes:
-    """Returns the payload of a content header frame.
-
-    Raises:
-        Misuse: a value does not fit its type.
-    """
-    head = _CONTENT_HEAD.pack(header.class_id, 0, header.body_size)
-    return head + encode_properties(header.properties)
-
-
-def decode_header(payload: bytes) -> ContentHeader:
-    """Decodes the payload of a content header frame; the weight is ignored.
-
-    Raises:
-        PeerError: the payload is broken, or of a class without content.
-    """
-    if len(payload) < _CONTENT_HEAD.size:
-        raise FrameFault("content header frame without a header")
-    class_id, _weight, body_size = _CONTENT_HEAD.unpack_from(payload)
-    if class_id != _spec.BASIC:
-        raise SyntaxFault(f"content header of class {class_id}")
-    properties = decode_properties(payload, _CONTENT_HEAD.size)
-    return ContentHeader(class_id=class_id, body_size=body_size, properties=properties)
-
-
-def encode_properties(properties: Properties) -> bytes:
-    """Returns flags and values.
-
-    Raises:
-        Misuse: a value does not fit its type.
-    """
-    flags = 0
-    parts: list[bytes] = []
-    for index, (name, kind) in enumerate(Properties.FIELDS):
-        value = getattr(properties, name)
-        if value is not None:
-            flags |= 1 << (15 - index)
-            parts.append(_encode_field(name, kind, value))
-    return b"".join((_FLAGS.pack(flags), *parts))
-
-
-def decode_properties(data: bytes, offset: int = 0) -> Properties:
-    """Decodes flags and values that fill `data` from `offset` to its end.
-
-    Raises:
-        PeerError: they are broken, or a flag stands for an unknown property.
-    """
-    end = len(data)
-    flags, offset = _read_flags(data, offset, end)
-    values: dict[str, object] = {}
-    for index, (name, kind) in enumerate(Properties.FIELDS):
-        if flags & 1 << (15 - index):
-            values[name], offset = _decode_field(kind, data, offset, end)
-    if offset != end:
-        raise SyntaxFault(f"{end - offset} bytes behind the properties")
-    return Properties(**values)  # type: ignore[arg-type]
-
-
-def _read_flags(data: bytes, offset: int, end: int) -> tuple[int, int]:
-    """Reads all flags words; those after the first hold no property that is known."""
-    known = 0
-    first = True
-    while True:
-        if end - offset < _FLAGS.size:
-            raise FrameFault("property flags beyond the end of their frame")
-        word: int = _FLAGS.unpack_from(data, offset)[0]
-        offset += _FLAGS.size
-        if word & ~_MORE_FLAGS & ~(_KNOWN_FLAGS if first else 0):
-            raise SyntaxFault("unknown property flags")
-        if first:
-            known = word & _KNOWN_FLAGS
-            first = False
-        if not word & _MORE_FLAGS:
-            return known, offset
-
-
 def _encode_field(name: str, kind: FieldType, value: object) -> bytes:
     number = _NUMBERS.get(kind)
     try:
@@ -283,9 +200,15 @@ def _decode_field(kind: FieldType, data: bytes, offset: int, end: int) -> tuple[
             raise FrameFault("number beyond the end of its frame")
         return number.unpack_from(data, offset)[0], stop
     if kind is FieldType.SHORTSTR:
-        return decode_short_string(data, offset, end)
+        text, stop = decode_short_string(data, offset, end)
+        if not is_text(text):
+            raise FrameFault(_NOT_TEXT)
+        return text, stop
     if kind is FieldType.TABLE:
-        return decode_table(data, offset, end)
+        table, stop = decode_table(data, offset, end)
+        if not table.has_text_keys():
+            raise FrameFault(_NOT_TEXT)
+        return table, stop
     assert kind is FieldType.LONGSTR
     start = offset + _LONG_LENGTH.size
     if start > end:

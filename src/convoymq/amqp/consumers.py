@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp.errors import as_broker_error
-from convoymq.amqp.publishing import REPLY_QUEUE
 from convoymq.amqp.timeouts import consumer_timeout_ms, is_timed
 from convoymq.broker.declarations import generated_name
+from convoymq.broker.message_checks import REPLY_QUEUE
 from convoymq.kernels import channel_codec
 from convoymq.kernels.channel_codec import ConsumerDeliveries
 from convoymq.model import refusals

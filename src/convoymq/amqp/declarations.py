@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from convoymq.amqp import _spec as spec
-from convoymq.amqp.publishing import REPLY_PREFIX, REPLY_QUEUE
 from convoymq.broker.declarations import generated_name
+from convoymq.broker.message_checks import REPLY_PREFIX, REPLY_QUEUE
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError
 from convoymq.model.refusals import exchange_subject, queue_subject

@@ -8,17 +8,23 @@ not made. See docs/adr/0096-firehose.md.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from convoymq.broker.publishing import NodePublishing
-from convoymq.kernels.content import content_parts, replace_header, split_record
+from convoymq.kernels.content import content_parts, split_record
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.traced_vhosts import traced_vhosts
+from convoymq.model.content_header import (
+    ContentHeader,
+    Properties,
+    PropertyType,
+    decode_header,
+)
 from convoymq.model.errors import BrokerError
-from convoymq.model.tables import Field, Table, decode_table, encode_table, field_of
+from convoymq.model.tables import Field, Table, bytes_of, field_of, text_of
 from convoymq.queues.interface import Queue
+from convoymq.queues.records import with_properties
 from convoymq.routing.choosing import NO_PROPERTIES
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
@@ -26,18 +32,6 @@ SHORT_BYTES_MAX = 255
 TABLE_BYTES_MAX = 120_000
 """Of all headers of a copy: with more of them its header frame would not fit every connection."""
 
-#: Properties in the order of their flags, with the form of their values: short string, octet, table
-#: or time.
-_PROPERTIES = (
-    ("content_type", "s"), ("content_encoding", "s"), ("headers", "F"), ("delivery_mode", "o"),
-    ("priority", "o"), ("correlation_id", "s"), ("reply_to", "s"), ("expiration", "s"),
-    ("message_id", "s"), ("timestamp", "T"), ("type", "s"), ("user_id", "s"), ("app_id", "s"),
-    ("cluster_id", "s"),
-)  # fmt: skip
-_HEAD = struct.Struct(">HHQH")
-CLASS_BASIC = 60
-HEADERS_FLAG = 1 << 13
-MORE_FLAGS = 1
 INT32_MAX = (1 << 31) - 1
 
 
@@ -99,7 +93,7 @@ class Firehose:
         exchange, routing_key = key[1 : 1 + key[0]], key[2 + key[0] :]
         if exchange == TRACE_EXCHANGE.encode():
             return None
-        keys = [routing_key.decode("utf-8", "replace")]
+        keys = [text_of(routing_key)]
         more = {"redelivered": Field("I", int(redelivered))}
         return self._copy(vhost, f"deliver.{queue}", exchange, keys, content, origin, more)
 
@@ -113,11 +107,11 @@ class Firehose:
         origin: Origin,
         more: Mapping[str, object],
     ) -> Copy | None:
-        header, body = content_parts(content)
-        properties = _properties_of(header)
+        payload, body = content_parts(content)
+        properties = _properties_of(decode_header(payload).properties)
         fields: dict[str, object] = {
             "exchange_name": exchange,
-            "routing_keys": [key.encode() for key in routing_keys],
+            "routing_keys": [bytes_of(key) for key in routing_keys],
             "properties": properties,
             "node": self._node,
             "vhost": vhost,
@@ -139,9 +133,9 @@ class Firehose:
         queues = [queue for queue in found if not queue.refuses_publishes]
         if not queues:
             return None
-        made = _HEAD.pack(CLASS_BASIC, 0, len(body), HEADERS_FLAG) + encode_table(headers)
+        header = ContentHeader(body_size=len(body), properties=Properties(headers=headers))
         key = _short(TRACE_EXCHANGE) + _short(trace_key)
-        return Copy(queues, key, replace_header(content, made), len(body))
+        return Copy(queues, key, with_properties(content, header), len(body))
 
 
 def _short(text: str) -> bytes:
@@ -149,41 +143,17 @@ def _short(text: str) -> bytes:
     return bytes((len(data),)) + data
 
 
-def _properties_of(header: bytes) -> Table:
-    """Returns the properties in a content header's payload, which was checked when its message was
-    published, as a table. Text is not looked at: it may be any bytes."""
-    at = _HEAD.size - 2
-    flags = int.from_bytes(header[at : at + 2], "big")
-    more = flags
-    while more & MORE_FLAGS:
-        at += 2
-        more = int.from_bytes(header[at : at + 2], "big")
-    at += 2
+def _properties_of(properties: Properties) -> Table:
+    """Returns the properties of a message as a table."""
     found: dict[str, object] = {}
-    for index, (name, form) in enumerate(_PROPERTIES):
-        if not flags & 1 << (15 - index):
+    for name, kind in Properties.FIELDS:
+        value = getattr(properties, name)
+        if value is None:
             continue
-        match form:
-            case "s":
-                end = at + 1 + header[at]
-                found[name] = header[at + 1 : end]
-            case "o":
-                end = at + 1
-                found[name] = Field("I", header[at])
-            case "T":
-                end = at + 8
-                time = int.from_bytes(header[at:end], "big")
-                found[name] = Field("I", time) if time <= INT32_MAX else field_of(time % (1 << 63))
-            case _:
-                end = at + 4 + int.from_bytes(header[at : at + 4], "big")
-                found[name] = _headers_of(header, at, end)
-        at = end
+        if kind is PropertyType.SHORTSTR:
+            value = bytes_of(value)
+        elif kind is not PropertyType.TABLE:
+            fits = value <= INT32_MAX
+            value = Field("I", value) if fits else field_of(value % (1 << 63))
+        found[name] = value
     return Table.of(found)
-
-
-def _headers_of(header: bytes, at: int, end: int) -> Field:
-    try:
-        return Field("F", decode_table(header, at, end)[0])
-    except BrokerError:
-        # Names that are not UTF-8: the fields go on as they are.
-        return Field("F", Table(header[at + 4 : end], ()))

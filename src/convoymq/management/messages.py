@@ -6,43 +6,37 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import struct
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
 
 from convoymq.broker.facade import Broker
 from convoymq.broker.firehose import Copy, Origin
+from convoymq.broker.message_checks import check_message
 from convoymq.broker.peek import Peeked
 from convoymq.kernels.batch import record as record_of
-from convoymq.kernels.content import split_record
 from convoymq.metadata.machine import User
-from convoymq.model.errors import BrokerError, Misuse, PreconditionFailed, Unavailable
+from convoymq.model.content_header import Properties, PropertyType
+from convoymq.model.errors import (
+    BrokerError,
+    Misuse,
+    PeerError,
+    PreconditionFailed,
+    Unavailable,
+)
 from convoymq.model.json import JsonObject
-from convoymq.model.refusals import (
-    invalid_copy_header,
-    message_too_big,
-    wrong_user_id,
+from convoymq.model.refusals import message_too_big
+from convoymq.model.tables import (
+    EMPTY,
+    SHORT_STRING_BYTES_MAX,
+    Table,
+    bytes_shown,
+    shown,
+    text_of,
 )
-from convoymq.model.tables import Decimal, Field, Table, decode_table, encode_table
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
-from convoymq.queues.message_properties import (
-    QUEUE_HEADERS,
-    RECORD_EXPIRATION,
-    RECORD_HEADERS,
-    RECORD_PRIORITY,
-    asked_property,
-    check_expiration,
-)
+from convoymq.queues.records import content_of, names_of, read_record
 
-FRAME_BODY_MAX = 131_072 - 8
 ANSWER_TIMEOUT_S = 30.0
 GET_COUNT_MAX = 10_000
-BASIC = 60
-END = b"\xce"
-IMPERSONATOR = "impersonator"
-"""A user with this tag may publish in the name of others."""
-
-_Kind = TypeVar("_Kind", str, int)
 
 ACK_MODES = (
     "ack_requeue_true",
@@ -51,140 +45,116 @@ ACK_MODES = (
     "reject_requeue_false",
 )
 
-# name -> (flag bit, kind), in the order in which they stand in a content header
-_PROPERTIES: tuple[tuple[str, int, str], ...] = (
-    ("content_type", 15, "s"),
-    ("content_encoding", 14, "s"),
-    ("headers", 13, "F"),
-    ("delivery_mode", 12, "B"),
-    ("priority", 11, "B"),
-    ("correlation_id", 10, "s"),
-    ("reply_to", 9, "s"),
-    ("expiration", 8, "s"),
-    ("message_id", 7, "s"),
-    ("timestamp", 6, "T"),
-    ("type", 5, "s"),
-    ("user_id", 4, "s"),
-    ("app_id", 3, "s"),
-    ("cluster_id", 2, "s"),
-)
+_JSON_TYPES = {
+    PropertyType.SHORTSTR: (str, "a string"),
+    PropertyType.OCTET: (int, "a number"),
+    PropertyType.TIMESTAMP: (int, "a number"),
+}
+_NUMBERS_MAX = {PropertyType.OCTET: 0xFF, PropertyType.TIMESTAMP: (1 << 64) - 1}
 
 
-class _Hashed(NamedTuple):
-    """Properties of a message that an exchange may hash."""
-
-    correlation_id: str | None
-    message_id: str | None
-    timestamp: int | None
-
-
-def build_record(
-    exchange: str, routing_key: str, properties: Mapping[str, object], body: bytes
-) -> bytes:
-    """Returns a message record (docs/formats/entries-and-frames.md).
-
-    Raises:
-        PreconditionFailed: a property has no acceptable value.
-    """
-    flags = 0
-    encoded = bytearray()
-    for name, bit, kind in _PROPERTIES:
-        value = properties.get(name)
-        if value is None:
-            continue
-        flags |= 1 << bit
-        if kind == "s":
-            encoded += _short(_of_type(name, value, str))
-        elif kind == "F":
-            encoded += encode_table(_headers(value))
-        else:
-            most = 0xFF if kind == "B" else (1 << 64) - 1
-            if not 0 <= _of_type(name, value, int) <= most:
-                raise PreconditionFailed(f"property {name} is not a number from 0 to {most}")
-            encoded += struct.pack(">B" if kind == "B" else ">Q", value)
-    payload = struct.pack(">HHQH", BASIC, 0, len(body), flags) + encoded
-    parts = [_short(exchange), _short(routing_key), _frame(2, payload)]
-    for at in range(0, len(body), FRAME_BODY_MAX):
-        parts.append(_frame(3, body[at : at + FRAME_BODY_MAX]))
-    return b"".join(parts)
+def properties_in(given: Mapping[str, object]) -> Properties:
+    """Returns the properties that stand in JSON. Raises PreconditionFailed."""
+    values: dict[str, object] = {}
+    for name, kind in Properties.FIELDS:
+        value = given.get(name)
+        if value is not None:
+            values[name] = _property_in(name, kind, value)
+    return Properties(**values)  # type: ignore[arg-type]
 
 
-def _of_type(name: str, value: object, wanted: type[_Kind]) -> _Kind:
+def _property_in(name: str, kind: PropertyType, value: object) -> object:
+    if kind is PropertyType.TABLE:
+        if value == []:
+            return EMPTY
+        if isinstance(value, Mapping):
+            return table_from_json(value, text_names=False)
+        raise PreconditionFailed(f"property {name} is not an object")
+    wanted, word = _JSON_TYPES[kind]
     if type(value) is not wanted:
-        word = "a string" if wanted is str else "a number"
         raise PreconditionFailed(f"property {name} is not {word}")
+    if isinstance(value, str):
+        return _short_text_in(value)
+    most = _NUMBERS_MAX[kind]
+    assert isinstance(value, int)
+    if not 0 <= value <= most:
+        raise PreconditionFailed(f"property {name} is not a number from 0 to {most}")
     return value
 
 
-def _text(properties: Mapping[str, object], name: str) -> str | None:
-    value = properties.get(name)
-    return None if value is None else _of_type(name, value, str)
-
-
-def _headers(value: object) -> Table:
-    if isinstance(value, Table):
-        return value
-    if isinstance(value, Mapping):
-        return table_from_json(value)
-    if value == []:
-        return Table.of({})
-    raise PreconditionFailed("property headers is not an object")
-
-
-def read_record(data: bytes) -> tuple[str, str, JsonObject, bytes]:
-    """Returns (exchange, routing key, properties, body). Raises BrokerError when malformed."""
-    exchange, at = _read_short(data, 0)
-    routing_key, at = _read_short(data, at)
-    payload, at = _read_frame(data, at)
-    flags = int.from_bytes(payload[12:14], "big")
-    properties: JsonObject = {}
-    place = 14
-    for name, bit, kind in _PROPERTIES:
-        if not flags >> bit & 1:
-            continue
-        if kind == "s":
-            properties[name], place = _read_short(payload, place)
-        elif kind == "F":
-            table, place = decode_table(payload, place, len(payload))
-            properties[name] = table.to_plain()
-        elif kind == "B":
-            properties[name] = payload[place]
-            place += 1
-        else:
-            properties[name] = int.from_bytes(payload[place : place + 8], "big")
-            place += 8
-    body = bytearray()
-    while at < len(data):
-        part, at = _read_frame(data, at)
-        body += part
-    return exchange, routing_key, properties, bytes(body)
-
-
-def table_from_json(values: Mapping[str, object]) -> Table:
-    """Returns arguments as they come in JSON: numbers `l`, strings `S`, booleans `t`.
-
-    Raises:
-        PreconditionFailed: a value has no form in a table, or there are too many.
-    """
+def _short_text_in(text: str) -> str:
     try:
-        return Table.of(values)
+        data = bytes_shown(text)
+    except Misuse as error:
+        raise PreconditionFailed(error.text) from error
+    _check_short(data)
+    return text_of(data)
+
+
+def _check_short(data: bytes) -> None:
+    if len(data) > SHORT_STRING_BYTES_MAX:
+        raise PreconditionFailed("a name or property of more than 255 bytes")
+
+
+def payload_in(payload: str, encoding: str) -> bytes:
+    """Returns the bytes of a payload in JSON. Raises PreconditionFailed."""
+    if encoding not in ("string", "base64"):
+        raise PreconditionFailed("payload_encoding must be string or base64")
+    try:
+        return (
+            base64.b64decode(payload, validate=True) if encoding == "base64" else payload.encode()
+        )
+    except (binascii.Error, ValueError) as error:
+        raise PreconditionFailed(f"payload is not {encoding}: {error}") from error
+
+
+def content_in(properties: Mapping[str, object], body: bytes) -> bytes:
+    """Returns the content of a message that stands in JSON. Raises PreconditionFailed."""
+    try:
+        return content_of(properties_in(properties), body)
     except Misuse as error:
         raise PreconditionFailed(error.text) from error
 
 
-def plain(value: object) -> object:
-    """Returns a table, or what is in one, as JSON values."""
-    match value:
-        case Table():
-            return value.to_plain()
-        case Field():
-            return plain(value.value)
-        case Decimal():
-            return value.value / 10**value.scale
-        case bytes():
-            return value.decode("utf-8", "backslashreplace")
-        case _:
-            return value
+def properties_json(properties: Properties) -> JsonObject:
+    """Returns properties as JSON; what is no UTF-8 as `tables.shown` has it."""
+    made: JsonObject = {}
+    for name, _ in Properties.FIELDS:
+        match getattr(properties, name):
+            case None:
+                continue
+            case Table() as table:
+                made[name] = table.to_plain()
+            case str() as text:
+                made[name] = shown(text)
+            case number:
+                made[name] = number
+    return made
+
+
+def table_from_json(values: Mapping[str, object], *, text_names: bool = True) -> Table:
+    """Returns arguments as they come in JSON: numbers `l` and `d`, strings `S`, booleans `t`.
+
+    Args:
+        text_names: all names have to be text, as those of arguments.
+    Raises:
+        PreconditionFailed: a value has no form in a table, or there are too many.
+    """
+    try:
+        names = {text_of(bytes_shown(name)): _unshown(item) for name, item in values.items()}
+        table = Table.of(names)
+    except Misuse as error:
+        raise PreconditionFailed(error.text) from error
+    if text_names and not table.has_text_keys():
+        raise PreconditionFailed("the name of an argument is not text")
+    return table
+
+
+def _unshown(value: object) -> object:
+    """Returns a JSON value, nested as bodies may be, with the names that it has in a table."""
+    if isinstance(value, Mapping):
+        return {text_of(bytes_shown(name)): _unshown(item) for name, item in value.items()}
+    return [_unshown(item) for item in value] if isinstance(value, list) else value
 
 
 class OneShot:
@@ -279,6 +249,7 @@ async def get_messages(
     shot = OneShot(broker, broker.queue_admin.find_queue(vhost, name))
     rows: list[JsonObject] = []
     ids: list[int] = []
+    settled = False
     try:
         for _ in range(min(count, GET_COUNT_MAX)):
             shot.client.get(no_ack=False)
@@ -296,6 +267,7 @@ async def get_messages(
                 )
                 await _send_copy(broker, made)
         if ids:
+            settled = True
             if ack_mode == "ack_requeue_false":
                 shot.client.settle(0, ids)
             elif ack_mode == "reject_requeue_false":
@@ -306,6 +278,9 @@ async def get_messages(
             with contextlib.suppress(Unavailable):
                 await shot.settled()
     finally:
+        if ids and not settled:
+            # Nobody has looked at them: that is no failed delivery.
+            shot.client.return_(0, ids, failed=False)
         shot.client.close()
     return rows
 
@@ -328,50 +303,29 @@ async def publish(
         PreconditionFailed: the payload does not fit its encoding, a queue does not serve one of the
             properties, or refused the message.
     """
-    if payload_encoding not in ("string", "base64"):
-        raise PreconditionFailed("payload_encoding must be string or base64")
-    try:
-        body = (
-            base64.b64decode(payload, validate=True)
-            if payload_encoding == "base64"
-            else payload.encode()
-        )
-    except (binascii.Error, ValueError) as error:
-        raise PreconditionFailed(f"payload is not base64: {error}") from error
+    body = payload_in(payload, payload_encoding)
     if len(body) > size_max:
         raise message_too_big(len(body), size_max)
-    for name, _, kind in _PROPERTIES:
-        if kind == "s":
-            _short(_text(properties, name) or "")
-    claimed, expiration = _text(properties, "user_id"), _text(properties, "expiration")
-    if claimed is not None and claimed != user.name and IMPERSONATOR not in user.tags:
-        raise wrong_user_id(claimed, user.name)
-    if expiration is not None:
-        check_expiration(expiration)
-    headers = _headers(properties.get("headers") or {})
-    keys = dict.fromkeys((routing_key, *_copies(headers, "CC"), *_copies(headers, "BCC")))
-    broker.publishing.check_write(user, vhost, exchange, tuple(keys))
-    priority = properties.get("priority")
-    asked = asked_property(expiration, priority if isinstance(priority, int) else None, headers)
-    hashed = _hashed(properties)
-    route = broker.publishing.route(vhost, exchange, tuple(keys), headers, asked, hashed)
-    kept = headers.without("BCC")
-    properties = dict(properties) | ({"headers": kept} if properties.get("headers") else {})
-    data = build_record(exchange, routing_key, properties, body)
-    flags = RECORD_EXPIRATION if properties.get("expiration") is not None else 0
-    if properties.get("priority") is not None:
-        flags |= RECORD_PRIORITY
-    if any(name in headers for name in QUEUE_HEADERS):
-        flags |= RECORD_HEADERS
+    _check_short(routing_key.encode())
+    message = check_message(content_in(properties, body), routing_key, user=user)
+    publishing = broker.publishing
+    publishing.check_write(user, vhost, exchange, message.routing_keys)
+    route = publishing.route(
+        vhost, exchange, message.routing_keys, message.headers, message.asked, message.properties
+    )
+    parts = (names_of(exchange, routing_key), message.content)
     if vhost in broker.firehose.vhosts:
-        content, origin = split_record(data)[1], _origin(user)
-        made = broker.firehose.published(vhost, exchange, keys, content, route.queues, origin)
+        made = broker.firehose.published(
+            vhost, exchange, message.routing_keys, message.content, route.queues, _origin(user)
+        )
         await _send_copy(broker, made)
     refused = any(queue.refuses_publishes for queue in route.queues)
     shots = [OneShot(broker, queue) for queue in route.queues if not queue.refuses_publishes]
     try:
         for shot in shots:
-            shot.client.target.publish([data], len(body), 1, flags)
+            if message.producer is not None and shot.client.queue.features.drops_repeats:
+                shot.client.target.name_next(*message.producer)
+            shot.client.target.publish(parts, len(body), 1, message.flags)
             # A second command closes the first, so that it is on its way.
             shot.client.settle(0, ())
         if not all([await shot.wait() for shot in shots]) or refused:
@@ -400,39 +354,25 @@ async def _send_copy(broker: Broker, made: Copy | None) -> None:
             shot.client.close()
 
 
-def _hashed(properties: Mapping[str, object]) -> _Hashed:
-    timestamp = properties.get("timestamp")
-    return _Hashed(
-        _text(properties, "correlation_id"),
-        _text(properties, "message_id"),
-        timestamp if isinstance(timestamp, int) else None,
-    )
-
-
-def _copies(headers: Table, name: str) -> list[str]:
-    """Returns the routing keys in the CC or BCC header. Raises PreconditionFailed."""
-    field = headers.get(name)
-    items = () if field is None else field.value
-    if not isinstance(items, tuple):
-        assert field is not None
-        raise invalid_copy_header(name, field.type_name)
-    for item in items:
-        if item.code != "S":
-            raise invalid_copy_header(name, item.type_name)
-    return [str(plain(item)) for item in items]
-
-
 def row_of(
     data: bytes, acquired_count: int, ready: int, encoding: str, truncate: int | None
 ) -> JsonObject:
-    """Returns a record as JSON."""
-    exchange, routing_key, properties, body = read_record(data)
-    shown = body if truncate is None else body[:truncate]
-    payload, used = base64.b64encode(shown).decode(), "base64"
+    """Returns a record as JSON. One that is damaged is shown as its bytes, and said to be so."""
+    try:
+        message = read_record(data)
+        exchange, routing_key = shown(message.exchange), shown(message.routing_key)
+        properties, body = properties_json(message.properties), message.body
+    except PeerError:
+        exchange, routing_key, properties, body = "", "", {}, data
+        damaged: JsonObject = {"unreadable": True}
+    else:
+        damaged = {}
+    part = body if truncate is None else body[:truncate]
+    payload, used = base64.b64encode(part).decode(), "base64"
     if encoding == "auto":
         # What is not text goes out as base64.
         with contextlib.suppress(UnicodeDecodeError):
-            payload, used = shown.decode(), "string"
+            payload, used = part.decode(), "string"
     return {
         "payload": payload,
         "payload_bytes": len(body),
@@ -442,6 +382,7 @@ def row_of(
         "routing_key": routing_key,
         "message_count": ready,
         "properties": properties,
+        **damaged,
     }
 
 
@@ -450,24 +391,3 @@ def peeked_row(peeked: Peeked) -> JsonObject:
     row = row_of(peeked.record, peeked.acquired_count, 0, "auto", None)
     del row["message_count"]
     return {**row, "delivery_count": peeked.failed_delivery_count}
-
-
-def _short(text: str) -> bytes:
-    data = text.encode()
-    if len(data) > 255:
-        raise PreconditionFailed("a name or property of more than 255 bytes")
-    return bytes([len(data)]) + data
-
-
-def _read_short(data: bytes, at: int) -> tuple[str, int]:
-    end = at + 1 + data[at]
-    return data[at + 1 : end].decode("utf-8", "replace"), end
-
-
-def _frame(kind: int, payload: bytes) -> bytes:
-    return struct.pack(">BHI", kind, 0, len(payload)) + payload + END
-
-
-def _read_frame(data: bytes, at: int) -> tuple[bytes, int]:
-    end = at + 7 + int.from_bytes(data[at + 3 : at + 7], "big")
-    return data[at + 7 : end], end + 1

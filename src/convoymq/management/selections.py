@@ -6,17 +6,17 @@ long as the message is in the queue.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 
 from convoymq.broker.browse import Place
-from convoymq.kernels.content import content_parts, split_record
+from convoymq.broker.message_checks import check_message
 from convoymq.management.bodies import bad_request
 from convoymq.management.fields import number_in, object_in, text_in
-from convoymq.management.messages import build_record, read_record, row_of
-from convoymq.model.errors import BrokerError
+from convoymq.management.messages import content_in, payload_in, row_of
+from convoymq.metadata.machine import User
+from convoymq.model.errors import PeerError
 from convoymq.model.json import JsonObject
+from convoymq.model.refusals import message_too_big
 from convoymq.queues.quorum.browsing import (
     ROWS_MAX,
     Cursor,
@@ -26,6 +26,7 @@ from convoymq.queues.quorum.browsing import (
     Row,
 )
 from convoymq.queues.quorum.operations import SPEC_BYTES_MAX, Summary
+from convoymq.queues.records import names_of, read_record, with_body
 
 COUNT_DEFAULT = 100
 TRUNCATE_DEFAULT = 50_000
@@ -36,7 +37,6 @@ RECORD_BYTES_MAX = SPEC_BYTES_MAX - 4096
 _FILTER_KEYS = frozenset(
     ("position", "time", "headers", "header_exists", "first_death", "last_death")
 )
-_FRAME_BODY_MAX = 131_072 - 8
 
 
 def filter_in(body: JsonObject) -> Filter:
@@ -141,10 +141,10 @@ def _row_json(row: Row, encoding: str) -> JsonObject:
     if record is None:
         return made
     try:
-        shown = row_of(record, acquired_count, 0, encoding, None)
-        size = int.from_bytes(content_parts(split_record(record)[1])[0][4:12], "big")
-    except (BrokerError, ValueError, IndexError):
+        size = read_record(record).header.body_size
+    except PeerError:
         return {**made, "unreadable": True}
+    shown = row_of(record, acquired_count, 0, encoding, None)
     del shown["message_count"]
     origins = [
         {**origin._asdict(), "routing_keys": list(origin.routing_keys)} for origin in deaths or ()
@@ -162,38 +162,24 @@ def _row_json(row: Row, encoding: str) -> JsonObject:
     }
 
 
-def edited_record(record: bytes, body: JsonObject) -> bytes:
+def edited_record(record: bytes, body: JsonObject, user: User, size_max: int) -> bytes:
     """Returns a message with other properties, or another payload, or both; what is not given
-    stays. Raises ApiError, PreconditionFailed."""
-    names, content = split_record(record)
-    header, payload = content_parts(content)
+    stays. It passes the checks of a publish by this user. Raises ApiError, PreconditionFailed,
+    PeerError."""
+    message = read_record(record)
+    content, payload = message.content, message.body
     if body.get("payload") is not None:
-        payload = _payload_in(body)
+        payload = payload_in(text_in(body, "payload"), text_in(body, "payload_encoding", "string"))
+        content = with_body(content, payload)
+    if len(payload) > size_max:
+        raise message_too_big(len(payload), size_max)
     if body.get("properties") is not None:
-        exchange, routing_key, _, _ = read_record(record)
-        made = build_record(exchange, routing_key, object_in(body, "properties"), payload)
-    else:
-        header = header[:4] + len(payload).to_bytes(8, "big") + header[12:]
-        # Frame type and channel: deaths that the cluster wrote stay known as such.
-        parts = [names, content[:3], len(header).to_bytes(4, "big"), header, b"\xce"]
-        for at in range(0, len(payload), _FRAME_BODY_MAX):
-            piece = payload[at : at + _FRAME_BODY_MAX]
-            parts += [b"\3\0\0", len(piece).to_bytes(4, "big"), piece, b"\xce"]
-        made = b"".join(parts)
+        content = content_in(object_in(body, "properties"), payload)
+    checked = check_message(content, message.routing_key, user=user)
+    made = names_of(message.exchange, message.routing_key) + checked.content
     if len(made) > RECORD_BYTES_MAX:
         raise bad_request(f"an edited message has at most {RECORD_BYTES_MAX} bytes")
     return made
-
-
-def _payload_in(body: JsonObject) -> bytes:
-    encoding = text_in(body, "payload_encoding", "string")
-    if encoding not in ("string", "base64"):
-        raise bad_request("payload_encoding must be string or base64")
-    text = text_in(body, "payload")
-    try:
-        return base64.b64decode(text, validate=True) if encoding == "base64" else text.encode()
-    except (binascii.Error, ValueError) as error:
-        raise bad_request(f"payload is not base64: {error}") from error
 
 
 def operation_json(id: str, summary: Summary, waits_for: str = "") -> JsonObject:

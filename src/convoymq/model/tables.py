@@ -11,12 +11,17 @@ from, so it is emitted again byte for byte, whatever oddities (duplicate keys, b
               t b B: 1 byte   s u: 2   I i f: 4   l L d T: 8   V: 0   D: u8 scale + u32
               S x: u32 length + bytes   A: u32 length + values   F: a table
 
+Keys and short strings are text that need not be UTF-8: `text_of` keeps every other byte as half of
+a surrogate pair, and `bytes_of` gives the same bytes again. `shown` is for people.
+
 Tables live in the model, because routing compares arguments and matches headers by them and the
 metadata keeps them.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +33,9 @@ from convoymq.model.errors import FrameFault, Misuse, PeerError, SyntaxFault
 DEPTH_MAX = 32
 TABLE_BYTES_MAX = 1 << 20
 SHORT_STRING_BYTES_MAX = 255
+
+NOT_TEXT = "Not UTF-8, base64 is: "
+"""What people see of bytes that are no text, as RabbitMQ's HTTP API has it; then the base64."""
 
 _SIGNED_64 = range(-(1 << 63), 1 << 63)
 
@@ -147,7 +155,7 @@ class Table:
         out = bytearray()
         try:
             for key, field in kept:
-                name = key.encode()
+                name = bytes_of(key)
                 if len(name) > SHORT_STRING_BYTES_MAX:
                     raise Misuse(f"table key of {len(name)} bytes")
                 out.append(len(name))
@@ -210,7 +218,11 @@ class Table:
 
     def to_plain(self) -> dict[str, object]:
         """Returns plain values for display: text where bytes are UTF-8, lists for arrays."""
-        return {key: _plain(field) for key, field in self._fields}
+        return {shown(key): _plain(field) for key, field in self._fields}
+
+    def has_text_keys(self) -> bool:
+        """Returns whether all keys are UTF-8, those of inner tables too."""
+        return all(is_text(key) and _has_text_keys(field) for key, field in self._fields)
 
     def __contains__(self, key: str) -> bool:
         return self.get(key) is not None
@@ -230,6 +242,56 @@ class Table:
     def __repr__(self) -> str:
         shown = (f"{key}={field.code}:{field.term()}" for key, field in self._fields)
         return f"Table({', '.join(shown)})"
+
+
+def text_of(data: bytes) -> str:
+    """Returns a short string's text; `bytes_of` gives the same bytes again, whatever they are."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """Returns the bytes of `text_of`. Raises UnicodeEncodeError: the text comes from elsewhere, and
+    has no bytes."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def is_text(text: str) -> bool:
+    """Returns whether the bytes of `text_of` are UTF-8."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: str | bytes) -> str:
+    """Returns text for people and JSON: the text, or `NOT_TEXT` and base64."""
+    if isinstance(value, str):
+        if is_text(value):
+            return value
+        value = value.encode("utf-8", "surrogateescape")
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return NOT_TEXT + base64.b64encode(value).decode()
+
+
+def bytes_shown(text: str) -> bytes:
+    """Returns the bytes of which `shown` makes this text. Raises Misuse: they are none."""
+    if text.startswith(NOT_TEXT):
+        try:
+            data = base64.b64decode(text[len(NOT_TEXT) :], validate=True)
+        except (binascii.Error, ValueError):
+            data = b""
+        # Text that only looks so stays as it is.
+        if data and shown(data) == text:
+            return data
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise Misuse("text with half of a surrogate pair") from error
 
 
 def field_of(value: object) -> Field:
@@ -258,7 +320,7 @@ def _field_of(value: object, depth: int) -> Field:
         case float():
             return Field("d", value)
         case str():
-            return Field("S", value.encode())
+            return Field("S", bytes_shown(value))
         case bytes():
             return Field("S", value)
         case Table():
@@ -303,7 +365,7 @@ def decode_short_string(data: bytes, offset: int, end: int) -> tuple[str, int]:
     """Decodes the short string at `offset`.
 
     Raises:
-        FrameFault: it reaches beyond `end` or is not UTF-8.
+        FrameFault: it reaches beyond `end`.
     """
     if offset >= end:
         raise FrameFault("short string beyond the end of its frame")
@@ -311,10 +373,7 @@ def decode_short_string(data: bytes, offset: int, end: int) -> tuple[str, int]:
     stop = start + data[offset]
     if stop > end:
         raise FrameFault("short string beyond the end of its frame")
-    try:
-        return data[start:stop].decode(), stop
-    except UnicodeDecodeError as error:
-        raise FrameFault("Malformed UTF-8 in shortstr") from error
+    return text_of(data[start:stop]), stop
 
 
 def erlang_term(field: Field) -> str:
@@ -358,9 +417,19 @@ def _plain(field: Field) -> object:
         case tuple() as items:
             return [_plain(item) for item in items]
         case bytes() as data:
-            return data.decode("utf-8", "backslashreplace")
+            return shown(data)
         case other:
             return other
+
+
+def _has_text_keys(field: Field) -> bool:
+    match field.value:
+        case Table() as table:
+            return table.has_text_keys()
+        case tuple() as items:
+            return all(_has_text_keys(item) for item in items)
+        case _:
+            return True
 
 
 def _read_length(data: bytes, offset: int, end: int) -> int:
@@ -462,16 +531,22 @@ __all__ = [
     "DEPTH_MAX",
     "EMPTY",
     "INTEGER_CODES",
+    "NOT_TEXT",
     "TABLE_BYTES_MAX",
     "TYPE_NAMES",
     "Decimal",
     "Field",
     "Table",
     "Value",
+    "bytes_of",
+    "bytes_shown",
     "decode_body",
     "decode_short_string",
     "decode_table",
     "encode_table",
     "erlang_term",
     "field_of",
+    "is_text",
+    "shown",
+    "text_of",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from convoymq.model.tables import Field, Table
+from convoymq.model.tables import Field, Table, shown, text_of
 from convoymq.queues.deaths import CHANNEL, X_DEATH
 
 _CHANNEL = CHANNEL.to_bytes(2, "big")
@@ -21,6 +21,11 @@ class Origin(NamedTuple):
     reason: str
     exchange: str
     routing_keys: tuple[str, ...]
+
+    def for_people(self) -> Origin:
+        """Returns it as it can be shown: a copied message's routing keys need not be text."""
+        queue, reason, exchange = shown(self.queue), shown(self.reason), shown(self.exchange)
+        return Origin(queue, reason, exchange, tuple(shown(key) for key in self.routing_keys))
 
 
 class History(NamedTuple):
@@ -46,21 +51,19 @@ def history_of(content: bytes, headers: Table) -> History | None:
 
 def _origin(headers: Table, which: str, tables: Sequence[Table]) -> Origin | None:
     queue, reason, exchange = (
-        text_of(headers.get(f"x-{which}-death-{part}")) for part in ("queue", "reason", "exchange")
+        _text(headers.get(f"x-{which}-death-{part}")) for part in ("queue", "reason", "exchange")
     )
     if not queue:
         return None
     keys: tuple[str, ...] = ()
     for table in tables:
-        if (text_of(table.get("queue")), text_of(table.get("reason"))) == (queue, reason):
+        if (_text(table.get("queue")), _text(table.get("reason"))) == (queue, reason):
             field = table.get("routing-keys")
             if field is not None and isinstance(field.value, tuple):
-                keys = tuple(text_of(item) for item in field.value)
+                keys = tuple(_text(item) for item in field.value)
     return Origin(queue, reason, exchange, keys)
 
 
-def text_of(field: Field | None) -> str:
+def _text(field: Field | None) -> str:
     """Returns the text of a field; "" when it is none."""
-    if field is None or not isinstance(field.value, bytes):
-        return ""
-    return field.value.decode("utf-8", "replace")
+    return text_of(field.value) if field is not None and isinstance(field.value, bytes) else ""

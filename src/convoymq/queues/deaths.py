@@ -15,22 +15,22 @@ here is known by the channel number of its header frame, `CHANNEL`, which no AMQ
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from convoymq.kernels.batch import PublishTarget
-from convoymq.kernels.content import content_parts, replace_header, split_record
+from convoymq.kernels.content import replace_header
 from convoymq.kernels.dead_letters import FirstDeath
-from convoymq.model.errors import BrokerError
-from convoymq.model.tables import (
-    EMPTY,
-    Field,
-    Table,
-    decode_short_string,
-    decode_table,
-    encode_table,
+from convoymq.model.content_header import (
+    HEADER_BYTES_MAX,
+    ContentHeader,
+    Properties,
+    encode_header,
 )
+from convoymq.model.errors import BrokerError
+from convoymq.model.tables import EMPTY, Field, Table, bytes_of, text_of
 from convoymq.queues.message_properties import (
     DELAY,
     DELIVER_AT,
@@ -38,8 +38,9 @@ from convoymq.queues.message_properties import (
     RECORD_HEADERS,
     RECORD_PRIORITY,
 )
+from convoymq.queues.records import names_of, read_record
 from convoymq.routing.choosing import NO_PROPERTIES, HashProperties
-from convoymq.routing.copies import COPY
+from convoymq.routing.copies import COPY, kept_keys
 
 REJECTED = "rejected"
 EXPIRED = "expired"
@@ -52,20 +53,6 @@ _NAMES = frozenset((X_DEATH, *_FIRST, *_LAST))
 
 CHANNEL = 0xFFFF
 _CHANNEL = CHANNEL.to_bytes(2, "big")
-HEADER_BYTES_MAX = 131_072 - 8
-"""A frame is not larger, its framing included."""
-
-_HEAD = struct.Struct(">HHQH")
-_CONTENT_TYPE = 1 << 15
-_CONTENT_ENCODING = 1 << 14
-_HEADERS = 1 << 13
-_DELIVERY_MODE = 1 << 12
-_PRIORITY = 1 << 11
-_CORRELATION_ID = 1 << 10
-_REPLY_TO = 1 << 9
-_EXPIRATION = 1 << 8
-_MESSAGE_ID = 1 << 7
-_TIMESTAMP = 1 << 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,64 +66,6 @@ class Death:
     """The dead-letter exchange."""
     routing_key: str | None
     """None: its own keys."""
-
-
-class Properties:
-    """The content header of a message, as far as dead-lettering looks at it."""
-
-    __slots__ = (
-        "_after",
-        "_before",
-        "_between",
-        "body_size",
-        "correlation_id",
-        "expiration",
-        "flags",
-        "headers",
-        "message_id",
-        "timestamp",
-    )
-
-    def __init__(self, header: bytes) -> None:
-        """Reads the payload of a content header. Raises BrokerError when it is broken."""
-        end = len(header)
-        _class, _weight, self.body_size, flags = _HEAD.unpack_from(header)
-        self.flags: int = flags
-        at = _HEAD.size
-        for bit in (_CONTENT_TYPE, _CONTENT_ENCODING):
-            if flags & bit:
-                at += 1 + header[at]
-        self._before = header[_HEAD.size : at]
-        self.headers = EMPTY
-        if flags & _HEADERS:
-            self.headers, at = decode_table(header, at, end)
-        start = at
-        if flags & _DELIVERY_MODE:
-            at += 1
-        if flags & _PRIORITY:
-            at += 1
-        self.correlation_id: str | None = None
-        if flags & _CORRELATION_ID:
-            self.correlation_id, at = decode_short_string(header, at, end)
-        if flags & _REPLY_TO:
-            at += 1 + header[at]
-        self._between = header[start:at]
-        self.expiration: str | None = None
-        if flags & _EXPIRATION:
-            self.expiration, at = decode_short_string(header, at, end)
-        self._after = header[at:]
-        self.message_id: str | None = None
-        if flags & _MESSAGE_ID:
-            self.message_id, at = decode_short_string(header, at, end)
-        self.timestamp: int | None = None
-        if flags & _TIMESTAMP:
-            self.timestamp = int.from_bytes(header[at : at + 8], "big")
-
-    def with_headers(self, headers: Table) -> bytes:
-        """Returns the payload with other headers, and without an expiration."""
-        flags = (self.flags | _HEADERS) & ~_EXPIRATION
-        head = _HEAD.pack(60, 0, self.body_size, flags)
-        return b"".join((head, self._before, encode_table(headers), self._between, self._after))
 
 
 Deaths = tuple[tuple[str, str], ...]
@@ -212,8 +141,8 @@ def first_death(death: Death) -> FirstDeath:
         for which in ("first", "last")
     )
     return FirstDeath(
-        death.exchange.encode(),
-        None if death.routing_key is None else death.routing_key.encode(),
+        bytes_of(death.exchange),
+        None if death.routing_key is None else bytes_of(death.routing_key),
         Table.from_fields(_entry(death)).encoded,
         first.encoded,
         last.encoded,
@@ -234,21 +163,19 @@ def dead_letter_run(
     count, records, key = kernel.records(block, command, first, limit)
     if not count:
         return None
-    return DeadLetterRun(count, (key.decode(),), records, ((death.queue, death.reason),))
+    return DeadLetterRun(count, (text_of(key),), records, ((death.queue, death.reason),))
 
 
 def dead_letter(record: bytes, death: Death) -> DeadLetter:
     """Returns what becomes of a record. Raises BrokerError, ValueError when it is broken."""
-    names, content = split_record(record)
-    exchange, at = decode_short_string(names, 0, len(names))
-    routing_key, _ = decode_short_string(names, at, len(names))
-    properties = Properties(content_parts(content)[0])
+    exchange, routing_key, header, content, _ = message = read_record(record)
     # It has waited: a dead letter goes at once.
-    properties.headers = properties.headers.without(DELAY).without(DELIVER_AT)
-    flags = RECORD_PRIORITY if properties.flags & _PRIORITY else 0
-    if GROUP_ID in properties.headers:
+    own_headers = message.headers.without(DELAY).without(DELIVER_AT)
+    properties = replace(header.properties, headers=own_headers)
+    flags = RECORD_PRIORITY if properties.priority is not None else 0
+    if GROUP_ID in own_headers:
         flags |= RECORD_HEADERS
-    own = (routing_key, *_copies(properties.headers))
+    own = (routing_key, *kept_keys(own_headers))
     headers, deaths = _with_death(
         properties, death, exchange, own, written_here=content[1:3] == _CHANNEL
     )
@@ -256,22 +183,28 @@ def dead_letter(record: bytes, death: Death) -> DeadLetter:
     if death.routing_key is not None:
         keys = (death.routing_key,)
         headers = headers.without(COPY)
-    header = properties.with_headers(headers)
-    if len(header) > HEADER_BYTES_MAX:
+    payload = _encoded(header, properties, headers)
+    if len(payload) > HEADER_BYTES_MAX:
         # Better without its deaths than not at all.
-        headers, deaths = properties.headers, ()
-        header = properties.with_headers(headers)
-    content = replace_header(content, header)
+        headers, deaths = own_headers, ()
+        payload = _encoded(header, properties, headers)
+    content = replace_header(content, payload)
     content = content[:1] + (_CHANNEL if deaths else b"\0\0") + content[3:]
     return DeadLetter(
         keys=tuple(dict.fromkeys(keys)),
         properties=properties,
         headers=headers,
-        parts=(_short(death.exchange) + _short(keys[0]), content),
-        body_size=properties.body_size,
+        parts=(names_of(death.exchange, keys[0]), content),
+        body_size=header.body_size,
         flags=flags,
         deaths=deaths,
     )
+
+
+def _encoded(header: ContentHeader, properties: Properties, headers: Table) -> bytes:
+    """Returns the payload of a content header with these headers, and without an expiration."""
+    changed = replace(properties, headers=headers, expiration=None)
+    return encode_header(replace(header, properties=changed))
 
 
 def _with_death(
@@ -283,7 +216,7 @@ def _with_death(
     written_here: bool,
 ) -> tuple[Table, Deaths]:
     """Returns the headers with one more death, and (queue, reason) of all of them."""
-    headers = properties.headers
+    headers = properties.headers or EMPTY
     former: list[Table] = []
     first = None
     if written_here:
@@ -305,7 +238,7 @@ def _with_death(
     entries = [newest, *rest]
     kept = [(name, field) for name, field in headers.items() if name not in _NAMES]
     kept.append((X_DEATH, Field("A", tuple(Field("F", each) for each in entries))))
-    words = [Field("S", word.encode()) for word in (death.reason, death.queue, exchange)]
+    words = [Field("S", bytes_of(word)) for word in (death.reason, death.queue, exchange)]
     known = first if first is not None and None not in first else words
     kept += [(name, field) for name, field in zip(_FIRST, known, strict=True) if field is not None]
     kept += list(zip(_LAST, words, strict=True))
@@ -321,8 +254,8 @@ def _entry(death: Death) -> list[tuple[str, Field]]:
     """Returns the fields that an entry of x-death begins with."""
     return [
         ("count", Field("l", 1)),
-        ("reason", Field("S", death.reason.encode())),
-        ("queue", Field("S", death.queue.encode())),
+        ("reason", Field("S", bytes_of(death.reason))),
+        ("queue", Field("S", bytes_of(death.queue))),
         ("time", Field("T", death.time_s)),
     ]
 
@@ -330,11 +263,11 @@ def _entry(death: Death) -> list[tuple[str, Field]]:
 def _new(properties: Properties, death: Death, exchange: str, keys: Sequence[str]) -> Table:
     fields = [
         *_entry(death),
-        ("exchange", Field("S", exchange.encode())),
-        ("routing-keys", Field("A", tuple(Field("S", key.encode()) for key in keys))),
+        ("exchange", Field("S", bytes_of(exchange))),
+        ("routing-keys", Field("A", tuple(Field("S", bytes_of(key)) for key in keys))),
     ]
     if properties.expiration is not None:
-        fields.append(("original-expiration", Field("S", properties.expiration.encode())))
+        fields.append(("original-expiration", Field("S", bytes_of(properties.expiration))))
     return Table.from_fields(fields)
 
 
@@ -345,25 +278,8 @@ def _again(entry: Table) -> Table:
     return entry.with_field("count", Field("l", number + 1))
 
 
-def _copies(headers: Table) -> list[str]:
-    """Returns the keys in CC; BCC was taken out when the message was published."""
-    field = headers.get(COPY)
-    if field is None or not isinstance(field.value, tuple):
-        return []
-    return [
-        item.value.decode("utf-8", "replace")
-        for item in field.value
-        if item.code == "S" and isinstance(item.value, bytes)
-    ]
-
-
 def _text(table: Table, key: str) -> str:
     field = table.get(key)
     if field is None or not isinstance(field.value, bytes):
         return ""
-    return field.value.decode("utf-8", "replace")
-
-
-def _short(text: str) -> bytes:
-    data = text.encode()
-    return bytes((len(data),)) + data
+    return text_of(field.value)

@@ -9,8 +9,10 @@ time (ADR 0049), and knows message groups: elsewhere their header means nothing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
+from convoymq.model.content_header import Properties
 from convoymq.model.refusals import (
     exchange_subject,
     invalid_delay,
@@ -19,9 +21,10 @@ from convoymq.model.refusals import (
     queue_subject,
     unserved_property,
 )
-from convoymq.model.tables import INTEGER_CODES, Table
-from convoymq.queues.classic.records import headers_of, traits_of
+from convoymq.model.tables import INTEGER_CODES, Field, Table
+from convoymq.queues.classic.records import traits_of
 from convoymq.queues.interface import Queue
+from convoymq.queues.records import read_record
 
 PRIORITY_NORMAL_MAX = 4
 """Up to here a priority is that of a message without one: 0 is what many clients always send, and 4
@@ -44,6 +47,8 @@ _NAME_CODES = ("S", "x")
 
 
 DELAY_MS_MAX = EXPIRATION_MS_MAX
+DIGITS_MAX = 13
+"""Of a delay as text."""
 DELIVER_AT_MS_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999."""
 
@@ -63,6 +68,35 @@ def asked_property(
     group = None if headers is None else headers.get(GROUP_ID)
     # What nobody refuses but for its version comes last.
     return GROUP_ID if group is not None and group.code in _NAME_CODES else None
+
+
+def flags_of(properties: Properties) -> int:
+    """Returns the flags of an ENQUEUE with a message that has these properties."""
+    flags = 0 if properties.priority is None else RECORD_PRIORITY
+    if properties.expiration is not None:
+        flags |= RECORD_EXPIRATION
+    if properties.headers is not None and any(name in properties.headers for name in QUEUE_HEADERS):
+        flags |= RECORD_HEADERS
+    return flags
+
+
+def with_integer_delay(headers: Table) -> Table:
+    """Returns the headers with the delay as queues read it: a number that came as text, as clients
+    of RabbitMQ's plugin send it, or with a fraction, is an integer then."""
+    field = headers.get(DELAY)
+    number = None if field is None else _whole_ms(field)
+    return headers if number is None else headers.with_field(DELAY, number)
+
+
+def _whole_ms(field: Field) -> int | None:
+    """Returns the integer of text or of a float; None: it is none, or is one already."""
+    match field.code, field.value:
+        case "S", bytes(text) if text.removeprefix(b"-").isdigit() and len(text) <= DIGITS_MAX:
+            return int(text)
+        case "f" | "d", float(number) if math.isfinite(number) and abs(number) <= DELAY_MS_MAX:
+            return int(number)
+        case _:
+            return None
 
 
 def asked_delay(headers: Table) -> str | None:
@@ -161,7 +195,7 @@ def check_records(flags: int, records: Iterable[bytes], queues: Iterable[Queue])
     if flags & RECORD_HEADERS:
         records = list(records)
         for record in records:
-            check_served(asked_property(None, None, headers_of(record)), queues)
+            check_served(asked_property(None, None, read_record(record).headers), queues)
     if flags & RECORD_EXPIRATION:
         check_served("expiration", queues)
     if flags & RECORD_PRIORITY:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoymq.model.refusals import invalid_copy_header
-from convoymq.model.tables import Table
+from convoymq.model.tables import Table, text_of
 
 COPY = "CC"
 BLIND_COPY = "BCC"
@@ -16,6 +16,16 @@ def extra_keys(headers: Table) -> tuple[str, ...]:
         PreconditionFailed: one of them is not an array of strings.
     """
     return _keys(headers, COPY) + _keys(headers, BLIND_COPY)
+
+
+def kept_keys(headers: Table) -> tuple[str, ...]:
+    """Returns the routing keys in CC of a message that is stored: BCC was taken out when it was
+    published. A header that is no array of strings has none."""
+    field = headers.get(COPY)
+    items = field.value if field is not None and isinstance(field.value, tuple) else ()
+    return tuple(
+        text_of(item.value) for item in items if item.code == "S" and isinstance(item.value, bytes)
+    )
 
 
 def without_blind_copies(headers: Table) -> Table:
@@ -34,5 +44,5 @@ def _keys(headers: Table, name: str) -> tuple[str, ...]:
         if item.code != "S" or not isinstance(item.value, bytes):
             raise invalid_copy_header(name, item.type_name)
         # A key that is not text can't equal any binding key, and must not become one.
-        keys.append(item.value.decode("utf-8", "surrogateescape"))
+        keys.append(text_of(item.value))
     return tuple(keys)

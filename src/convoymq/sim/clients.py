@@ -15,7 +15,7 @@ from typing import Protocol
 
 from convoymq.kernels import batch
 from convoymq.model.errors import Unavailable
-from convoymq.queues.classic.records import headers_of, traits_of
+from convoymq.queues.classic.records import traits_of
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import (
     NO_LEADER,
@@ -26,6 +26,7 @@ from convoymq.queues.interface import (
     QueueClient,
 )
 from convoymq.queues.quorum.client import QuorumClient
+from convoymq.queues.records import read_record
 from convoymq.queues.session_client import SessionClient
 from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken
@@ -412,7 +413,7 @@ class Channel:
             identity = identity_of(record)
             self._receive(consumer, first_id + i, identity, acquired, failed)
             # What waited for a time comes when that is over.
-            if not acquired and "x-delay" not in headers_of(record):
+            if not acquired and "x-delay" not in read_record(record).headers:
                 publisher = int.from_bytes(identity[:4], "big")
                 number = int.from_bytes(identity[4:], "big")
                 # Messages of one group, or of none and one priority, keep their order.

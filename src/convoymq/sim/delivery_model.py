@@ -18,7 +18,8 @@ from typing import NoReturn, cast
 from convoymq.kernels import batch
 from convoymq.kernels.entries import Entry
 from convoymq.model.errors import InvariantViolated
-from convoymq.queues.classic.records import headers_of, traits_of
+from convoymq.queues.classic.records import traits_of
+from convoymq.queues.records import read_record
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 from convoymq.sim import turns
 from convoymq.sim.command_bodies import CheckoutSpec, OtherOps, ReservationOp
@@ -369,7 +370,7 @@ class DeliveryModel(ReadyLines):
         """For how long a message is to wait."""
         if not self.in_force(2):
             return 0
-        field = headers_of(record).get("x-delay")
+        field = read_record(record).headers.get("x-delay")
         return field.value if field is not None and isinstance(field.value, int) else 0
 
     def _schedule(self, message: Message, ready_ms: int) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from convoymq.amqp import _spec, codec
 from convoymq.amqp._spec import FieldType, Method, Properties
+from convoymq.model.content_header import PropertyType
 from convoymq.model.errors import CommandFault, FrameFault, Misuse, PeerError, SyntaxFault
-from convoymq.model.tables import Table, field_of
+from convoymq.model.tables import Table, field_of, text_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,7 +30,6 @@ VALUES: dict[FieldType, st.SearchStrategy[Any]] = {
     FieldType.SHORT: st.integers(0, (1 << 16) - 1),
     FieldType.LONG: st.integers(0, (1 << 32) - 1),
     FieldType.LONGLONG: st.integers(0, (1 << 64) - 1),
-    FieldType.TIMESTAMP: st.integers(0, (1 << 64) - 1),
     FieldType.BIT: st.booleans(),
     FieldType.SHORTSTR: TEXTS,
     FieldType.LONGSTR: st.binary(max_size=60),
@@ -43,8 +43,15 @@ def method_of(cls: type[Method]) -> st.SearchStrategy[Method]:
 
 
 METHODS = st.sampled_from(list(_spec.METHODS.values())).flatmap(method_of)
+LOSSLESS = st.binary(max_size=60).map(text_of)
+PROPERTY_VALUES: dict[PropertyType, st.SearchStrategy[Any]] = {
+    PropertyType.OCTET: st.integers(0, 255),
+    PropertyType.TIMESTAMP: st.integers(0, (1 << 64) - 1),
+    PropertyType.SHORTSTR: LOSSLESS,
+    PropertyType.TABLE: TABLES | st.dictionaries(LOSSLESS, st.booleans(), max_size=3).map(Table.of),
+}
 PROPERTIES = st.builds(
-    Properties, **{name: st.none() | VALUES[kind] for name, kind in Properties.FIELDS}
+    Properties, **{name: st.none() | PROPERTY_VALUES[kind] for name, kind in Properties.FIELDS}
 )
 
 METHOD_VECTORS: list[tuple[str, Method]] = [
@@ -177,6 +184,10 @@ def test_unknown_methods_and_foreign_text_are_refused() -> None:
         codec.decode_method(bytes.fromhex("003c 0063"))
     with pytest.raises(FrameFault, match="Malformed UTF-8 in shortstr"):
         codec.decode_method(bytes.fromhex("000a0028 01ff 00 00"))
+    arguments = Table.of({"x": [{text_of(b"\xff"): None}]})
+    declare = codec.encode_method(_spec.QueueDeclare(arguments=arguments))
+    with pytest.raises(FrameFault, match="Malformed UTF-8 in shortstr"):
+        codec.decode_method(declare)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ import pytest
 
 from convoymq.management.app import make_api, make_metrics
 from convoymq.management.handlers import ROUTES
-from convoymq.management.messages import build_record, read_record
+from convoymq.management.messages import content_in, properties_json
 from convoymq.management.metrics import render
 from convoymq.management.server import ManagementServer
 from convoymq.metadata.machine import User
 from convoymq.queues import slices
+from convoymq.queues.records import names_of, read_record
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import FakeCluster, queue_end, until
 
@@ -505,7 +506,9 @@ def test_a_record_survives_the_round_trip() -> None:
         "message_id": "m", "timestamp": 123, "type": "t", "user_id": "u", "app_id": "p",
     }  # fmt: skip
     body = bytes(range(256)) * 2000
-    assert read_record(build_record("x", "rk", properties, body)) == ("x", "rk", properties, body)
+    found = read_record(names_of("x", "rk") + content_in(properties, body))
+    assert (found.exchange, found.routing_key, found.body) == ("x", "rk", body)
+    assert properties_json(found.properties) == properties
 
 
 def test_every_path_is_there_once() -> None:

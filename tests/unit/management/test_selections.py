@@ -307,6 +307,37 @@ async def test_one_message_is_edited_on_its_way(api: httpx.AsyncClient) -> None:
     assert answer["reason"] == "the message is not in the queue any more"
 
 
+@pytest.mark.usefixtures("letters")
+async def test_an_edited_message_passes_the_checks_of_a_publish(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    """Neither a value that no publish takes, nor anybody else's validated user-id."""
+    await publish(api, DEAD, "pay 1 to bob", user_id="guest")
+    await ok(api.put("/users/mallory", json={"password": "p", "tags": "management"}), 201)
+    may = {"configure": ".*", "write": ".*", "read": ".*"}
+    await ok(api.put("/permissions/%2F/mallory", json=may), 201)
+    one, paid = await ids(api, DEAD, "one", "pay 1 to bob")
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        (one, {"properties": {"expiration": "abc"}}, "invalid expiration 'abc'"),
+        (one, {"properties": {"expiration": "-5"}}, "invalid expiration '-5'"),
+        (one, {"properties": {"user_id": "guest"}}, "user_id property set to 'guest'"),
+        (one, {"properties": {"headers": {"CC": "x"}}}, "unacceptable_type_in_header"),
+        (one, {"properties": {"headers": {"x-delay": "soon"}}}, "header 'x-delay'"),
+        (one, {"properties": {"reply_to": "amq.rabbitmq.reply-to"}}, "fast reply consumer"),
+        (one, {"properties": {"headers": {"a": "x" * 131_072}}}, "properties and headers of"),
+        (paid, {"payload": "pay 1000 to mallory"}, "user_id property set to 'guest'"),
+    ]
+    async with client(cluster, "mallory", "p") as mallory:
+        for id, body, reason in refused:
+            answer = await act(mallory, DEAD, "republish", 400, id=id, queue=PARKED, **body)
+            assert reason in answer["reason"], answer
+        edited = {"payload": "pay 1000 to mallory", "properties": {}}
+        found = await act(mallory, DEAD, "republish", id=paid, queue=PARKED, **edited)
+        assert counts(found) == {"selected": 1, "moved": 1}
+    rows = await take(api, PARKED, 9, "ack_requeue_false")
+    assert [(row["payload"], row["properties"]) for row in rows] == [("pay 1000 to mallory", {})]
+
+
 async def test_what_did_not_die_stays(cluster: FakeCluster, api: httpx.AsyncClient) -> None:
     cluster.raise_versions()
     await cluster.queue(1, "q")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
@@ -202,7 +203,7 @@ def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
         (
             "POST", ORDERS + "/groups/g/park/replace",
             {"keys": ["k"], "payload": "/w==", "payload_encoding": "base64"}, 204,
-            ("parked.replace", ("/", "orders", "g", b"k", b"\xff"), {}),
+            ("parked.replace", ("/", "orders", "g", b"k", b"\xff", ANY), {}),
         ),
     ],
 )  # fmt: skip

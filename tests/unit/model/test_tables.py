@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoymq.model.errors import FrameFault, Misuse, PeerError, SyntaxFault
+from convoymq.model.errors import Misuse, PeerError, SyntaxFault
 from convoymq.model.tables import (
     DEPTH_MAX,
     EMPTY,
     Decimal,
     Field,
     Table,
+    bytes_of,
+    bytes_shown,
     decode_body,
     decode_table,
     encode_table,
     erlang_term,
+    shown,
+    text_of,
 )
 
 VECTORS = {
@@ -162,11 +167,31 @@ def test_a_length_beyond_the_input_is_refused_before_it_is_used() -> None:
         decode_body(b"\x01aS\xff\xff\xff\xffx")
 
 
-def test_keys_must_be_text() -> None:
-    with pytest.raises(FrameFault, match="Malformed UTF-8 in shortstr"):
-        decode_body(b"\x01\xffV")
+def test_keys_that_are_no_text_keep_their_bytes() -> None:
+    table = decode_body(b"\x01\xffV")
+    assert not table.has_text_keys()
+    assert Table.from_fields(table.items()).encoded == table.encoded
+    assert table.to_plain() == {"Not UTF-8, base64 is: /w==": None}
+    assert not Table.of({"a": [{"b": table}]}).has_text_keys()
     with pytest.raises(Misuse):
         Table.of({"k" * 256: 1})
+    with pytest.raises(Misuse):
+        Table.of({"\ud800": 1})
+
+
+@given(st.binary(max_size=40))
+def test_what_people_see_of_bytes_leads_back_to_them(data: bytes) -> None:
+    assert bytes_of(text_of(data)) == data
+    assert bytes_shown(shown(data)) == data
+    assert shown(text_of(data)) == shown(data)
+    assert json.loads(json.dumps(shown(data), ensure_ascii=False).encode()) == shown(data)
+
+
+def test_text_that_only_looks_like_bytes_stays_as_it_is() -> None:
+    for text in ("Not UTF-8, base64 is: ", "Not UTF-8, base64 is: ?", "Not UTF-8, base64 is: YQ=="):
+        assert bytes_shown(text) == text.encode()
+    with pytest.raises(Misuse):
+        bytes_shown("\ud800")
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.kernels.entries import Entry
+from convoymq.model.content_header import HEADER_BYTES_MAX
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Field, Table
 from convoymq.queues.deaths import (
     CHANNEL,
-    HEADER_BYTES_MAX,
     DeadLetter,
     Death,
     dead_letter,

@@ -7,21 +7,22 @@ answer is left out where there is something else to say: the group goes on witho
 
 from __future__ import annotations
 
-import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TypedDict
 
+from convoymq.broker.message_checks import check_message
 from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
-from convoymq.kernels.content import content_parts, split_record
-from convoymq.metadata.machine import MetadataMachine
+from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topics import find_topic, topic_missing
 from convoymq.model.errors import NotFound, Unavailable
+from convoymq.queues import records
 from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.partition.reads import ParkedRow
+from convoymq.queues.records import read_record
 from convoymq.topics.answers import ParkAnswer
 from convoymq.topics.commands import ReplaceParked, ResumeParked, SkipParked
 from convoymq.topics.hashing import logical_partition
@@ -32,9 +33,6 @@ ELSEWHERE = frozenset((Code.NOT_PARKED, Code.NOT_VISIBLE))
 """Answers of a partition that has no such key, or has handed it over."""
 
 
-BODY_SIZE_AT = 4
-"""Place of the body's size in a content header payload."""
-FRAME_BODY_MAX = 131_072 - 8
 FLAGS_AT = 5
 """Place of the flags in a command."""
 SAME_SIZE = 1
@@ -102,15 +100,17 @@ class ParkedKeys:
             vhost, name, group, key, lambda row: SkipParked(group, key, row.head)
         )
 
-    async def replace(self, vhost: str, name: str, group: str, key: bytes, body: bytes) -> None:
+    async def replace(
+        self, vhost: str, name: str, group: str, key: bytes, body: bytes, user: User
+    ) -> None:
         """Gives the first message of a key another body; what else it has stays. It waits on.
-        Raises as `resume` does."""
+        Raises as `resume` does; PreconditionFailed: the user may not publish it so."""
         await self._change_head(
             vhost,
             name,
             group,
             key,
-            lambda row: ReplaceParked(group, key, row.head, with_body(row.message, body)),
+            lambda row: ReplaceParked(group, key, row.head, with_body(row.message, body, user)),
         )
 
     async def _change_head(
@@ -144,25 +144,18 @@ class ParkedKeys:
         return found
 
 
-def with_body(message: bytes, body: bytes) -> bytes:
-    """Returns an ENQUEUE command of one message with another body."""
-    names, content = split_record(batch.record(message, 0, 0))
-    header, _ = content_parts(content)
-    header = header[:BODY_SIZE_AT] + struct.pack(">Q", len(body)) + header[BODY_SIZE_AT + 8 :]
-    frames = [_frame(2, header)]
-    frames += [
-        _frame(3, body[at : at + FRAME_BODY_MAX]) for at in range(0, len(body), FRAME_BODY_MAX)
-    ]
+def with_body(message: bytes, body: bytes, user: User) -> bytes:
+    """Returns an ENQUEUE command of one message with another body, which passes the checks of a
+    publish by this user. Raises PreconditionFailed."""
+    record = read_record(batch.record(message, 0, 0))
+    checked = check_message(records.with_body(record.content, body), record.routing_key, user=user)
     builder = CommandBuilder()
     target = PublishTarget(builder, 0, None)
     flags = message[FLAGS_AT] & ~SAME_SIZE
-    target.publish((names, *frames), len(body), 0, flags)
+    names = records.names_of(record.exchange, record.routing_key)
+    target.publish((names, checked.content), len(body), 0, flags)
     builder.discard_unsent()
     return batch.slice_records(bytes(target.pending[0].bytes()), 0, 0, 1)
-
-
-def _frame(kind: int, payload: bytes) -> bytes:
-    return struct.pack(">BHI", kind, 0, len(payload)) + payload + b"\xce"
 
 
 def _ahead(record: TopicRecord, group: str) -> list[int]:

@@ -8,8 +8,11 @@ from convoymq.management.call import DONE, Call, Status, object_not_found
 from convoymq.management.fields import number
 from convoymq.management.handlers.queues import existing_queue
 from convoymq.management.routes import Routes
+from convoymq.model.errors import PeerError
 from convoymq.model.json import JsonObject
+from convoymq.model.tables import shown
 from convoymq.queues.interface import ScheduledMessage, ScheduledPlace
+from convoymq.queues.records import read_record
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1_000
@@ -60,15 +63,21 @@ async def cancel(call: Call) -> JsonObject:
 
 
 def _row(message: ScheduledMessage) -> JsonObject:
-    exchange, routing_key, properties, _ = messages.read_record(message.head)
+    try:
+        head = read_record(message.head)
+        named: JsonObject = {
+            "exchange": shown(head.exchange),
+            "routing_key": shown(head.routing_key),
+            "properties": messages.properties_json(head.properties),
+        }
+    except PeerError:
+        named = {"unreadable": True}
     return {
         "id": _id(message.place),
         "deliver_at": message.place.due_ms,
         "reason": "retry" if message.acquired_count else "scheduled",
-        "exchange": exchange,
-        "routing_key": routing_key,
+        **named,
         "payload_bytes": message.size,
-        "properties": properties,
         "acquired_count": message.acquired_count,
         "delivery_count": message.failed_delivery_count,
     }

@@ -97,7 +97,7 @@ async def republish(call: Call) -> JsonObject:
         queue=spec.queue,
         exchange=spec.exchange,
         key=spec.key,
-        record=selections.edited_record(found, body),
+        record=selections.edited_record(found, body, call.user, call.message_bytes_max),
     )
     summary = await call.broker.browsing.claim(record, id, [place], edited.pack())
     return selections.operation_json(id, summary)

@@ -30,6 +30,7 @@ from convoymq.management.topics import (
     whole_number,
 )
 from convoymq.model.json import JsonObject
+from convoymq.model.refusals import message_too_big
 from convoymq.routing.policy_keys import AUTOSCALE_KEYS
 from convoymq.topics.lineage import Mode
 from convoymq.topics.routes import LOGICAL_DEFAULT
@@ -363,7 +364,10 @@ async def replace(call: Call) -> Status:
     keys = keys_in(body)
     if len(keys) != 1:
         raise bad_request("a body replaces that of one key")
-    await _admin(call).parked.replace(*place, keys[0], body_in(body))
+    payload = body_in(body)
+    if len(payload) > call.message_bytes_max:
+        raise message_too_big(len(payload), call.message_bytes_max)
+    await _admin(call).parked.replace(*place, keys[0], payload, call.user)
     return Status(DONE)
 
 

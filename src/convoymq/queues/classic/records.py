@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from convoymq.model.tables import EMPTY, Table, decode_table
-
 _CONTENT_TYPE = 1 << 15
 _CONTENT_ENCODING = 1 << 14
 _HEADERS = 1 << 13
@@ -38,21 +36,6 @@ class Traits(NamedTuple):
 
 
 CUT_OFF = Traits(False, None, None, 0, whole=False)
-
-
-def headers_of(record: bytes) -> Table:
-    """Returns the headers of a record. Raises ValueError, BrokerError when it is malformed."""
-    try:
-        at = 1 + record[0]
-        at += 1 + record[at] + _FRAME_HEADER
-        flags = int.from_bytes(record[at + 12 : at + 14], "big")
-        at += _CONTENT_HEADER
-        for bit in (_CONTENT_TYPE, _CONTENT_ENCODING):
-            if flags & bit:
-                at += 1 + record[at]
-    except IndexError as error:
-        raise ValueError("message record is cut off") from error
-    return decode_table(record, at, len(record))[0] if flags & _HEADERS else EMPTY
 
 
 def traits_of(record: bytes) -> Traits:
@@ -83,7 +66,7 @@ def traits_of(record: bytes) -> Traits:
             at += 1 + record[at]
         expiration: int | None = None
         if flags & _EXPIRATION:
-            digits = record[at + 1 : at + 1 + record[at]]
+            digits = record[at + 1 : at + 1 + record[at]].removeprefix(b"+")
             at += 1 + record[at]
             expiration = int(digits) if digits.isdigit() else None
     except IndexError:

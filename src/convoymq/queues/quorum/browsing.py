@@ -28,10 +28,10 @@ from convoymq.kernels.entries import Entry
 from convoymq.model.errors import BrokerError, PeerError
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.death_history import History, Origin, history_of
-from convoymq.queues.deaths import Properties
 from convoymq.queues.quorum.backlog import Backlog
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT
 from convoymq.queues.quorum.runs import LOW, Fifo, Run
+from convoymq.queues.records import read_record
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.machine import QuorumMachine
@@ -392,10 +392,9 @@ class _Reading:
     def _read(self, record: bytes) -> tuple[bytes | None, list[Origin] | None] | None:
         """Returns (what is shown of a record, its deaths); None = it is not wanted."""
         try:
-            _, content = split_record(record)
-            header, _ = content_parts(content)
-            headers = Properties(header).headers
-        except (BrokerError, ValueError, IndexError):
+            message = read_record(record)
+            content, headers = message.content, message.headers
+        except BrokerError:
             # Nobody can read it, but it can be seen, and deleted.
             content, headers = b"", EMPTY
         history = history_of(content, headers) if content else None
@@ -403,7 +402,9 @@ class _Reading:
             return None
         if self._body_bytes is None:
             return None, None
-        deaths = None if history is None else [history.first, history.last]
+        deaths = (
+            None if history is None else [history.first.for_people(), history.last.for_people()]
+        )
         return cut_body(record, self._body_bytes), deaths
 
 

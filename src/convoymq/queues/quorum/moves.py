@@ -18,12 +18,10 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
-from convoymq.kernels.content import content_parts, split_record
+from convoymq.model.content_header import ContentHeader
 from convoymq.model.errors import BrokerError
-from convoymq.model.tables import Table, decode_short_string
-from convoymq.queues.classic.records import traits_of
-from convoymq.queues.death_history import Origin, history_of, text_of
-from convoymq.queues.deaths import Properties
+from convoymq.model.tables import EMPTY, Table
+from convoymq.queues.death_history import Origin, history_of
 from convoymq.queues.message_properties import (
     GROUP_ID,
     RECORD_EXPIRATION,
@@ -31,14 +29,13 @@ from convoymq.queues.message_properties import (
     RECORD_PRIORITY,
     asked_property,
 )
-from convoymq.routing.copies import COPY
+from convoymq.queues.records import MessageRecord, names_of, read_record
+from convoymq.routing.choosing import HashProperties
+from convoymq.routing.copies import kept_keys
 
 QUEUE, EXCHANGE, FIRST, LAST, ORIGIN = "queue", "exchange", "first", "last", "origin"
 TARGETS = (QUEUE, EXCHANGE, FIRST, LAST, ORIGIN)
 RETRIES = (FIRST, LAST, ORIGIN)
-
-_PRIORITY = 1 << 11
-_EXPIRATION = 1 << 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +70,7 @@ class Move:
     exchange: str
     keys: tuple[str, ...]
     """By these it is routed."""
-    properties: Properties
+    header: ContentHeader
     parts: tuple[bytes, bytes]
     """The record: exchange and routing key, content."""
     flags: int
@@ -84,41 +81,45 @@ class Move:
     @property
     def headers(self) -> Table:
         """For exchanges that look at them."""
-        return self.properties.headers
+        return self.header.properties.headers or EMPTY
+
+    @property
+    def properties(self) -> HashProperties:
+        """For exchanges that hash one."""
+        return self.header.properties
 
 
 def move_of(record: bytes, spec: MoveSpec) -> Move | None:
     """Returns the move of a record; None: it does not say where it came from, or is broken."""
     try:
-        names, content = split_record(record)
-        properties = Properties(content_parts(content)[0])
-        target = _target(names, content, properties.headers, spec)
+        message = read_record(record)
+        target = _target(message, spec)
         if spec.record is not None:
-            content = split_record(spec.record)[1]
-            properties = Properties(content_parts(content)[0])
-    except (BrokerError, ValueError, IndexError):
+            message = read_record(spec.record)
+        properties = message.properties
+        asked = asked_property(properties.expiration, properties.priority)
+    except BrokerError:
         return None
     if target is None:
         return None
     exchange, keys, shown = target
-    flags = RECORD_PRIORITY if properties.flags & _PRIORITY else 0
-    if properties.flags & _EXPIRATION:
+    flags = RECORD_PRIORITY if properties.priority is not None else 0
+    if properties.expiration is not None:
         flags |= RECORD_EXPIRATION
-    if GROUP_ID in properties.headers:
+    if GROUP_ID in message.headers:
         flags |= RECORD_HEADERS
-    priority = traits_of(names + content).priority if flags & RECORD_PRIORITY else None
     return Move(
         exchange=exchange,
         keys=tuple(dict.fromkeys(keys)),
-        properties=properties,
-        parts=(_short(shown[0]) + _short(shown[1]), content),
+        header=message.header,
+        parts=(names_of(*shown), message.content),
         flags=flags,
-        asked=asked_property(properties.expiration, priority),
+        asked=asked,
     )
 
 
 def _target(
-    names: bytes, content: bytes, headers: Table, spec: MoveSpec
+    message: MessageRecord, spec: MoveSpec
 ) -> tuple[str, tuple[str, ...], tuple[str, str]] | None:
     """Returns (exchange, routing keys, exchange and key that the record shows)"""
     if spec.to == QUEUE:
@@ -126,10 +127,9 @@ def _target(
     if spec.to == EXCHANGE:
         if spec.key is not None:
             return spec.exchange, (spec.key,), (spec.exchange, spec.key)
-        _, at = decode_short_string(names, 0, len(names))
-        own, _ = decode_short_string(names, at, len(names))
-        return spec.exchange, (own, *_copies(headers)), (spec.exchange, own)
-    history = history_of(content, headers)
+        own = message.routing_key
+        return spec.exchange, (own, *kept_keys(message.headers)), (spec.exchange, own)
+    history = history_of(message.content, message.headers)
     if history is None:
         return None
     origin = history.last if spec.to == LAST else history.first
@@ -141,15 +141,3 @@ def _target(
 
 def _shown(origin: Origin) -> tuple[str, str]:
     return (origin.exchange, origin.routing_keys[0]) if origin.routing_keys else ("", origin.queue)
-
-
-def _copies(headers: Table) -> list[str]:
-    field = headers.get(COPY)
-    if field is None or not isinstance(field.value, tuple):
-        return []
-    return [text_of(item) for item in field.value]
-
-
-def _short(text: str) -> bytes:
-    data = text.encode()[:255]
-    return bytes((len(data),)) + data

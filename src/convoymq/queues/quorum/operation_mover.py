@@ -338,7 +338,7 @@ class OperationMover(NullEvents):
             self._tag += 1
             self._tags[self._tag] = (job, job.attempt, offset, queue.group)
             stream.open += 1
-            target.publish(move.parts, move.properties.body_size, self._tag, move.flags)
+            target.publish(move.parts, move.header.body_size, self._tag, move.flags)
         return True
 
     def _stream(self, job: _Job, queue: Queue) -> _Stream:

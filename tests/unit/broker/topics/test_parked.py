@@ -16,9 +16,11 @@ from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_writer import ColumnWriter
 from convoymq.kernels.columns import PROPERTIES
-from convoymq.management.messages import build_record
-from convoymq.model.errors import NotFound, Unavailable
+from convoymq.management.messages import content_in
+from convoymq.metadata.records import User
+from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.partition.reads import ParkedRow
+from convoymq.queues.records import names_of
 from convoymq.topics.answers import ParkAnswer, ParkedEntry
 from convoymq.topics.changes import Phase, Seal, plan_split
 from convoymq.topics.commands import ResumeParked, SkipParked
@@ -31,13 +33,15 @@ from convoymq.topics.refusals import Code, NotParked
 from convoymq.topics.routes import first_route
 from convoymq.topics.topic import TopicState
 
+USER = User(name="ann")
 
-def parked(body: bytes) -> bytes:
+
+def parked(body: bytes, **properties: object) -> bytes:
     """A message as it is parked."""
-    properties = {"headers": {"x-order-key": "k", "other": "kept"}, "content_type": "text/plain"}
+    properties |= {"headers": {"x-order-key": "k", "other": "kept"}, "content_type": "text/plain"}
     builder = CommandBuilder()
     target = PublishTarget(builder, 0, None)
-    target.publish((build_record("t", "route", properties, body),), len(body), 0)
+    target.publish((names_of("t", "route"), content_in(properties, body)), len(body), 0)
     builder.discard_unsent()
     return batch.slice_records(bytes(target.pending[0].bytes()), 0, 0, 1)
 
@@ -51,13 +55,19 @@ def columns(message: bytes) -> ColumnFrame:
 @pytest.mark.parametrize("body", [b"", b"better", b"x" * 300_000])
 def test_another_body_leaves_the_rest_as_it_was(body: bytes) -> None:
     before = columns(parked(b"worse"))
-    after = columns(with_body(parked(b"worse"), body))
+    after = columns(with_body(parked(b"worse"), body, USER))
     (content,) = contents_of(after)
     assert content.body == body
     assert content.key == b"k"
     assert content.headers == contents_of(before)[0].headers
     flags = [bytes(frame.buffers(PROPERTIES)[1])[12:] for frame in (before, after)]
     assert flags[0] == flags[1]
+
+
+def test_a_body_is_not_put_under_the_name_of_its_author() -> None:
+    with pytest.raises(PreconditionFailed, match="user_id property set to 'bob'"):
+        with_body(parked(b"pay 1", user_id="bob"), b"pay 1000", USER)
+    assert with_body(parked(b"pay 1", user_id="ann"), b"pay 2", USER)
 
 
 LOGICAL = 8

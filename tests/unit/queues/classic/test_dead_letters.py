@@ -22,11 +22,11 @@ from convoymq.kernels.batch import (
     pack_ranges,
 )
 from convoymq.kernels.content import content_parts, split_record
+from convoymq.model.content_header import decode_header
 from convoymq.queues.classic import leaving as leaving_module
 from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.classic.dead_letter_sender import SLICE_MESSAGES
 from convoymq.queues.classic.machine import DELIVER, ClassicMachine, Limits
-from convoymq.queues.deaths import Properties
 from tests.unit.queues.classic.support import Node, Time, body_of, message, queue_record, settle
 from tests.unit.queues.dead_letter_targets import FakeQueue
 
@@ -114,7 +114,7 @@ def test_headers_are_those_of_every_dead_letter(node: Node, time: Time) -> None:
     run(node, time)
     names, content = published[0]
     assert names == b"\x03dlx\x01k"
-    properties = Properties(content_parts(content)[0])
+    properties = decode_header(content_parts(content)[0]).properties
     death = properties.headers.get("x-death").value[0].value  # type: ignore
     assert {name: death.get(name).value for name in ("queue", "reason", "count")} == {
         "queue": b"q",

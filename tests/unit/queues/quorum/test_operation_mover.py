@@ -328,7 +328,7 @@ def test_an_edited_message_takes_the_place_of_the_other() -> None:
     assert move.keys == ("first",)
     assert move.parts[0] == b"\6orders\3red"
     assert move.parts[1].endswith(b"better\xce")
-    assert (move.flags, move.properties.body_size) == (6, 6)
+    assert (move.flags, move.header.body_size) == (6, 6)
 
 
 def test_what_is_broken_goes_nowhere() -> None:
