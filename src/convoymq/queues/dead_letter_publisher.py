@@ -38,6 +38,10 @@ IDLE_MS = 60_000
 DISABLED_NAME = "disabled"
 AT_MOST_ONCE_NAME = "at_most_once"
 AT_LEAST_ONCE_NAME = "at_least_once"
+ONCE = 1 << 62
+"""Tags from here on are of messages that are published at most once, to queues whose answers alone say
+that they are full."""
+REFUSED = "refused by a queue"
 STRATEGIES = (DISABLED_NAME, AT_MOST_ONCE_NAME, AT_LEAST_ONCE_NAME)
 """Names in metrics of the strategies for messages that leave unacknowledged."""
 
@@ -120,6 +124,7 @@ class DeadLetterPublisher(NullEvents):
         self._deaths: dict[str, tuple[Death, FirstDeath]] = {}
         """The newest for each reason."""
         self._targets: dict[int, Target] = {}
+        self._once_tag = ONCE
         self._timer = EarliestTimer(source.clock, self._work)
         self._idle_timer: Timer | None = None
 
@@ -156,7 +161,7 @@ class DeadLetterPublisher(NullEvents):
     def _publish_once(
         self, block: bytes | None, command: int, first: int, count: int, reason: str
     ) -> None:
-        """Publishes records of a command without waiting for confirms; None: it cannot be read."""
+        """Publishes records of a command once; None: it cannot be read."""
         if block is None:
             self._lose(count, "not readable")
             return
@@ -183,7 +188,19 @@ class DeadLetterPublisher(NullEvents):
             else:
                 self._lose(letters.count, "no route")
         for queue in queues:
-            letters.publish(self._target(queue).client.target, 0)
+            if queue.refuses_publishes:
+                self._lose(letters.count, REFUSED)
+                continue
+            # A replicated queue without a leader would refuse what has a tag, instead of keeping it.
+            tag = self._once_tag if queue.features.answers_by_tags else 0
+            letters.publish(self._target(queue).client.target, tag)
+            self._once_tag += letters.count
+
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+        """See `PublisherEvents`: a message that was published once is lost when it is refused."""
+        if not ok and not is_gone(client):
+            pairs = zip(tags[::2], tags[1::2], strict=True)
+            self._lose(sum(last - first + 1 for first, last in pairs), REFUSED)
 
     def _lose(self, count: int, reason: str) -> None:
         self._source.note("queue.dead_letters_lost", {"count": count, "reason": reason})

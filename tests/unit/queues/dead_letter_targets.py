@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from convoymq.kernels import batch
@@ -55,6 +56,8 @@ class FakeQueue:
         self.name = name
         self.ended = None
         self.deleted = False
+        self.refuses_publishes = False
+        self.features = SimpleNamespace(answers_by_tags=False)
         self.got: list[tuple[int, bytes]] = []
         self.clients: list[FakeClient] = []
 

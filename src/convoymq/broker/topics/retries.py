@@ -2,8 +2,8 @@
 
 A copy is published as a dead letter is (ADR 0044): header `x-death` names the group, as
 `TOPIC/GROUP`, and counts. The message is acknowledged when every queue and topic that the exchange
-leads to has confirmed its copy, so it is there at least once. Without a route nothing is
-acknowledged: the copy is published again later.
+leads to has confirmed its copy, so it is there at least once. Without a route, and while a queue of
+it refuses publishers, nothing is acknowledged: the copy is published again later.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from convoymq.broker.topics.group_messages import GroupName
 from convoymq.kernels import batch
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import BrokerError
-from convoymq.queues.dead_letter_publisher import DeadLetterOptions, DeadLetterPublisher
+from convoymq.queues.dead_letter_publisher import (
+    REFUSED,
+    DeadLetterOptions,
+    DeadLetterPublisher,
+)
 from convoymq.queues.deaths import REJECTED, dead_letter
 from convoymq.queues.interface import Queue, QueueClient
 
 log = structlog.get_logger()
 
 UNROUTED_MS = 1_000
-"""Pause before a copy without a route is given back, to be published again."""
+"""Pause before a copy without a route, or for a full queue, is given back and published again."""
 Stored = Callable[[bool], None]
 
 
@@ -79,6 +83,8 @@ class GroupRetries(DeadLetterPublisher):
             why = str(error)
         else:
             why = "no route"
+            if any(queue.refuses_publishes for queue in route):
+                why, route = REFUSED, ()
         if not route:
             log.warning(
                 "topics.retry_unroutable",

@@ -18,6 +18,8 @@ from convoymq.queues.dead_letter_publisher import (
     AT_LEAST_ONCE_NAME,
     AT_MOST_ONCE_NAME,
     DISABLED_NAME,
+    ONCE,
+    REFUSED,
     DeadLetterOptions,
     DeadLetterPublisher,
     is_gone,
@@ -241,10 +243,20 @@ class DeadLetterMover(DeadLetterPublisher):
         if not queues:
             self._wait(count, reason)
         for group in worker.routed(number, count, queues, letters.size, now):
+            if queues[group].refuses_publishes:
+                self._refused(worker, number, number + count - 1, group, now)
+                continue
             target = self._target(queues[group])
             target.open += count
             letters.publish(target.client.target, number + 1)
         return count
+
+    def _refused(
+        self, worker: DeadLetterWorker, first: int, last: int, group: int, now: int
+    ) -> None:
+        count = worker.answered(first, last, group, False, now)
+        if count:
+            self._wait(count, REFUSED)
 
     def _wait(self, count: int, reason: str) -> None:
         self._queue.note("queue.dead_letters_waiting", {"count": count, "reason": reason})
@@ -280,17 +292,20 @@ class DeadLetterMover(DeadLetterPublisher):
         """See `PublisherEvents`: confirms and refusals of targets. A tag is a number plus one: a
         target is asked once at a time to take a message."""
         worker = self._worker
-        if worker is None:
-            return
         # Publishes to a queue that is deleted are confirmed: nobody has the message.
         took = ok and not is_gone(client)
         now = self._queue.clock.monotonic_ms()
         group = client.queue.group
         target = self._targets.get(group)
         for first, last in zip(tags[::2], tags[1::2], strict=True):
-            count = worker.answered(first - 1, last - 1, group, took, now)
-            if count and not took:
-                self._wait(count, "refused by a queue")
+            if first >= ONCE:
+                super().on_published(client, (first, last), ok)
+            elif worker is None:
+                continue
+            elif took:
+                worker.answered(first - 1, last - 1, group, True, now)
+            else:
+                self._refused(worker, first - 1, last - 1, group, now)
             if target is not None and target.client is client:
                 target.open -= last - first + 1
         self._timer.soon(0)

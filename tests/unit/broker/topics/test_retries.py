@@ -16,7 +16,13 @@ from tests.unit.queues.quorum.test_groups import record_in
 
 
 @pytest.mark.provokes("topics.retry_unroutable")
-def test_a_copy_without_a_route_is_given_back_later() -> None:
+@pytest.mark.parametrize(
+    ("route", "reason"),
+    [((), "no route"), ((SimpleNamespace(refuses_publishes=True),), "refused by a queue")],
+)
+def test_a_copy_that_has_no_place_is_given_back_later(
+    route: tuple[Any, ...], reason: str
+) -> None:
     """So its message is not acknowledged, and comes again."""
     calls: list[tuple[int, Any, tuple[Any, ...]]] = []
     clock: Any = SimpleNamespace(
@@ -24,7 +30,7 @@ def test_a_copy_without_a_route_is_given_back_later() -> None:
         monotonic_ms=lambda: 5_000,
         call_later=lambda ms, done, *more: calls.append((ms, done, more)),
     )
-    routes: Any = SimpleNamespace(route_dead_letter=lambda *asked: ())
+    routes: Any = SimpleNamespace(route_dead_letter=lambda *asked: route)
     retries = Retries(clock, lambda: 1, DeadLetterOptions(routes=routes))
     record, flags = record_in(b"g")
     message = reference.enqueue(1, 1, [record], [len(record)], flags)
@@ -32,7 +38,7 @@ def test_a_copy_without_a_route_is_given_back_later() -> None:
     with structlog.testing.capture_logs() as logs:
         retries.publish(GroupName("/", "orders", "g"), "retry", message, stored.append)
     assert [(each["exchange"], each["group"], each["reason"]) for each in logs] == [
-        ("retry", "orders/g", "no route")
+        ("retry", "orders/g", reason)
     ]
     ((after_ms, done, arguments),) = calls
     assert not stored

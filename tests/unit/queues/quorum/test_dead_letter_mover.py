@@ -269,6 +269,45 @@ def test_a_full_target_is_tried_again_alone() -> None:
     assert cluster.kept() == 0
 
 
+def test_at_most_once_is_lost_and_counted_where_a_target_refuses() -> None:
+    """One that is known to be full, and one that says so in its answer."""
+    cluster = MovingCluster(MOST)
+    cluster.routes.queues = cluster.targets
+    cluster.targets[0].refuses_publishes = True
+    cluster.targets[1].features.answers_by_tags = True
+    cluster.reject(b"a", b"b")
+    cluster.work()
+    assert cluster.targets[0].got == []
+    assert cluster.targets[1].bodies() == [b"a", b"b"]
+    cluster.targets[1].clients[0].answer(False)
+    cluster.work(20_000)
+    lost = cluster.events("queue.dead_letters_lost")
+    assert {each["reason"] for each in lost} == {"refused by a queue"}
+    assert sum(each["count"] for each in lost) == 4
+
+
+def test_at_least_once_waits_for_a_target_that_refuses_publishers() -> None:
+    """It is not sent what no client could publish; the other target gets it once."""
+    cluster = MovingCluster(LEAST)
+    cluster.routes.queues = cluster.targets
+    cluster.targets[0].refuses_publishes = True
+    cluster.reject(b"a", b"b")
+    cluster.work()
+    cluster.targets[1].clients[0].answer()
+    cluster.work(5_000)
+    assert cluster.targets[0].got == []
+    assert len(cluster.targets[1].got) == 2
+    assert cluster.kept() == 2
+    waiting = cluster.events("queue.dead_letters_waiting")
+    assert {each["reason"] for each in waiting} == {"refused by a queue"}
+    cluster.targets[0].refuses_publishes = False
+    cluster.work(10_000)
+    cluster.targets[0].clients[0].answer()
+    cluster.work()
+    assert cluster.targets[0].bodies() == [b"a", b"b"]
+    assert cluster.kept() == 0
+
+
 def test_a_target_that_is_deleted_has_not_taken_anything() -> None:
     """Publishes to a queue that goes are confirmed; the message would be nowhere."""
     cluster = MovingCluster(LEAST)
