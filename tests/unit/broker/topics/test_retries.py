@@ -20,9 +20,7 @@ from tests.unit.queues.quorum.test_groups import record_in
     ("route", "reason"),
     [((), "no route"), ((SimpleNamespace(refuses_publishes=True),), "refused by a queue")],
 )
-def test_a_copy_that_has_no_place_is_given_back_later(
-    route: tuple[Any, ...], reason: str
-) -> None:
+def test_a_copy_that_has_no_place_is_given_back_later(route: tuple[Any, ...], reason: str) -> None:
     """So its message is not acknowledged, and comes again."""
     calls: list[tuple[int, Any, tuple[Any, ...]]] = []
     clock: Any = SimpleNamespace(
