@@ -35,7 +35,8 @@ TABLE_BYTES_MAX = 1 << 20
 SHORT_STRING_BYTES_MAX = 255
 
 NOT_TEXT = "Not UTF-8, base64 is: "
-"""What people see of bytes that are no text, as RabbitMQ's HTTP API has it; then the base64."""
+"""Begin of the text that stands for bytes that are no text, as in RabbitMQ's HTTP API; their base64
+follows."""
 
 _SIGNED_64 = range(-(1 << 63), 1 << 63)
 

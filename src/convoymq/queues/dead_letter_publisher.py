@@ -39,7 +39,7 @@ DISABLED_NAME = "disabled"
 AT_MOST_ONCE_NAME = "at_most_once"
 AT_LEAST_ONCE_NAME = "at_least_once"
 ONCE = 1 << 62
-"""Tags from here on are of messages that are published at most once, to queues whose answers alone say
+"""First tag of messages that are published at most once, to queues of which only answers say
 that they are full."""
 REFUSED = "refused by a queue"
 STRATEGIES = (DISABLED_NAME, AT_MOST_ONCE_NAME, AT_LEAST_ONCE_NAME)
@@ -191,7 +191,7 @@ class DeadLetterPublisher(NullEvents):
             if queue.refuses_publishes:
                 self._lose(letters.count, REFUSED)
                 continue
-            # A replicated queue without a leader would refuse what has a tag, instead of keeping it.
+            # A replicated queue without a leader would refuse what has a tag, and not keep it.
             tag = self._once_tag if queue.features.answers_by_tags else 0
             letters.publish(self._target(queue).client.target, tag)
             self._once_tag += letters.count

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels import batch
 from convoymq.model.errors import NotFound
-from convoymq.queues.interface import PublisherEvents
+from convoymq.queues.interface import PublisherEvents, QueueFeatures
 from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.records import identity_of
 
@@ -21,6 +21,7 @@ TARGET_GROUP = 1 << 30
 """No group of a world has this number."""
 NO_ROUTE_CHANCE = 0.1
 REFUSAL_CHANCE = 0.1
+FULL_CHANCE = 0.05
 DELAY_MAX_US = 50_000
 POLICIES: tuple[dict[str, object], ...] = (
     {},
@@ -46,6 +47,7 @@ class DeadLetterTarget:
     group = TARGET_GROUP
     ended = None
     deleted = False
+    features = QueueFeatures()
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -60,6 +62,11 @@ class DeadLetterTarget:
         if draw < NO_ROUTE_CHANCE / 2:
             raise NotFound("there is no such exchange")
         return () if draw < NO_ROUTE_CHANCE else (self,)
+
+    @property
+    def refuses_publishes(self) -> bool:
+        """Full now and then, and known to be."""
+        return not self._world.quiet and self._rng.random() < FULL_CHANCE
 
     def varies_by_message(self, _vhost: str, _exchange: str) -> bool:
         """See `DeadLetterRoutes`: draws for whole runs."""

@@ -368,9 +368,7 @@ class DeliveryModel(ReadyLines):
 
     def _delay_of(self, record: bytes) -> int:
         """For how long a message is to wait."""
-        if not self.in_force(2):
-            return 0
-        field = read_record(record).headers.get("x-delay")
+        field = read_record(record).headers.get("x-delay") if self.in_force(2) else None
         return field.value if field is not None and isinstance(field.value, int) else 0
 
     def _schedule(self, message: Message, ready_ms: int) -> None:
