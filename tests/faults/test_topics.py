@@ -17,11 +17,13 @@ from tests.faults.topic_traffic import (
     leader_of,
     name_of,
     open_pids,
+    path,
 )
 from tests.faults.traffic import until
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports()
+LEASE_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,14 @@ def metadata_leader(cluster: LocalCluster) -> int:
 
     until(known, "nobody leads the metadata")
     return found[0]
+
+
+def owners_at(cluster: LocalCluster, topic: str) -> set[int]:
+    """The nodes whose members have partitions of a topic; 0 for a partition without an owner."""
+    status, rows = call(cluster, "GET", path(topic, "groups"))
+    owners = {owner["pid"]: owner["member"] for row in rows for owner in row["owners"]}
+    nodes = {int(member.partition("-")[0]) for member in owners.values()}
+    return nodes if status == 200 and len(owners) == len(open_pids(cluster, topic)) else {0}
 
 
 def restart(cluster: LocalCluster, number: int) -> None:
@@ -104,6 +114,8 @@ def test_the_node_of_a_member_is_killed(cluster: LocalCluster) -> None:
         traffic.goes_on()
         until(lambda: all(member.pids for member in traffic.members), "a member has nothing")
         cluster.kill(1)
+        # Its process is known to have ended: nobody waits for the end of its leases.
+        until(lambda: owners_at(cluster, "member") == {3}, "it is waited for", LEASE_S)
         traffic.goes_on(300)
         until(lambda: traffic.members[1].pids == {0, 1, 2, 3}, "partitions have no member")
         restart(cluster, 1)

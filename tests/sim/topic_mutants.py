@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from convoymq.sim.topics import world as worlds
+from convoymq.sim.topics.clients import SimConsumer
 from convoymq.sim.topics.partitions import SimPartition
 from convoymq.sim.topics.world import run_topic_seed
 from convoymq.topics import controller as controllers
@@ -477,6 +478,18 @@ def expires_too_early() -> list[Patch]:
         self.ttl_ms = ttl_ms
 
     return [(Coordinator, "_expire_members", planted)]
+
+
+@mutant("a member that is only silent is taken for dead", f"{CHANGES},pause,consumer,window")
+def silent_members_are_taken_for_dead() -> list[Patch]:
+    pause = SimConsumer.pause
+
+    def planted(self: Any, until: int) -> None:
+        pause(self, until)
+        seat = self.world.metadata.groups[self.group]
+        self.world.engine.after(5, seat.on_dead, self.member)
+
+    return [(SimConsumer, "pause", planted)]
 
 
 @mutant("a client that asks for one message of a key has several", f"{CHANGES},window")

@@ -118,6 +118,8 @@ class Broker:
         """Records members and forgets nodes; set by `follow_members`."""
         self._clock = clock
         self._incarnations: dict[int, int] = {node_id: incarnation}
+        self._ended: dict[int, int] = {}
+        """Node -> the latest incarnation whose process is known to have ended."""
         self._timer: Timer | None = None
         self._reconciling = False
         self._closing_revoked = False
@@ -353,9 +355,8 @@ class Broker:
 
     async def start(self) -> None:
         """Opens the queues that the tree knows, and follows it from now on."""
-        for node in self.nodes.running():
-            if node != self.node_id:
-                self._incarnations[node] = self.host.incarnation_of(node)
+        # Also of nodes that are linked and will be in the tree in a moment.
+        self._incarnations |= self.host.incarnations
         self.metadata.watch(self._on_change)
         if self._has_topics():
             self.topic_parts.on_change(Change(ChangeKind.RESTORED))
@@ -412,6 +413,16 @@ class Broker:
         self.reconciliation.trigger()
         if definite:
             self._absent_nodes.on_node_gone(node)
+            # What was linked last: a later process would not be known yet.
+            self._ended[node] = self.host.incarnation_of(node)
+            if self._topic_parts is not None:
+                self._topic_parts.coordinators.look_for_dead()
+
+    def has_ended(self, node: int, incarnation: int) -> bool:
+        """Returns whether a node's process of an incarnation is known to have ended: a later one is
+        in the tree, or it said goodbye, or ran on this machine and does not any more."""
+        later = self.metadata.tree.incarnations.get(node, 0)
+        return incarnation < later or incarnation <= self._ended.get(node, 0)
 
     def on_suspect(self, node: int) -> None:
         """Another node is silent: its consumers get nothing new."""

@@ -13,7 +13,8 @@ mode only the change at the group's version is taken; in DAG mode every change w
 drained, and the version follows as far as changes are complete without a gap.
 
 A member counts its leases from when it sent the heartbeat that is answered; the coordinator counts
-from when it received it, and adds a margin.
+from when it received it, and adds a margin. A member whose process is known to have ended (`dead`)
+is not waited for: it hands out nothing more. One that is only silent may go on (ADR 0092).
 
 A coordinator of a weak topic prefers going on to waiting, and says what that costs:
 
@@ -162,6 +163,8 @@ class Coordinator:
         self.known = Known()
         #: A predecessor may have answered a heartbeat just now.
         self.heard_ms = dict.fromkeys(state.members, now_ms)
+        self.dead: frozenset[str] = frozenset()
+        """Members whose process has ended for certain."""
         self.leaving: set[str] = set()
         """Members that leave, or were not heard of for longer than a lease: offered nothing."""
         self._expiring: set[tuple[int, int]] = set()
@@ -179,6 +182,9 @@ class Coordinator:
     def on_heartbeat(self, heartbeat: Heartbeat, now_ms: int) -> None:
         """A member is alive; it holds no more what it lists as released."""
         member = heartbeat.member
+        if member in self.dead:
+            # It was under way when its process ended.
+            return
         self.heard_ms[member] = now_ms
         if heartbeat.leaves:
             self.leaving.add(member)
@@ -350,7 +356,7 @@ class Coordinator:
     def _expire_members(self, now_ms: int) -> None:
         for member in sorted(self.state.members):
             heard = self.heard_ms.setdefault(member, now_ms)
-            gone = now_ms >= heard + self.silence_ms
+            gone = member in self.dead or now_ms >= heard + self.silence_ms
             if not gone and member not in self.leaving:
                 continue
             owned = [(p, o.epoch) for p, o in self.state.owners.items() if o.member == member]

@@ -411,7 +411,9 @@ class GroupMember(Leaseholder[Share]):
             self._set_parked(slow, not answer.live, answer.head)
         if isinstance(command, Park) and answer.code is not Code.NOT_PARKED:
             # Parked, now or before; where its key is parked no more it is handed out.
-            if slow.fresh_offset is None and not slow.waiting[0].failures:
+            # Nothing waits any more when the lease was revoked meanwhile.
+            parked = [each for each in slow.waiting if each.offset == command.offset]
+            if slow.fresh_offset is None and parked and not parked[0].failures:
                 slow.fresh_offset = command.offset
             slow.waiting = [each for each in slow.waiting if each.offset != command.offset]
             share.settled(command.offset, command.offset)

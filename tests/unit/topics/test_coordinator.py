@@ -24,13 +24,14 @@ from convoymq.topics.group import (
     GroupState,
     Join,
     Kept,
+    Leave,
     Lose,
     Recover,
     Release,
     Seek,
     Skip,
 )
-from convoymq.topics.heartbeats import Heartbeat
+from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.lineage import Lineage, Mode
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import first_route
@@ -82,6 +83,28 @@ def test_a_lease_of_a_lost_partition_is_told_no_more_and_ends_in_time() -> None:
     assert proposed == [Release(0, 1, expired=True)]
     assert state.apply(proposed[0], latest=0)
     assert coordinator.is_drained(0)
+
+
+def test_a_dead_member_is_not_waited_for_and_its_heartbeats_count_no_more() -> None:
+    state = GroupState.first("g", 0, {})
+    for command in (Join("m"), Join("n"), Grant(0, "m", 1, 0)):
+        assert state.apply(command, latest=0)
+    coordinator = Coordinator(state, Lineage.first(first_route(4, 1)), 0)
+
+    def proposed(now_ms: int) -> list[object]:
+        coordinator.step(now_ms)
+        return [a.command for a in coordinator.take_actions() if isinstance(a, Propose)]
+
+    assert proposed(10) == []
+    coordinator.dead = frozenset(("m",))
+    assert proposed(20) == [Release(0, 1, expired=True)]
+    coordinator.on_heartbeat(Heartbeat("m", 21, 1, {0: 1}, {}), 21)
+    assert not [a for a in coordinator.take_actions() if isinstance(a, Leases)]
+    assert not coordinator.may_renew(0, 1)
+    assert state.apply(Release(0, 1, expired=True), latest=0)
+    coordinator.on_answer(0, OpenCursor("g", 1), CursorAnswer(Code.OK), 22)
+    assert Grant(0, "n", 1, 1) in proposed(30)
+    assert Leave("m") in proposed(300)
 
 
 # --- weak topics ---------------------------------------------------------------------------

@@ -419,6 +419,17 @@ def test_a_revoked_lease_ends_when_the_client_has_settled_what_it_has() -> None:
     assert world.heartbeats[-1].heartbeat.released == {3: 1}
 
 
+def test_a_lease_that_is_revoked_while_a_message_is_parked_ends_behind_the_answer() -> None:
+    world = World([b"a"] * 3, window=2, one_of_key=True)
+    world.give_back(0, final=True)
+    world.tell({3: 1}, 3)
+    assert 3 in world.member.held
+    answer_all(world)
+    world.wait(1)
+    assert not world.member.held
+    assert world.heartbeats[-1].heartbeat.released == {3: 1}
+
+
 def test_a_client_that_settles_nothing_keeps_a_revoked_lease_no_longer_than_a_lease() -> None:
     world = World([b"a"] * 4, window=2)
     world.tell({3: 1}, 3)

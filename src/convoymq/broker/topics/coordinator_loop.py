@@ -21,6 +21,7 @@ from convoymq.broker.topics.group_messages import (
     WAKE,
     GroupName,
     pack_leases,
+    process_of,
     unpack_heartbeat,
 )
 from convoymq.broker.topics.measures import GroupStalls
@@ -93,11 +94,13 @@ class GroupCoordinators:
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
         wake: Callable[[str], None],
+        has_ended: Callable[[int, int], bool],
     ) -> None:
         """
         Args:
             call_soon: runs a callback when the present one is done.
             wake: tells a member of this node to send its heartbeat now.
+            has_ended: returns whether a node's process of an incarnation is known to have ended.
         """
         self._node = node
         self._store = store
@@ -106,6 +109,7 @@ class GroupCoordinators:
         self._clock = clock
         self._call_soon = call_soon
         self._wake = wake
+        self._has_ended = has_ended
         self._seats: dict[GroupName, _Seat] = {}
         self._due: set[tuple[str, str]] = set()
         """Topics that the tree has changed."""
@@ -253,8 +257,21 @@ class GroupCoordinators:
         if not self._is_current(seat, record):
             seat = self._open(seat.name, record)
         seat.core.weak = self._weak_rules(record)
+        seat.core.dead = self._dead_of(seat.core)
         seat.core.step(self._clock.monotonic_ms())
         self._perform(seat)
+
+    def _dead_of(self, core: Coordinator) -> frozenset[str]:
+        """Returns the members whose process has ended: nobody hands out anything in their names."""
+        places = ((member, process_of(member)) for member in core.state.members)
+        return frozenset(
+            member for member, place in places if place is not None and self._has_ended(*place)
+        )
+
+    def look_for_dead(self) -> None:
+        """The process of a node has ended."""
+        for seat in list(self._seats.values()):
+            self._step(seat)
 
     def _weak_rules(self, record: TopicRecord) -> WeakRules | None:
         """Returns the times of a weak topic, by its policies as they are now."""

@@ -26,6 +26,8 @@ HEARTBEAT = "heartbeat"
 DRAINED = "drained"
 EXPIRED = "expired"
 WAKE = "wake"
+MEMBER_PARTS = 4
+"""Of the name of a member that its node runs."""
 
 
 class GroupName(NamedTuple):
@@ -44,6 +46,15 @@ class GroupName(NamedTuple):
 def member_name(node: int, incarnation: int, session: int, consumer: int) -> str:
     """Returns the name of a member: that of its node comes first."""
     return f"{node}-{incarnation}-{session}-{consumer}"
+
+
+def process_of(member: str) -> tuple[int, int] | None:
+    """Returns (node, its incarnation) of the process that a member lives in; None: it is no
+    consumer of AMQP, and outlives the node that it speaks through."""
+    parts = member.split("-")
+    if len(parts) != MEMBER_PARTS or not all(part.isdecimal() for part in parts):
+        return None
+    return int(parts[0]), int(parts[1])
 
 
 def pack_heartbeat(name: GroupName, beat: Heartbeat) -> list[object]:

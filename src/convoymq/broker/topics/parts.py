@@ -93,6 +93,7 @@ class TopicParts:
             clock=clock,
             call_soon=call_soon,
             wake=members.wake,
+            has_ended=broker.has_ended,
         )
         self.groups = TopicGroups(members, self.admin.create_group)
         broker.queue_admin.find_group = self.groups.find

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from convoymq.sim.topics.world import World
 
 TIMEOUT_MS = 45
+SEEN_DEAD_MS = 40
+"""The end of a process is seen within this time, if ever."""
 RENEW_MS = 50
 RETRIES = 1
 WINDOW = 12
@@ -267,8 +270,12 @@ class SimConsumer:
         self._run()
 
     def crash(self) -> None:
-        """The process is gone, with all that it knew."""
+        """The process is gone, with all that it knew; of every other one that is seen."""
         self.alive = False
+        number = zlib.crc32(self.member.encode())
+        if number & 1:
+            seat = self.world.metadata.groups[self.group]
+            self.world.engine.after(1 + number % SEEN_DEAD_MS, seat.on_dead, self.member)
 
     def leave(self) -> None:
         """The member leaves in order."""

@@ -201,6 +201,8 @@ class CoordinatorSeat:
         self.metadata = metadata
         self.state = state
         self.acting: Coordinator | None = None
+        self.dead: frozenset[str] = frozenset()
+        """Members whose end has been seen."""
         self.log: Log[GroupCommand] = Log(
             world, lambda command: metadata.apply_group(self, command)
         )
@@ -211,6 +213,14 @@ class CoordinatorSeat:
         """The next coordinator begins."""
         if life == self._life:
             self.acting = self._coordinator(self.state, self.metadata.topic)
+            self.acting.dead = self.dead
+
+    def on_dead(self, member: str) -> None:
+        """The end of a member's process is seen."""
+        self.dead |= {member}
+        if self.acting is not None:
+            self.acting.dead = self.dead
+            self._step(self.acting)
 
     def _coordinator(self, state: GroupState, topic: TopicState) -> Coordinator:
         return Coordinator(

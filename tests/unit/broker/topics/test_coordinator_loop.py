@@ -15,6 +15,7 @@ from convoymq.broker.topics.group_messages import (
     GroupName,
     member_name,
     pack_heartbeat,
+    process_of,
     unpack_heartbeat,
     unpack_leases,
 )
@@ -53,6 +54,7 @@ class World:
         self.woken: list[str] = []
         self.notes: list[tuple[int, object]] = []
         self.soon: list[Callable[[], None]] = []
+        self.ended: set[tuple[int, int]] = set()
         self.handlers: dict[int, Any] = {}
         self.loop = GroupCoordinators(
             node=1,
@@ -62,6 +64,7 @@ class World:
             clock=self,  # type: ignore[arg-type]
             call_soon=self.soon.append,
             wake=self.woken.append,
+            has_ended=lambda node, incarnation: (node, incarnation) in self.ended,
         )
         self.loop.tick()
 
@@ -145,6 +148,35 @@ def test_a_silent_member_loses_its_lease_after_its_time_and_not_before() -> None
     world.pass_time(MARGIN_MS + 500)
     assert not world.group.owners
     assert not world.group.members
+
+
+def test_a_member_whose_process_has_ended_is_not_waited_for() -> None:
+    world = World()
+    member = member_name(1, 7, 3, 1)
+    client = "1-00112233445566aa"
+    for name in (member, client):
+        world.beat(name)
+    leases, _ = world.beat(member)
+    assert leases.leases == {0: 1}
+    world.ended = {(1, 6), (2, 7)}
+    world.loop.look_for_dead()
+    world.settle()
+    assert world.group.owners, "another process has ended"
+    world.ended = {(1, 7)}
+    world.loop.look_for_dead()
+    world.settle()
+    assert world.group.members == {client}, "a client outlives its node"
+    assert [owner.member for owner in world.group.owners.values()] == [client]
+    world.term += 1
+    world.beat(member)
+    world.pass_time(500)
+    assert world.group.members == {client}, "a new coordinator knows as well"
+
+
+def test_names_of_members_say_in_which_process_they_live() -> None:
+    assert process_of(member_name(3, 12, 5, 1)) == (3, 12)
+    for name in ("3-00aa11bb22cc33dd", "3-1-2", "3-1-2-x", "3-1--2", ""):
+        assert process_of(name) is None
 
 
 def test_who_stood_still_waits_a_whole_lease_again() -> None:
