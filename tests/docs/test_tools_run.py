@@ -23,10 +23,10 @@ from convoymq.cli.cluster import LocalCluster
 from convoymq.cli.ctl.command import CTL, DIAGNOSTICS, QUEUES, TOPICS, UPGRADE
 from convoymq.cli.ctl.tools import commands_of
 from tests.clusters import wait_http
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports()
-TIME_LIMIT_S = 300
 PROCESSES = 2
 POLICY = """'{"max-length": 50}'"""
 
@@ -239,7 +239,7 @@ class Shell:
             [sys.executable, "-m", "convoymq.cli", *words],
             capture_output=True,
             text=True,
-            timeout=TIME_LIMIT_S,
+            timeout=PATIENCE_S,
             env={**os.environ, "CONVOY_DATA_DIR": str(self.cluster.data)},
             stdin=subprocess.DEVNULL,
         )
@@ -271,7 +271,7 @@ def names_of(tool: str, *tables: str) -> set[str]:
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     with LocalCluster(tmp_path_factory.mktemp("tools"), 3, BASE_PORT) as cluster:
-        cluster.wait_ready(TIME_LIMIT_S)
+        cluster.wait_ready()
         wait_http(cluster)
         yield Shell(cluster)
 

@@ -12,6 +12,7 @@ from convoymq.cli.api import call
 from convoymq.cli.cluster import LocalCluster
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import until
+from tests.patience import PATIENCE_S
 
 TRACE = "amq.rabbitmq.trace"
 BODY = bytes(range(256)) * 700
@@ -26,7 +27,7 @@ def connect(cluster: LocalCluster, node: int, vhost: str = "/") -> Any:
 
 def trace(cluster: LocalCluster, on: bool, vhost: str = "%2F", node: int = 1) -> None:
     url = f"http://127.0.0.1:{cluster.nodes[node - 1].http_port}/api/vhosts/{vhost}"
-    call("PUT", url, 60, "guest:guest", json.dumps({"tracing": on}).encode())
+    call("PUT", url, PATIENCE_S, "guest:guest", json.dumps({"tracing": on}).encode())
     until(lambda: tracing(cluster, vhost) == {on}, "not every node follows")
 
 
@@ -136,7 +137,7 @@ def test_tracing_is_of_one_virtual_host_and_outlives_a_restart(
 ) -> None:
     cluster = start_cluster(3)
     url = f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/vhosts/v"
-    call("PUT", url, 60, "guest:guest", b'{"description": "kept"}')
+    call("PUT", url, PATIENCE_S, "guest:guest", b'{"description": "kept"}')
     trace(cluster, True, "v")
     assert cluster.api("vhosts/v")["description"] == "kept"
     assert tracing(cluster) == {False}
@@ -167,6 +168,6 @@ def test_tracing_is_of_one_virtual_host_and_outlives_a_restart(
     ((method, _, body),) = taken(channel, "copies", 1)
     assert (method.routing_key, body) == ("publish.amq.direct", b"in tx")
     assert taken(other, "copies", 0) == []
-    call("DELETE", url, 60, "guest:guest")
-    call("PUT", url, 60, "guest:guest", b"{}")
+    call("DELETE", url, PATIENCE_S, "guest:guest")
+    call("PUT", url, PATIENCE_S, "guest:guest", b"{}")
     until(lambda: tracing(cluster, "v") == {False}, "the next virtual host is traced")

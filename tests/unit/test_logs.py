@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from convoymq.logs import LogOutput
+from tests.patience import PATIENCE_S
 from tests.provocation import Observed
 
 
@@ -83,7 +84,7 @@ def test_what_libraries_and_python_say_are_lines_of_the_log(
 ) -> None:
     path = tmp_path / "node.log"
     done = subprocess.run(
-        [sys.executable, "-c", NOISE, path], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", NOISE, path], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     rows = [json.loads(line) for line in path.read_text().splitlines()]

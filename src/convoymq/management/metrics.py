@@ -48,6 +48,14 @@ RAFT_METRICS: tuple[tuple[str, Callable[[Replica], float]], ...] = (
     ("raft_num_segments", lambda replica: len(replica.log.segments)),
 )
 """Names of the gauges of a queue's replica on this node; sums where no queue is named."""
+RAFT_FORMER_NAMES = {
+    "raft_commit_index": "raft_log_commit_index",
+    "raft_last_applied": "raft_log_last_applied_index",
+    "raft_last_written_index": "raft_log_last_written_index",
+    "raft_snapshot_index": "raft_log_snapshot_index",
+    "raft_commit_latency_seconds": "raft_entry_commit_latency_seconds",
+}
+"""Names that the same had before RabbitMQ 4.2: dashboards of 4.1 ask for them."""
 
 
 def wants_open_metrics(accept: str) -> bool:
@@ -282,16 +290,23 @@ async def _raft(text: _Text, broker: Broker, *, per_object: bool) -> None:
             value = read(replica)
             sums[name] += value
             if per_object:
-                text.gauge(name, value, labels)
+                _raft_gauge(text, name, value, labels)
         if per_object:
-            text.gauge("raft_commit_latency_seconds", own, labels)
+            _raft_gauge(text, "raft_commit_latency_seconds", own, labels)
     if not per_object:
         for name, total in sums.items():
-            text.gauge(name, total)
-        text.gauge("raft_commit_latency_seconds", latency)
+            _raft_gauge(text, name, total)
+        _raft_gauge(text, "raft_commit_latency_seconds", latency)
     text.gauge("raft_wal_files", host.storage.wal.generation)
     text.gauge("raft_entries", host.counters.entries_appended)
     text.gauge("raft_bytes_written", host.counters.bytes_appended)
+
+
+def _raft_gauge(text: _Text, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+    text.gauge(name, value, labels)
+    former = RAFT_FORMER_NAMES.get(name)
+    if former is not None:
+        text.gauge(former, value, labels)
 
 
 def _linked(text: _Text, broker: Broker) -> None:

@@ -29,8 +29,8 @@ def global_parameters(settings: Mapping[str, str], cluster_name: str) -> dict[st
 def set_global_parameter(name: str, value: Json) -> PutSetting:
     """Returns the command that sets a parameter. Raises ValidationFailed."""
     if name == CLUSTER_NAME:
-        if not isinstance(value, str):
-            raise ValidationFailed(f"{CLUSTER_NAME} is not text")
+        if not isinstance(value, str) or not value:
+            raise ValidationFailed(f"{CLUSTER_NAME} is not text, or empty")
         return PutSetting(name=name, value=value)
     if not 0 < len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX:
         raise ValidationFailed(f"the name of a global parameter has 1 to {NAME_BYTES_MAX} bytes")

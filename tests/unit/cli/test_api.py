@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from convoymq.cli.api import NoAnswer, base_of, call, get_json
 from convoymq.model.errors import Misuse
@@ -64,7 +65,7 @@ def test_no_tool_ends_with_a_traceback(answer: bytes) -> None:
                 [sys.executable, "-m", "convoymq.cli", *words, "--url", url],
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=PATIENCE_S,
             )
             said = done.stdout + done.stderr
             assert done.returncode in (1, 69), said
@@ -78,11 +79,11 @@ def test_a_port_where_nothing_listens_and_one_without_tls_are_named() -> None:
         server(b"HTTP/1.1 200 OK\r\n\r\n") as port,
         pytest.raises(NoAnswer, match=f"127.0.0.1:{port}: no TLS is spoken there"),
     ):
-        call("GET", f"https://127.0.0.1:{port}/", 60, "a:b")
+        call("GET", f"https://127.0.0.1:{port}/", PATIENCE_S, "a:b")
     with pytest.raises(NoAnswer, match=f"127.0.0.1:{port}: nothing listens there"):
-        call("GET", f"http://127.0.0.1:{port}/", 60, "a:b")
+        call("GET", f"http://127.0.0.1:{port}/", PATIENCE_S, "a:b")
     with pytest.raises(NoAnswer, match="no host of that name"):
-        call("GET", "http://nowhere.invalid/", 60, "a:b")
+        call("GET", "http://nowhere.invalid/", PATIENCE_S, "a:b")
 
 
 def test_silence_is_no_answer_in_time() -> None:
@@ -122,7 +123,7 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
             [sys.executable, "-m", "convoymq.cli", *words],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 1
         assert done.stderr.startswith(f"convoy: {words[-1]}: ")

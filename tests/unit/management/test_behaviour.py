@@ -675,7 +675,7 @@ async def test_setting_what_is_not_served_is_refused_by_name(api: httpx.AsyncCli
             "/parameters/federation-upstream/%2F/p",
             "Validation failed\n\ncomponent federation-upstream not found",
         ),
-        ("/global-parameters/cluster_name", "cluster_name is not text"),
+        ("/global-parameters/cluster_name", "cluster_name is not text, or empty"),
         (f"/global-parameters/{'p' * 256}", "the name of a global parameter has 1 to 255 bytes"),
     ):
         answer = await ok(api.put(path, json={"value": {}}), 400)

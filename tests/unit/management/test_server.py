@@ -15,6 +15,7 @@ from convoymq.management import http_server
 from convoymq.management.server import ManagementServer
 from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
 from convoymq.transport.listening import has_ipv6
+from tests.patience import PATIENCE_S
 from tests.sockets import backlog_of
 from tests.unit.queues.fake_cluster import FakeCluster
 
@@ -76,7 +77,7 @@ async def answer_of(port: int, text: bytes, host: str = "127.0.0.1") -> bytes:
     """The first bytes of an answer to a client of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0))
     writer.write(text)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         found = await reader.read(64)
     writer.close()
     return found
@@ -108,7 +109,7 @@ async def test_connections_without_a_request_keep_nobody_out(
             for host in ("127.0.0.1", "127.0.0.2"):
                 assert (await answer_of(port, WHOLE, host)).startswith(b"HTTP/1.1 200")
         slow.write(LOGIN)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await reader.read(64)).startswith(b"HTTP/1.1 200")
         told = [row for row in logs if row["event"] == "management.crowded"]
         assert [row["peer"] for row in told] == ["127.0.0.1"]

@@ -103,6 +103,7 @@ async def test_global_parameters_have_any_name_and_value(
         await ok(api.delete(f"/global-parameters/{name}"), 404)
     await ok(api.post("/definitions", json=exported), 204)
     assert await ok(api.get("/global-parameters")) == rows
+    await ok(api.put("/cluster-name", json={"name": ""}), 400)
     monkeypatch.setattr("convoymq.metadata.global_parameters.PARAMETERS_MAX", 2)
     await ok(api.put("/global-parameters/text", json={"value": 1}), 204)
     answer = await ok(api.put("/global-parameters/third", json={"value": 1}), 400)

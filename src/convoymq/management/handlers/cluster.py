@@ -9,7 +9,7 @@ from convoymq.management.fields import text_in
 from convoymq.management.handlers.nodes import machine_versions
 from convoymq.management.routes import Routes
 from convoymq.metadata.access import hash_sha256
-from convoymq.metadata.commands import PutSetting
+from convoymq.metadata.global_parameters import CLUSTER_NAME, set_global_parameter
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import JsonObject
 
@@ -40,7 +40,7 @@ async def cluster_name(call: Call) -> JsonObject:
 async def set_cluster_name(call: Call) -> Status:
     call.need(call.is_administrator)
     name = text_in(await call.json(), "name")
-    await change(call, PutSetting(name="cluster_name", value=name))
+    await change(call, set_global_parameter(CLUSTER_NAME, name))
     return Status(DONE)
 
 
