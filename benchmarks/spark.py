@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import httpx
 import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
@@ -58,6 +59,10 @@ CASES = ("read", "archive", "sink", "beside", "apply")
 RATE = "16m"
 """Bytes a second of a task that drains a backlog beside a latency-bound load: some 270,000 rows of
 100 B a second in two tasks."""
+SMALL_BATCH = 25_000
+"""Changes of a micro-batch."""
+SMALL_BATCHES = 4
+CHANGE = "id bigint, name string, city string, amount bigint"
 SESSION = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -160,6 +165,14 @@ GOALS = (
         wanted=0.5,
     ),
     Goal(
+        name="topic_200",
+        title="sink → ordered topic of 4 partitions, 200 B",
+        unit="rows/s",
+        ours="topic",
+        theirs="the sink to a stream",
+        wanted=0.5,
+    ),
+    Goal(
         name="publish_200",
         title="convoy perf, two publishers, 200 B, confirmed by three nodes",
         unit="msg/s",
@@ -174,6 +187,14 @@ GOALS = (
         ours="MERGE on the executors (Spark 4.2)",
         theirs="MERGE by the driver, the same Spark",
         wanted=None,
+    ),
+    Goal(
+        name="apply_small",
+        title=f"apply of small batches ({SMALL_BATCH:,} changes) to a Delta table",
+        unit="rows/s",
+        ours="apply, MERGE by the driver",
+        theirs="read, from_json and Parquet, batches alike",
+        wanted=0.5,
     ),
     beside_goal(
         "beside",
@@ -239,6 +260,14 @@ def declare(servers: str, stream: str) -> None:
         channel = connection.channel()
         channel.queue_delete(stream)
         channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+
+
+def create_topic(base_port: int, topic: str) -> None:
+    """Creates an ordered topic, unless it is there."""
+    url = f"http://127.0.0.1:{base_port + 21}/api/topics/%2F/{topic}"
+    with httpx.Client(auth=("guest", "guest"), timeout=60) as http:
+        if http.get(url).status_code == httpx.codes.NOT_FOUND:
+            http.put(url, json={"partitions": 4}).raise_for_status()
 
 
 def read(
@@ -371,22 +400,26 @@ class Bench:
         )
         query.awaitTermination()
 
-    def sink(self, rows: DataFrame) -> None:
-        declare(self.servers, "sunk")
+    def sink(self, rows: DataFrame, *, ordered: bool = False) -> None:
+        name = "sorted" if ordered else "sunk"
+        if ordered:
+            create_topic(self.cluster.base_port, name)
+        else:
+            declare(self.servers, name)
         writer = rows.select("key", "value").write.format("convoymq").mode("append")
-        writer.option("servers", self.servers).option("topic", "sunk").save()
+        writer.option("servers", self.servers).option("topic", name).save()
 
-    def sink_rate(self) -> float:
+    def sink_rate(self, *, ordered: bool = False) -> float:
         """Rows per second of the sink, as long at work as the load tool is."""
         part = self.scale.rows_200 // SINK_PASSES
         source = self.parquet("s200").limit(part).repartition(2).persist()
         source.count()
         # Spark ends workers that were idle for a minute; starting them is no part of a rate.
-        self.sink(source.limit(PRODUCE_ROWS))
+        self.sink(source.limit(PRODUCE_ROWS), ordered=ordered)
         rows = source
         for _ in range(SINK_PASSES - 1):
             rows = rows.union(source)
-        rate = self.rate(part * SINK_PASSES, lambda: self.sink(rows), writes=True)
+        rate = self.rate(part * SINK_PASSES, lambda: self.sink(rows, ordered=ordered), writes=True)
         source.unpersist()
         return rate
 
@@ -422,6 +455,8 @@ class Bench:
         if "apply" in cases:
             tell("applying changes")
             found |= self.apply_case(number)
+            tell("applying small batches")
+            found["apply_small"] = self.small_batches()
         if "beside" in cases:
             tell("beside a backlog")
             found["beside"] = self.beside(rate=RATE)
@@ -463,11 +498,63 @@ class Bench:
         """The sink against the load tool, and that into a stream against a quorum queue."""
         tell("sink")
         ours = self.sink_rate()
+        tell("sink to a topic")
+        ordered = self.sink_rate(ordered=True)
         tell("publishing")
         order = ("quorum", "stream") if number % 2 else ("stream", "quorum")
         rates = {queue_type: self.publish(queue_type) for queue_type in order}
         stream, quorum = rates["stream"], rates["quorum"]
-        return {"sink_200": (ours, stream), "publish_200": (stream, quorum)}
+        return {
+            "sink_200": (ours, stream),
+            "topic_200": (ordered, ours),
+            "publish_200": (stream, quorum),
+        }
+
+    def small_batches(self) -> tuple[float, float]:
+        """Changes per second of `apply` and of a plain query over the same micro-batches."""
+        from pyspark.sql import functions as f
+
+        from convoymq.spark.pipelines.apply import Events, TableSpec, apply
+
+        rows = SMALL_BATCH * SMALL_BATCHES
+        row = f"op string, {CHANGE}"
+        limit = {"maxOffsetsPerTrigger": str(SMALL_BATCH)}
+
+        def applied() -> None:
+            report = apply(
+                self.spark,
+                servers=self.servers,
+                stream="small",
+                tables=[TableSpec(path=self.place(), schema=CHANGE, keys=("id",))],
+                checkpoint=self.place(),
+                events=Events(envelope="flat"),
+                options=limit,
+                merge="driver",
+            )
+            assert report.events == rows
+
+        def parsed() -> None:
+            reader = self.spark.readStream.format("convoymq").options(**limit)
+            reader = reader.options(servers=self.servers, subscribe="small")
+            query = (
+                reader.option("startingOffsets", "earliest")
+                .load()
+                .select(f.from_json(f.col("value").cast("string"), row).alias("change"))
+                .select("change.*")
+                .writeStream.format("parquet")
+                .option("checkpointLocation", self.place())
+                .option("path", self.place())
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+
+        fill_changes(self.servers, "small", rows)
+        for _ in range(WARM_UPS):
+            applied()
+            parsed()
+        ours = self.rate(rows, applied, writes=True)
+        return ours, self.rate(rows, parsed, writes=True)
 
     def apply_case(self, number: int) -> dict[str, tuple[float, float]]:
         """Both ways of a MERGE, which take turns in being first; nothing without the jars."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType
 
-from convoymq.client.topic_rows import checked_row
-from convoymq.spark import clients
+from convoymq.client.rows import routing_keys_of, values_of
+from convoymq.client.topic_rows import RowChunk, frame_of_rows
+from convoymq.kernels import columns as bits
+from convoymq.kernels.column_frame import ColumnFrame
+from convoymq.spark import clients, topic_writer
 from convoymq.spark.errors import OptionError, SchemaError, SourceError
 from convoymq.spark.option_table import Use, parse_options
 from convoymq.spark.options import SinkOptions
-from convoymq.spark.topic_writer import Position, TopicWrite, rows_of
-from tests.spark.fakes import FakeBroker
+from convoymq.spark.topic_writer import Position, TopicWrite
+from tests.spark.fakes import FakeBroker, headers_of
 from tests.spark.support import stream_source
 from tests.spark.test_writer import schema
 
@@ -32,6 +35,21 @@ def lp_of(key: bytes) -> int:
     return sum(key) % LOGICAL
 
 
+def lps_of(keys: pa.Array) -> pa.Array:
+    return pa.array([lp_of(key) for key in keys.to_pylist()], pa.int32())
+
+
+def rows_of(frame: ColumnFrame) -> list[tuple[bytes, bytes, list[tuple[str, bytes | None]] | None]]:
+    """Order key, body and headers of a frame's messages."""
+    fields = headers_of(frame) if frame.columns & bits.HEADERS else [None] * frame.rows
+    found = []
+    for key, body, own in zip(routing_keys_of(frame), values_of(frame), fields, strict=True):
+        named = [value for name, value in own or () if name == "x-order-key"]
+        assert len(named) == (key == b"")
+        found.append((named[0] or b"" if named else key, body or b"", own))
+    return found
+
+
 class Cut(Exception):
     """The task dies."""
 
@@ -42,6 +60,7 @@ class Stored:
     def __init__(self) -> None:
         self.log: dict[int, list[Pair]] = {}
         self.positions: dict[int, bytes] = {}
+        self.headers: list[list[tuple[str, bytes | None]] | None] = []
 
     @property
     def rows(self) -> list[Pair]:
@@ -61,26 +80,25 @@ class FakeProducer:
     def last_positions(self) -> dict[int, bytes]:
         return dict(self.begun)
 
-    def send(
+    def send_chunk(
         self,
-        key: bytes | str,
-        body: bytes,
-        headers: Mapping[str, Any] | None = None,
+        lp: int,
+        chunk: RowChunk,
         source_pos: bytes | None = None,
         *,
         timeout: float | None = None,
     ) -> Future[Any]:
-        assert isinstance(key, bytes)
-        checked_row(key, body, headers)
         if self.left is not None:
-            if not self.left:
+            if self.left < chunk.messages:
                 raise Cut
-            self.left -= 1
-        lp = lp_of(key)
+            self.left -= chunk.messages
         if source_pos is not None:
             assert source_pos > self.stored.positions.get(lp, b""), "positions fall"
             self.stored.positions[lp] = source_pos
-        self.stored.log.setdefault(lp, []).append((key, body))
+        rows = rows_of(ColumnFrame(frame_of_rows([chunk])))
+        assert {lp_of(key) for key, *_ in rows} == {lp}
+        self.stored.log.setdefault(lp, []).extend((key, body) for key, body, _ in rows)
+        self.stored.headers += [headers for *_, headers in rows]
         done: Future[Any] = Future()
         done.set_result(None)
         return done
@@ -109,13 +127,16 @@ def attempt(
     rows: Sequence[Pair],
     batch_id: int = 0,
     messages: int | None = None,
+    cut: int = 4,
     **given: str,
 ) -> int:
-    """One attempt of a task; returns how many rows were there already."""
-    write = TopicWrite(FakeProducer(stored, messages), sink(**given), lp_of, batch_id)
+    """One attempt of a task, so many rows sorted at a time; returns how many rows were there
+    already."""
+    write = TopicWrite(FakeProducer(stored, messages), sink(**given), lps_of, batch_id)
     try:
-        for start in range(0, len(rows), 4):
-            write.add(batch(rows[start : start + 4]))
+        for start in range(0, len(rows), cut):
+            write.add(batch(rows[start : start + cut]))
+            write._send_gathered()
         write.finish()
     except Cut:
         return -1
@@ -144,10 +165,11 @@ def test_repeats_of_the_same_rows_add_what_is_missing(
     stored = Stored()
     wanted: list[Pair] = []
     for number, (rows, cuts) in enumerate(batches):
-        for cut in cuts:
-            attempt(stored, rows, number, cut)
-        attempt(stored, rows, number)
-        assert attempt(stored, rows, number) == len(rows)
+        # However the rows are cut, they are the same.
+        for size, cut in enumerate(cuts, 1):
+            attempt(stored, rows, number, cut, cut=size)
+        attempt(stored, rows, number, cut=3)
+        assert attempt(stored, rows, number, cut=5) == len(rows)
         wanted += rows
     assert stored.log == in_order(wanted)
 
@@ -194,7 +216,7 @@ def test_positions_rise_and_those_of_others_are_refused() -> None:
 
 def test_rows_that_a_topic_does_not_take() -> None:
     with pytest.raises(SourceError, match="null or empty"):
-        attempt(Stored(), [(b"", b"1")])
+        attempt(Stored(), [(b"a", b"1"), (b"", b"1")])
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
     def with_headers(*fields: tuple[str, bytes | None]) -> pa.RecordBatch:
@@ -203,17 +225,91 @@ def test_rows_that_a_topic_does_not_take() -> None:
             {"key": [b"k"], "value": [b"v"], "headers": pa.array(rows, kind)}
         )
 
-    (found,) = rows_of(with_headers(("a", b"1"), ("b", b"")))
-    assert found.headers == {"a": b"1", "b": b""}
-    for wrong, text in (
-        (with_headers(("a", None)), "no nulls"),
-        (with_headers(("a", b"1"), ("a", b"2")), "stands twice"),
-    ):
-        with pytest.raises(SourceError, match=text):
-            list(rows_of(wrong))
-    write = TopicWrite(FakeProducer(Stored()), sink(), lp_of, 0)
-    with pytest.raises(SourceError, match="x-order-key"):
-        write.add(with_headers(("x-order-key", b"1")))
+    write = TopicWrite(FakeProducer(Stored()), sink(), lps_of, 0)
+    write.add(pa.RecordBatch.from_pydict({"key": [None], "value": [b"v"]}))
+    with pytest.raises(SourceError, match="null or empty"):
+        write.finish()
+    write = TopicWrite(FakeProducer(Stored()), sink(), lps_of, 0)
+    write.add(with_headers((None, b"v")))  # type: ignore[arg-type]
+    with pytest.raises(SourceError, match="key of a header is null"):
+        write.finish()
+
+
+def with_fields(rows: Sequence[tuple[bytes, bytes, list[tuple[str, bytes | None]] | None]]) -> Any:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    fields = [
+        None if own is None else [{"key": name, "value": value} for name, value in own]
+        for *_, own in rows
+    ]
+    columns = {"key": pa.array([row[0] for row in rows], pa.binary())}
+    columns["value"] = pa.array([row[1] for row in rows], pa.binary())
+    return pa.RecordBatch.from_pydict({**columns, "headers": pa.array(fields, kind)})
+
+
+odd_keys = st.sampled_from([b"a", b"b", b"\xff\xfe", b"long" * 100, "é".encode()])
+some_headers = st.none() | st.lists(
+    st.tuples(st.sampled_from(["a", "b", "x-order-key", ""]), st.none() | st.binary(max_size=3)),
+    max_size=3,
+)
+odd_rows = st.lists(st.tuples(odd_keys, st.binary(max_size=5), some_headers), max_size=10)
+
+
+@given(rows=odd_rows, lead=st.integers(0, 3), cut=st.integers(1, 10))
+@settings(max_examples=150, deadline=None)
+def test_headers_and_keys_of_any_kind_arrive(rows: list[Any], lead: int, cut: int) -> None:
+    """What a sender chose in one topic fails no write to another: headers without a value, twice,
+    or of the name that the order key has; keys that are no routing keys."""
+    stored = Stored()
+    write = TopicWrite(FakeProducer(stored), sink(), lps_of, 0)
+    whole = with_fields([(b"lead", b"", [("l", b"l")])] * lead + rows).slice(lead)
+    for start in range(0, len(rows), cut):
+        write.add(whole.slice(start, cut))
+        write._send_gathered()
+    write.finish()
+    assert stored.log == in_order([row[:2] for row in rows])
+    found = Counter(
+        tuple(pair for pair in own or () if pair[0] != "x-order-key") for own in stored.headers
+    )
+    assert found == Counter(
+        tuple(pair for pair in own or () if pair[0] != "x-order-key") for *_, own in rows
+    )
+    again = TopicWrite(FakeProducer(stored), sink(), lps_of, 0)
+    again.add(whole)
+    again.finish()
+    assert again.duplicates == len(rows)
+
+
+def test_headers_tell_rows_apart() -> None:
+    """A row whose header is missing, empty or another one is another row."""
+    kinds: list[list[tuple[str, bytes | None]] | None] = [
+        None, [("a", None)], [("a", b"")], [("a", b"1")], [("a1", b"")], [("b", b"1")],
+    ]  # fmt: skip
+    stored = Stored()
+    for number, own in enumerate(kinds):
+        write = TopicWrite(FakeProducer(stored), sink(), lps_of, 0)
+        write.add(with_fields([(b"a", b"1", own)]))
+        write.finish()
+        assert write.duplicates == 0
+        assert len(stored.rows) == number + 1
+
+
+def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Noting(FakeProducer):
+        def send_chunk(self, lp: int, chunk: RowChunk, *given: Any, **more: Any) -> Future[Any]:
+            sizes.append(chunk.messages)
+            return super().send_chunk(lp, chunk, *given, **more)
+
+    monkeypatch.setattr(topic_writer, "CHUNK_ROWS_MAX", 3)
+    monkeypatch.setattr(topic_writer, "CHUNK_BYTES_MAX", 100)
+    stored = Stored()
+    write = TopicWrite(Noting(stored), sink(), lps_of, 0)
+    rows = [(b"a", bytes(size)) for size in (1, 1, 1, 1, 50, 50, 500, 1)]
+    write.add(batch(rows))
+    write.finish()
+    assert stored.rows == rows
+    assert sizes == [3, 2, 1, 1, 1]
 
 
 def test_a_batch_write_goes_to_a_topic_by_its_name(
@@ -228,6 +324,7 @@ def test_a_batch_write_goes_to_a_topic_by_its_name(
         return FakeProducer(stored)
 
     monkeypatch.setattr(clients, "topic_producer", producer)
+    monkeypatch.setattr(topic_writer, "logical_partitions", lambda keys, *hashing: lps_of(keys))
     source = stream_source(topic="t", producerName="load", **{"convoymq.produce.maxRows": 7})
     writer = source.writer(WRITTEN, False)
     result = writer.write(iter([batch([(b"a", b"1"), (b"b", b"2")])]))

@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 from convoymq.client import errors
 from convoymq.client.config import ClientConfig
 from convoymq.client.pipeline import Pipeline
-from convoymq.client.topic_rows import TopicRow, frame_of_rows
+from convoymq.client.topic_rows import RowChunk, TopicRow, frame_of_rows
 from convoymq.client.topics import route_of
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.topics.answers import ProduceAnswer
@@ -54,7 +55,8 @@ NOBODY = ProduceAnswer(Code.NOT_LEADER)
 
 
 class TopicReceipt(NamedTuple):
-    """A message that is stored: its place among those of its producer."""
+    """A message that is stored: its place among those of its producer. Of several that were sent
+    together, that of the last."""
 
     lp: int
     """Logical partition."""
@@ -64,13 +66,18 @@ class TopicReceipt(NamedTuple):
 
 @dataclass(slots=True)
 class Sending:
-    """A message without an outcome."""
+    """A message without an outcome, or several of one logical partition that have one together."""
 
     lp: int
-    row: TopicRow
+    row: TopicRow | RowChunk
     source_pos: bytes
     future: Future[TopicReceipt]
     seq: int = 0
+
+    @property
+    def last(self) -> int:
+        """Returns the sequence of the last of them."""
+        return self.seq + self.row.messages - 1
 
 
 @dataclass(slots=True)
@@ -81,7 +88,10 @@ class _Run:
     seq: int
     base: int
     source_pos: bytes = b""
+    count: int = 0
     tickets: list[int] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    """First sequence of what each ticket is for."""
 
 
 class ProducerThread(threading.Thread):
@@ -116,8 +126,8 @@ class ProducerThread(threading.Thread):
         self._changed = threading.Condition()
         self._pending = 0
         self._ended = False
-        self._sendings: dict[int, deque[Sending]] = {}
-        """Logical partition -> messages without an outcome, their sequences in succession."""
+        self._sendings: dict[int, dict[int, Sending]] = {}
+        """Logical partition -> first sequence -> messages without an outcome, in succession."""
         self._queued: dict[int, deque[SendRequest]] = {}
         self._under_way: dict[int, int] = {}
         self._alone: set[tuple[int, int]] = set()
@@ -167,7 +177,7 @@ class ProducerThread(threading.Thread):
                         f"{last!r} already, and whoever goes on from there would miss the message"
                     )
                 self._sent_positions[sending.lp] = position
-            self._pending += 1
+            self._pending += sending.row.messages
             self._inbox.append(sending)
         if self._sleeps:
             self._pipeline.wake()
@@ -201,18 +211,19 @@ class ProducerThread(threading.Thread):
             left = [*self._inbox]
             self._inbox.clear()
         for sendings in self._sendings.values():
-            left += sendings
+            left += sendings.values()
         for sending in left:
             sending.future.set_exception(failure)
-        self._count_done(len(left))
+        self._count_done(sum(sending.row.messages for sending in left))
 
     def _turn(self) -> None:
         core = self._core
         now = now_ms()
         while self._inbox:
             sending = self._inbox.popleft()
-            self._sendings.setdefault(sending.lp, deque()).append(sending)
-            sending.seq = core.send(sending.lp, sending.row.key, now, sending.source_pos)
+            row = sending.row
+            sending.seq = core.send(sending.lp, row.key, now, sending.source_pos, row.messages)
+            self._sendings.setdefault(sending.lp, {})[sending.seq] = sending
         if now >= self._tick_ms:
             core.tick(now)
             self._tick_ms = now + TICK_MS
@@ -252,14 +263,15 @@ class ProducerThread(threading.Thread):
     def _stored(self, lp: int, seq: int) -> None:
         sendings = self._sendings[lp]
         done = 0
-        while sendings and sendings[0].seq <= seq:
-            sending = sendings.popleft()
-            done += 1
+        stored = [*takewhile(lambda sending: sending.last <= seq, sendings.values())]
+        for sending in stored:
+            del sendings[sending.seq]
+            done += sending.row.messages
             if sending.source_pos:
                 self.positions[lp] = sending.source_pos
             if self._alone:
                 self._alone.discard((lp, sending.seq))
-            sending.future.set_result(TopicReceipt(lp, sending.seq))
+            sending.future.set_result(TopicReceipt(lp, sending.last))
         self._count_done(done)
 
     def _failed(self, lp: int, seq: int, code: Code) -> None:
@@ -275,9 +287,10 @@ class ProducerThread(threading.Thread):
             )
         sendings = self._sendings[lp]
         done = 0
-        while sendings and sendings[-1].seq >= seq:
-            sendings.pop().future.set_exception(error)
-            done += 1
+        for failed in [sending for sending in sendings.values() if sending.seq >= seq]:
+            del sendings[failed.seq]
+            failed.future.set_exception(error)
+            done += failed.row.messages
         self._count_done(done)
 
     def _count_done(self, count: int) -> None:
@@ -326,9 +339,9 @@ class ProducerThread(threading.Thread):
     def _send(self, pid: int, queued: deque[SendRequest]) -> None:
         """Sends messages of one partition in one request."""
         runs: list[_Run] = []
-        rows: list[TopicRow] = []
-        size = 0
-        while queued and len(rows) < ROWS_MAX and size < BYTES_MAX:
+        rows: list[TopicRow | RowChunk] = []
+        size = count = 0
+        while queued and count < ROWS_MAX and size < BYTES_MAX:
             request = queued[0].request
             alone = bool(self._alone) and (request.lp, request.seq) in self._alone
             if alone and rows:
@@ -336,32 +349,31 @@ class ProducerThread(threading.Thread):
             ticket = queued.popleft().ticket
             if self._core.is_stale(ticket):
                 continue
-            sendings = self._sendings[request.lp]
-            row = sendings[request.seq - sendings[0].seq].row
+            row = self._sendings[request.lp][request.seq].row
             last = runs[-1] if runs else None
-            if last is None or (last.lp, last.seq + len(last.tickets)) != (
-                request.lp,
-                request.seq,
-            ):
+            if last is None or (last.lp, last.seq + last.count) != (request.lp, request.seq):
                 last = _Run(request.lp, request.seq, request.base)
                 runs.append(last)
             last.tickets.append(ticket)
+            last.seqs.append(request.seq)
+            last.count += row.messages
             last.source_pos = request.source_pos
             rows.append(row)
+            count += row.messages
             size += row.size
             if alone:
                 break
         if rows:
             self._send_runs(pid, runs, rows)
 
-    def _send_runs(self, pid: int, runs: list[_Run], rows: list[TopicRow]) -> None:
+    def _send_runs(self, pid: int, runs: list[_Run], rows: list[TopicRow | RowChunk]) -> None:
         core = self._core
         fields: dict[str, object] = {
             "topic": self._topic,
             "pid": pid,
             "producer": core.producer,
             "epoch": core.epoch,
-            "runs": [(run.lp, run.seq, len(run.tickets), run.base, run.source_pos) for run in runs],
+            "runs": [(run.lp, run.seq, run.count, run.base, run.source_pos) for run in runs],
         }
         payload = frame_of_rows(rows)
         self._under_way[pid] = self._under_way.get(pid, 0) + 1
@@ -398,9 +410,7 @@ class ProducerThread(threading.Thread):
             if len(runs) == 1 and len(runs[0].tickets) == 1:
                 lp = runs[0].lp
             else:
-                self._alone |= {
-                    (run.lp, run.seq + i) for run in runs for i in range(len(run.tickets))
-                }
+                self._alone |= {(run.lp, seq) for run in runs for seq in run.seqs}
         self._answer(pid, runs, [NOBODY] * len(runs))
         if isinstance(lp, int):
             self._errors[lp] = error

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from convoymq.client import errors
 from convoymq.client.producer_thread import ProducerThread, Sending, TopicReceipt
-from convoymq.client.topic_rows import Headers, checked_row
+from convoymq.client.topic_rows import Headers, RowChunk, checked_row
 from convoymq.topics.dedup import UNANSWERED_MAX
 from convoymq.topics.hashing import key_bytes
 from convoymq.topics.producer import TopicProducer as Core
@@ -146,7 +146,33 @@ class TopicProducer:
             ClientError: the producer has ended, as the one that began a newer session knows
                 (`ProducerFenced`).
         """
-        sending = self._sending(key, body, headers, source_pos)
+        return self._put(self._sending(key, body, headers, source_pos), timeout)
+
+    def send_chunk(
+        self,
+        lp: int,
+        chunk: RowChunk,
+        source_pos: bytes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Future[TopicReceipt]:
+        """Publishes messages of one logical partition, which have one outcome; see `send`.
+
+        Args:
+            lp: logical partition that all their keys belong to; the server checks it.
+            chunk: at most `IN_FLIGHT_MAX` messages.
+            source_pos: of the last of them.
+
+        Raises:
+            ValueError: no server would take it.
+            Unavailable: there was no room in time.
+            ClientError: the producer has ended.
+        """
+        if not 1 <= chunk.messages <= IN_FLIGHT_MAX:
+            raise ValueError(f"{chunk.messages} messages together, 1 to {IN_FLIGHT_MAX} may be")
+        return self._put(Sending(lp, chunk, _checked(source_pos), _future()), timeout)
+
+    def _put(self, sending: Sending, timeout: float | None) -> Future[TopicReceipt]:
         if not self._thread.has_room and not self._thread.wait_for_room(timeout):
             raise errors.Unavailable(f"{self.pending} messages have no answer yet")
         self._thread.put(sending)
@@ -162,14 +188,8 @@ class TopicProducer:
         if key is not None and not key:
             raise ValueError("an order key is not empty; None: the message has none")
         row = checked_row(b"" if key is None else key_bytes(key), body, headers)
-        position = source_pos or b""
-        if len(position) > SOURCE_POSITION_BYTES_MAX:
-            raise ValueError(f"a source position has at most {SOURCE_POSITION_BYTES_MAX} bytes")
-        future: Future[TopicReceipt] = Future()
-        # It is sent whoever waits for it: nobody cancels it.
-        future.set_running_or_notify_cancel()
         lp = self._keyless_lp if key is None else self._route.lp_of(row.key)
-        return Sending(lp, row, position, future)
+        return Sending(lp, row, _checked(source_pos), _future())
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until every message has an outcome.
@@ -204,3 +224,17 @@ class TopicProducer:
         self._thread.end()
         if not done and timeout != 0.0:
             raise errors.Unavailable("the producer was closed before every message had an answer")
+
+
+def _checked(source_pos: bytes | None) -> bytes:
+    position = source_pos or b""
+    if len(position) > SOURCE_POSITION_BYTES_MAX:
+        raise ValueError(f"a source position has at most {SOURCE_POSITION_BYTES_MAX} bytes")
+    return position
+
+
+def _future() -> Future[TopicReceipt]:
+    future: Future[TopicReceipt] = Future()
+    # It is sent whoever waits for it: nobody cancels it.
+    future.set_running_or_notify_cancel()
+    return future

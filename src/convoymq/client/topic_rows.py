@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from sys import byteorder
 from typing import NamedTuple
@@ -31,10 +32,73 @@ class TopicRow(NamedTuple):
     headers: Headers | None = None
 
     @property
+    def messages(self) -> int:
+        """Returns the number of messages."""
+        return 1
+
+    @property
     def size(self) -> int:
         """Returns about how many bytes it takes."""
         more = sum(len(name) + len(value) for name, value in (self.headers or {}).items())
         return 64 + len(self.key) + len(self.body) + more
+
+
+class Texts(NamedTuple):
+    """A column of texts: their ends, one more than there are, and their bytes."""
+
+    ends: Sequence[int]
+    data: bytes | memoryview
+
+
+class HeaderTexts(NamedTuple):
+    """A column of headers: where each message's fields end, and the fields."""
+
+    ends: Sequence[int]
+    names: Texts
+    values: Texts
+    nulls: frozenset[int]
+    """Numbers of the fields without a value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBlock:
+    """Messages as columns. The order keys fit routing keys (UTF-8, at most 255 bytes); where they
+    do not, they are headers already, and the key is empty."""
+
+    keys: Texts
+    values: Texts
+    headers: HeaderTexts | None = None
+
+
+class RowChunk(NamedTuple):
+    """Messages [start, end) of a block: of one logical partition, with one outcome."""
+
+    block: RowBlock
+    start: int
+    end: int
+
+    @property
+    def key(self) -> bytes:
+        """Returns nothing: their keys are in the block."""
+        return b""
+
+    @property
+    def messages(self) -> int:
+        """Returns the number of messages."""
+        return self.end - self.start
+
+    @property
+    def size(self) -> int:
+        """Returns about how many bytes they take."""
+        block, start, end = self
+        size = 64 * self.messages
+        for texts in (block.keys, block.values):
+            size += texts.ends[end] - texts.ends[start]
+        if block.headers is not None:
+            first, last = block.headers.ends[start], block.headers.ends[end]
+            for texts in (block.headers.names, block.headers.values):
+                size += texts.ends[last] - texts.ends[first]
+        return size
 
 
 def checked_row(key: bytes, body: bytes, headers: Headers | None) -> TopicRow:
@@ -48,9 +112,15 @@ def checked_row(key: bytes, body: bytes, headers: Headers | None) -> TopicRow:
     return TopicRow(key, body, headers)
 
 
-def frame_of_rows(rows: Sequence[TopicRow]) -> bytes:
+def frame_of_rows(rows: Sequence[TopicRow | RowChunk]) -> bytes:
     """Returns the frame that TOPIC_PRODUCE takes."""
-    keys = [row.key if _is_routing_key(row.key) else b"" for row in rows]
+    if any(isinstance(row, RowChunk) for row in rows):
+        return _frame_of_chunks([_as_chunk(row) for row in rows])
+    return _frame_of_single([row for row in rows if isinstance(row, TopicRow)])
+
+
+def _frame_of_single(rows: Sequence[TopicRow]) -> bytes:
+    keys = [row.key if is_routing_key(row.key) else b"" for row in rows]
     columns = VALUE | ROUTING_KEY
     headers: list[bytes] = []
     if any(row.headers or (row.key and not key) for row, key in zip(rows, keys, strict=True)):
@@ -61,7 +131,90 @@ def frame_of_rows(rows: Sequence[TopicRow]) -> bytes:
     return build_frame(columns, len(rows), 0, len(rows), buffers)
 
 
-def _is_routing_key(key: bytes) -> bool:
+def _as_chunk(row: TopicRow | RowChunk) -> RowChunk:
+    if isinstance(row, RowChunk):
+        return row
+    key = row.key if is_routing_key(row.key) else b""
+    fields = _fields(row, key)
+    names = _texts([name for name, _ in fields])
+    values = _texts([value for _, value in fields])
+    headers = HeaderTexts((0, len(fields)), names, values, frozenset()) if fields else None
+    return RowChunk(RowBlock(_texts([key]), _texts([row.body]), headers), 0, 1)
+
+
+def _texts(values: Sequence[bytes]) -> Texts:
+    return Texts([*accumulate(map(len, values), initial=0)], b"".join(values))
+
+
+def _frame_of_chunks(chunks: Sequence[RowChunk]) -> bytes:
+    parts = _joined(chunks)
+    rows = sum(part.messages for part in parts)
+    columns = VALUE | ROUTING_KEY
+    buffers = [b"", *_slices([(block.values, start, end) for block, start, end in parts])]
+    if any(block.headers is not None for block, _, _ in parts):
+        columns |= HEADERS
+        buffers += _header_slices(parts)
+    buffers += _slices([(block.keys, start, end) for block, start, end in parts])
+    return build_frame(columns, rows, 0, rows, buffers)
+
+
+def _joined(chunks: Sequence[RowChunk]) -> list[RowChunk]:
+    """Returns chunks with those joined that follow each other in a block."""
+    made: list[RowChunk] = []
+    for chunk in chunks:
+        if made and made[-1].block is chunk.block and made[-1].end == chunk.start:
+            made[-1] = made[-1]._replace(end=chunk.end)
+        else:
+            made.append(chunk)
+    return made
+
+
+def _slices(parts: Sequence[tuple[Texts, int, int]]) -> list[bytes]:
+    """Returns ends and bytes of a column of texts."""
+    ends = array("i", (0,))
+    data = []
+    for (bounds, text), start, end in parts:
+        first = bounds[start]
+        shift = ends[-1] - first
+        ends.extend([bound + shift for bound in bounds[start + 1 : end + 1]])
+        data.append(text[first : bounds[end]])
+    return [_native(ends), b"".join(data)]
+
+
+def _header_slices(parts: Sequence[RowChunk]) -> list[bytes]:
+    """Returns the buffers of a column of headers."""
+    lists = array("i", (0,))
+    names: list[tuple[Texts, int, int]] = []
+    values: list[tuple[Texts, int, int]] = []
+    nulls: list[int] = []
+    for block, start, end in parts:
+        headers = block.headers
+        if headers is None:
+            lists.extend([lists[-1]] * (end - start))
+            continue
+        first, last = headers.ends[start], headers.ends[end]
+        shift = lists[-1] - first
+        lists.extend([bound + shift for bound in headers.ends[start + 1 : end + 1]])
+        names.append((headers.names, first, last))
+        values.append((headers.values, first, last))
+        nulls += [at + shift for at in headers.nulls if first <= at < last]
+    valid = b""
+    if nulls:
+        every = bytearray(b"\xff" * ((lists[-1] + 7) // 8))
+        for at in nulls:
+            every[at >> 3] &= ~(1 << (at & 7))
+        valid = bytes(every)
+    return [b"", _native(lists), *_slices(names), valid, *_slices(values)]
+
+
+def _native(ends: array[int]) -> bytes:
+    if byteorder == "big":
+        ends.byteswap()
+    return ends.tobytes()
+
+
+def is_routing_key(key: bytes) -> bool:
+    """Returns whether an order key can be a routing key."""
     if len(key) > ROUTING_KEY_BYTES_MAX:
         return False
     try:

@@ -2,29 +2,45 @@
 
 A task is a producer with a name: that of the query (or of the batch write) and the task's number.
 Each attempt is a session of it, so an attempt that was given up for dead stores nothing any more.
-Every message has a source position, which the topic keeps of the last one by logical partition:
-micro-batch, place in the session's order, number of rows of the logical partition in this attempt,
-and a digest of these rows. A repeat learns it when its session begins. When its first rows are the
-same, they are there and are passed over. When they are others, because their order has changed, all
-are written: rows may come twice then, and none is lost (ADR 0029, ADR 0070).
+Rows are sorted by logical partition, some thousands at a time, and sent in chunks of one of them:
+nothing is done row by row. The topic keeps a source position of the last chunk that is stored by
+logical partition: micro-batch, place in the session's order, number of rows of the logical
+partition in this attempt, and a digest of these rows, however they were cut. A repeat learns it
+when its session begins. When its first rows are the same, they are there and are passed over. When
+they are others, because their order has changed, all are written: rows may come twice then, and
+none is lost (ADR 0029, ADR 0070, ADR 0094).
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_type
 
 from convoymq.client.errors import Unavailable
+from convoymq.client.topic_rows import (
+    ORDER_KEY,
+    ROUTING_KEY_BYTES_MAX,
+    HeaderTexts,
+    RowBlock,
+    RowChunk,
+    Texts,
+    is_routing_key,
+)
 from convoymq.spark import clients
 from convoymq.spark.errors import SourceError
-from convoymq.spark.frames import plain_binary
+from convoymq.spark.frames import binary_buffers, header_buffers, plain_binary
+from convoymq.spark.schema import HEADERS
+from convoymq.spark.topic_frames import logical_partitions
 
 if TYPE_CHECKING:
     from convoymq.client.producer_thread import TopicReceipt
@@ -33,9 +49,16 @@ if TYPE_CHECKING:
 DIGEST_BYTES = 16
 REQUESTS_UNDER_WAY = 4
 """So many times `convoymq.produce.maxBytes` is under way at most."""
+SORTED_ROWS_MAX = 50_000
+SORTED_BYTES_MAX = 16 << 20
+"""Of what is sorted at a time."""
+CHUNK_ROWS_MAX = 500
+CHUNK_BYTES_MAX = 256 << 10
+"""A row that is larger goes alone."""
 _POSITION = struct.Struct(f">QQQ{DIGEST_BYTES}s")
-
-Headers = Mapping[str, bytes]
+_LENGTH = pa.binary(4)
+_EMPTY = pa.scalar(b"", pa.binary())
+_NO_LENGTH = pa.scalar(b"\xff\xff\xff\xff", pa.binary())
 
 
 class Producer(Protocol):
@@ -45,16 +68,15 @@ class Producer(Protocol):
     def pending(self) -> int:
         """Returns the number of messages without an outcome."""
 
-    def send(
+    def send_chunk(
         self,
-        key: bytes | str,
-        body: bytes,
-        headers: Headers | None = None,
+        lp: int,
+        chunk: RowChunk,
         source_pos: bytes | None = None,
         *,
         timeout: float | None = None,
     ) -> Future[TopicReceipt]:
-        """Publishes a message."""
+        """Publishes messages of one logical partition."""
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until every message has an outcome."""
@@ -94,24 +116,25 @@ class Position:
             ) from None
 
 
+class Digest:
+    """Of the rows of a logical partition so far, however they are cut."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+
+    def update(self, rows: Texts, start: int, end: int) -> bytes:
+        """Adds rows in their form for digests; returns the digest of all rows."""
+        self._hash.update(rows.data[rows.ends[start] : rows.ends[end]])
+        return self._hash.copy().digest()
+
+
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One message."""
+class _Piece:
+    """A chunk, and what is known of the rows up to its end."""
 
-    key: bytes
-    body: bytes
-    headers: Headers | None
-
-    def digest(self, before: bytes) -> bytes:
-        """Returns a digest of it and all rows before it."""
-        found = hashlib.blake2b(before, digest_size=DIGEST_BYTES)
-        parts = [self.key, self.body]
-        for name, value in (self.headers or {}).items():
-            parts += [name.encode(), value]
-        for part in parts:
-            found.update(len(part).to_bytes(4, "little"))
-            found.update(part)
-        return found.digest()
+    chunk: RowChunk
+    count: int
+    digest: bytes
 
 
 @dataclass(slots=True)
@@ -122,31 +145,37 @@ class _Progress:
     """Of attempts before, in the same micro-batch; None when it makes no difference any more."""
     place: int = 0
     count: int = 0
-    digest: bytes = bytes(DIGEST_BYTES)
-    held: list[tuple[Row, bytes]] = field(default_factory=list)
-    """Rows, each with the digest, of which it is not known yet whether they are stored."""
+    digest: Digest = field(default_factory=Digest)
+    held: list[_Piece] = field(default_factory=list)
+    """Rows of which it is not known yet whether they are stored."""
 
 
 class TopicWrite:
-    """The rows of one task."""
+    """The rows of one task.
+
+    Args:
+        lps_of: returns the logical partitions of keys.
+    """
 
     def __init__(
         self,
         producer: Producer,
         options: SinkOptions,
-        lp_of: Callable[[bytes], int],
+        lps_of: Callable[[pa.Array], pa.Array],
         batch_id: int,
     ) -> None:
         """Raises SourceError: a later micro-batch of the query is stored."""
         self._producer = producer
         self._options = options
         self._timeout_s = options.connection.timeout_ms / 1000
-        self._lp_of = lp_of
+        self._lps_of = lps_of
         self._batch = batch_id
         self._progress: dict[int, _Progress] = {}
         self._stored: dict[int, Position] = {}
         self._futures: deque[tuple[Future[TopicReceipt], int]] = deque()
         self._bytes = 0
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = self._gathered_bytes = 0
         self.rows = 0
         self.duplicates = 0
         if options.idempotent:
@@ -165,57 +194,72 @@ class TopicWrite:
                 self._stored[lp] = found
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Sends rows. Raises SourceError, ClientError."""
-        for row in rows_of(batch):
-            self.rows += 1
-            self._add(row)
+        """Takes rows. Raises SourceError, ClientError."""
+        self._gathered.append(batch)
+        self._gathered_rows += batch.num_rows
+        self._gathered_bytes += batch.nbytes
+        self.rows += batch.num_rows
+        if self._gathered_rows >= SORTED_ROWS_MAX or self._gathered_bytes >= SORTED_BYTES_MAX:
+            self._send_gathered()
 
-    def _add(self, row: Row) -> None:
+    def _send_gathered(self) -> None:
+        """Sends what was gathered, by logical partition."""
+        gathered, self._gathered = self._gathered, []
+        self._gathered_rows = self._gathered_bytes = 0
+        for batch in _in_bounds(gathered):
+            rows = SortedRows.of(batch, self._lps_of)
+            start = 0
+            for lp, end in rows.groups:
+                while start < end:
+                    start = self._add(lp, rows, start, end)
+
+    def _add(self, lp: int, rows: SortedRows, start: int, end: int) -> int:
+        """Sends or holds the next rows of a logical partition, within bounds; returns where they
+        end."""
+        end = rows.chunk_end(start, end)
         if not self._options.idempotent:
-            self._send(row, None)
-            return
-        lp = self._lp_of(row.key)
+            self._send(lp, RowChunk(rows.block, start, end), None)
+            return end
         progress = self._progress.get(lp)
         if progress is None:
             stored = self._stored.get(lp)
             progress = self._progress[lp] = _Progress(stored)
             progress.place = 0 if stored is None else stored.place
-        progress.digest = row.digest(progress.digest)
         stored = progress.stored
+        if stored is not None:
+            # Digests are compared where the attempt before has ended.
+            end = min(end, start + max(stored.count - progress.count, 1))
+        progress.count += end - start
+        digest = progress.digest.update(rows.digested, start, end)
+        piece = _Piece(RowChunk(rows.block, start, end), progress.count, digest)
         if stored is None:
-            self._send_next(progress, row, progress.count + 1, progress.digest)
-            progress.count += 1
-            return
-        progress.count += 1
-        progress.held.append((row, progress.digest))
-        if progress.count < stored.count:
-            return
-        if progress.digest == stored.digest:
-            self.duplicates += len(progress.held)
-            progress.held.clear()
-        self._release(progress)
+            self._send_next(lp, progress, piece)
+            return end
+        progress.held.append(piece)
+        if progress.count >= stored.count:
+            if (progress.count, digest) == (stored.count, stored.digest):
+                self.duplicates += progress.count
+                progress.held.clear()
+            self._release(lp, progress)
+        return end
 
-    def _release(self, progress: _Progress) -> None:
+    def _release(self, lp: int, progress: _Progress) -> None:
         """Sends what was held: the attempt before had other rows."""
         progress.stored = None
         held, progress.held = progress.held, []
-        for number, (row, digest) in enumerate(held, 1):
-            self._send_next(progress, row, number, digest)
+        for piece in held:
+            self._send_next(lp, progress, piece)
 
-    def _send_next(self, progress: _Progress, row: Row, count: int, digest: bytes) -> None:
-        progress.place += 1
-        self._send(row, Position(self._batch, progress.place, count, digest).pack())
+    def _send_next(self, lp: int, progress: _Progress, piece: _Piece) -> None:
+        progress.place += piece.chunk.messages
+        position = Position(self._batch, progress.place, piece.count, piece.digest)
+        self._send(lp, piece.chunk, position.pack())
 
-    def _send(self, row: Row, position: bytes | None) -> None:
-        size = len(row.key) + len(row.body)
+    def _send(self, lp: int, chunk: RowChunk, position: bytes | None) -> None:
+        size = chunk.size
         self._bytes += size
         self._settle(REQUESTS_UNDER_WAY * self._options.request_bytes_max)
-        try:
-            future = self._producer.send(
-                row.key, row.body, row.headers, position, timeout=self._timeout_s
-            )
-        except ValueError as error:
-            raise SourceError(f"a row can't be published to the topic: {error}") from error
+        future = self._producer.send_chunk(lp, chunk, position, timeout=self._timeout_s)
         self._futures.append((future, size))
 
     def _settle(self, bytes_max: int) -> None:
@@ -233,10 +277,11 @@ class TopicWrite:
 
     def finish(self) -> None:
         """Waits until everything is stored. Raises ClientError."""
-        for progress in self._progress.values():
+        self._send_gathered()
+        for lp, progress in self._progress.items():
             if progress.held:
                 # Fewer rows than before: others, that is.
-                self._release(progress)
+                self._release(lp, progress)
         pending = self._producer.pending
         while True:
             try:
@@ -263,9 +308,13 @@ def write_topic(
     producer = clients.topic_producer(
         client, options.topic, name if options.idempotent else None, options.request_rows_max
     )
+
+    def lps_of(keys: pa.Array) -> pa.Array:
+        return logical_partitions(keys, route.logical, route.hash_seed)
+
     done = False
     try:
-        write = TopicWrite(producer, options, route.lp_of, batch_id)
+        write = TopicWrite(producer, options, lps_of, batch_id)
         for batch in batches:
             write.add(batch)
         write.finish()
@@ -275,29 +324,131 @@ def write_topic(
     return write.rows, write.duplicates
 
 
-def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Yields the messages of a record batch. Raises SourceError: one has no key, or headers that a
-    topic does not keep."""
-    names = batch.schema.names
-    keys = plain_binary(batch.column(names.index("key"))).to_pylist()
-    # A null value is an empty body.
-    bodies = plain_binary(batch.column(names.index("value"))).to_pylist()
-    headers: list[list[dict[str, object]] | None] = [None] * batch.num_rows
-    if "headers" in names:
-        headers = batch.column(names.index("headers")).to_pylist()
-    for key, body, fields in zip(keys, bodies, headers, strict=True):
-        if not key:
+# --- rows as columns -------------------------------------------------------------------------
+
+
+def _in_bounds(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields batches as one, in parts whose columns have 32-bit offsets."""
+    if batches:
+        for batch in pa.Table.from_batches(batches).combine_chunks().to_batches():
+            if batch.num_rows:
+                yield batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortedRows:
+    """Rows by logical partition, those of each in the order in which they came."""
+
+    block: RowBlock
+    digested: Texts
+    """Each row as it is digested: the length of each part, and the part."""
+    groups: list[tuple[int, int]]
+    """Logical partition, and where its rows end."""
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, lps_of: Callable[[pa.Array], pa.Array]) -> SortedRows:
+        """Returns the rows of a batch. Raises SourceError: one has no key, or a header without a
+        name."""
+        names = batch.schema.names
+        keys = plain_binary(batch.column(names.index("key")))
+        if not pc.all(pc.fill_null(pc.greater(pc.binary_length(keys), 0), False)).as_py():
             raise SourceError("the key of a row is null or empty: a topic orders rows by key")
-        yield Row(key, body or b"", None if not fields else _headers_of(fields))
+        lps = lps_of(keys)
+        order = pc.sort_indices(lps)
+        keys = keys.take(order)
+        values = pc.fill_null(plain_binary(batch.column(names.index("value"))).take(order), _EMPTY)
+        headers = None
+        if "headers" in names:
+            headers = batch.column(names.index("headers")).take(order)
+        runs = pc.run_end_encode(lps.take(order))
+        routing, headers = _routed(keys, headers)
+        return cls(
+            block=RowBlock(
+                _texts_of(routing),
+                _texts_of(values),
+                None if headers is None else _fields_of(headers),
+            ),
+            digested=_texts_of(_digested(keys, values, headers)),
+            groups=list(zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True)),
+        )
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """Returns where a chunk ends that begins at a row: in both bounds, but behind it."""
+        end = min(end, start + CHUNK_ROWS_MAX)
+        ends = self.digested.ends
+        if ends[end] - ends[start] > CHUNK_BYTES_MAX:
+            end = bisect_right(ends, ends[start] + CHUNK_BYTES_MAX, start, end) - 1
+        return max(end, start + 1)
 
 
-def _headers_of(fields: list[dict[str, object]]) -> dict[str, bytes]:
-    made: dict[str, bytes] = {}
-    for each in fields:
-        name, value = each["key"], each["value"]
-        if not isinstance(name, str) or not isinstance(value, bytes):
-            raise SourceError(f"header {name!r}: a topic takes no nulls in headers")
-        if name in made:
-            raise SourceError(f"header {name!r} stands twice in a row; a topic takes it once")
-        made[name] = value
-    return made
+def _routed(keys: pa.Array, headers: pa.Array | None) -> tuple[pa.Array, pa.Array | None]:
+    """Returns routing keys and headers of rows. The order key is the routing key where that can
+    hold it, else a header. A header of that name that came with a row would be another key."""
+    names = [] if headers is None else pc.unique(headers.flatten().field("key")).to_pylist()
+    try:
+        pa.compute.cast(keys, pa.string())
+        fits = (pc.max(pc.binary_length(keys)).as_py() or 0) <= ROUTING_KEY_BYTES_MAX
+    except pa.ArrowInvalid:
+        fits = False
+    if fits and ORDER_KEY not in names:
+        return keys, headers
+    routing: list[bytes] = []
+    fields: list[list[tuple[str, bytes | None]] | None] = []
+    given = [None] * len(keys) if headers is None else headers.to_pylist()
+    for key, row in zip(keys.to_pylist(), given, strict=True):
+        own = [(each["key"], each["value"]) for each in row or () if each["key"] != ORDER_KEY]
+        alone = is_routing_key(key)
+        routing.append(key if alone else b"")
+        fields.append(own if alone else [*own, (ORDER_KEY, key)])
+    kind = to_arrow_type(HEADERS)
+    return pa.array(routing, pa.binary()), pa.array(
+        [[{"key": name, "value": value} for name, value in row or ()] for row in fields], kind
+    )
+
+
+def _texts_of(array: pa.Array) -> Texts:
+    _, ends, data = binary_buffers(array)
+    return Texts(memoryview(ends).cast("i"), memoryview(data))
+
+
+def _fields_of(headers: pa.Array) -> HeaderTexts:
+    try:
+        _, lists, names, name_data, _, values, value_data = header_buffers(headers)
+    except ValueError as error:
+        raise SourceError(f"a row can't be published to the topic: {error}") from None
+    nulls = pc.indices_nonzero(pc.is_null(headers.flatten().field("value")))
+    return HeaderTexts(
+        memoryview(lists).cast("i"),
+        Texts(memoryview(names).cast("i"), memoryview(name_data)),
+        Texts(memoryview(values).cast("i"), memoryview(value_data)),
+        frozenset(nulls.to_pylist()),
+    )
+
+
+def _digested(keys: pa.Array, values: pa.Array, headers: pa.Array | None) -> pa.Array:
+    """Returns each row as one text, which no other row has."""
+    parts = [_length_of(keys), keys, _length_of(values), values]
+    if headers is not None:
+        fields = headers.flatten()
+        names = plain_binary(fields.field("key"))
+        texts = plain_binary(fields.field("value"))
+        known = pc.fill_null(texts, _EMPTY)
+        # A header without a value is none with an empty one.
+        length = pc.if_else(
+            pc.is_null(texts), pa.scalar(b"\xff\xff\xff\xff", pa.binary()), _length_of(known)
+        )
+        each = pc.binary_join_element_wise(_length_of(names), names, length, known, _EMPTY)
+        lists = pa.ListArray.from_arrays(_list_ends(headers), each)
+        joined = pc.binary_join(lists, _EMPTY)
+        parts += [_length_of(joined), joined]
+    return pc.binary_join_element_wise(*parts, _EMPTY)
+
+
+def _list_ends(headers: pa.Array) -> pa.Array:
+    lengths = pc.fill_null(pc.list_value_length(headers), 0)
+    return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
+
+
+def _length_of(texts: pa.Array) -> pa.Array:
+    """Returns the length of each text, as four bytes."""
+    return pc.binary_length(texts).view(_LENGTH).cast(pa.binary())

@@ -77,11 +77,17 @@ Action = SendRequest | RefreshRoute | Stored | Failed
 
 @dataclass(slots=True)
 class Message:
-    """A message that is not acknowledged."""
+    """A message that is not acknowledged, or several that are sent together."""
 
     seq: int
     key: bytes
     source_pos: bytes = b""
+    count: int = 1
+
+    @property
+    def last(self) -> int:
+        """Returns the sequence of the last of them."""
+        return self.seq + self.count - 1
 
 
 class Flight(NamedTuple):
@@ -89,6 +95,7 @@ class Flight(NamedTuple):
 
     deadline_ms: int
     seq: int
+    """Of its last message."""
     pid: int
 
 
@@ -150,13 +157,18 @@ class TopicProducer:
 
     # What the application and the network say
 
-    def send(self, lp: int, key: bytes, now_ms: int, source_pos: bytes = b"") -> int:
-        """Takes a message; returns its sequence."""
+    def send(
+        self, lp: int, key: bytes, now_ms: int, source_pos: bytes = b"", count: int = 1
+    ) -> int:
+        """Takes a message, or so many that are sent in one request and have one outcome; returns
+        the sequence of the first. Together they are at most `in_flight_max`."""
+        assert 1 <= count <= self.in_flight_max, count
+        assert count == 1 or self.idempotent, "nothing tells where a part of them is stored"
         queue = self.queues.get(lp)
         if queue is None:
             queue = self.queues[lp] = LogicalQueue(lp)
-        message = Message(queue.next_seq, key, source_pos)
-        queue.next_seq += 1
+        message = Message(queue.next_seq, key, source_pos, count)
+        queue.next_seq += count
         if queue.failed is not None:
             self._actions.append(Failed(lp, message.seq, queue.failed))
             return message.seq
@@ -261,7 +273,7 @@ class TopicProducer:
         queue.attempt = 0
         done = 0
         if self.idempotent:
-            while queue.messages and queue.messages[0].seq <= seq:
+            while queue.messages and queue.messages[0].last <= seq:
                 queue.messages.popleft()
                 done += 1
         else:
@@ -351,6 +363,9 @@ class TopicProducer:
         queue.resume_ms = 0
         while queue.sent < min(self.in_flight_max, len(queue.messages)):
             message = queue.messages[queue.sent]
+            # Sequences have no gaps, so it is their number that counts.
+            if self.idempotent and message.last - queue.messages[0].seq >= self.in_flight_max:
+                break
             queue.sent += 1
             self._send(queue, message, now_ms)
 
@@ -358,7 +373,7 @@ class TopicProducer:
         ticket = self._next_ticket
         self._next_ticket += 1
         pid = self.pid_of(queue.lp)
-        queue.flights[ticket] = Flight(now_ms + self.timeout_ms, message.seq, pid)
+        queue.flights[ticket] = Flight(now_ms + self.timeout_ms, message.last, pid)
         self._tickets[ticket] = queue
         request = Produce(
             self.producer,

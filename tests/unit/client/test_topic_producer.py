@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from convoymq.client.topic_producer import (
     TopicReceipt,
     producer_number,
 )
-from convoymq.client.topic_rows import TopicRow, frame_of_rows
+from convoymq.client.topic_rows import RowBlock, RowChunk, Texts, TopicRow, frame_of_rows
 from convoymq.client.topics import TopicPartition, route_of
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame, Op
@@ -141,6 +142,38 @@ def test_a_source_position_that_falls_is_refused_and_nothing_is_sent(
         producer.flush(PATIENCE_S)
         assert producer.last_positions() == {0: b"p6"}
     assert [body for _, body in server.stored] == [b"p4", b"p6", b"", b"p6"]
+
+
+def block_of(bodies: list[bytes]) -> RowBlock:
+    def texts(values: list[bytes]) -> Texts:
+        return Texts([*accumulate(map(len, values), initial=0)], b"".join(values))
+
+    return RowBlock(texts([b"k"] * len(bodies)), texts(bodies))
+
+
+def test_chunks_are_stored_in_order_and_once(serve: Any, opened: Opened) -> None:
+    """Single messages between them; one of them has no answer, and the partition is closed under
+    another."""
+    server = serve(CLOSE, runs("CLOSED", version=1), runs("NOT_OPEN"))
+    server.route = NEWER
+    bodies = [b"%d" % number for number in range(30)]
+    block = block_of(bodies)
+    with opened(server) as producer:
+        futures = [producer.send_chunk(0, RowChunk(block, 0, 7), b"p1")]
+        futures.append(producer.send(b"k", b"single", source_pos=b"p2"))
+        futures += [
+            producer.send_chunk(0, RowChunk(block, start, start + 10), b"q%d" % start)
+            for start in (10, 20)
+        ]
+        assert producer.pending == 28
+        producer.flush(PATIENCE_S)
+        assert [each.result(0.0).seq for each in futures] == [7, 8, 18, 28]
+        assert producer.last_positions() == {0: b"q20"}
+        assert producer.pending == 0
+        for wrong in (RowChunk(block, 3, 3), RowChunk(block, 0, 1001)):
+            with pytest.raises(ValueError, match="messages together"):
+                producer.send_chunk(0, wrong)
+    assert [body for _, body in server.stored] == [*bodies[:7], b"single", *bodies[10:]]
 
 
 def test_what_has_no_answer_is_sent_again_elsewhere(serve: Any, opened: Opened) -> None:

@@ -13,7 +13,7 @@ OLD = Route(0, 4, (Span(0, 4, 0),))
 NEW = Route(1, 4, (Span(0, 2, 1), Span(2, 4, 2)))
 
 
-def producer(**options: bool) -> TopicProducer:
+def producer(**options: int) -> TopicProducer:
     return TopicProducer(7, 1, OLD, timeout_ms=100, **options)  # type: ignore[arg-type]
 
 
@@ -165,3 +165,23 @@ def test_what_was_not_sent_yet_is_dropped_when_it_comes_again_or_is_stored() -> 
     assert [made.is_stale(ticket) for ticket in (4, 5, 6)] == [True, True, False]
     made.fail(0, Code.BAD_HASH)
     assert made.is_stale(6)
+
+
+def test_messages_that_are_sent_together_have_one_outcome() -> None:
+    """Sequences have no gaps, and it is their number that is bounded."""
+    made = producer(in_flight_max=10)
+    sequences = [made.send(0, b"", 0, count=count) for count in (4, 1, 5, 3)]
+    assert sequences == [1, 5, 6, 11]
+    assert sent(made) == [(0, 1, 1), (0, 5, 1), (0, 6, 1)]
+    made.on_answer(1, ProduceAnswer(Code.OK, 1), 1)
+    assert made.take_actions()[0] == Stored(0, 4)
+    made.on_answer(3, ProduceAnswer(Code.NOT_LEADER), 2)
+    made.on_answer(2, ProduceAnswer(Code.OK, 5), 2)
+    assert made.take_actions()[0] == Stored(0, 5)
+    made.tick(100)
+    assert sent(made) == [(0, 6, 6), (0, 11, 6)]
+    made.fail(0, Code.BAD_HASH)
+    assert made.take_actions() == [Failed(0, 6, Code.BAD_HASH)]
+    for wrong in (0, 11):
+        with pytest.raises(AssertionError):
+            made.send(1, b"", 0, count=wrong)
