@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -103,7 +103,9 @@ class Topic:
             elif event["op"] == "t":
                 found.clear()
             else:
-                assert event["op"] != "u" or found[key] == event["before"]
+                if event["op"] == "u":
+                    # Columns that came meanwhile are NULL.
+                    assert all(event["before"].get(n) == v for n, v in found[key].items())
                 found[key] = event["after"]
         return found
 
@@ -136,13 +138,13 @@ def capture(
     topic: Topic,
     state: Path,
     *,
-    resnapshot: bool = False,
+    url: str = "",
+    topic_created_ms: int = 1,
     **more: Any,
 ) -> Run:
     """Captures in this thread, until the end unless told otherwise."""
-    with capturing(database, tables, topic, state, options_of(**more)) as (made, run, _):
-        if resnapshot:
-            made.resnapshot()
+    place = url or database.url, topic_created_ms
+    with capturing(database, tables, topic, state, options_of(**more), *place) as (made, run, _):
         made.run()
         run.progress = made.progress
         return run
@@ -150,16 +152,26 @@ def capture(
 
 @contextmanager
 def capturing(
-    database: MariaDb, tables: Sequence[str], topic: Topic, state: Path, options: Options
+    database: MariaDb,
+    tables: Sequence[str],
+    topic: Topic,
+    state: Path,
+    options: Options,
+    url: str = "",
+    topic_created_ms: int = 1,
 ) -> Iterator[tuple[Capture, Run, threading.Event]]:
     """Yields a capture that has not begun, and what stops it."""
     topic.begin_session()
     stop = threading.Event()
     reports: list[tuple[str, dict[str, Any]]] = []
+
+    def report(event: str, values: Mapping[str, Any]) -> None:
+        reports.append((event, dict(values)))
+
     with StateFile(state) as file:
         made = Capture(
-            Address.of(database.url), tables, topic, file, topic="changes", topic_created_ms=1,
-            options=options, report=lambda event, values: reports.append((event, dict(values))),
+            Address.of(url or database.url), tables, topic, file, topic="changes",
+            topic_created_ms=topic_created_ms, options=options, report=report,
             stop=stop,
         )  # fmt: skip
         yield made, Run(reports, made.progress), stop

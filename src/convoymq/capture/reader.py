@@ -77,6 +77,8 @@ class Options:
     truncate_events: bool = False
     """TRUNCATE becomes an event with op `t`."""
     allow_cascades: bool = False
+    resnapshot: bool = False
+    """Begins with a new snapshot. Its places are behind all that were given."""
     until_end: bool = False
     """Ends when all that was in the log at the beginning is stored."""
 
@@ -178,23 +180,17 @@ class Capture:
                 f"topic {topic} was deleted and created again, and has nothing of what the state"
                 " says is stored: remove the state to begin with a snapshot"
             )
-        if had.tables and (new := [name for name in self._names if name not in had.tables]):
+        if self._options.resnapshot:
+            self._progress = Progress(
+                database=had.database, topic=topic, topic_created_ms=created_ms,
+                generation=had.generation + 1,
+            )  # fmt: skip
+            self._file.store(self._progress)
+        elif had.tables and (new := [name for name in self._names if name not in had.tables]):
             raise CaptureError(
                 f"table {', '.join(new)} is not in the state: take a new snapshot of all tables"
                 " (--resnapshot), or capture it with a state of its own"
             )
-
-    def resnapshot(self) -> None:
-        """Forgets how far the topic has the database; places go on behind all that were given."""
-        had = self._progress
-        self._progress = Progress(
-            database=had.database,
-            topic=had.topic,
-            topic_created_ms=had.topic_created_ms,
-            generation=had.generation + 1,
-        )
-        self._whole = ""
-        self._file.store(self._progress)
 
     # --- connections -------------------------------------------------------------------------
 
@@ -274,6 +270,9 @@ class Capture:
         sending.add_done_callback(self._done)
         self._sent += 1
 
+    def _send_truncate(self, table: str, source: Source) -> None:
+        self._send(messages.key_of(table, (), {}), "t", None, None, source)
+
     def _done(self, sending: Future[TopicReceipt]) -> None:
         error = sending.exception()
         if error is not None and self._failed is None and isinstance(error, Exception):
@@ -332,6 +331,9 @@ class Capture:
             progress.keep(table)
         self._file.store(progress)
         self._report("snapshot", {"gtid": attempt.moment.gtid, "attempt": progress.attempt})
+        if progress.generation > 1 and self._options.truncate_events:
+            for name in self._tables:
+                self._send_truncate(name, self._source(name, None))
         if had_begun:
             self._whole = progress.begin
             self._read_log(attempt.moment.gtid)
@@ -499,8 +501,7 @@ class Capture:
                 self._report("altered", values)
                 self._alter(name)
             elif effect is Effect.TRUNCATED and self._options.truncate_events:
-                source = self._source(name, current)
-                self._send(messages.key_of(name, (), {}), "t", None, None, source)
+                self._send_truncate(name, self._source(name, current))
             else:
                 more = " (--truncate event makes it an event)"
                 raise CaptureError(

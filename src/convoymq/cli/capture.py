@@ -108,7 +108,8 @@ ServerIdOption = Annotated[
     int, typer.Option(min=0, help="Among the database's replicas; 0: made from name and topic.")
 ]
 TruncateOption = Annotated[
-    Truncate, typer.Option(help="A TRUNCATE ends the capture, or is an event with op t.")
+    Truncate,
+    typer.Option(help="A TRUNCATE ends the capture, or is an event (op t), as --resnapshot then."),
 ]
 PassOption = Annotated[
     list[str] | None,
@@ -173,6 +174,7 @@ def capture(
         passed=frozenset(pass_ or ()),
         truncate_events=truncate is Truncate.EVENT,
         allow_cascades=allow_cascades,
+        resnapshot=resnapshot,
         until_end=until_end,
     )
     try:
@@ -182,7 +184,7 @@ def capture(
     except (CaptureError, OptionError, ValueError) as error:
         raise fail(str(error), 2) from None
     try:
-        _run(address, config, table, topic, state, name, options, resnapshot, format)
+        _run(address, config, table, topic, state, name, options, format)
     except (CaptureError, ClientError) as error:
         raise fail(str(error)) from None
 
@@ -195,7 +197,6 @@ def _run(
     state: Path,
     name: str,
     options: Options,
-    resnapshot: bool,
     format: Format,
 ) -> None:
     from convoymq.capture.errors import CaptureError
@@ -216,8 +217,6 @@ def _run(
                 address, tables, producer, file, topic=topic, topic_created_ms=route.created_ms,
                 options=options, report=reporter(format), stop=stop,
             )  # fmt: skip
-            if resnapshot:
-                made.resnapshot()
             made.run()
     if format is Format.TABLE:
         stored = made.progress.gtid or "nothing"
