@@ -8,7 +8,7 @@ SEEDS ?= 2000
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build demo demo-cdc test test-spark-full test-spark-delta test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build demo demo-cdc test test-spark-full test-spark-delta test-capture test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -70,6 +70,11 @@ bench-spark: setup ## Compare the Spark data sources with Spark's own Parquet
 
 test-spark-full: setup ## The kills of the Spark tests once at full size: 342,000 rows and more
 	CONVOY_SPARK_FAULT_SCALE=180 $(BIN)/python -m pytest -q tests/spark -k "killed or executor"
+
+test-capture: setup ## `convoy pipeline capture` with a real MariaDB, which is installed if it is missing
+	@tools/install_mariadb.sh
+	$(BIN)/python -m pytest -q tests/unit/capture tests/interop/test_capture_types.py \
+		tests/faults/test_capture.py tests/faults/test_capture_statements.py tests/spark/test_capture.py
 
 test-disk-full: setup ## One unacknowledged message while ten million others pass: the disk does not grow
 	CONVOY_HELD_MESSAGES=10000000 $(BIN)/python -m pytest -q tests/faults/test_disk_space.py -k held

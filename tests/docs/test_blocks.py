@@ -18,6 +18,7 @@ from convoymq.model.config import load
 from tests.clusters import serving_cluster
 from tests.docs.blocks import ROOT, RUN, blocks_of, run_page
 from tests.faults.topic_traffic import create
+from tests.mariadb import MariaDb, needs_mariadb
 from tests.ports import cluster_ports, single_port
 from tests.spark.quick_start import spark_environment
 
@@ -79,6 +80,20 @@ def test_the_page_on_topics_runs(tmp_path: Path) -> None:
     with serving_cluster(tmp_path / "convoy-data", BASE_PORT) as cluster:
         create(cluster, "first", 1)
         run_page("docs/topics.md", tmp_path, replaced={**PORTS, ".venv/bin/": ""})
+
+
+@pytest.mark.optional
+@needs_mariadb
+def test_the_page_on_capture_runs(tmp_path: Path) -> None:
+    with (
+        MariaDb(tmp_path / "mariadb", single_port()) as database,
+        serving_cluster(tmp_path / "convoy-data", BASE_PORT) as cluster,
+    ):
+        create(cluster, "first", 1)
+        output = run_page(
+            "docs/capture.md", tmp_path, replaced={**PORTS, "3306": str(database.port)}
+        )
+    assert "capture: 2 messages; all is stored up to" in output
 
 
 @pytest.mark.skipif("JAVA_HOME" in os.environ and not os.environ["JAVA_HOME"], reason="no Java")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from convoymq.capture.errors import CaptureError
 from convoymq.capture.messages import sequence_of
 from convoymq.capture.state import StateFile
+from convoymq.client.errors import PreconditionFailed
+from convoymq.client.producer_thread import TopicReceipt
 from tests.faults.traffic import until
 from tests.mariadb import (
     MariaDb,
@@ -211,6 +214,31 @@ def test_a_log_that_is_gone_ends_a_capture(database: MariaDb, tmp_path: Path) ->
         execute(connection, "RESET MASTER")
         with pytest.raises(CaptureError, match="its log was reset"):
             capture(database, ["t"], topic, tmp_path / "state")
+
+
+def test_a_message_that_is_refused_ends_a_capture(database: MariaDb, tmp_path: Path) -> None:
+    """The broker may refuse one, such as one that is too large. Nothing behind it counts."""
+
+    class RefusingTopic(Topic):
+        refused = ""
+
+        def send(self, key: Any, body: bytes, *given: Any, **named: Any) -> Any:
+            if self.refused.encode() not in body or not self.refused:
+                return super().send(key, body, *given, **named)
+            done: Future[TopicReceipt] = Future()
+            done.set_exception(PreconditionFailed("the message is too large"))
+            return done
+
+    topic = RefusingTopic()
+    capture(database, ["t"], topic, tmp_path / "state")
+    write(database, 1, 5)
+    for _ in range(2):
+        topic.refused = '"v":3'
+        with pytest.raises(PreconditionFailed, match="too large"):
+            capture(database, ["t"], topic, tmp_path / "state")
+    topic.refused = ""
+    capture(database, ["t"], topic, tmp_path / "state")
+    check(topic, 5)
 
 
 def test_one_process_has_a_state(tmp_path: Path) -> None:

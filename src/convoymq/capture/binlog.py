@@ -193,6 +193,12 @@ class LogReader:
             CaptureError: an event that may change rows and is not understood.
             DatabaseLost: damaged on its way.
         """
+        try:
+            return self._event(data)
+        except (ValueError, LookupError, struct.error, zlib.error) as error:
+            raise CaptureError(f"an event of the binary log is not understood: {error}") from error
+
+    def _event(self, data: bytes) -> Event | None:
         time_s, code, server, _, _, flags = HEADER.unpack_from(data)
         if code == FORMAT:
             # The algorithm stands before the event's own checksum, which is always there.
