@@ -678,6 +678,7 @@ class Node:
 
         defaults, reconciliation = self.config.defaults, self.config.reconciliation
         settings = BrokerSettings(
+            compatibility=defaults.compatibility,
             default_queue_type=defaults.queue_type,
             quorum_group_size=defaults.quorum_group_size,
             leader_locator=defaults.leader_locator,

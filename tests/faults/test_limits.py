@@ -96,7 +96,7 @@ def take_all(channel: Any, queue: str) -> list[bytes]:
 def test_a_new_leader_keeps_times_and_priorities(cluster: LocalCluster, opened: Open) -> None:
     """What was to expire expires, what was not stays, in the order of its priorities."""
     channel = opened(LEADER)
-    channel.queue_declare("q", durable=True, arguments=QUORUM)
+    channel.queue_declare("q", durable=True, arguments={**QUORUM, "x-priority-mode": "strict"})
     for priority in (1, 9, 5):
         publish(channel, "q", b"p%d" % priority, priority=priority)
     publish(channel, "q", b"expires", priority=30, expiration="4000")
@@ -172,7 +172,8 @@ def test_limits_act_while_a_member_is_away(cluster: LocalCluster, opened: Open) 
     """Nobody can come back with an older release, so nobody is waited for."""
     cluster.kill(3)
     channel = opened(1)
-    channel.queue_declare("q", durable=True, arguments={**QUORUM, "x-max-length": 2})
+    arguments = {**QUORUM, "x-max-length": 2, "x-priority-mode": "strict"}
+    channel.queue_declare("q", durable=True, arguments=arguments)
     for number in range(5):
         publish(channel, "q", b"%d" % number)
     until(lambda: length(channel, "q") == 2)

@@ -65,6 +65,8 @@ def restart(cluster: LocalCluster) -> None:
 def test_two_classes_of_priorities_and_a_new_leader(cluster: LocalCluster, opened: Open) -> None:
     """The turns go on under the next leader, and a policy changes the rule of a live queue."""
     channel = declare(opened, "classes", x_priority_mode="two-classes")
+    policy = {"pattern": "^strict$", "definition": {"priority-mode": "strict"}}
+    assert call(cluster, "PUT", "policies/%2F/classes", policy)[0] in (201, 204)
     declare(opened, "strict")
     published = {b"a": 0, b"b": 1, b"c": 9, b"d": 5, b"e": 31, b"f": 6, b"g": 2}
     for body, priority in published.items():
@@ -85,7 +87,7 @@ def test_two_classes_of_priorities_and_a_new_leader(cluster: LocalCluster, opene
         return take(holder, "strict", 4) == [b"1", b"2", b"3", b"low"]
 
     assert strictly()
-    policy = {"pattern": "^strict$", "definition": {"priority-mode": "two-classes"}}
+    policy["definition"] = {"priority-mode": "two-classes"}
     assert call(cluster, "PUT", "policies/%2F/classes", policy)[0] in (201, 204)
     until(lambda: not strictly())
     restart(cluster)

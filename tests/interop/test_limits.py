@@ -12,7 +12,13 @@ import pytest
 
 from tests.clusters import Cluster
 from tests.interop.conftest import Names
-from tests.interop.helpers import Inbox, eventually, fetch_all, publish_confirmed
+from tests.interop.helpers import (
+    Inbox,
+    api,
+    eventually,
+    fetch_all,
+    publish_confirmed,
+)
 from tests.patience import PATIENCE_S
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -136,30 +142,26 @@ def test_a_requeue_keeps_the_time(
     assert fetch_all(channel, queue) == []
 
 
-def test_an_unused_queue_goes(channel: Any, declare: Callable[..., str]) -> None:
+def is_gone(cluster: Cluster, queue: str) -> bool:
+    """A passive declaration would renew the queue."""
+    return all(row["name"] != queue for row in api(cluster, "GET", "queues"))
+
+
+def test_an_unused_queue_goes(channel: Any, cluster: Cluster, declare: Callable[..., str]) -> None:
     queue = declare(x_expires=500)
-
-    def is_gone() -> bool:
-        probe = channel.connection.channel()
-        try:
-            probe.queue_declare(queue, passive=True)
-        except pika.exceptions.ChannelClosedByBroker as error:
-            return int(error.reply_code) == 404
-        probe.close()
-        return False
-
-    eventually(is_gone)
+    eventually(lambda: is_gone(cluster, queue))
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+        channel.queue_declare(queue, passive=True)
+    assert refused.value.reply_code == 404
 
 
 def test_a_queue_with_a_consumer_stays(
-    channel: Any, declare: Callable[..., str], open_connection: Callable[[int], Any]
+    channel: Any, cluster: Cluster, declare: Callable[..., str]
 ) -> None:
     queue = declare(x_expires=5_000)
     inbox = Inbox(channel, queue)
-    other = declare(x_expires=500)
-    probe = open_connection(0).channel()
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker):
-        eventually(lambda: probe.queue_declare(other, passive=True) is None, timeout_s=PATIENCE_S)
+    other = declare(x_expires=5_500)
+    eventually(lambda: is_gone(cluster, other))
     publish_confirmed(channel, queue, [b"x"])
     inbox.wait(1)
 
@@ -222,7 +224,7 @@ def test_the_rest_of_a_route_gets_what_a_full_queue_refuses(
 def test_higher_priorities_come_first_and_returns_before_them(
     channel: Any, declare: Callable[..., str]
 ) -> None:
-    queue = declare()
+    queue = declare(x_priority_mode="strict")
     channel.confirm_delivery()
     for priority in (1, None, 31, 4, 0, 255, 9):
         body = str(priority).encode()

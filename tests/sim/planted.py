@@ -763,6 +763,34 @@ def groups_return_as_others() -> None:
     Groups.parts = lambda self, run: [(run, False)]  # type: ignore[method-assign]
 
 
+@plant("what clients give back does not count in a queue that follows 4.1", "none", unaided=True)
+def returns_are_not_counted() -> None:
+    machine = _machine()
+    follow = machine._follow_settings
+
+    def planted(self: Any) -> None:
+        follow(self)
+        self.backlog.counts_returns = False
+
+    machine._follow_settings = planted
+
+
+@plant(
+    "looking at messages counts as trying them in a queue that follows 4.1", "none", unaided=True
+)
+def looks_count() -> None:
+    from convoymq.queues.quorum import deliveries
+
+    deliveries.FLAG_UNTRIED = 0
+
+
+@plant("turns do not count while one class has the queue for itself", "none", unaided=True)
+def turns_of_one_class_do_not_count() -> None:
+    from convoymq.queues.quorum.order import Order
+
+    Order.took = lambda self, count: None  # type: ignore[method-assign]
+
+
 @plant("two classes of priorities are served one to one", "none", unaided=True)
 def classes_in_turn() -> None:
     from convoymq.queues.quorum import order
@@ -832,7 +860,7 @@ def next_active_does_not_wait() -> None:
 @plant("without a limit, what is given back goes to the head", "none", unaided=True, first=6)
 def unlimited_returns_go_to_the_head() -> None:
     backlog = _backlog()
-    backlog.requeue = lambda self, run: self.give_back(run, 0)
+    backlog.requeue = lambda self, run, failed, counted: self.give_back(run, failed, counted)
 
 
 @plant("what was given back to the tail overtakes what was fresh then", "none", unaided=True)

@@ -159,8 +159,9 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
     ignored = ignored_arguments(method.arguments, queue)
     channel.broker.ignored_arguments.warn("consumer", queue.vhost, name, ignored)
     stream = queue.features.reads_by_offset
-    if stream and channel.global_prefetch and channel.prefetch and not method.no_ack:
-        raise refusals.global_qos_on_stream(queue_subject(queue.vhost, queue.name))
+    limited = stream and channel.prefetch and not method.no_ack
+    if channel.global_prefetch and (limited or queue.refuses_global_qos):
+        raise refusals.global_qos_unserved(queue_subject(queue.vhost, queue.name))
     priority = _priority_of(method.arguments, queue)
     asked_ms = consumer_timeout_ms(method.arguments, queue)
     client = channel.client_of(queue)

@@ -38,7 +38,7 @@ from convoymq.queues.driver import driver_of
 from convoymq.routing.declarations import check_exchange, check_queue
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue
-from convoymq.routing.queue_arguments import type_name_of
+from convoymq.routing.queue_arguments import TYPE_ARGUMENT, type_name_of
 from convoymq.routing.types import Destination, Exchange, Queue, QueueType
 
 NAME_BYTES_MAX = 255
@@ -171,7 +171,10 @@ class Declarations:
     ) -> tuple[str, int, int]:
         """Returns (name, ready messages, consumers). Raises NotFound, ResourceLocked."""
         await self.queue_admin.until_gone(vhost, name)
-        messages, consumers = await self.queue_admin.find_queue(vhost, name, owner).counts()
+        queue = await self.queue_admin.renewed(vhost, name, owner)
+        if queue is None:
+            queue = self.queue_admin.find_queue(vhost, name, owner)
+        messages, consumers = await queue.counts()
         return name, messages, consumers
 
     async def declare_queue(
@@ -204,13 +207,8 @@ class Declarations:
         properties = _QueueProperties(
             durable=durable, auto_delete=auto_delete, server_named=not name
         )
-        arguments = with_default_type(
-            arguments,
-            exclusive=exclusive,
-            vhost_default=QueueType(place.default_queue_type) if place.default_queue_type else None,
-            node_default=self.default_queue_type,
-            **properties,
-        )
+        type_given = TYPE_ARGUMENT in arguments
+        arguments = self._with_type(place, arguments, properties, exclusive=exclusive)
         name = name or generated or generated_name("amq.gen-")
         owner_name = self.nodes.owner_name(owner) if exclusive else None
         await self.queue_admin.until_gone(vhost, name)
@@ -218,13 +216,13 @@ class Declarations:
         def exists() -> bool:
             return self._exists(vhost, name, owner_name, arguments, properties)
 
+        timeout = self.settings.operation_timeout_s
+        queue = await self.queue_admin.renewed(vhost, name, owner, timeout) if exists() else None
         group = None
-        if not exists():
+        if queue is None and not exists():
             if not (durable or exclusive or self.settings.permit_transient_queues):
                 raise feature_not_permitted("transient_nonexcl_queues")
-            limit = self.settings.cluster_queues_max
-            if limit and len(self.metadata.tree.queue_index.by_group) >= limit:
-                raise cluster_queue_limit_reached(vhost, name, limit)
+            self._check_limit(vhost, name)
             self._check_trace(vhost, name, arguments)
             command = DeclareQueue(
                 vhost=vhost,
@@ -232,18 +230,33 @@ class Declarations:
                 members=self._members_for(place, name, arguments, exclusive=exclusive),
                 owner=owner_name,
                 arguments=arguments.encoded,
+                compatibility=place.compatibility or self.settings.compatibility,
+                type_given=type_given,
                 **properties,
             )
             group = await self._create(command, exists)
         ignored = ignored_of_queue(type_name_of(arguments), arguments)
         self.ignored.warn("queue", vhost, name, ignored)
         if group is None:
-            queue = self.queue_admin.find_queue(vhost, name, owner)
-            await queue.ready(self.settings.operation_timeout_s)
+            if queue is None:
+                # Somebody else made it just now.
+                queue = self.queue_admin.find_queue(vhost, name, owner)
+                await queue.ready(timeout)
             return (name, *await queue.counts())
         self.counters.queues_created += 1
         await self._wait_until_open(vhost, name, owner, group)
         return name, 0, 0
+
+    def _with_type(
+        self, place: Vhost, arguments: Table, properties: _QueueProperties, *, exclusive: bool
+    ) -> Table:
+        return with_default_type(
+            arguments,
+            exclusive=exclusive,
+            vhost_default=QueueType(place.default_queue_type) if place.default_queue_type else None,
+            node_default=self.default_queue_type,
+            **properties,
+        )
 
     def _exists(
         self,
@@ -315,6 +328,11 @@ class Declarations:
             self.nodes.for_placement(),
             self.settings.leader_locator,
         )
+
+    def _check_limit(self, vhost: str, name: str) -> None:
+        limit = self.settings.cluster_queues_max
+        if limit and len(self.metadata.tree.queue_index.by_group) >= limit:
+            raise cluster_queue_limit_reached(vhost, name, limit)
 
     def _check_trace(self, vhost: str, name: str, arguments: Table) -> None:
         """Raises PreconditionFailed for a queue that wants a trace which this node can't write."""

@@ -23,6 +23,7 @@ from convoymq.groups.host import ReplicaHost
 from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
+from convoymq.model.compatibility import COMPATIBILITY, TYPE_GIVEN
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues import drivers as _registered  # noqa: F401
@@ -62,7 +63,7 @@ def successors(host: ReplicaHost, replica: Replica) -> list[int]:
 
 def make_machine(record: QueueRecord, arguments: Table) -> QueueMachine:
     """Returns the machine of a declared queue."""
-    return group_driver_of(record.type.value).make_machine(arguments)
+    return group_driver_of(record.type.value).make_machine(arguments, record.compatibility)
 
 
 @dataclass(kw_only=True)
@@ -410,7 +411,14 @@ class LocalQueues:
 
     def _settings(self, record: QueueRecord) -> Mapping[str, Setting]:
         policies = self.tree.vhosts[record.vhost].policies
-        return effective_settings(self._declared(record), policies)
+        settings = effective_settings(self._declared(record), policies)
+        if not record.compatibility:
+            return settings
+        release: dict[str, Setting] = {
+            COMPATIBILITY: record.compatibility,
+            TYPE_GIVEN: record.type_given,
+        }
+        return {**settings, **release}
 
     def _arguments(self, record: QueueRecord) -> Table:
         return self._declared(record).arguments

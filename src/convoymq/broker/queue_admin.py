@@ -29,6 +29,8 @@ from convoymq.queues.interface import Queue
 log = structlog.get_logger()
 
 COUNTS_TIMEOUT_S = 2.0
+EXPIRED_POLL_S = 0.02
+"""Time between two looks whether a queue is gone that expired."""
 
 
 class QueueAdmin:
@@ -154,6 +156,32 @@ class QueueAdmin:
         going = self._going.get((vhost, name))
         if going is not None:
             await asyncio.wait({going}, timeout=self._timeout_s)
+
+    async def renewed(
+        self, vhost: str, name: str, owner: int | None, ready_s: float = 0.0
+    ) -> Queue | None:
+        """Returns a queue that is declared again, as if it had been used now; None when its time
+        was over and it went. Raises as `find_queue`, and Unavailable.
+
+        Args:
+            ready_s: how long to wait until it serves; 0 = not at all.
+        """
+        queue = self.find_queue(vhost, name, owner)
+        if ready_s:
+            await queue.ready(ready_s)
+        place = self._metadata.tree.vhosts[vhost]
+        record = place.queues.get(name)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        while not await queue.renew_lease():
+            if loop.time() > deadline:
+                raise Unavailable(f"{queue_subject(vhost, name)} has expired and does not go")
+            # Its leader deletes it.
+            await asyncio.sleep(EXPIRED_POLL_S)
+            known = place.queues.get(name)
+            if record is None or known is None or known.group != record.group:
+                return None
+        return queue
 
     # --- what queues with a home report --------------------------------------------------
 

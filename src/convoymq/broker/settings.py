@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from convoymq.metadata.placement import CLIENT_LOCAL
+from convoymq.model.compatibility import RELEASE_4_1
 from convoymq.queues.quorum.settings import DISCONNECT_TIMEOUT_MS_DEFAULT
 
 
@@ -26,6 +27,8 @@ class ReconciliationSettings:
 class BrokerSettings:
     """Defaults and bounds. Names in brackets are configuration keys."""
 
+    compatibility: str = RELEASE_4_1
+    """[rabbitmq_compatibility] The release of RabbitMQ whose rules new quorum queues follow."""
     default_queue_type: str = "auto"
     """[default_queue_type] `auto` and `quorum`: quorum where properties fit; `classic`."""
     quorum_group_size: int = 3

@@ -253,11 +253,13 @@ def vhost_command(name: str, body: Mapping[str, object]) -> PutVhost:
     if not isinstance(meta, dict):
         raise PreconditionFailed("key metadata is not an object")
     default = body.get("default_queue_type") or meta.get("default_queue_type") or ""
+    release = body.get("rabbitmq_compatibility") or meta.get("rabbitmq_compatibility") or ""
     return PutVhost(
         name=name,
         description=str(body.get("description") or meta.get("description") or ""),
         tags=tags_of(body.get("tags") or meta.get("tags") or ()),
         default_queue_type="" if default == "undefined" else str(default),
+        compatibility="" if release == "undefined" else str(release),
     )
 
 

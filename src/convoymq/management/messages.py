@@ -273,7 +273,9 @@ async def get_messages(
             elif ack_mode == "reject_requeue_false":
                 shot.client.discard(0, ids)
             else:
-                shot.client.return_(0, ids, failed=ack_mode.startswith("reject"))
+                rejected = ack_mode.startswith("reject")
+                # Who looks at messages does not try them.
+                shot.client.return_(0, ids, failed=rejected, untried=not rejected)
             # What was taken is shown in any case: nobody else may get it any more.
             with contextlib.suppress(Unavailable):
                 await shot.settled()

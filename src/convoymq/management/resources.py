@@ -11,7 +11,7 @@ from convoymq.broker.facade import Broker
 from convoymq.management.json_values import count_in, part
 from convoymq.metadata.machine import QueueRecord, User, Vhost
 from convoymq.metadata.maintenance import drained_nodes
-from convoymq.model.compatibility import COMPATIBLE_VERSION
+from convoymq.model.compatibility import COMPATIBLE_VERSION, RELEASE_4_3
 from convoymq.model.json import JsonObject
 from convoymq.model.tables import Table
 from convoymq.queues.classic.machine import DROP_HEAD
@@ -179,6 +179,7 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> JsonObjec
         "contexts": contexts(broker),
         "statistics_db_event_queue": 0,
         "default_queue_type": broker.declarations.default_queue_type.value,
+        "rabbitmq_compatibility": broker.settings.compatibility,
         "disable_stats": False,
         "enable_queue_totals": False,
         "is_op_policy_updating_enabled": False,
@@ -305,19 +306,14 @@ async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[JsonOb
 
 def vhost_row(broker: Broker, vhost: Vhost) -> JsonObject:
     """Returns a virtual host's own properties."""
-    default = vhost.default_queue_type or "undefined"
-    return {
-        "name": vhost.name,
+    metadata: JsonObject = {
         "description": vhost.description,
         "tags": list(vhost.tags),
-        "default_queue_type": default,
-        "metadata": {
-            "description": vhost.description,
-            "tags": list(vhost.tags),
-            "default_queue_type": default,
-        },
-        "tracing": vhost.name in broker.firehose.vhosts,
+        "default_queue_type": vhost.default_queue_type or "undefined",
+        "rabbitmq_compatibility": vhost.compatibility or "undefined",
     }
+    tracing = vhost.name in broker.firehose.vhosts
+    return {"name": vhost.name, **metadata, "metadata": metadata, "tracing": tracing}
 
 
 async def queues(broker: Broker, rates: Rates) -> list[JsonObject]:
@@ -357,6 +353,7 @@ def queue_row(
         "exclusive": declared.exclusive_owner is not None,
         "arguments": declared.arguments.to_plain(),
         "ignored_arguments": ignored_of_queue(record.type.value, declared.arguments),
+        **_release_shown(record),
         "node": broker.node_name_of(record.home),
         **_policies_shown(vhost.policies.for_queue(declared)),
         **_settings_shown(declared, vhost.policies),
@@ -392,6 +389,14 @@ def queue_row(
     row["message_stats"] = rates.with_details(key, queue_stats(totals))
     held = {name: count_in(row, name) for name in MESSAGE_COUNTS}
     return row | rates.with_details(f"{key}.messages", held)
+
+
+def _release_shown(record: QueueRecord) -> JsonObject:
+    """Returns the release of RabbitMQ whose rules a queue follows, of types for which releases
+    differ."""
+    if record.type is not QueueType.QUORUM:
+        return {}
+    return {"rabbitmq_compatibility": record.compatibility or RELEASE_4_3}
 
 
 def _settings_shown(queue: Queue, policies: Policies) -> JsonObject:

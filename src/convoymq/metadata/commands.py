@@ -39,12 +39,13 @@ class Bootstrap(_Command, frozen=True, tag="bootstrap"):
 
 
 class PutVhost(_Command, frozen=True, tag="vhost_put"):
-    """Creates a virtual host or changes its properties."""
+    """Creates a virtual host or changes its properties. `compatibility`: since version 4."""
 
     name: str
     description: str = ""
     tags: tuple[str, ...] = ()
     default_queue_type: str = ""
+    compatibility: str = ""
 
 
 class DeleteVhost(_Command, frozen=True, tag="vhost_delete"):
@@ -128,7 +129,8 @@ class DeclareQueue(_Command, frozen=True, tag="queue_declare"):
 
     `members`: nodes that shall hold it, the designated leader (or the home node) first. `owner`:
     the connection of an exclusive queue. `type` follows from the arguments; who proposes fills it
-    in (`metadata.validation`).
+    in (`metadata.validation`). `compatibility` and `type_given`: see `QueueRecord`; since version
+    4, before that who proposes takes them away.
     """
 
     vhost: str
@@ -140,6 +142,8 @@ class DeclareQueue(_Command, frozen=True, tag="queue_declare"):
     auto_delete: bool = False
     arguments: bytes = b""
     server_named: bool = False
+    compatibility: str = ""
+    type_given: bool = False
 
 
 class DeleteQueue(_Command, frozen=True, tag="queue_delete"):

@@ -10,7 +10,8 @@ equal, has an owner, is empty), which never change without a machine version. Wh
 all is for who proposes (`metadata.validation`, ADR 0015).
 
 Versions (ADR 0016): version 2 brought policies, operator policies and limits, version 3 ordered
-topics: their commands (`commands.FIRST_VERSIONS`) and fields of the snapshot.
+topics: their commands (`commands.FIRST_VERSIONS`) and fields of the snapshot. Version 4 records the
+release of RabbitMQ whose rules a queue follows (ADR 0086).
 
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
@@ -118,7 +119,7 @@ _COMMAND_TYPES = supported.command_table(
 )
 #: Version -> the command types that it knows. What METADATA commands ask for has versions of its
 #: own (`commands.FIRST_VERSIONS`).
-COMMAND_TYPES = dict.fromkeys((1, 2, 3), _COMMAND_TYPES)
+COMMAND_TYPES = dict.fromkeys((1, 2, 3, 4), _COMMAND_TYPES)
 
 
 def owner_text(node: int, incarnation: int, connection: int) -> str:
@@ -131,7 +132,7 @@ class MetadataMachine(Tree):
     `queues` and `nodes`."""
 
     KIND = METADATA_KIND
-    VERSION = 3
+    VERSION = 4
     OLDEST_VERSION = 1
 
     def __init__(self) -> None:

@@ -46,6 +46,8 @@ class Queues:
                 created_ms=time_ms,
                 # Who starts again does not know whether it has led before.
                 founder=(command.members[0], self._tree.incarnations.get(command.members[0], 0)),
+                compatibility=command.compatibility,
+                type_given=command.type_given,
             )
             self._tree.next_group += 1
             vhost.queues[command.name] = record

@@ -71,6 +71,10 @@ class QueueRecord:
     """Term and index of the membership entry that `members` are from; (0, 0) = the first."""
     founder: tuple[int, int] = (0, 0)
     """Node and incarnation that lead the first term of the group without an election (ADR 0026)."""
+    compatibility: str = ""
+    """Release of RabbitMQ whose rules the queue follows (ADR 0086); "" = none was recorded."""
+    type_given: bool = False
+    """The declaration said the type."""
 
     @property
     def home(self) -> int:
@@ -160,6 +164,8 @@ class Vhost:
     description: str = ""
     tags: tuple[str, ...] = ()
     default_queue_type: str = ""
+    compatibility: str = ""
+    """Release of RabbitMQ whose rules new queues follow; "" = what the cluster says."""
     queues: dict[str, QueueRecord] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     """`max-connections`, `max-queues`; negative: none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict, TypeVar
 
 from convoymq.metadata.records import (
@@ -35,6 +36,8 @@ POLICIES_VERSION = 2
 """The version of the machine since which there are policies and limits."""
 TOPICS_VERSION = 3
 """The version of the machine since which there are ordered topics."""
+COMPATIBILITY_VERSION = 4
+"""The version of the machine since which queues record the release whose rules they follow."""
 
 
 class TreeState(TypedDict):
@@ -62,6 +65,8 @@ class TreeState(TypedDict):
     vhost_limits: NotRequired[list[tuple[str, dict[str, int]]]]
     user_limits: NotRequired[list[tuple[str, dict[str, int]]]]
     topics: NotRequired[list[TopicRow]]
+    compatibility: NotRequired[list[tuple[str, str, list[tuple[str, str, bool]]]]]
+    """(virtual host, release for new queues, (queue, release, whether it said its type) …)"""
 
 
 QueueRow: TypeAlias = tuple[
@@ -79,7 +84,24 @@ def to_builtins(tree: Tree) -> dict[str, object]:
         state |= _second_version(tree)
     if tree.version >= TOPICS_VERSION:
         state["topics"] = _topics(tree)
+    if tree.version >= COMPATIBILITY_VERSION:
+        state["compatibility"] = _compatibility(tree)
     return state
+
+
+def _compatibility(tree: Tree) -> list[list[object]]:
+    return [
+        [
+            vhost.name,
+            vhost.compatibility,
+            [
+                [record.name, record.compatibility, record.type_given]
+                for record in _sorted_values(vhost.queues)
+                if record.compatibility or record.type_given
+            ],
+        ]
+        for vhost in _sorted_values(tree.vhosts)
+    ]
 
 
 def _topics(tree: Tree) -> list[TopicRow]:
@@ -256,6 +278,19 @@ def fill(tree: Tree, raw: TreeState) -> None:
         tree.vhosts[vhost_name].limits = limits
     tree.user_limits = dict(raw.get("user_limits", ()))
     _fill_topics(tree, raw.get("topics", []))
+    for vhost_name, release, rows in raw.get("compatibility", ()):
+        _fill_compatibility(tree, tree.vhosts[vhost_name], release, rows)
+
+
+def _fill_compatibility(
+    tree: Tree, vhost: Vhost, release: str, rows: list[tuple[str, str, bool]]
+) -> None:
+    vhost.compatibility = release
+    for name, compatibility, type_given in rows:
+        record = vhost.queues[name]
+        record = replace(record, compatibility=compatibility, type_given=type_given)
+        vhost.queues[name] = record
+        tree.queue_index.put(record)
 
 
 def _fill_topics(tree: Tree, rows: list[TopicRow]) -> None:

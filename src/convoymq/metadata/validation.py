@@ -39,6 +39,8 @@ from convoymq.metadata.limits import (
     check_queue_limit,
 )
 from convoymq.metadata.machine import MetadataMachine
+from convoymq.metadata.snapshot import COMPATIBILITY_VERSION
+from convoymq.model.compatibility import RELEASES
 from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Refused
 from convoymq.model.late_imports import import_late
 from convoymq.model.refusals import queue_subject, unserved_argument
@@ -61,10 +63,7 @@ def validated(command: Command, tree: MetadataMachine) -> Command:
     """
     first = FIRST_VERSIONS.get(type(command), 1)
     if tree.version < first:
-        raise NotServed(
-            f"version {first} of the metadata machine is needed, {tree.version} is in force: some "
-            "nodes have an older release"
-        )
+        raise _too_early(first, tree)
     try:
         if isinstance(command, TOPIC_COMMANDS):
             import_late("convoymq.metadata.topic_validation")
@@ -77,6 +76,13 @@ def validated(command: Command, tree: MetadataMachine) -> Command:
         raise
     except BrokerError as error:
         raise PreconditionFailed(error.text) from error
+
+
+def _too_early(version: int, tree: MetadataMachine) -> NotServed:
+    return NotServed(
+        f"version {version} of the metadata machine is needed, {tree.version} is in force: some "
+        "nodes have an older release"
+    )
 
 
 def _checked(command: Command, tree: MetadataMachine) -> Command:
@@ -107,7 +113,7 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
             _destination(command)
             decode_body(command.arguments)
         case PutVhost():
-            _check_vhost(command)
+            _check_vhost(command, tree)
         case PutUser():
             _check_user(command.name, command.password_hash, command.algorithm)
         case PutPermission():
@@ -162,7 +168,14 @@ def _declare_queue(command: DeclareQueue, tree: MetadataMachine) -> DeclareQueue
             raise unserved_argument(name, subject, queue_type.value, served_by=by, early=True)
     check_queue_limit(tree, command.vhost, command.name)
     members = command.members if queue_type.is_replicated else command.members[:1]
-    return msgspec.structs.replace(command, type=queue_type.value, members=members)
+    recorded = tree.version >= COMPATIBILITY_VERSION
+    return msgspec.structs.replace(
+        command,
+        type=queue_type.value,
+        members=members,
+        compatibility=command.compatibility if recorded else "",
+        type_given=command.type_given and recorded,
+    )
 
 
 def _destination(command: Bind | Unbind) -> Destination:
@@ -172,8 +185,15 @@ def _destination(command: Bind | Unbind) -> Destination:
         raise PreconditionFailed(str(error)) from None
 
 
-def _check_vhost(command: PutVhost) -> None:
+def _check_vhost(command: PutVhost, tree: MetadataMachine) -> None:
     _check_name("vhost", command.name)
+    release = command.compatibility
+    if release and release not in RELEASES:
+        raise PreconditionFailed(
+            f"unknown rabbitmq_compatibility '{release}', must be one of {', '.join(RELEASES)}"
+        )
+    if release and tree.version < COMPATIBILITY_VERSION:
+        raise _too_early(COMPATIBILITY_VERSION, tree)
     if command.default_queue_type and command.default_queue_type not in type_names():
         raise PreconditionFailed(f"unsupported queue type '{command.default_queue_type}'")
 

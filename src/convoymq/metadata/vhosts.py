@@ -25,6 +25,7 @@ class Vhosts:
         vhost.description = command.description
         vhost.tags = command.tags
         vhost.default_queue_type = command.default_queue_type
+        vhost.compatibility = command.compatibility
         self._tree.changed(True, command.name)
         return created
 

@@ -609,6 +609,6 @@ def unserved_by_group(what: str, subject: Subject) -> PreconditionFailed:
     )
 
 
-def global_qos_on_stream(subject: Subject) -> NotServed:
-    """basic.consume from a stream on a channel with a shared prefetch."""
+def global_qos_unserved(subject: Subject) -> NotServed:
+    """basic.consume on a channel with a shared prefetch, from a queue that does not serve it."""
     return NotServed(f"{subject} does not support global qos", subject=subject)

@@ -203,8 +203,12 @@ class GroupDriver(QueueDriver):
     """Argument for the number of members that a queue begins with."""
 
     @abstractmethod
-    def make_machine(self, arguments: Table) -> QueueMachine:
-        """Returns the state machine of a declared queue."""
+    def make_machine(self, arguments: Table, release: str) -> QueueMachine:
+        """Returns the state machine of a declared queue.
+
+        Args:
+            release: the release of RabbitMQ whose rules the queue follows; "": none is recorded.
+        """
 
     @abstractmethod
     def make_handle(

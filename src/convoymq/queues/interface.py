@@ -225,8 +225,11 @@ class QueueClient(ABC):
         """Acknowledges message ids (first, last, first, last, …; inclusive, ascending)."""
 
     @abstractmethod
-    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
-        """Requeues; `failed` counts towards the delivery limit (basic.reject, lost consumer)."""
+    def return_(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+    ) -> None:
+        """Requeues. What has `failed` counts towards the delivery limit (basic.reject, lost
+        consumer), and in queues that follow RabbitMQ 4.1 all that is not `untried` (ADR 0086)."""
 
     @abstractmethod
     def discard(self, consumer: int, ranges: Sequence[int]) -> None:
@@ -277,6 +280,8 @@ class Queue(ABC):
     """Number of the queue, of its Raft group if it is one; never given out twice."""
     type: str
     features: QueueFeatures
+    refuses_global_qos = False
+    """A channel whose consumers share a limit must not consume from it."""
     trace: QueueTrace | None = None
     """Clients and channels tell it what they did."""
     consumer_timeout_ms: int | None = None
@@ -315,6 +320,17 @@ class Queue(ABC):
     async def wait_until_open(self, timeout: float) -> None:
         """Waits until a queue that was declared just now can serve. Raises Unavailable."""
         await self.ready(timeout)
+
+    async def renew_lease(self) -> bool:
+        """Begins the time anew after which the queue goes when nobody uses it (`x-expires`): it is
+        declared again. A type whose `counts` does that has nothing to do here.
+
+        Returns:
+            False when that time is over: the queue is about to go.
+        Raises:
+            Unavailable: the queue does not answer.
+        """
+        return True
 
     def configure(self, settings: Mapping[str, object]) -> None:  # noqa: B027
         """Takes the effective settings of the queue: those of its arguments and policies, by the

@@ -84,6 +84,10 @@ class ClientConfig:
     counts bytes exactly where they are equal."""
 
 
+UNTRIED = 0.2
+"""Share of what goes back unfailed that its client has only looked at."""
+
+
 class Workload:
     """Counters over all channels of a world."""
 
@@ -157,6 +161,8 @@ class Channel:
         self._repeats = Random(self.publisher ^ 0xDED)
         self._delays = Random(self.publisher ^ 0xDE1A)
         self._lates = Random(self.publisher ^ 0x1A7E)
+        #: The same for who looks at messages only.
+        self._looks = Random(self.publisher ^ 0x100C)
         self._count = 0
         self._tag = 0
         self.unconfirmed: dict[int, bytes] = {}
@@ -493,7 +499,9 @@ class Channel:
         if draw < config.reject_chance:
             self.client.discard(consumer, ranges)
         elif draw < config.reject_chance + config.requeue_chance:
-            self.client.return_(consumer, ranges, failed=self._scheduler.chance(0.5))
+            failed = self._scheduler.chance(0.5)
+            untried = not failed and self._looks.random() < UNTRIED
+            self.client.return_(consumer, ranges, failed=failed, untried=untried)
         else:
             self.client.settle(consumer, ranges)
         self._workload.settled += len(ids)

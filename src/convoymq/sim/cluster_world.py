@@ -18,10 +18,10 @@ from convoymq.metadata.commands import Command, DeclareQueue, DeleteQueue, Forge
 from convoymq.metadata.formation import Joined
 from convoymq.metadata.machine import QueueRecord
 from convoymq.metadata.placement import CLIENT_LOCAL
+from convoymq.model.compatibility import RELEASES
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
-from convoymq.queues.quorum.driver import machine_settings
-from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.driver import group_driver_of
 from convoymq.replication.machine import Effect
 from convoymq.sim.clients import Channel
 from convoymq.sim.clock import Process
@@ -114,7 +114,8 @@ class ClusterWorld(World):
         assert kind is not None
         if kind.term() == "stream":
             return StreamReferee(queue.group)
-        settings = dict(QuorumMachine(machine_settings(queue.arguments)).settings)
+        driver = group_driver_of("quorum")
+        settings = driver.make_machine(queue.arguments, queue.compatibility).settings
         settings["disconnect_timeout_ms"] = self.plan.settings["disconnect_timeout_ms"]
         return Referee(queue.group, settings, clients=True)
 
@@ -324,7 +325,12 @@ class ClusterWorld(World):
         self._submit(
             node,
             DeclareQueue(
-                vhost="/", name=name, members=members, durable=True, arguments=table.encoded
+                vhost="/",
+                name=name,
+                members=members,
+                durable=True,
+                arguments=table.encoded,
+                compatibility=self._release_rng.choice(RELEASES),
             ),
         )
 

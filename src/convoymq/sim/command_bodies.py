@@ -39,7 +39,7 @@ ReservationOp = TypedDict(
     total=False,
 )
 """An op on a reservation (ADR 0008), or one of the queue itself: `cancel_scheduled`,
-`delete_check`."""
+`delete_check`, `renew`."""
 
 
 class ChosenOp(TypedDict, total=False):

@@ -34,7 +34,13 @@ from convoymq.sim.delivery_parts import (
     name_of,
     name_of_consumer,
 )
-from convoymq.sim.queue_rules import answer_queue_op, is_unused, keep_length
+from convoymq.sim.queue_rules import (
+    AT_LEAST_ONCE,
+    answer_queue_op,
+    configure,
+    is_unused,
+    keep_length,
+)
 from convoymq.sim.ready_lines import LEVEL_DEFAULT, ReadyLines, group_of
 from convoymq.sim.records import RememberedIds, body_bytes_of, identity_of
 
@@ -47,7 +53,6 @@ Answer = tuple[int, int, int, object]
 SESSION_OPEN = batch.CMD_SESSION_OPEN
 
 LEVEL_MAX = 31
-AT_LEAST_ONCE = 2
 WINDOW_UNLIMITED = 2000
 LIMITS = (
     "message_ttl_ms",
@@ -91,6 +96,10 @@ class DeliveryModel(ReadyLines):
         self.names_messages = True
         """Bodies begin with what makes a message one of a kind."""
         self.limits = dict.fromkeys(LIMITS, -1)
+        #: All that a client gives back has failed, as in RabbitMQ 4.1.
+        self.counts_returns = settings.get("counts_returns", 0) > 0
+        if "two_priority_classes" in settings:
+            self.limits["two_priority_classes"] = settings["two_priority_classes"]
         self.remembered = RememberedIds()
         self.since: dict[int, int] = {}
         """Version of the machine -> the first entry that it applies."""
@@ -215,7 +224,7 @@ class DeliveryModel(ReadyLines):
                 held = len(consumer.held)
                 ranges = batch.ranges(data, offset, count)
                 for first, last in zip(ranges[::2], ranges[1::2], strict=True):
-                    self._release(consumer, kind, flags & 1, first, last)
+                    self._release(consumer, kind, flags, first, last)
                 settled = held - len(consumer.held)
                 if kind == batch.CMD_SETTLE and settled:
                     turns.has_settled(consumer, settled, self.time_ms, self._version())
@@ -283,29 +292,11 @@ class DeliveryModel(ReadyLines):
                 if session.node == arg and session.incarnation < incarnation
             )
         elif kind == batch.CMD_CONFIG:
-            self._configure(decode_map(body, 0))
+            configure(self, decode_map(body, 0))
         elif kind == batch.CMD_SETTLE:
             self._moved(body)
         elif kind not in self.without_effect:
             self.fail(f"the model has no rule for command {kind} of a leader")
-
-    def _configure(self, changed: Mapping[str, int]) -> None:
-        for name, value in changed.items():
-            if name == "delivery_limit":
-                self.delivery_limit = int(value)
-            elif name == "dead_letters":
-                self.strategy = int(value)
-            elif not self.remembered.configure(name, int(value)):
-                if name == "two_priority_classes" and self.limits.get(name, 0) != int(value):
-                    self.turn = 0
-                if name == "expire_by_due" and int(value) <= 0:
-                    self.swept_ms = 0
-                self.limits[name] = int(value)
-        if "expires_ms" in changed:
-            self.used_ms = self.time_ms
-        self.remembered.forget(self.time_ms)
-        if self.strategy != AT_LEAST_ONCE:
-            self.kept.clear()
 
     def _moved(self, body: bytes) -> None:
         """The leader says that dead letters are done: their target must have them."""
@@ -492,11 +483,12 @@ class DeliveryModel(ReadyLines):
         )
         return message
 
-    def _return(self, message: Message, failed: int) -> None:
-        """Behind everything else that came back; or out of the queue, over the limit."""
+    def _return(self, message: Message, failed: int, counted: int) -> None:
+        """Behind everything else that came back; or out of the queue, over the limit. `failed`: its
+        client says so; `counted`: the queue does."""
         self.returns += 1
         message.acquired += 1
-        message.failed += failed
+        message.failed += counted
         if 0 <= self.delivery_limit < message.failed:
             self._leave(message, Place.LIMIT)
             return
@@ -515,10 +507,15 @@ class DeliveryModel(ReadyLines):
         least, most = self.limits["delayed_retry_min_ms"], self.limits["delayed_retry_max_ms"]
         return min(least * max(1, message.failed), most)
 
-    def _requeue(self, message: Message) -> None:
-        """Without a limit: behind all that is in the queue, unless it is in a group."""
+    def _requeue(self, message: Message, failed: int, counted: int) -> None:
+        """Without a limit: behind all, unless it is in a group, or waits for a retry before."""
         self.returns += 1
         message.acquired += 1
+        message.failed += counted
+        delay = self._retry_delay(message, failed) if self.counts_returns else 0
+        if delay > 0:
+            self._schedule(message, self.time_ms + delay)
+            return
         self._move(message, Place.READY)
         if message.group is None:
             self._append_last(message)
@@ -527,22 +524,25 @@ class DeliveryModel(ReadyLines):
 
     def _return_held(self, consumer: Consumer, failed: int) -> None:
         for message_id in sorted(consumer.held):
-            self._return(consumer.held[message_id], failed)
+            counted = 1 if self.counts_returns else failed
+            self._return(consumer.held[message_id], failed, counted)
         consumer.held.clear()
 
-    def _release(self, consumer: Consumer, kind: int, failed: int, first: int, last: int) -> None:
+    def _release(self, consumer: Consumer, kind: int, flags: int, first: int, last: int) -> None:
+        failed, untried = flags & 1, flags & 2
+        counted = int(not untried) if self.counts_returns else failed
         if last - first < len(consumer.held):
             ids = [i for i in range(first, last + 1) if i in consumer.held]
         else:
             ids = sorted(i for i in consumer.held if first <= i <= last)
         for message_id in ids:
             message = consumer.held.pop(message_id)
-            by_rule = not self.limits.get("requeue_position", 0)
-            if kind == batch.CMD_RETURN and by_rule and not failed and self.delivery_limit < 0:
-                self._requeue(message)
+            by_rule = not self.limits.get("requeue_position", 0) and self.delivery_limit < 0
+            if kind == batch.CMD_RETURN and by_rule and (self.counts_returns or not failed):
+                self._requeue(message, failed, counted)
                 continue
             if kind == batch.CMD_RETURN:
-                self._return(message, failed)
+                self._return(message, failed, counted)
                 continue
             self.released.append((consumer.session, consumer.number, message_id))
             if kind == batch.CMD_SETTLE:

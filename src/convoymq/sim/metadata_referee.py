@@ -44,6 +44,7 @@ class KnownQueue:
     group: int
     members: tuple[int, ...]
     arguments: Table
+    compatibility: str
     config: tuple[int, int] = (0, 0)
     deleted: bool = False
     out_ever: set[int] = field(default_factory=set)
@@ -203,7 +204,8 @@ class MetadataReferee:
         group = reply["group"]
         if not reply["created"] or group <= max(self.by_group, default=0):
             self.fail(f"{command.name} is declared as {reply}, {max(self.by_group)} was the last")
-        queue = KnownQueue(command.name, group, command.members, decode_body(command.arguments))
+        arguments = decode_body(command.arguments)
+        queue = KnownQueue(command.name, group, command.members, arguments, command.compatibility)
         self.queues[command.name] = self.by_group[group] = queue
         self._on_created(queue)
 
@@ -235,8 +237,9 @@ class MetadataReferee:
         """Compares with a machine that applied the same index."""
         assert isinstance(machine, MetadataMachine)
         machine.check_invariants()
-        queues = {r.name: (r.group, r.members) for r in machine.records()}
-        if queues != {q.name: (q.group, q.members) for q in self.queues.values()}:
+        queues = {r.name: (r.group, r.members, r.compatibility) for r in machine.records()}
+        known = {q.name: (q.group, q.members, q.compatibility) for q in self.queues.values()}
+        if queues != known:
             self.fail(f"the tree has {queues}, the log says {self.queues}")
         if machine.forgotten != self.forgotten:
             self.fail(f"forgotten are {machine.forgotten}, the log says {self.forgotten}")

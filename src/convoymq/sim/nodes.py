@@ -269,7 +269,7 @@ class SimNode:
             queue = self.queues[group] = self._new_queue(group, sorted(known.members))
         queue.members = tuple(sorted(known.members))
         if group in self.world.policies:
-            queue.configure(self.world.policies[group])
+            queue.configure(self.world.settings_of(group))
         if not known.has_replica(self.number):
             if group in self.storage.logs:
                 # It was removed while this node was down.

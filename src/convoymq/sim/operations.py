@@ -317,7 +317,7 @@ class ChosenModel:
         if message.identity in self.taken:
             model.fail(f"{name_of(message.identity)} comes back, and was moved")
         operation.counts["returned"] += 1
-        model._return(message, 0)
+        model._return(message, 0, 0)
 
 
 class Choosing:
@@ -403,6 +403,8 @@ class Choosing:
         waits; None = nothing waits that a replica knows of."""
         rng = self._world.questions
         if about:
+            if rng.random() < 0.5:
+                return {"op": "renew"}
             conditions = {"if_unused": rng.random() < 0.5, "if_empty": rng.random() < 0.5}
             return {"op": "delete_check", **conditions}
         replica = node.host.groups.get(group)

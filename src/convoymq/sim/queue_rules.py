@@ -6,6 +6,7 @@ Part of `sim.delivery_model`, which calls these functions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.queues.reservations import MALFORMED
@@ -17,15 +18,17 @@ if TYPE_CHECKING:
     from convoymq.sim.delivery_model import DeliveryModel
     from convoymq.sim.delivery_parts import Session
 
-QUEUE_OPS = ("cancel_scheduled", "delete_check")
-"""Ops that are about the queue itself; before version 2 there are none."""
+AT_LEAST_ONCE = 2
+"""The strategy for dead letters by which a queue keeps them until their targets have them."""
+QUEUE_OPS = {"cancel_scheduled": 2, "delete_check": 2, "renew": 4}
+"""Ops that are about the queue itself -> the version of the machine that brought them."""
 
 
 def answer_queue_op(model: DeliveryModel, session: Session, op: ReservationOp) -> bool:
     """Follows a question to the queue itself; False: it is none."""
     if op["op"] not in QUEUE_OPS:
         return False
-    if not model.in_force(2):
+    if not model.in_force(QUEUE_OPS[op["op"]]):
         model._answer(session, APPLIED_REJECTED, MALFORMED)
         return True
     if op["op"] == "cancel_scheduled":
@@ -38,6 +41,13 @@ def answer_queue_op(model: DeliveryModel, session: Session, op: ReservationOp) -
                 cancelled += 1
         model._answer(session, APPLIED_OK, {"cancelled": cancelled})
         return True
+    if op["op"] == "renew":
+        if is_unused(model):
+            model._answer(session, APPLIED_REJECTED, "expired")
+        else:
+            model.used_ms = model.time_ms
+            model._answer(session, APPLIED_OK, {})
+        return True
     if op["if_unused"] and model.consumer_count() + model.reservation_count():
         model._answer(session, APPLIED_REJECTED, "in_use")
     elif op["if_empty"] and length(model):
@@ -45,6 +55,26 @@ def answer_queue_op(model: DeliveryModel, session: Session, op: ReservationOp) -
     else:
         model._answer(session, APPLIED_OK, {"messages": len(model.ready())})
     return True
+
+
+def configure(model: DeliveryModel, changed: Mapping[str, int]) -> None:
+    """Changes settings of a queue while it runs."""
+    for name, value in changed.items():
+        if name == "delivery_limit":
+            model.delivery_limit = int(value)
+        elif name == "dead_letters":
+            model.strategy = int(value)
+        elif not model.remembered.configure(name, int(value)):
+            if name == "two_priority_classes" and model.limits.get(name, 0) != int(value):
+                model.turn = 0
+            if name == "expire_by_due" and int(value) <= 0:
+                model.swept_ms = 0
+            model.limits[name] = int(value)
+    if "expires_ms" in changed:
+        model.used_ms = model.time_ms
+    model.remembered.forget(model.time_ms)
+    if model.strategy != AT_LEAST_ONCE:
+        model.kept.clear()
 
 
 def is_unused(model: DeliveryModel) -> bool:

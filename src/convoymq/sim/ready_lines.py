@@ -124,7 +124,11 @@ class ReadyLines:
 
     def _has_classes(self) -> bool:
         """Returns whether priorities make two classes, and not 32 levels."""
-        return self.limits.get("two_priority_classes", 0) > 0
+        return self.in_force(2) and self.limits.get("two_priority_classes", 0) > 0
+
+    def in_force(self, version: int) -> bool:
+        """Returns whether that version of the machine, or a later one, applies entries by now."""
+        raise NotImplementedError
 
     def _source(self) -> deque[Message]:
         """Returns where the next message is."""

@@ -235,7 +235,7 @@ class ReservedModel(DeliveryModel):
     def _give_back(self, reservation: _Reservation, start: int, failed: int) -> None:
         start = max(start, reservation.first)
         for offset in range(start, reservation.next):
-            self._return(self.messages[reservation.keys.pop(offset)], failed)
+            self._return(self.messages[reservation.keys.pop(offset)], failed, failed)
         reservation.next = start
 
     def _show(self, name: str, reservation: _Reservation, offset: int) -> None:

@@ -19,7 +19,8 @@ import msgspec
 from convoymq.groups.replica import Replica
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
-from convoymq.queues.quorum.settings import machine_settings
+from convoymq.model.compatibility import COMPATIBILITY, RELEASES
+from convoymq.queues.quorum.settings import machine_settings, settings_of_release
 from convoymq.replication.machine import Effect
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
 from convoymq.sim.clients import Channel, Workload
@@ -132,6 +133,10 @@ class World:
         self._window_rng = Random(plan.seed ^ 0xDED1)
         #: The same for retries.
         self._retry_rng = Random(plan.seed ^ 0x2E72)
+        #: The same for the release of RabbitMQ whose rules a queue follows.
+        self._release_rng = Random(plan.seed ^ 0xC0417)
+        #: Group -> that release.
+        self.releases: dict[int, str] = {}
         #: The same for what only some worlds have of limits.
         self._limit_rng = Random(plan.seed ^ 0x11419)
         self._has_more_limits = self._limit_rng.random() < MORE_LIMITS
@@ -178,6 +183,8 @@ class World:
             elif plan.streams:
                 self.referees[group] = StreamReferee(group)
             else:
+                release = self.releases[group] = self._release_rng.choice(RELEASES)
+                settings |= settings_of_release(release)
                 kind = ReservedReferee if plan.reservations else Referee
                 referee = self.referees[group] = kind(group, settings, clients=True)
                 referee.model.moved = self.moved
@@ -292,7 +299,14 @@ class World:
         self.policies[group] = {**policy, **self.dead_letter_rng.choice(POLICIES)}
         for node in self.nodes.values():
             if node.alive and group in node.queues:
-                node.queues[group].configure(self.policies[group])
+                node.queues[group].configure(self.settings_of(group))
+
+    def settings_of(self, group: int) -> dict[str, object]:
+        """Returns the effective settings of a queue that has some."""
+        release: dict[str, object] = {}
+        if group in self.releases:
+            release[COMPATIBILITY] = self.releases[group]
+        return {**self.policies[group], **release}
 
     def _run_until(self, until_us: int) -> None:
         scheduler = self.scheduler
@@ -623,8 +637,8 @@ class World:
     def _unapplied_policies(self) -> list[str]:
         return [
             f"{node.name} has not {name} = {value} of group {group}"
-            for group, settings in self.policies.items()
-            for name, value in machine_settings(settings).items()
+            for group in self.policies
+            for name, value in machine_settings(self.settings_of(group)).items()
             for node, replica in self.replicas_of(group)
             if replica.machine.settings.get(name, -1) != value  # type: ignore[attr-defined]
         ]

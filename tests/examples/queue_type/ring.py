@@ -207,7 +207,9 @@ class RingClient(QueueClient):
         self._take(consumer, ranges)
         self.queue.serve()
 
-    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
+    def return_(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+    ) -> None:
         """See `QueueClient`."""
         self.queue.give_back(self._take(consumer, ranges))
         self.queue.serve()

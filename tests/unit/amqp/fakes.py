@@ -87,6 +87,7 @@ class FakeQueue:
         self.serves_groups = True
         self.is_early = False
         self.consumer_timeout_ms: int | None = None
+        self.refuses_global_qos = False
 
     def client(self, session: int, events: Any) -> FakeClient:
         made = FakeClient(self, session, events)
@@ -220,7 +221,9 @@ class FakeClient:
         self.queue.calls.append(("settle", number, list(ranges)))
         self._taken(number, ranges)
 
-    def return_(self, number: int, ranges: Sequence[int], *, failed: bool) -> None:
+    def return_(
+        self, number: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+    ) -> None:
         self.queue.calls.append(("return", number, list(ranges), failed))
         for block, command, record, acquired in self._taken(number, ranges):
             self.queue.ready.append((block, command, record, acquired + 1))

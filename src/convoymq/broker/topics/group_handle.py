@@ -203,7 +203,9 @@ class GroupClient(QueueClient):
         if member is not None:
             member.acknowledge(ranges)
 
-    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
+    def return_(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+    ) -> None:
         """Messages are handed out again in their places, and parked when they fail too often."""
         member = self._members.get(consumer)
         if member is not None:

@@ -119,7 +119,9 @@ class TopicPublisher(QueueClient):
         """Not served."""
         self._refuse()
 
-    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
+    def return_(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+    ) -> None:
         """Not served."""
         self._refuse()
 

@@ -64,7 +64,7 @@ EXCLUSIVE_TAG = "exclusive_consumer_tag"
 QUEUE_COLUMNS: Columns = {
     **plain("name", "type", "durable", "auto_delete", "exclusive"),
     **_table("arguments"),
-    **plain("state", "policy", "operator_policy"),
+    **plain("state", "policy", "operator_policy", "rabbitmq_compatibility"),
     **_table("effective_policy_definition"),
     **plain("leader", "members", "online", "node", "vhost"),
     **plain("messages", "messages_ready", "messages_unacknowledged"),

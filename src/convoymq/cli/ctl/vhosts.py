@@ -18,7 +18,12 @@ from convoymq.cli.ctl.formatting import Erlang, to_json
 from convoymq.cli.ctl.outputs import Output, Rows, Text
 from convoymq.model.json import Json, JsonObject
 
-METADATA = (Switch("description", str), Switch("tags", str), Switch("default-queue-type", str))
+METADATA = (
+    Switch("description", str),
+    Switch("tags", str),
+    Switch("default-queue-type", str),
+    Switch("rabbitmq-compatibility", str),
+)
 
 
 def _metadata(invocation: Invocation) -> dict[str, Json]:
@@ -45,6 +50,7 @@ def _update(invocation: Invocation, changes: dict[str, Json]) -> None:
         "description": str(known.get("description", "")),
         "tags": [str(tag) for tag in _list(known.get("tags"))],
         "default_queue_type": str(known.get("default_queue_type") or ""),
+        "rabbitmq_compatibility": str(known.get("rabbitmq_compatibility") or ""),
     }
     invocation.call("PUT", "vhosts/{vhost}", kept | changes)
 
@@ -158,7 +164,7 @@ COMMANDS = (
     ),
     Command(
         name="update_vhost_metadata",
-        summary="Updates metadata (tags, description, default queue type) of a virtual host",
+        summary="Updates metadata of a virtual host: description, tags, defaults of new queues",
         arguments=("vhost",),
         switches=METADATA,
         banner='Updating metadata of vhost "{vhost}" ...',
@@ -180,7 +186,8 @@ COMMANDS = (
         banner="Listing vhosts ...",
         request=Request("GET", "vhosts"),
         columns={
-            **plain("name", "description", "tags", "default_queue_type", "tracing"),
+            **plain("name", "description", "tags", "default_queue_type"),
+            **plain("rabbitmq_compatibility", "tracing"),
             "cluster_state": _cluster_state,
             "metadata": "metadata",
         },

@@ -7,6 +7,7 @@ from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, change, object_not_found
 from convoymq.management.fields import text_in
 from convoymq.management.handlers.nodes import machine_versions
+from convoymq.management.rabbitmq_flags import flag_rows
 from convoymq.management.routes import Routes
 from convoymq.metadata.access import hash_sha256
 from convoymq.metadata.global_parameters import CLUSTER_NAME, set_global_parameter
@@ -123,13 +124,13 @@ def _check_own_node(call: Call) -> None:
 async def feature_flags(call: Call) -> list[JsonObject]:
     """Lists the features that wait until every node supports them: the versions of the machines
     after their first. Those of queues are enabled when every queue of this node has them; where
-    there is none, when every node of the cluster supports them."""
+    there is none, when every node of the cluster supports them. Behind them, RabbitMQ's own."""
     host = call.broker.host
     in_force = {
         kind: known.get("in_force_min", host.floor_of(kind))
         for kind, known in machine_versions(call.broker).items()
     }
-    return [
+    versions: list[JsonObject] = [
         {
             "name": f"{kind}_version_{version}",
             "desc": f"Version {version} of the rules of {kind}",
@@ -141,6 +142,7 @@ async def feature_flags(call: Call) -> list[JsonObject]:
         for kind, known in machine_versions(call.broker).items()
         for version in range(2, known["newest"] + 1)
     ]
+    return versions + flag_rows()
 
 
 @routes.add("PUT", "feature-flags/{name}/enable")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from convoymq.model.compatibility import RELEASE_4_1, RELEASES
 from convoymq.model.config.keys import key
 from convoymq.model.config.values import (
     Address,
@@ -288,6 +289,16 @@ class DefaultsConfig:
         secret=True,
     )
     vhost: str = key("default_vhost", "/", "Virtual host made when a cluster forms.")
+    compatibility: str = key(
+        "rabbitmq_compatibility",
+        RELEASE_4_1,
+        """Release of RabbitMQ whose rules new quorum queues follow (docs/compatibility.md). `4.1`:
+        `basic.nack` counts towards the delivery limit as `basic.reject` does, without a limit both
+        go to the tail, priorities make two classes, and queues declared with their type refuse
+        global prefetch. A virtual host may say otherwise. A queue keeps what the node that declared
+        it had. Set it alike on all nodes.""",
+        choices=RELEASES,
+    )
     queue_type: str = key(
         "default_queue_type",
         "auto",
@@ -296,7 +307,7 @@ class DefaultsConfig:
         choices=("auto", "quorum", "classic"),
     )
     quorum_group_size: int = key(
-        "quorum_queue.initial_cluster_size",
+        "quorum_queue.initial_cluster_size quorum_cluster_size",
         3,
         """Replicas of a new quorum queue, at most one per node. 1 or 2 lose a node's messages
         with it.""",
@@ -463,13 +474,14 @@ class DefaultsConfig:
         high=1 << 20,
     )
     publish_pending_commands: int = key(
-        "quorum_queue.commands_soft_limit",
+        "quorum_queue.commands_soft_limit quorum_commands_soft_limit",
         4096,
         """Commands of one channel for one quorum queue or stream that are not applied yet: above it
         the channel is not read, until it is half. A command here is what a channel publishes to one
         queue in a turn, up to thousands of messages, or acknowledges at once; RabbitMQ counts each
-        message, with 32 as its default. Smaller bounds what a slow majority makes a publisher's
-        node keep; `publish_pending_messages` bounds it by messages.""",
+        message, with 32 as its default. A higher limit than 32 helps nobody where a channel waits
+        for each confirm, or publishes few messages at a time. Smaller bounds what a slow majority
+        makes a publisher's node keep; `publish_pending_messages` bounds it by messages.""",
         parse=parse_int,
         low=1,
         high=1 << 20,

@@ -16,6 +16,7 @@ from convoymq.model.config.config import (
     sections,
 )
 from convoymq.model.config.keys import Key, number_text
+from convoymq.model.config.rabbitmq_keys import in_flat_file, refusal
 from convoymq.model.config.values import parse_bool
 from convoymq.model.errors import Refused
 
@@ -44,9 +45,15 @@ class _Builder:
             if name in seen:
                 raise ConfigError(f"{where}: {name} was already given at {seen[name]}")
             seen[name] = where
-            place = by_name().get(name)
+            flat = in_flat_file(name)
+            place = by_name().get(name) or by_name().get(flat)
             if place is not None:
                 self.values[place] = _value(key_table()[place], name, text, where)
+                continue
+            why = refusal(flat, text)
+            if why is not None:
+                if why:
+                    raise ConfigError(f"{where}: {name} = {text}: not served: {why}")
                 continue
             prefix = name[: name.rfind(".") + 1]
             place = by_prefix().get(prefix)
@@ -114,7 +121,7 @@ def _is_misspelt(name: str, prefix: str) -> bool:
     return _nearest(name[len(prefix) :].lower(), own, 0.7) != ""
 
 
-def _nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
+def _nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """Returns the one of the names that was probably meant, or ""."""
     import difflib  # a node with a good configuration never needs it
 

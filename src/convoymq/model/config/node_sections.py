@@ -270,7 +270,7 @@ class RaftConfig:
     """The replicated log and its files."""
 
     wal_max_size_bytes: int = key(
-        "raft.wal_max_size_bytes",
+        "raft.wal_max_size_bytes quorum_queue.wal_max_size_bytes",
         128 << 20,
         """A write-ahead file is full at this size. Smaller: more, smaller segment files; larger:
         more to read at a restart.""",
@@ -280,7 +280,7 @@ class RaftConfig:
         high=1 << 38,
     )
     segment_max_entries: int = key(
-        "raft.segment_max_entries",
+        "raft.segment_max_entries quorum_queue.segment_max_entries",
         4096,
         "Entries in a segment file. Large messages want fewer.",
         parse=parse_int,

@@ -6,6 +6,7 @@ import dataclasses
 
 from convoymq.model.config.config import sections
 from convoymq.model.config.keys import Key, number_text
+from convoymq.model.config.rabbitmq_keys import FIXED, INSTEAD
 
 
 def _text(value: object) -> str:
@@ -50,4 +51,17 @@ def reference() -> str:
                 lines[-1] += f" Also: {', '.join(also)}."
             lines.append("")
         lines.pop()
+    lines += [
+        "",
+        "## Keys of RabbitMQ without a place here",
+        "",
+        "Keys of its `advanced.config` may be written as `rabbit.KEY` and `ra.KEY`. These are",
+        "taken with one value only, because the cluster does just that:",
+        "",
+        *(f"- `{name} = {value}`: {why}." for name, (value, why) in FIXED.items()),
+        "",
+        "These are refused, with the reason:",
+        "",
+        *(f"- `{name}`: {why}." for name, why in INSTEAD.items()),
+    ]
     return "\n".join(lines) + "\n"

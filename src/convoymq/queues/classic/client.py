@@ -94,7 +94,9 @@ class ClassicClient(QueueClient):
         """Acknowledges."""
         self._target.command(CMD_SETTLE, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
 
-    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
+    def return_(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+    ) -> None:
         """Requeues to the original position."""
         body = pack_ranges(ranges)
         self._target.command(CMD_RETURN, int(failed), len(ranges) // 2, consumer, body)

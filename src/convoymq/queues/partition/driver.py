@@ -69,7 +69,7 @@ class PartitionDriver(GroupDriver):
     group_size_argument = "x-initial-cluster-size"
     heeds_conditions = False
 
-    def make_machine(self, arguments: Table) -> PartitionGroupMachine:
+    def make_machine(self, arguments: Table, release: str) -> PartitionGroupMachine:
         """See `GroupDriver`."""
         import_late("convoymq.queues.partition.machine")
         from convoymq.queues.partition.machine import PartitionGroupMachine

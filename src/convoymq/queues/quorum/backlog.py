@@ -63,6 +63,7 @@ class Backlog:
         "acked",
         "beside",
         "bounded",
+        "counts_returns",
         "dead_letters",
         "delayed",
         "delivered",
@@ -108,6 +109,8 @@ class Backlog:
         #: Priorities make two classes, not 32 levels (ADR 0050).
         self.two_classes = False
         self.requeue_position = AS_RABBITMQ
+        #: Whatever a client gives back has failed, as in RabbitMQ 4.0 to 4.2 (ADR 0086).
+        self.counts_returns = False
         #: What came back to the head with the command that is being applied: see `put_front`.
         self.fronted: list[runs.Run] = []
         #: What becomes ready at a time; and who decides it, when there is somebody.
@@ -212,10 +215,8 @@ class Backlog:
         """Takes at most `limit` messages of the next run out, wherever they go."""
         source = self.returned
         if not source.messages:
-            if self.two_classes:
-                return self.order.take(limit)
             if self.levels.messages:
-                if self.levels.restored.messages:
+                if self.two_classes or self.levels.restored.messages:
                     return self.order.take(limit)
                 level = self.levels.highest()
                 if level > LEVEL_DEFAULT or not (self.fresh.messages or self.requeued.messages):
@@ -228,7 +229,10 @@ class Backlog:
                 else:
                     source = self.requeued
         assert source.messages, "nothing is ready"
-        return source.take(limit)
+        run = source.take(limit)
+        if self.two_classes and source is not self.returned:
+            self.order.took(run[3])
+        return run
 
     def ahead(self) -> int:
         """Returns how many messages of the default level come before the next one that went to the
@@ -257,6 +261,8 @@ class Backlog:
                 source, first_id + taken, min(limit - taken, room), runs_max - pieces
             )
             assert moved > 0, "a message is ready and was not taken"
+            if self.two_classes and source is not self.returned:
+                self.order.took(moved)
             taken += moved
             pieces += parts
             again += before
@@ -270,10 +276,9 @@ class Backlog:
         None = in one of the levels, or at its place. There must be one."""
         if self.returned.messages:
             return self.returned, self.returned.messages
-        if self.two_classes:
-            return None, 0
         if self.levels.messages and (
-            self.levels.restored.messages
+            self.two_classes
+            or self.levels.restored.messages
             or self.levels.highest() > LEVEL_DEFAULT
             or not (self.fresh.messages or self.requeued.messages)
         ):
@@ -433,15 +438,20 @@ class Backlog:
         assert self.unacked_bytes >= 0, "more bytes were settled than are checked out"
         assert self.acked <= self.published, "more was settled than published"
 
-    def give_back(self, run: runs.Run, failed: int) -> runs.Run | None:
+    def give_back(self, run: runs.Run, failed: int, counted: int) -> runs.Run | None:
         """Takes a run back, behind all that came back before. Returns it as it is now when it has
-        failed too often: then it is to leave (`DeadLetters.leave`)."""
+        failed too often: then it is to leave (`DeadLetters.leave`).
+
+        Args:
+            failed: the client says that it has failed: retries ask for it.
+            counted: what is added to its failed deliveries.
+        """
         index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
         self._came_back(count, size)
         if mark:
             self.expects(mark)
         acquired_count += 1
-        failed_delivery_count += failed
+        failed_delivery_count += counted
         if 0 <= self.delivery_limit < failed_delivery_count:
             return (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
         back = (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
@@ -481,16 +491,24 @@ class Backlog:
                 due_of(mark) << LEVEL_BITS,
             )
 
-    def goes_to_tail(self) -> bool:
-        """Returns whether what a client gives back unfailed goes to the tail by RabbitMQ's rule."""
-        return self.delivery_limit < 0 and self.requeue_position == AS_RABBITMQ
+    def goes_to_tail(self, failed: int) -> bool:
+        """Returns whether what a client gives back goes to the tail by RabbitMQ's rule: up to 4.2
+        all of it, later what has not failed."""
+        return (
+            self.delivery_limit < 0
+            and self.requeue_position == AS_RABBITMQ
+            and (self.counts_returns or not failed)
+        )
 
-    def requeue(self, run: runs.Run) -> None:
-        """Takes a run back, behind all that is in the queue, at the default level."""
+    def requeue(self, run: runs.Run, failed: int, counted: int) -> None:
+        """Takes a run back, behind all that is in the queue, at the default level. For `failed` and
+        `counted` see `give_back`."""
         self._came_back(run[3], run[4])
         if run[7]:
             self.expects(run[7])
-        back = (*run[:5], run[5] + 1, *run[6:])
+        back = (*run[:5], run[5] + 1, run[6] + counted, run[7])
+        if self.counts_returns and self.delayed is not None and self.delayed.retries(back, failed):
+            return
         for part, grouped in self.groups.parts(back) if self.groups.heads else ((back, False),):
             self._put_back(part, ORIGINAL if grouped else TAIL)
 

@@ -35,6 +35,7 @@ from convoymq.queues.interface import (
     GetResult,
 )
 from convoymq.queues.quorum.consumers import WINDOW_UNLIMITED
+from convoymq.queues.quorum.deliveries import FLAG_FAILED, FLAG_UNTRIED
 from convoymq.queues.reservations import Answer, reservation_refused
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.sessions import APPLIED_OK
@@ -150,15 +151,18 @@ class QuorumClient(SessionClient):
     def _settle(self, consumer: int, ranges: Sequence[int]) -> None:
         self._command(batch.CMD_SETTLE, len(ranges) // 2, consumer, batch.pack_ranges(ranges))
 
-    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
+    def return_(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+    ) -> None:
         """Requeues."""
         ranges = self._of_session(consumer, ranges)
         if ranges:
-            self._return(consumer, ranges, failed=failed)
+            flags = (FLAG_FAILED if failed else 0) | (FLAG_UNTRIED if untried else 0)
+            self._return(consumer, ranges, flags)
 
-    def _return(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
+    def _return(self, consumer: int, ranges: Sequence[int], flags: int) -> None:
         body = batch.pack_ranges(ranges)
-        self.target.command(batch.CMD_RETURN, int(failed), len(ranges) // 2, consumer, body)
+        self.target.command(batch.CMD_RETURN, flags, len(ranges) // 2, consumer, body)
 
     def discard(self, consumer: int, ranges: Sequence[int]) -> None:
         """Rejects without requeue."""
@@ -445,7 +449,7 @@ class QuorumClient(SessionClient):
                 return
         known.next_id = end
         if known.cancelled:
-            self._return(consumer, (first_id, end - 1), failed=False)
+            self._return(consumer, (first_id, end - 1), FLAG_UNTRIED)
             return
         self._events.on_deliver(self, delivery)
 

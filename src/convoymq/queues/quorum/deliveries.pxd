@@ -24,4 +24,4 @@ cdef class Deliveries:
     )
     cpdef uint64_t hand_out(self, Consumer consumer, uint64_t limit, bint hold) except? 0
     @cython.locals(run=tuple)
-    cpdef release(self, Consumer consumer, int kind, int failed, uint64_t first, uint64_t last)
+    cpdef release(self, Consumer consumer, int kind, int flags, uint64_t first, uint64_t last)

@@ -12,7 +12,8 @@ ready or checked out (`Groups`).
 
 Returns: to the end of `returned`, which is served before fresh messages. Without a delivery limit
 what a client gives back unfailed goes to the tail instead, behind all that is in the queue by then.
-The setting `requeue_position` says otherwise (`Backlog.give_back`).
+The setting `requeue_position` says otherwise (`Backlog.give_back`). With `counts_returns` all that
+a client gives back has failed, and goes to the tail without a limit (ADR 0086).
 
 Turns (`assign`): see ADR 0003. Since version 3 a turn ends where the consumer's batch is complete,
 the messages that it settles at once, if it is quick enough to be given that many.
@@ -44,6 +45,10 @@ TURN_MESSAGES_MAX = 256
 
 SETTLE = batch.CMD_SETTLE
 RETURN = batch.CMD_RETURN
+FLAG_FAILED = 1
+"""Of RETURN: their processing has failed."""
+FLAG_UNTRIED = 2
+"""Of RETURN: nobody has tried to process them. They do not count where all others do."""
 
 
 class Deliveries:
@@ -205,10 +210,11 @@ class Deliveries:
 
     # ---------------------------------------------------------------- coming back
 
-    def release(self, consumer: Consumer, kind: int, failed: int, first: int, last: int) -> None:
+    def release(self, consumer: Consumer, kind: int, flags: int, first: int, last: int) -> None:
         """Takes message ids first … last from the consumer, as far as it still holds them."""
         if last < first:
             return
+        failed = flags & FLAG_FAILED
         if kind == SETTLE:
             for run in consumer.checked_out.remove(first, last):
                 if self.machine.trace is not None:
@@ -217,31 +223,35 @@ class Deliveries:
                 if self.backlog.groups.heads:
                     self.backlog.gone(run)
         elif kind == RETURN:
+            counted = failed
+            if self.backlog.counts_returns and not flags & FLAG_UNTRIED:
+                counted = 1
             for run in consumer.checked_out.remove(first, last):
                 if self.machine.trace is not None:
-                    self._trace(words.RETURNED, words.FAILED if failed else 0, 0, consumer, run)
-                if not failed and self.backlog.goes_to_tail():
-                    self.backlog.requeue(run)
+                    self._trace(words.RETURNED, words.FAILED if counted else 0, 0, consumer, run)
+                if self.backlog.goes_to_tail(failed):
+                    self.backlog.requeue(run, failed, counted)
                 else:
-                    self.give_back(run, failed)
+                    self.give_back(run, failed, counted)
         else:
             for run in consumer.checked_out.remove(first, last):
                 self.backlog.let_go(run)
                 self.dead_letters.leave(run, REJECTED, consumer)
 
-    def give_back(self, run: runs.Run, failed: int) -> None:
+    def give_back(self, run: runs.Run, failed: int, counted: int) -> None:
         """To the end of `returned`, or out when it has failed more often than the limit allows."""
-        assert failed in (0, 1), "one return counts as several failures"
-        over = self.backlog.give_back(run, failed)
+        assert counted in (0, 1), "one return counts as several failures"
+        over = self.backlog.give_back(run, failed, counted)
         if over is not None:
             self.dead_letters.leave(over, OVER_DELIVERY_LIMIT)
 
     def give_back_all(self, consumer: Consumer, failed: int) -> None:
         """Returns all that a consumer holds, in ascending message id."""
+        counted = 1 if self.backlog.counts_returns else failed
         for run in consumer.checked_out.remove_all():
             if self.machine.trace is not None:
-                self._trace(words.RETURNED, words.FAILED if failed else 0, 0, consumer, run)
-            self.give_back(run, failed)
+                self._trace(words.RETURNED, words.FAILED if counted else 0, 0, consumer, run)
+            self.give_back(run, failed, counted)
         assert not consumer.checked_out.messages, "a consumer holds what it gave back"
 
     def _trace(self, kind: int, flags: int, reason: int, consumer: Consumer, run: runs.Run) -> None:

@@ -12,6 +12,7 @@ from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.settings import settings_of_release
 from convoymq.routing.queue_arguments import (
     FILTER_ARGUMENTS,
     TAKE_OVER_ARGUMENT,
@@ -112,9 +113,9 @@ class QuorumDriver(GroupDriver):
     )
     group_size_argument = "x-quorum-initial-group-size"
 
-    def make_machine(self, arguments: Table) -> QuorumMachine:
+    def make_machine(self, arguments: Table, release: str) -> QuorumMachine:
         """See `GroupDriver`."""
-        return QuorumMachine(machine_settings(arguments))
+        return QuorumMachine({**settings_of_release(release), **machine_settings(arguments)})
 
     def make_handle(
         self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers

@@ -33,7 +33,9 @@ lengths and priorities (ADR 0043); dead letters: a setting for their strategy, a
 leader for those that were published (ADR 0044); judges conditions of queue.delete; and has
 operations on chosen messages (ADR 0053). The order of delivery is a setting (ADR 0050). ENQUEUE's
 flag 8, that records carry headers for the queue, means message groups (ADR 0051), and times before
-which messages wait (ADR 0049), as retries do. Repeats by message-id are dropped (ADR 0052).
+which messages wait (ADR 0049), as retries do. Repeats by message-id are dropped (ADR 0052). 4
+has RENEW. The rules of RabbitMQ 4.1 are settings that a queue is made with, in clusters where every
+node knows them (ADR 0086).
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
@@ -64,6 +66,7 @@ from convoymq.queues.quorum.levels import LEVEL_DEFAULT, due_of, mark_of
 from convoymq.queues.quorum.operations import OPS, Operations
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
 from convoymq.queues.quorum.settings import (
+    COUNTS_RETURNS,
     DISCONNECTED_TIMEOUT,
     NONE,
     SINCE_VERSION_2,
@@ -82,11 +85,16 @@ FLAG_HEADERS = 8
 """Of ENQUEUE: records carry headers that queues act on."""
 FLAGS_ATTRIBUTES = 2 | 4 | FLAG_HEADERS
 """Of ENQUEUE: records carry a priority, an expiration, such headers."""
-FLAG_FAILED = 1
 FLAG_GET_SETTLED = 1
 
 #: An op of RESERVATION that is none on a reservation: version 1 refuses it as malformed.
 DELETE_CHECK = "delete_check"
+RENEW = "renew"
+"""The same: the time begins anew after which the queue goes when nobody uses it."""
+EXPIRED_UNUSED = "expired"
+"""The answer to RENEW that comes too late."""
+RENEW_SINCE = 4
+"""Version of the machine that brought RENEW."""
 IN_USE = "in_use"
 NOT_EMPTY = "not_empty"
 
@@ -110,6 +118,7 @@ COMMAND_TYPES = {
     1: supported.command_table(_SINCE_VERSION_1),
     2: supported.command_table(_SINCE_VERSION_2),
     3: supported.command_table(_SINCE_VERSION_2),
+    4: supported.command_table(_SINCE_VERSION_2),
 }
 
 
@@ -118,7 +127,7 @@ class QuorumMachine(GroupMachine):
     settings."""
 
     KIND = "quorum"
-    VERSION = 3
+    VERSION = 4
     OLDEST_VERSION = 1
     SNAPSHOT_FORMAT = snapshot.FORMAT
 
@@ -330,11 +339,10 @@ class QuorumMachine(GroupMachine):
             consumer = session.consumers.get(arg)
             if consumer is not None:
                 deliveries = self.deliveries
-                failed = flags & FLAG_FAILED
                 settled = consumer.checked_out.messages
                 ranges = batch.ranges(data, offset, count)
                 for i in range(0, len(ranges), 2):
-                    deliveries.release(consumer, kind, failed, ranges[i], ranges[i + 1])
+                    deliveries.release(consumer, kind, flags, ranges[i], ranges[i + 1])
                 settled -= consumer.checked_out.messages
                 if settled and kind == SETTLE:
                     consumer.settled(settled, self.time_ms, self.version)
@@ -416,6 +424,9 @@ class QuorumMachine(GroupMachine):
         if self.version >= 2 and op.get("op") == DELETE_CHECK:
             self._check_delete(session, op)
             return
+        if self.version >= RENEW_SINCE and op.get("op") == RENEW:
+            self._renew(session)
+            return
         if self.version >= 2 and op.get("op") == CANCEL_SCHEDULED:
             cancelled = self.delayed.cancel(op)
             status = APPLIED_OK if cancelled is not None else APPLIED_REJECTED
@@ -446,6 +457,16 @@ class QuorumMachine(GroupMachine):
         else:
             self._reply(session, APPLIED_OK, {"messages": ready})
 
+    def _renew(self, session: QueueSession) -> None:
+        """RENEW: somebody declares the queue again. One whose time is over is as good as gone: the
+        leader has asked for its end, or is about to."""
+        due = self._unused_due_ms()
+        if due is not None and due <= self.time_ms:
+            self._reply(session, APPLIED_REJECTED, EXPIRED_UNUSED)
+            return
+        self.consumers.last_active_ms = self.time_ms
+        self._reply(session, APPLIED_OK, {})
+
     # ---------------------------------------------------------------- settings
 
     def _leader_command(
@@ -469,6 +490,7 @@ class QuorumMachine(GroupMachine):
         self._attributes = FLAGS_ATTRIBUTES if version >= 2 else 0
         if version >= 2:
             self.settings = {**SINCE_VERSION_2, **self.settings}
+            self._follow_settings()
 
     def _configure(self, settings: Mapping[str, int]) -> None:
         """CONFIG: these settings are other ones from now on. Raises ValueError."""
@@ -494,7 +516,9 @@ class QuorumMachine(GroupMachine):
         backlog.max_bytes = settings.get("max_length_bytes", NONE)
         backlog.refuses = settings.get("reject_publish", NONE) > 0
         backlog.requeue_position = settings.get("requeue_position", AS_RABBITMQ)
-        backlog.use_classes(settings.get("two_priority_classes", 0) > 0)
+        backlog.counts_returns = settings.get(COUNTS_RETURNS, 0) > 0
+        # A snapshot of version 1 does not say whose turn it is.
+        backlog.use_classes(self.version >= 2 and settings.get("two_priority_classes", 0) > 0)
         backlog.use_due(settings.get("expire_by_due", 0) > 0)
         limited = backlog.max_length >= 0 or backlog.max_bytes >= 0
         backlog.bounded = limited or backlog.refusing

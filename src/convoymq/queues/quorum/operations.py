@@ -348,7 +348,7 @@ class Operations:
                 owner = tracing.reservation_session(operation.name)
                 tracing.left(rows, words.RETURNED, words.BY_RESERVATION, 0, owner, 0, run)
             operation.returned += run[3]
-            self._deliveries.give_back(run, 0)
+            self._deliveries.give_back(run, 0, 0)
 
     def _cancel(self, operation: Operation) -> None:
         """Cancels an operation: what is not on its way comes back; the rest arrives."""

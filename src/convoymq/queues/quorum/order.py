@@ -133,12 +133,16 @@ class Order:
 
     # ---------------------------------------------------------------- taking
 
+    def took(self, count: int) -> None:
+        """Counts messages that were taken while only the default level had some."""
+        self.turn = (self.turn + count) % TURNS
+
     def take(self, limit: int) -> Run:
         """Removes at most `limit` messages of the next run. There must be one."""
         level, room = self._next_level()
         run = self._take_at(level, min(limit, room))
         if self._backlog.two_classes:
-            self.turn = (self.turn + run[3]) % TURNS
+            self.took(run[3])
         return run
 
     def _take_at(self, level: int, limit: int) -> Run:

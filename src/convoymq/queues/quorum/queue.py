@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
+from convoymq.model.compatibility import COMPATIBILITY, RELEASE_4_1, TYPE_GIVEN
 from convoymq.model.errors import ReservationRefused, StorageFault, Unavailable
 from convoymq.model.refusals import conditional_delete, in_use, not_empty, queue_subject
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
@@ -49,12 +50,19 @@ from convoymq.queues.quorum.browsing import Page, Question, page, record_at
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover
 from convoymq.queues.quorum.delayed import CANCEL_SCHEDULED
-from convoymq.queues.quorum.machine import DELETE_CHECK, IN_USE, NOT_EMPTY, QuorumMachine
+from convoymq.queues.quorum.machine import (
+    DELETE_CHECK,
+    EXPIRED_UNUSED,
+    IN_USE,
+    NOT_EMPTY,
+    RENEW,
+    QuorumMachine,
+)
 from convoymq.queues.quorum.operation_mover import OperationMover
 from convoymq.queues.quorum.peeking import peek
 from convoymq.queues.quorum.reservation_client import ReservationClient
 from convoymq.queues.quorum.scheduled import scheduled
-from convoymq.queues.quorum.settings import SINCE_VERSION_2, machine_settings
+from convoymq.queues.quorum.settings import NONE, SINCE_VERSION_2, machine_settings
 from convoymq.queues.quorum.views import messages_by_priority
 from convoymq.queues.reservation_reads import (
     Ask,
@@ -199,6 +207,8 @@ class QuorumQueue(GroupQueue):
     def configure(self, settings: Mapping[str, object]) -> None:
         """See `Queue`."""
         self.mover.configure(settings)
+        follows_4_1 = settings.get(COMPATIBILITY) == RELEASE_4_1
+        self.refuses_global_qos = follows_4_1 and bool(settings.get(TYPE_GIVEN))
         timeout_ms = settings.get("consumer-timeout")
         self.consumer_timeout_ms = timeout_ms if isinstance(timeout_ms, int) else None
         super().configure(settings)
@@ -505,6 +515,18 @@ class QuorumQueue(GroupQueue):
         """See `Queue`."""
         entry = self.entry(place[0])
         return None if entry is None else record_at(entry, place[1], place[2])
+
+    async def renew_lease(self) -> bool:
+        """See `Queue`. The queue's log says so to all its replicas; without a leader there is
+        nobody who could end the queue either."""
+        if self._wanted.get("expires_ms", NONE) < 0 or not self._is_led():
+            return True
+        try:
+            await self._reservation_client.ask({"op": RENEW})
+        except ReservationRefused as refused:
+            # Before version 4 of the machine the time was not renewed.
+            return refused.reason != EXPIRED_UNUSED
+        return True
 
     # --- reservations --------------------------------------------------------------------------
 

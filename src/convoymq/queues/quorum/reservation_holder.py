@@ -105,4 +105,4 @@ class ReservationHolder:
                 owner = tracing.reservation_session(reservation.name)
                 flags = words.BY_RESERVATION | (words.FAILED if failed else 0)
                 tracing.left(rows, words.RETURNED, flags, 0, owner, 0, run)
-            self._deliveries.give_back(run, int(failed))
+            self._deliveries.give_back(run, int(failed), int(failed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from convoymq.model.compatibility import COMPATIBILITY, RELEASE_4_1
 from convoymq.queues.group_machine import Settings
 from convoymq.queues.quorum.backlog import AS_RABBITMQ, FRONT, ORIGINAL, TAIL
 
@@ -16,6 +17,12 @@ DISCONNECTED_TIMEOUT = "consumer_disconnected_timeout_ms"
 POSITIONS = {"original": ORIGINAL, "front": FRONT, "tail": TAIL}
 """Of the setting `requeue_position`, as users write them."""
 TWO_CLASSES = "two-classes"
+COUNTS_RETURNS = "counts_returns"
+"""Setting that a queue keeps from its declaration on: 1 = all that a client gives back has failed
+(RabbitMQ 4.0 to 4.2)."""
+_PRIORITY_MODES = {RELEASE_4_1: TWO_CLASSES}
+"""Priority mode of a queue that says none, by the release whose rules it follows; otherwise
+strict."""
 BY_DUE_TIME = "due"
 RETRIES = {"all": 1, "failed": 2, "returned": 3}
 """Messages that wait when they come back, by `delayed-retry-type`."""
@@ -37,6 +44,14 @@ def with_defaults(settings: Mapping[str, int] | None) -> Settings:
         "single_active_strict": True,
         **(settings or {}),
     }
+
+
+def settings_of_release(release: str) -> Settings:
+    """Returns the settings that a queue is made with which follows the rules of a release of
+    RabbitMQ (ADR 0086)."""
+    if release != RELEASE_4_1:
+        return {}
+    return {COUNTS_RETURNS: 1, "two_priority_classes": 1}
 
 
 #: Settings that version 2 of the machine brought, and what they are until CONFIG says otherwise.
@@ -81,6 +96,7 @@ def check_changes(settings: Mapping[str, int]) -> None:
 def machine_settings(settings: Mapping[str, object]) -> Settings:
     """Returns the machine's part of the effective settings of its queue, by the keys of policies.
     What they do not mention has its default."""
+    rules = str(settings.get(COMPATIBILITY, ""))
     limit = settings.get("delivery-limit")
     if not isinstance(limit, int):
         limit = DELIVERY_LIMIT_DEFAULT
@@ -95,7 +111,9 @@ def machine_settings(settings: Mapping[str, object]) -> Settings:
         **_delayed_retry(settings),
         DISCONNECTED_TIMEOUT: _number(settings, "consumer-disconnected-timeout"),
         "requeue_position": POSITIONS.get(str(settings.get("requeue-position")), AS_RABBITMQ),
-        "two_priority_classes": int(settings.get("priority-mode") == TWO_CLASSES),
+        "two_priority_classes": int(
+            settings.get("priority-mode", _PRIORITY_MODES.get(rules)) == TWO_CLASSES
+        ),
         "expire_by_due": int(settings.get("message-expiry") == BY_DUE_TIME),
         "deduplication_count": _number(settings, "deduplication-count"),
         "deduplication_time_ms": _number(settings, "deduplication-time"),

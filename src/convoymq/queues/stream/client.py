@@ -287,7 +287,9 @@ class StreamClient(SessionClient):
         """Acknowledges: room in the window."""
         self._release(consumer, ranges, done=True)
 
-    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
+    def return_(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+    ) -> None:
         """A log takes nothing back: room in the window. What was not wanted is not done with: a
         named consumer stores no offset beyond it, and gets it again when it comes back."""
         self._release(consumer, ranges, done=False)

@@ -83,7 +83,7 @@ class StreamDriver(GroupDriver):
     # As in RabbitMQ.
     heeds_conditions = False
 
-    def make_machine(self, arguments: Table) -> StreamMachine:
+    def make_machine(self, arguments: Table, release: str) -> StreamMachine:
         """See `GroupDriver`."""
         return StreamMachine(stream_settings(arguments))
 

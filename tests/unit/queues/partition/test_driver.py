@@ -27,7 +27,7 @@ FIXED = {
 
 def test_the_arguments_of_its_queue_make_the_machine() -> None:
     arguments = Table.of({**FIXED, "x-max-length-bytes": 1000})
-    machine = group_driver_of("partition").make_machine(arguments)
+    machine = group_driver_of("partition").make_machine(arguments, "")
     assert isinstance(machine, PartitionGroupMachine)
     state = machine.state
     assert (state.pid, state.lo, state.hi, state.created_version) == (3, 0, 8, 2)

@@ -1,0 +1,79 @@
+"""Keys of RabbitMQ's configuration that have no place in this one: what the cluster does anyway,
+and what stands in the place of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PREFIXES = (("rabbit.", ""), ("ra.", "raft."), ("kernel.", ""))
+"""Applications of RabbitMQ's `advanced.config` -> what their keys begin with in a flat file."""
+
+_IN_CLUSTER = "users and their permissions are kept in the cluster"
+
+FIXED: Mapping[str, tuple[str, str]] = {
+    "cluster_partition_handling": (
+        "pause_minority",
+        "no strategy is needed: the side with a majority goes on, the other one confirms and "
+        "delivers nothing from replicated queues until it is back, and nothing has to be healed",
+    ),
+    "raft.wal_compute_checksums": ("true", "every record of the log has a checksum"),
+    "raft.segment_compute_checksums": ("true", "every record of the log has a checksum"),
+    "auth_backends.1": ("internal", _IN_CLUSTER),
+}
+"""Key -> (the only value that it may have, since the cluster does just that; why)."""
+
+_DEFINITIONS = "import definitions into a running cluster: `rabbitmqctl import_definitions FILE`"
+_SUSPICION = (
+    "a silent node is suspected after cluster.suspect_after_min to cluster.suspect_after_max"
+)
+_NO_MIRRORS = "there are no mirrored queues; quorum queues are replicated"
+_PEERS = "nodes find each other by cluster.peers or cluster_formation.dns.hostname"
+INSTEAD: Mapping[str, str] = {
+    "raft.data_dir": "logs, segments and snapshots are in data_dir with all other data",
+    "raft.wal_data_dir": "logs, segments and snapshots are in data_dir with all other data",
+    "raft.wal_max_entries": "a write-ahead file is full by its size: raft.wal_max_size_bytes",
+    "raft.wal_max_batch_size": "a flush takes all that waits for the disk, whatever its number",
+    "raft.segment_max_size_bytes": "a segment is full by its entries: raft.segment_max_entries",
+    "raft.max_append_entries_rpc_batch_size": "entries on their way are bounded in bytes: "
+    "raft.link_window_bytes",
+    "raft.snapshot_chunk_size": "the pieces of a snapshot have a fixed size",
+    "raft.compress_mem_tables": "memory tables are bounded in bytes: raft.mem_table_max_bytes",
+    "net_ticktime": _SUSPICION,
+    "cluster_keepalive_interval": "links carry heartbeats: cluster.heartbeat_interval",
+    "cluster_formation.peer_discovery_backend": _PEERS,
+    "channel_operation_timeout": "use operation_timeout",
+    "load_definitions": _DEFINITIONS,
+    "management.load_definitions": _DEFINITIONS,
+    "definitions.import_backend": _DEFINITIONS,
+    "definitions.local.path": _DEFINITIONS,
+    "definitions.skip_if_unchanged": _DEFINITIONS,
+    "mirroring_sync_batch_size": _NO_MIRRORS,
+    "queue_master_locator": "use queue_leader_locator",
+    "queue_index_embed_msgs_below": "small and large messages go to the same files",
+    "vm_memory_high_watermark_paging_ratio": "classic queues write as messages come, nothing is "
+    "paged out later",
+    "collect_statistics_interval": "figures are computed when somebody asks for them",
+    "auth_backends.2": _IN_CLUSTER,
+}
+"""Key -> what to do, or what the cluster does, in its place."""
+
+
+def in_flat_file(name: str) -> str:
+    """Returns the name of a key as RabbitMQ's flat file has it, where it is written as in
+    `advanced.config`."""
+    for prefix, flat in PREFIXES:
+        if name.startswith(prefix):
+            return flat + name[len(prefix) :]
+    return name
+
+
+def refusal(name: str, text: str) -> str | None:
+    """Returns why a key of RabbitMQ's is not taken with a value; "" when the cluster does just that
+    anyway, None when it is no such key."""
+    fixed = FIXED.get(name)
+    if fixed is not None:
+        value, why = fixed
+        return "" if text == value else f"{why}; `{value}` says so"
+    if name.startswith("cluster_partition_handling."):
+        return FIXED["cluster_partition_handling"][1]
+    return INSTEAD.get(name)
