@@ -149,7 +149,8 @@ def test_tracing_is_of_one_virtual_host_and_outlives_a_restart(
         return bool(cluster.api("vhosts/v", 2)["tracing"])
 
     until(follows, "the node does not follow after its restart")
-    other = connect(cluster, 2).channel()
+    elsewhere = connect(cluster, 2)
+    other = elsewhere.channel()
     other.queue_declare("copies", exclusive=True)
     other.queue_bind("copies", TRACE, "#")
     connection = connect(cluster, 2, "v")
@@ -168,6 +169,8 @@ def test_tracing_is_of_one_virtual_host_and_outlives_a_restart(
     ((method, _, body),) = taken(channel, "copies", 1)
     assert (method.routing_key, body) == ("publish.amq.direct", b"in tx")
     assert taken(other, "copies", 0) == []
+    for each in (connection, elsewhere):
+        each.close()
     call("DELETE", url, PATIENCE_S, "guest:guest")
     call("PUT", url, PATIENCE_S, "guest:guest", b"{}")
     until(lambda: tracing(cluster, "v") == {False}, "the next virtual host is traced")

@@ -13,6 +13,7 @@ arrives here is control, and messages that need a closer look. Source: RabbitMQ 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import structlog
@@ -398,8 +399,10 @@ class Channel:
         if copy is None or self.closed:
             return
         for queue in copy.queues:
-            target = self.client_of(queue).target
-            self.codec.append(target, copy.key, copy.content, copy.body_size, 0, 0)
+            # What a traced message meets is not for a copy of it to decide.
+            with suppress(BrokerError):
+                target = self.client_of(queue).target
+                self.codec.append(target, copy.key, copy.content, copy.body_size, 0, 0)
 
     def _checked(self, key: bytes, content: bytes) -> tuple[CheckedMessage, Route | None]:
         """Returns a message after its checks, and its route; None: to a consumer of direct

@@ -2,13 +2,14 @@
 get goes to the exchange `amq.rabbitmq.trace`, with the keys `publish.EXCHANGE` and `deliver.QUEUE`.
 
 A copy has the body of its message; what is known of the message is in its headers, as RabbitMQ has
-them. Nobody waits for copies: one that cannot be routed or stored is dropped. Copies of copies are
-not made. See docs/adr/0096-firehose.md.
+them. Nobody waits for copies: one that cannot be made, routed or stored is dropped. Copies of
+copies are not made. See docs/adr/0096-firehose.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from convoymq.broker.publishing import NodePublishing
@@ -80,22 +81,31 @@ class Firehose:
     ) -> Copy | None:
         """Returns the copy of a message that was published; None when nobody wants one."""
         more = {"routed_queues": [queue.name for queue in queues]}
-        return self._copy(
-            vhost, f"publish.{exchange}", exchange.encode(), routing_keys, content, origin, more
-        )
+        with suppress(BrokerError, ValueError):
+            return self._copy(
+                vhost,
+                f"publish.{exchange}",
+                bytes_of(exchange),
+                routing_keys,
+                content,
+                origin,
+                more,
+            )
+        return None
 
     def delivered(
         self, vhost: str, queue: str, record: bytes, origin: Origin, *, redelivered: bool
     ) -> Copy | None:
         """Returns the copy of a message that a client gets; None when nobody wants one, or the
         message is a copy itself."""
-        key, content = split_record(record)
-        exchange, routing_key = key[1 : 1 + key[0]], key[2 + key[0] :]
-        if exchange == TRACE_EXCHANGE.encode():
-            return None
-        keys = [text_of(routing_key)]
         more = {"redelivered": Field("I", int(redelivered))}
-        return self._copy(vhost, f"deliver.{queue}", exchange, keys, content, origin, more)
+        with suppress(BrokerError, ValueError):
+            key, content = split_record(record)
+            exchange, routing_key = key[1 : 1 + key[0]], key[2 + key[0] :]
+            if exchange != TRACE_EXCHANGE.encode():
+                keys = [text_of(routing_key)]
+                return self._copy(vhost, f"deliver.{queue}", exchange, keys, content, origin, more)
+        return None
 
     def _copy(
         self,
@@ -123,13 +133,9 @@ class Firehose:
         if len(properties.encoded) > TABLE_BYTES_MAX:
             fields["properties"] = Table.of({})
         headers = Table.of(fields)
-        try:
-            found = self._publishing.route_dead_letter(
-                vhost, TRACE_EXCHANGE, (trace_key,), headers, NO_PROPERTIES
-            )
-        except BrokerError:
-            # A queue is not open yet, or the virtual host is gone.
-            return None
+        found = self._publishing.route_dead_letter(
+            vhost, TRACE_EXCHANGE, (trace_key,), headers, NO_PROPERTIES
+        )
         queues = [queue for queue in found if not queue.refuses_publishes]
         if not queues:
             return None
