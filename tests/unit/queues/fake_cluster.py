@@ -91,6 +91,7 @@ class FakeHost:
         self.builders: dict[int, CommandBuilder] = {}
         self.groups: dict[int, Any] = {}
         self.stopped: dict[int, Any] = {}
+        self.incarnations: dict[int, int] = {}
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.storage = SimpleNamespace(
             turn_wal=lambda: 0, has_emptied=lambda _: True, release_memory=lambda _: None,
