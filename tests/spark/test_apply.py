@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from convoymq.capture.messages import Source, body_of, log_place, snapshot_place
 from convoymq.spark.errors import OptionError
 from convoymq.spark.pipelines import apply as pipeline
 from convoymq.spark.pipelines import change_events, merging
@@ -589,6 +590,46 @@ def test_tokens_of_a_topic_order_one_key_only(spark: SparkSession, tmp_path: Pat
         applier.write(spark.createDataFrame(rows[cut:], schema), 0)
         applier.write(spark.createDataFrame(rows[:cut], schema), 1)
         assert table(spark, Path(spec.path)) == {5: "five"}
+
+
+def test_events_of_a_capture_are_taken_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    """A snapshot, its log, a change of a key as two events, and a truncate under a key of its own,
+    in whatever order the partitions of the topic are read."""
+
+    def event(op: str, place: bytes, before: Any, after: Any, table: str = "orders") -> bytes:
+        source = Source(
+            database="shop", table=table, gtid="0-1-7", place=place, is_snapshot=op == "r",
+            time_ms=1,
+        )  # fmt: skip
+        return body_of(op, before, after, source)
+
+    def row(key: int, name: str) -> dict[str, Any]:
+        return {"id": key, "name": name}
+
+    events = [
+        event("r", snapshot_place(0, 1, 1), None, row(1, "one")),
+        event("r", snapshot_place(0, 1, 2), None, row(2, "two")),
+        event("u", log_place(0, 9, 1), row(2, "two"), row(2, "zwei")),
+        event("t", log_place(0, 10, 1), None, None),
+        event("c", log_place(0, 99, 1), None, row(1, "again")),
+        event("d", log_place(0, 100, 1), row(1, "again"), None),
+        event("c", log_place(0, 100, 2), None, row(5, "again")),
+        event("c", log_place(0, 101, 1), None, row(7, "x"), "other"),
+    ]
+    schema = f"{ROW}, route_version bigint"
+    rules = Events(position_field="source.place")
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(list(enumerate(events)), len(events))
+        rows = [(b"k", body, "t", at, 9 - at, NOW, at % 2) for at, body in shuffled]
+        specs = [
+            TableSpec(name=name, path=str(tmp_path / f"{name}{seed}"), schema=SCHEMA, keys=("id",))
+            for name in ("orders", "other")
+        ]
+        applier = Applier(spark, *specs, events=rules, of_topic=True)
+        applier.write(spark.createDataFrame(rows[:4], schema), 0)
+        applier.write(spark.createDataFrame(rows[4:], schema), 1)
+        assert table(spark, Path(specs[0].path)) == {5: "again"}
+        assert table(spark, Path(specs[1].path)) == {7: "x"}
 
 
 POSITIONS = [
