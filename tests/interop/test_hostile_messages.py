@@ -226,13 +226,12 @@ def test_a_full_target_refuses_dead_letters_as_it_refuses_publishers(
     there = open_connection(node).channel()
     there.confirm_delivery()
     there.queue_declare(work, durable=True, arguments=arguments)
-    channel.confirm_delivery()
     for _ in range(10):
-        channel.basic_publish("", dead, b"direct")
+        there.basic_publish("", dead, b"direct")
 
     def refuses() -> bool:
         try:
-            channel.basic_publish("", dead, b"more")
+            there.basic_publish("", dead, b"more")
         except pika.exceptions.NackError:
             return True
         return False

@@ -6,12 +6,15 @@ anything is changed, and then in the cluster. `steps_of` also says what of a doc
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from convoymq.broker.facade import Broker
 from convoymq.management import policy_rows
 from convoymq.management.fields import tags_of, truth
+from convoymq.management.json_values import as_json
 from convoymq.management.messages import table_from_json
 from convoymq.metadata.access import SHA256
 from convoymq.metadata.commands import (
@@ -39,6 +42,8 @@ from convoymq.routing.default_type import with_default_type
 from convoymq.routing.queue_arguments import type_name_of
 from convoymq.routing.types import QueueType
 
+ARGUMENTS_ENCODED = "arguments_encoded"
+"""Key of a binding: base64 of its arguments as AMQP has them, where JSON loses a type."""
 Key = tuple[str, ...]
 """Name of what a step makes or needs, such as ("queue", virtual host, name)."""
 
@@ -443,7 +448,7 @@ def _binding(row: JsonObject, only: str | None) -> Iterator[Step]:
         kind=kind,
         destination=_text(row, "destination"),
         routing_key=_text(row, "routing_key", ""),
-        arguments=_table(row).encoded,
+        arguments=_binding_table(row).encoded,
     )
     yield Step(
         part="bindings",
@@ -471,6 +476,19 @@ def _text(row: Mapping[str, object], key: str, default: str | None = None) -> st
     if not isinstance(value, str):
         raise PreconditionFailed(f"malformed definitions: {key} is missing or not a string")
     return value
+
+
+def _binding_table(row: Mapping[str, object]) -> Table:
+    """Returns the arguments of a binding, with their types unless somebody has edited them."""
+    given = row.get(ARGUMENTS_ENCODED)
+    if given is None:
+        return _table(row)
+    try:
+        encoded = decode_body(base64.b64decode(str(given), validate=True))
+    except (BrokerError, ValueError) as error:
+        raise PreconditionFailed(f"malformed definitions: {ARGUMENTS_ENCODED}") from error
+    same = json.loads(as_json(encoded.to_plain())) == (row.get("arguments") or {})
+    return encoded if same and encoded.has_text_keys() else _table(row)
 
 
 def _table(row: Mapping[str, object]) -> Table:

@@ -11,6 +11,7 @@ documents.
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,12 +20,26 @@ from convoymq import __version__
 from convoymq.broker.facade import Broker
 from convoymq.management import policy_rows, resources
 from convoymq.management.bodies import ApiError
-from convoymq.management.definition_steps import Key, Step, Unusable, reason_of, steps_of
+from convoymq.management.definition_steps import (
+    ARGUMENTS_ENCODED,
+    Key,
+    Step,
+    Unusable,
+    reason_of,
+    steps_of,
+)
+from convoymq.management.messages import table_from_json
 from convoymq.metadata.rehearsal import Rehearsal
 from convoymq.model.compatibility import COMPATIBLE_VERSION
-from convoymq.model.errors import BrokerError
+from convoymq.model.errors import BrokerError, PreconditionFailed
 from convoymq.model.json import JsonObject
-from convoymq.routing.types import RESERVED_PREFIX, ExchangeType, QueueType
+from convoymq.routing.types import (
+    RESERVED_PREFIX,
+    Binding,
+    DestinationKind,
+    ExchangeType,
+    QueueType,
+)
 
 NAMED_MAX = 20
 """Of what is refused, how much a reason names; the list beside it has all."""
@@ -46,6 +61,20 @@ class Examination:
         """As the HTTP API says it."""
         creates = {part: count for part, count in self.creates.items() if count}
         return {"refused": self.refused, "notes": self.notes, "creates": creates}
+
+
+def _binding_row(vhost: str, binding: Binding) -> JsonObject:
+    """Returns a binding, and its arguments as they are where JSON has no form for a type."""
+    row = resources.binding_row(vhost, binding)
+    del row["properties_key"]
+    encoded = binding.arguments.encoded
+    try:
+        lost = table_from_json(binding.arguments.to_plain()).encoded != encoded
+    except PreconditionFailed:
+        lost = True
+    if lost:
+        row[ARGUMENTS_ENCODED] = base64.b64encode(encoded).decode()
+    return row
 
 
 def export(broker: Broker, vhost: str | None = None) -> JsonObject:
@@ -74,10 +103,11 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
         and row["type"] != ExchangeType.ORDERED.value
     ]
     bindings = [
-        {key: value for key, value in row.items() if key != "properties_key"}
-        for row in resources.bindings(broker, visible)
-        if row["source"]
-        and (row["destination_type"] != "queue" or (row["vhost"], row["destination"]) in kept)
+        _binding_row(place.name, binding)
+        for place in resources.vhosts_of(broker, visible)
+        for binding in place.topology.bindings()
+        if binding.destination.kind is not DestinationKind.QUEUE
+        or (place.name, binding.destination.name) in kept
     ]
     document: JsonObject = {
         "rabbit_version": COMPATIBLE_VERSION,

@@ -118,8 +118,10 @@ class Field:
         )
 
     def same_content(self, other: Field) -> bool:
-        """Returns whether a headers exchange takes the two for equal: value and kind, not width."""
-        return type(self.value) is type(other.value) and self.value == other.value
+        """Returns whether a headers exchange takes the two for equal: value and kind, not width.
+        All numbers are one kind, as in Erlang: 5 is 5.0."""
+        kinds = {type(self.value), type(other.value)}
+        return (len(kinds) == 1 or kinds == {int, float}) and self.value == other.value
 
     def term(self) -> str:
         """Returns the value as RabbitMQ prints it inside error texts: text plain, the rest as

@@ -19,6 +19,7 @@ from convoymq.management.messages import content_in, properties_json
 from convoymq.management.metrics import render
 from convoymq.management.server import ManagementServer
 from convoymq.metadata.machine import User
+from convoymq.model.tables import Decimal, Field, Table
 from convoymq.queues import slices
 from convoymq.queues.records import names_of, read_record
 from tests.unit.queues.classic.support import Channel
@@ -373,6 +374,38 @@ async def test_definitions_go_out_and_in(tmp_path: Path, cluster: FakeCluster) -
         await ok(api.put("/vhosts/v"), 201)
         await ok(api.post("/definitions/v", json=single), 204)
         assert (await ok(api.get("/queues/v/q")))["type"] == "quorum"
+
+
+async def test_arguments_of_bindings_keep_their_types(tmp_path: Path, cluster: FakeCluster) -> None:
+    """Of a document that comes back, and of one whose arguments somebody has edited, those."""
+    await cluster.queue(1, "q")
+    typed = Table.from_fields([
+        ("b", Field("x", b"\xff")), ("d", Field("D", Decimal(2, 315))), ("n", Field("I", 5)),
+        ("t", Field("F", Table.from_fields([("in", Field("u", 1))]))), ("w", Field("T", 1 << 63)),
+    ])  # fmt: skip
+    plain = Table.of({"a": "text", "n": 5})
+    for arguments in (typed, plain):
+        declarations = cluster.nodes[1].broker.declarations
+        await declarations.bind("/", "amq.headers", queue_end("q"), "", arguments)
+    async with client(cluster) as api:
+        document = await ok(api.get("/definitions"))
+        assert ["arguments_encoded" in row for row in document["bindings"]] == [False, True]
+        await ok(api.post("/definitions", json=document), 204)
+        assert (await ok(api.get("/definitions")))["bindings"] == document["bindings"]
+
+    async def imported(changed: dict[str, Any], status: int = 204) -> list[Table]:
+        async with FakeCluster(tmp_path / str(len(list(tmp_path.iterdir())))) as other:
+            async with client(other) as api:
+                await ok(api.post("/definitions", json=changed), status)
+            vhost = other.nodes[1].broker.metadata.tree.vhosts["/"]
+            return [each.arguments for each in vhost.topology.bindings()]
+
+    assert sorted(map(repr, await imported(document))) == sorted(map(repr, (plain, typed)))
+    document["bindings"][1]["arguments"] = {"n": 6}
+    found = await imported(document)
+    assert {str(each.to_plain()["n"]) for each in found} == {"5", "6"}
+    document["bindings"][1]["arguments_encoded"] = "AAA="
+    assert await imported(document, 400) == []
 
 
 async def test_connections_are_listed_and_closed(

@@ -38,7 +38,11 @@ def matches(arguments: dict[str, object], headers: dict[str, object]) -> bool:
         ({"a": None}, {}, False),
         ({"a": "1"}, {"a": 1}, False),
         ({"a": True}, {"a": 1}, False),
-        ({"a": 1.0}, {"a": 1}, False),
+        ({"a": 1.0}, {"a": 1}, True),
+        ({"a": 1}, {"a": 1.0}, True),
+        ({"a": 1.5}, {"a": 1}, False),
+        ({"a": 1.0}, {"a": True}, False),
+        ({"a": 1.0}, {"a": "1.0"}, False),
     ],
 )
 def test_modes(arguments: dict[str, object], headers: dict[str, object], expected: bool) -> None:
