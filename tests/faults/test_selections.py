@@ -4,20 +4,28 @@ they do, and that a bulk retry whose leader is killed moves every dead letter ex
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import pika  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from convoymq.model.content_header import encode_properties
+from tests import hostile
 from tests.clusters import call, serving_cluster
 from tests.faults.conftest import BASE_PORT
 from tests.faults.test_dead_letters import reject_all
 from tests.faults.test_tools import Tools
 from tests.faults.traffic import connect, drain, fill, until
 from tests.patience import PATIENCE_S
+from tests.raw_amqp import RawPeer
 
 LETTERS = 4000
 SIZE = 64
@@ -109,6 +117,40 @@ def test_the_tools_browse_delete_move_retry_and_edit(cluster: LocalCluster) -> N
     tools.run("queues", "browse", "missing", code=65)
     act_on_all(cluster, tools, work, dead, [row["id"] for row in rows])
     assert cluster.messages_in(dead) == 0
+
+
+def test_the_tools_show_hostile_messages_a_line_each(cluster: LocalCluster) -> None:
+    """As processes, in every format; what a sender chose begins no line and moves no cursor."""
+    queue = "hostile"
+    with RawPeer(f"amqp://127.0.0.1:{cluster.nodes[0].amqp_port}") as peer:
+        peer.handshake().open_channel(1)
+        peer.call(1, pika.spec.Confirm.Select(), pika.spec.Confirm.SelectOk)
+        declare = pika.spec.Queue.Declare(queue=queue, durable=True, arguments=QUORUM)
+        peer.call(1, declare, pika.spec.Queue.DeclareOk)
+        for properties in hostile.SEVERAL:
+            sent = encode_properties(properties)
+            peer.publish(1, b"\x1b[2J\r\nbody", routing_key=queue, properties=sent)
+            peer.expect(pika.spec.Basic.Ack)
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "convoymq.cli", "queues", *words],
+            env={**os.environ, "CONVOY_DATA_DIR": str(cluster.data), "PYTHONIOENCODING": "utf-8"},
+            capture_output=True, timeout=120, check=True,
+        )  # fmt: skip
+        return done.stdout.decode()
+
+    count = len(hostile.SEVERAL)
+    columns = ("--columns", "position,routing_key,payload,properties")
+    rows = json.loads(run("browse", queue, *columns, "--formatter", "json"))
+    assert len(rows) == count
+    assert "Not UTF-8, base64 is: //4AAQ==" in rows[0]["properties"]
+    for formatter, more in (("table", 1), ("csv", 1), ("pretty_table", count + 3)):
+        shown = run("browse", queue, *columns, "--formatter", formatter, "-q")
+        assert len(shown.splitlines()) == count + more, shown
+        assert "\x1b" not in shown
+    for position in range(1, count + 1):
+        assert "payload" in run("peek", queue, str(position))
 
 
 def act_on_all(cluster: LocalCluster, tools: Tools, work: str, dead: str, names: list[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.model.errors import PeerError
+from convoymq.model.errors import PeerError, Unavailable
 from convoymq.transport.control import KIND_ALARM, ControlPlane
 
 
@@ -35,6 +35,12 @@ class Alarms:
         self._control = control
         self._by_node: dict[int, frozenset[str]] = {}
         control.handle(KIND_ALARM, self._on_told)
+
+    def check(self) -> None:
+        """Raises Unavailable while publishers wait."""
+        if self.effective:
+            names = " and ".join(sorted(self.effective))
+            raise Unavailable(f"publishers are blocked by an alarm: {names}")
 
     def set(self, name: str, on: bool) -> None:
         """Sets or ends the alarm for `memory` or `disk` of this node."""

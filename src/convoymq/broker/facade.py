@@ -143,8 +143,15 @@ class Broker:
         self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
         self.access = Access(tree, settings, self.connections, self.counters)
         self.local_topics = LocalTopics(tree, self.local)
+        self.alarms = Alarms(self.nodes, control)
         publishing = NodePublishing(
-            tree, self.local, self.access, clock, self.route_cache_version, self.local_topics
+            tree,
+            self.local,
+            self.access,
+            clock,
+            self.route_cache_version,
+            self.alarms,
+            self.local_topics,
         )
         self.publishing: Publishing = publishing
         self.firehose = Firehose(tree, publishing, self.nodes.own_name)
@@ -170,7 +177,6 @@ class Broker:
         self.replies = ReplyRoutes(
             control, incarnation, settings.reply_backlog_max_bytes, self.counters
         )
-        self.alarms = Alarms(self.nodes, control)
         self.cluster = ClusterQueries(
             nodes=self.nodes,
             control=control,

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from convoymq.broker.access import Access
+from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.topics.refusals import OrderKeyMissing
 from convoymq.metadata.machine import MetadataMachine, QueueRecord, User
@@ -96,6 +97,7 @@ class NodePublishing:
         access: Access,
         clock: Clock,
         route_cache_version: RouteCacheVersion,
+        alarms: Alarms,
         topics: TopicHandles | None = None,
     ) -> None:
         self._tree = tree
@@ -103,6 +105,7 @@ class NodePublishing:
         self._access = access
         self._clock = clock
         self._route_cache_version = route_cache_version
+        self._alarms = alarms
         self._topics = topics
         self._varies: dict[tuple[str, str], bool] = {}
         """Answers of `varies_by_message` since `_varies_version`."""
@@ -213,7 +216,8 @@ class NodePublishing:
 
     def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
         """See `OperationRoutes`. Numbers of groups only rise, so a tree that lags is told from one
-        in which the queue is deleted."""
+        in which the queue is deleted. What is moved waits for alarms, as publishers do."""
+        self._alarms.check()
         if group >= self._tree.next_group:
             raise Unavailable(f"{queue_subject(vhost, name)} is not known here yet")
         place = self._tree.vhosts.get(vhost)

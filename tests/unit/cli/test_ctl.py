@@ -212,6 +212,8 @@ def test_names_of_commands_are_unique_in_each_tool() -> None:
          '[{"x-max-length",5},{"b","x"},{"t",[{"c",true}]}]'),
         (Table(), "[]"), (Tuple((0, 9, 1)), "{0,9,1}"), ({"n1": "running"}, "[{n1, running}]"),
         (Table({"n": None, "l": [1, "a"]}), '[{"n",undefined},{"l",[1,"a"]}]'),
+        ("a\x1b[31m\r\n\x85\u2028", "a\\x1b[31m\\r\\n\\x85\\u2028"),
+        (Table({"a": "\n"}), '[{"a","\\n"}]'),
     ],
 )  # fmt: skip
 def test_cells_are_written_as_rabbitmq_writes_them(value: object, text: str) -> None:

@@ -17,10 +17,13 @@ from msgspec import structs
 from convoymq.amqp.codec import Properties
 from convoymq.kernels import batch, columns
 from convoymq.kernels import content as content_kernel
+from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.column_frame import ColumnFrame, build_frame
 from convoymq.kernels.column_records import encode_enqueue, enqueue_flags
 from convoymq.kernels.column_writer import ColumnWriter
 from convoymq.model.tables import Decimal, Field, Table
+from convoymq.queues.records import names_of
+from tests import hostile
 from tests.unit.kernels import reference
 from tests.unit.kernels.columns_reference import (
     Message,
@@ -124,6 +127,19 @@ def resealed(data: bytes) -> bytes:
 
 
 # --- records to columns ----------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(hostile.PROPERTIES, hostile.BODIES)
+def test_whatever_a_client_sends_becomes_a_row(properties: Properties, body: bytes) -> None:
+    builder = CommandBuilder()
+    target = PublishTarget(builder, 0, None)
+    parts = names_of("t", "route"), hostile.content(properties, body)
+    target.publish(parts, len(body), 0)
+    builder.discard_unsent()
+    writer = ColumnWriter(ALL, 1, 1 << 20)
+    assert writer.append(bytes(target.pending[0].bytes()), 0, 0, 1, 7, 0) == 1
+    assert ColumnFrame(bytes(writer.finish(8))).rows == 1
 
 
 @settings(max_examples=100, deadline=None)

@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from convoymq.broker import browse as browse_module
+from convoymq.management.selections import place_of
 from convoymq.queues.quorum import browsing
+from convoymq.queues.quorum.moves import QUEUE, MoveSpec
 from tests.patience import PATIENCE_S
 from tests.unit.management.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import FakeCluster
@@ -305,6 +307,32 @@ async def test_one_message_is_edited_on_its_way(api: httpx.AsyncClient) -> None:
     assert by_payload["three"] == {**properties}
     answer = await act(api, DEAD, "republish", 404, id=f"{one}9", queue=PARKED)
     assert answer["reason"] == "the message is not in the queue any more"
+
+
+@pytest.mark.usefixtures("letters")
+async def test_a_move_that_runs_waits_while_an_alarm_blocks_publishers(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    """And none begins meanwhile."""
+    path = f"/convoy/queues/%2F/{DEAD}"
+    places = [place_of(each) for each in await ids(api, DEAD, "one", "two", "three")]
+    for node in cluster.nodes.values():
+        node.broker.alarms.set("disk", on=True)
+    broker = cluster.nodes[1].broker
+    record = broker.metadata.tree.vhosts["/"].queues[DEAD]
+    await broker.browsing.claim(record, "late", places, MoveSpec(to=QUEUE, queue=PARKED).pack())
+    async with asyncio.timeout(10):
+        while (found := await ok(api.get(f"{path}/operations/late")))["waits_for"] == "":
+            await asyncio.sleep(0.01)
+    assert found["waits_for"] == "publishers are blocked by an alarm: disk"
+    assert found["moved"] == 0
+    await act(api, DEAD, "move", 503, filter={}, queue=PARKED)
+    for node in cluster.nodes.values():
+        node.broker.alarms.set("disk", on=False)
+    async with asyncio.timeout(10):
+        while (await ok(api.get(f"{path}/operations/late")))["state"] != "done":
+            await asyncio.sleep(0.01)
+    assert await drained(api, PARKED) == ["one", "two", "three"]
 
 
 @pytest.mark.usefixtures("letters")

@@ -8,6 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from convoymq.model.json import JsonObject
 
 INT32_MAX = (1 << 31) - 1
+_CONTROLS = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0xD800, 0xE000))
+} | {ord("\t"): "\\t", ord("\n"): "\\n", ord("\r"): "\\r"}
+"""Characters that would begin another line, or that terminals act on."""
 
 
 class Table(dict[str, object]):
@@ -27,7 +32,11 @@ class Tuple(tuple[object, ...]):
 
 
 def cell(value: object) -> str:
-    """Returns a value in a table."""
+    """Returns a value in a table, on one line, whatever a sender has put into it."""
+    return _cell(value).translate(_CONTROLS)
+
+
+def _cell(value: object) -> str:
     match value:
         case None:
             return ""
@@ -36,13 +45,13 @@ def cell(value: object) -> str:
         case Table():
             return _term(value)
         case Tuple():
-            return "{" + ",".join(map(cell, value)) + "}"
+            return "{" + ",".join(map(_cell, value)) + "}"
         case dict():
-            return "[" + ", ".join(f"{{{key}, {cell(each)}}}" for key, each in value.items()) + "]"
+            return "[" + ", ".join(f"{{{key}, {_cell(each)}}}" for key, each in value.items()) + "]"
         case list() | tuple():
-            return "[" + ", ".join(map(cell, value)) + "]"
+            return "[" + ", ".join(map(_cell, value)) + "]"
         case _:
-            return str(value).replace("\t", "\\t").replace("\n", "\\n")
+            return str(value)
 
 
 def _term(value: object) -> str:

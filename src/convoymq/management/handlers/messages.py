@@ -8,7 +8,7 @@ from convoymq.management.call import DONE, Call, Status
 from convoymq.management.fields import exchange_name, number, number_in, object_in, text_in
 from convoymq.management.handlers.queues import existing_queue
 from convoymq.management.routes import Routes
-from convoymq.model.errors import NotFound, Unavailable
+from convoymq.model.errors import NotFound
 from convoymq.model.json import JsonObject
 
 routes = Routes()
@@ -19,9 +19,7 @@ async def publish(call: Call) -> JsonObject:
     vhost = call.vhost()
     name = exchange_name(call.path["name"])
     call.may("write", "exchange", name)
-    alarms = sorted(call.broker.alarms.effective)
-    if alarms:
-        raise Unavailable(f"publishers are blocked by an alarm: {' and '.join(alarms)}")
+    call.broker.alarms.check()
     try:
         return await _publish(call, vhost, name, await call.json(LARGE_BODY_BYTES_MAX))
     except NotFound as error:

@@ -12,7 +12,7 @@ from convoymq.management.fields import exchange_name, text_in
 from convoymq.management.handlers.queues import existing_queue
 from convoymq.management.routes import Routes
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.errors import NotFound, Unavailable
+from convoymq.model.errors import NotFound
 from convoymq.model.json import JsonObject
 from convoymq.queues.quorum.browsing import ROWS_MAX, Filter, Question
 from convoymq.queues.quorum.moves import EXCHANGE, FIRST, ORIGIN, QUEUE, RETRIES, MoveSpec
@@ -85,7 +85,7 @@ async def republish(call: Call) -> JsonObject:
     place = selections.place_of(body.get("id"))
     named = "queue" in body or "exchange" in body
     spec = (_target_in if named else _retry_in)(call, record, body)
-    _check_alarms(call)
+    call.broker.alarms.check()
     known = (await call.broker.browsing.operations(record)).get(id)
     if known is not None:
         return selections.operation_json(id, *known)
@@ -176,12 +176,6 @@ def _may_write(call: Call, vhost: str, exchange: str, keys: tuple[str, ...]) -> 
         call.broker.publishing.check_write(call.user, vhost, exchange, keys)
 
 
-def _check_alarms(call: Call) -> None:
-    alarms = sorted(call.broker.alarms.effective)
-    if alarms:
-        raise Unavailable(f"publishers are blocked by an alarm: {' and '.join(alarms)}")
-
-
 async def _operate(
     call: Call, record: QueueRecord, body: JsonObject, spec: MoveSpec | None
 ) -> JsonObject:
@@ -190,7 +184,7 @@ async def _operate(
     places = selections.places_in(body)
     wanted = selections.filter_in(body) if places is None else None
     if spec is not None:
-        _check_alarms(call)
+        call.broker.alarms.check()
     browsing = call.broker.browsing
     first_part = 0
     if wanted is not None:
