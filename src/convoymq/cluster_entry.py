@@ -37,9 +37,12 @@ from convoymq.transport.handshake import PeerHello
 
 if TYPE_CHECKING:
     from convoymq.groups.host import ReplicaHost
+    from convoymq.groups.replica import Replica
     from convoymq.storage.store import Storage
     from convoymq.transport.links import Links
 
+LEADERLESS_MS = 30_000
+"""A majority that is linked and healthy has elected a leader long before."""
 POLL_S = 0.01
 ASK_TIMEOUT_S = 5.0
 
@@ -52,6 +55,52 @@ class Log(Protocol):
 
     def warning(self, event: str, /, **facts: object) -> None:
         """Something that somebody should look at."""
+
+    def error(self, event: str, /, **facts: object) -> None:
+        """Something that somebody must act on."""
+
+
+class LeaderWatch:
+    """Names the way out when the metadata group elects no leader although a majority of its members
+    is linked: members whose metadata was damaged or lost do not vote before a leader has brought
+    them anew, and a majority of these waits for ever."""
+
+    def __init__(self, host: ReplicaHost, links: Links, clock: Clock, log: Log) -> None:
+        self._host = host
+        self._links = links
+        self._clock = clock
+        self._log = log
+        self._since_ms: int | None = None
+        self._told = False
+
+    def tick(self) -> None:
+        """Called about once a second."""
+        replica = self._host.replica(0)
+        if (
+            replica is None
+            or self._host.leader_of(0) is not None
+            or not self._has_majority(replica)
+        ):
+            self._since_ms, self._told = None, False
+            return
+        now = self._clock.monotonic_ms()
+        if self._since_ms is None:
+            self._since_ms = now
+        elif not self._told and now - self._since_ms >= LEADERLESS_MS:
+            self._told = True
+            reason = replica.faulty or ("its metadata was lost" if replica.core.quarantined else "")
+            self._log.error(
+                "cluster.no_leader",
+                own_fault=reason,
+                text="a majority of the nodes is linked, and none of them leads the cluster's "
+                "metadata. Nodes with damaged or lost metadata cannot vote (storage.damaged, "
+                "raft.replica_damaged in their logs). If they are many: convoy recover --plan",
+            )
+
+    def _has_majority(self, replica: Replica) -> bool:
+        members = replica.members
+        linked = [n for n in members if n == self._host.node or self._links.is_connected(n)]
+        return 2 * len(linked) > len(members)
 
 
 class OpenGroup(Protocol):
@@ -94,6 +143,7 @@ class ClusterEntry:
         self._log = log
         self._open_group = open_group
         self._fail = fail
+        self.leader_watch = LeaderWatch(host, links, clock, log)
         self._opened = False
         self._due = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -477,6 +477,7 @@ class Node:
                 self.heap.watch(len(self.host.groups), self.host.removals)
         if self._ticks % CLOCK_TICKS == 0:
             self._watch_clock()
+            self.entry.leader_watch.tick()
             self.memory.watch(self._activity())
         if self._ticks % MEMBER_TICKS == 0 and self.broker is not None:
             manager = self.broker.membership_manager

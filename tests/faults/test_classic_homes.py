@@ -146,3 +146,34 @@ def test_queues_without_descriptors_refuse_and_go_on(start_cluster: StartCluster
     assert not log_has(cluster, 1, "node.fault")
     assert not log_has(cluster, 1, "queue.crashed")
     connection.close()
+
+
+def test_transient_queues_go_with_their_node(cluster: LocalCluster) -> None:
+    """What they are bound to goes on without them, and they can be declared elsewhere."""
+    first, second = connect(cluster, 1), connect(cluster, 2)
+    transient = first.channel()
+    transient.queue_declare("fleeting", durable=False, arguments=CLASSIC)
+    channel = second.channel()
+    channel.exchange_declare("fan", "fanout", durable=True)
+    channel.queue_declare("kept", durable=True, arguments={"x-queue-type": "quorum"})
+    for queue in ("kept", "fleeting"):
+        channel.queue_bind(queue, "fan")
+    channel.confirm_delivery()
+    channel.basic_publish("fan", "", b"both")
+    cluster.kill(1)
+    # Also before the tree has let go of it.
+    for _ in range(5):
+        channel.basic_publish("fan", "", b"one")
+    until(lambda: cluster.messages_in("kept") == 6, "the other queue lacks something")
+    with pytest.raises(pika.exceptions.UnroutableError):
+        channel.basic_publish("", "fleeting", b"m", mandatory=True)
+    channel.queue_declare("fleeting", durable=False, arguments=CLASSIC)
+    channel.basic_publish("", "fleeting", b"m", mandatory=True)
+    found, _, body = channel.basic_get("fleeting", auto_ack=True)
+    assert (found is not None, body) == (True, b"m")
+    cluster.start_node(1)
+    cluster.wait_ready()
+    channel.basic_publish("", "fleeting", b"n", mandatory=True)
+    with contextlib.suppress(pika.exceptions.AMQPError):
+        first.close()
+    second.close()

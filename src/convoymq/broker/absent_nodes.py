@@ -1,4 +1,5 @@
-"""Ends the exclusive queues of nodes whose processes are gone, or that are away for too long."""
+"""Ends the exclusive and transient queues of nodes whose processes are gone, or that are away for
+too long."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class AbsentNodes:
     def on_node_gone(self, node: int) -> None:
         """The process of another node is known to be gone."""
         self._gone.add(node)
-        self._release_exclusive_queues()
+        self._release_queues()
 
     def tick(self) -> None:
         """Takes nodes that have been away for too long for gone: nobody may ever know more."""
@@ -52,13 +53,13 @@ class AbsentNodes:
                 self._away[node] = None
                 self._gone.add(node)
         if self._gone:
-            self._release_exclusive_queues()
+            self._release_queues()
 
-    def _release_exclusive_queues(self) -> None:
+    def _release_queues(self) -> None:
         # Kept until it is done: the process that is gone may have been the leader.
-        held = {record.home for record in self._tree.queue_index.owned()}
+        held = {node for node in self._gone if self._tree.lost_with(node)}
         metadata = self._host.replica(0)
         if metadata is not None and metadata.is_leader:
-            for node in sorted(self._gone & held):
+            for node in sorted(held):
                 metadata.propose(CMD_NODE_DOWN, FLAG_NODE_GONE, 0, node, b"")
         self._gone &= held

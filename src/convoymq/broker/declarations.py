@@ -211,7 +211,7 @@ class Declarations:
         arguments = self._with_type(place, arguments, properties, exclusive=exclusive)
         name = name or generated or generated_name("amq.gen-")
         owner_name = self.nodes.owner_name(owner) if exclusive else None
-        await self.queue_admin.until_gone(vhost, name)
+        await self.queue_admin.make_way(place, name)
 
         def exists() -> bool:
             return self._exists(vhost, name, owner_name, arguments, properties)

@@ -238,9 +238,9 @@ class NodePublishing:
         return self._tree.vhosts[vhost].queues[name].home == self._local.node
 
     def _queue(self, record: QueueRecord) -> Queue | None:
-        """Returns the queue; None when nobody can serve it. Raises Unavailable while that may
-        change by itself: a message must not go past it."""
+        """Returns the queue; None when nobody can serve it, or it is lost with its node. Raises
+        Unavailable while that may change by itself: a message must not go past it."""
         queue = self._local.find(record)
         if queue is None and self._local.may_open(record):
             raise Unavailable(f"{queue_subject(record.vhost, record.name)} is not open here yet")
-        return queue
+        return None if queue is not None and queue.is_lost else queue

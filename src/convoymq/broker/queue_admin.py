@@ -183,6 +183,15 @@ class QueueAdmin:
                 return None
         return queue
 
+    async def make_way(self, place: Vhost, name: str) -> None:
+        """Returns when no queue has the name any more that is as good as gone: one that lost its
+        last consumer, or a transient one whose node is gone."""
+        await self.until_gone(place.name, name)
+        record = place.queues.get(name)
+        queue = self._local.find(record) if record is not None else None
+        if record is not None and queue is not None and queue.is_lost:
+            await self._delete(record)
+
     # --- what queues with a home report --------------------------------------------------
 
     def on_unused(self, record: QueueRecord) -> None:

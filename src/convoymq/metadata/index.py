@@ -8,7 +8,7 @@ and is in no snapshot.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from convoymq.metadata.records import QueueRecord
 
@@ -21,6 +21,8 @@ class QueueIndex:
         self.replicas: Counter[int] = Counter()
         """Members of queues per node."""
         self._owned: dict[str, dict[int, QueueRecord]] = {}
+        self._fleeting: dict[int, dict[int, QueueRecord]] = {}
+        """Node -> exclusive and transient queues that it is the home of, by group."""
 
     def put(self, record: QueueRecord) -> None:
         """Adds a record, in place of the one that the group had."""
@@ -31,6 +33,8 @@ class QueueIndex:
         self.replicas.update(record.members)
         if record.owner is not None:
             self._owned.setdefault(record.owner, {})[record.group] = record
+        if record.is_fleeting:
+            self._fleeting.setdefault(record.home, {})[record.group] = record
 
     def drop(self, record: QueueRecord) -> None:
         """Removes a record."""
@@ -44,20 +48,27 @@ class QueueIndex:
             del owned[record.group]
             if not owned:
                 del self._owned[record.owner]
+        if record.is_fleeting:
+            fleeting = self._fleeting[record.home]
+            del fleeting[record.group]
+            if not fleeting:
+                del self._fleeting[record.home]
 
     def owned_by(self, owner: str) -> list[QueueRecord]:
         """Exclusive queues of a connection."""
         return list(self._owned.get(owner, {}).values())
 
-    def owned(self) -> Iterator[QueueRecord]:
-        """Yields all exclusive queues."""
-        for owned in self._owned.values():
-            yield from owned.values()
+    def fleeting_at(self, node: int) -> list[QueueRecord]:
+        """Exclusive and transient queues whose home is a node: they go with it."""
+        return list(self._fleeting.get(node, {}).values())
 
     def check_invariants(self, records: Collection[QueueRecord]) -> None:
         """Asserts that the index says what the records say. Cost: O(everything); for tests."""
         assert self.by_group == {record.group: record for record in records}
         assert self.replicas == Counter(node for record in records for node in record.members)
         owned = {record.group for record in records if record.owner is not None}
-        assert {record.group for record in self.owned()} == owned
+        assert set().union(*self._owned.values()) == owned
+        fleeting = {record.group for record in records if record.is_fleeting}
+        assert set().union(*self._fleeting.values()) == fleeting
+        assert all(r.home == node for node in self._fleeting for r in self.fleeting_at(node))
         assert all(record.owner == name for name in self._owned for record in self.owned_by(name))

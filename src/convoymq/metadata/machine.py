@@ -252,6 +252,10 @@ class MetadataMachine(Tree):
         """Nodes with a session: they wait for answers."""
         return self._sessions.nodes()
 
+    def lost_with(self, node: int) -> list[QueueRecord]:
+        """Returns the queues that are deleted when a node is known to have stopped."""
+        return self._nodes.lost_with(node)
+
     def next_due_ms(self) -> int | None:
         """Nothing: no rule of the tree waits for a time."""
         return None

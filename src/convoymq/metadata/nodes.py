@@ -30,6 +30,8 @@ STARTS_UNSEEN = 1 << 16
 majority took with it, or with a data directory that is gone, out of the metadata group's reach."""
 COUNTS_UNSEEN_SINCE = 3
 """The version of the metadata machine since which a lost directory counts as that many starts."""
+DROPS_TRANSIENT_SINCE = 3
+"""The version since which transient queues go with their node, as exclusive ones always did."""
 
 
 class Nodes:
@@ -177,11 +179,15 @@ class Nodes:
         return self._tree.changed(True)
 
     def gone(self, node: int) -> None:
-        """Deletes the exclusive queues of a node that is known to have stopped."""
-        # Its connections are gone for everybody who could ask: names of exclusive queues get free.
-        self._queues.delete_all(
-            [record for record in self._tree.queue_index.owned() if record.home == node]
-        )
+        """Deletes the exclusive and transient queues of a node that is known to have stopped."""
+        # What they held is gone with it: their names get free, and no message waits for them.
+        self._queues.delete_all(self.lost_with(node))
+
+    def lost_with(self, node: int) -> list[QueueRecord]:
+        """Returns the queues that `gone` deletes. The transient ones stayed before version 3."""
+        found = self._tree.queue_index.fleeting_at(node)
+        with_transient = self._tree.version >= DROPS_TRANSIENT_SINCE
+        return [record for record in found if record.owner is not None or with_transient]
 
     def refusal_of(self, node: int, incarnation: int) -> Refused | None:
         """Says why commands of a node's incarnation are not heard any more, or None."""

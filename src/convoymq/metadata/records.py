@@ -81,6 +81,12 @@ class QueueRecord:
         """Returns the node that shall lead at first, or the only one."""
         return self.members[0]
 
+    @property
+    def is_fleeting(self) -> bool:
+        """Returns whether what the queue holds is gone with the process of its home."""
+        kept = self.durable and self.owner is None
+        return not kept and not self.type.is_replicated
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:

@@ -46,10 +46,11 @@ def no_previous_queue() -> NotFound:
     return NotFound("no previously declared queue")
 
 
-def home_node_down(subject: Subject, node: str) -> NotFound:
+def home_node_down(subject: Subject, node: str, *, durable: bool) -> NotFound:
     """The only node of a classic queue is away."""
+    kind = "durable " if durable else ""
     return NotFound(
-        f"home node '{node}' of durable {subject} is down or inaccessible", subject=subject
+        f"home node '{node}' of {kind}{subject} is down or inaccessible", subject=subject
     )
 
 

@@ -289,6 +289,9 @@ class Queue(ABC):
     0 = for as long as it takes, None = they do not say."""
     ended: Refused | None = None
     """Reason why nothing can be done any more."""
+    is_lost: bool = False
+    """A transient queue whose node is gone: messages go past it, and its name is free. The tree
+    deletes it soon."""
     refuses_publishes: bool = False
     """The queue is full, and publishers are to hear so. When it changes, edges forget the routes
     that they remember."""

@@ -518,6 +518,27 @@ async def test_a_lost_home_node_is_named(cluster: FakeCluster) -> None:
     assert await broker.declarations.passive_declare("/", "c") == ("c", 0, 0)
 
 
+async def test_a_transient_queue_of_a_lost_node_holds_nobody_up(cluster: FakeCluster) -> None:
+    """Neither a message for others nor who needs its name; a node that is silent is not lost."""
+    await cluster.queue(1, "gone", durable=False, arguments={"x-queue-type": "classic"})
+    await cluster.queue(2, "here", durable=False, arguments={"x-queue-type": "classic"})
+    broker = cluster.nodes[2].broker
+    await until(lambda: "gone" in cluster.nodes[2].machine.vhosts["/"].queues)
+    former = cluster.nodes[2].machine.vhosts["/"].queues["gone"].group
+    cluster.down.add(1)
+    broker.on_suspect(1)
+    assert len(broker.publishing.route("/", "", ["gone"], None).queues) == 1
+    broker.on_node_down(1)
+    assert broker.publishing.route("/", "", ["gone"], None).queues == ()
+    both = broker.publishing.route("/", "", ["gone", "here"], None)
+    assert [queue.name for queue in both.queues] == ["here"]
+    with pytest.raises(NotFound, match="home node 'n1' of queue 'gone' in vhost '/' is down"):
+        broker.queue_admin.find_queue("/", "gone")
+    await cluster.queue(2, "gone", durable=False, arguments={"x-queue-type": "classic"})
+    assert cluster.nodes[2].machine.vhosts["/"].queues["gone"].group > former
+    assert len(broker.publishing.route("/", "", ["gone"], None).queues) == 1
+
+
 async def test_alarms_count_for_the_whole_cluster(cluster: FakeCluster) -> None:
     heard: list[frozenset[str]] = []
     cluster.nodes[2].broker.alarms.listeners.append(heard.append)

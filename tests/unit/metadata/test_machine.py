@@ -210,6 +210,20 @@ def test_a_lost_node_frees_the_names_of_its_exclusive_queues(tree: Tree) -> None
     assert tree.queues() == ["kept"]
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_lost_node_takes_its_transient_queues_along_since_version_3(
+    tree: Tree, version: int
+) -> None:
+    tree.machine.version = version
+    for name, durable, home in (("a", False, 2), ("b", True, 2), ("c", False, 1)):
+        tree.do(DeclareQueue(vhost="/", name=name, members=(home,), durable=durable))
+    tree.notice(CMD_NODE_DOWN, 2)
+    assert tree.queues() == ["a", "b", "c"]
+    tree.notice(CMD_NODE_DOWN, 2, flags=1)
+    assert tree.queues() == (["b", "c"] if version == 3 else ["a", "b", "c"])
+    tree.machine.queue_index.check_invariants(list(tree.machine.records()))
+
+
 def test_a_restarted_node_has_lost_its_transient_queues(tree: Tree) -> None:
     tree.do(PutNode(id=2, name="n2", incarnation=10))
     tree.do(DeclareQueue(vhost="/", name="transient", members=(2,)))

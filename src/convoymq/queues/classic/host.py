@@ -28,7 +28,7 @@ from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import BrokerError, NotFound, PeerError
-from convoymq.model.refusals import commands_lost, crashed, home_node_down
+from convoymq.model.refusals import commands_lost, crashed, home_node_down, queue_subject
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.log_writer import LogWriter
@@ -129,6 +129,8 @@ class ClassicHost:
         )
         """(group, effect). Their messages are not copied; consumers' windows bound them."""
         self._dirty: list[ClassicQueue] = []
+        #: Nodes whose link broke.
+        self._unlinked: set[int] = set()
         self._flowing = False
         self._stopped = False
         #: What left queues that are deleted.
@@ -250,8 +252,8 @@ class ClassicHost:
         queue = RemoteQueue(self, record, arguments, {})
         self.queues[record.group] = queue
         if not self.is_up(record.home):
-            error = home_node_down(queue.subject, self.node_name(record.home))
-            queue.end(error, published_ok=False)
+            queue.end(self.home_down(record), published_ok=False)
+            queue.is_lost = record.is_fleeting and record.home in self._unlinked
         return queue
 
     def get(self, group: int) -> ClassicQueue | None:
@@ -398,7 +400,13 @@ class ClassicHost:
         """Raises NotFound when the queue's home node is away."""
         home = queue.record.home
         if not self.is_up(home):
-            raise home_node_down(queue.subject, self.node_name(home))
+            raise self.home_down(queue.record)
+
+    def home_down(self, record: QueueRecord) -> NotFound:
+        """Returns the refusal of what asks for a queue whose home node is away."""
+        subject = queue_subject(record.vhost, record.name)
+        durable = not record.is_fleeting
+        return home_node_down(subject, self.node_name(record.home), durable=durable)
 
     def has_room(self, queue: RemoteQueue) -> bool:
         """Returns whether the link to the queue's home node takes commands; if not, `queue.on_room`
@@ -444,6 +452,7 @@ class ClassicHost:
     def on_node_up(self, node: int) -> None:
         """A node is linked, or speaks again. Handles of queues that were lost with it refuse
         everything: others take their place."""
+        self._unlinked.discard(node)
         for group, queue in list(self.queues.items()):
             if isinstance(queue, RemoteQueue) and queue.record.home == node and queue.ended:
                 del self.queues[group]
@@ -451,6 +460,7 @@ class ClassicHost:
     def on_node_down(self, node: int) -> None:
         """The link to a node broke."""
         now = self.clock.now_ms()
+        self._unlinked.add(node)
         self._held_back.forget(node)
 
         def lose(queue: ClassicQueue) -> None:
@@ -459,7 +469,7 @@ class ClassicHost:
                     queue.node_down(node, now)
             elif isinstance(queue, RemoteQueue) and queue.record.home == node:
                 del self.queues[queue.group]
-                queue.home_lost(self.node_name(node))
+                queue.home_lost()
 
         run_each(list(self.queues.values()), lose, self._stop_failed)
 
@@ -553,7 +563,7 @@ class ClassicHost:
         if reason:
             queue.crash(NotFound(reason[0], subject=queue.subject))
         else:
-            queue.home_lost(self.node_name(queue.record.home))
+            queue.home_lost()
 
     async def _on_counts(self, node: int, group: int) -> tuple[int, int]:
         queue = self.queues.get(group)

@@ -19,7 +19,7 @@ from convoymq.kernels.batch import CMD_SESSION_CLOSE, CommandBuilder, record
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
-from convoymq.model.refusals import home_node_down, missing, queue_subject
+from convoymq.model.refusals import missing, queue_subject
 from convoymq.model.tables import Table
 from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.dead_letter_sender import DeadLetterSender
@@ -188,7 +188,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
     ) -> None:
         """Opens the queue and recovers what a former run left. Raises StorageFault on damage."""
         super().__init__(host, record, arguments, settings)
-        self.durable = record.durable and record.owner is None
+        self.durable = not record.is_fleeting
         self.machine = ClassicMachine(self.limits, self._load)
         self.machine.last_used_ms = host.now_ms()
         self.log = ClassicLog(directory, str(record.group), host.writer, sync=self.durable)
@@ -658,10 +658,10 @@ class RemoteQueue(AwayReservations, ClassicQueue):
             for client in list(self.clients.values()):
                 client.on_flow(held)
 
-    def home_lost(self, node_name: str) -> None:
+    def home_lost(self) -> None:
         """The home node is gone: pending publishes are refused, consumers cancelled."""
         self._cancel_all("home node is down")
-        self.end(home_node_down(self.subject, node_name), published_ok=False)
+        self.end(self.host.home_down(self.record), published_ok=False)
 
     def crash(self, error: Refused) -> None:
         """See `ClassicQueue`; also when the home node has given up sessions of this handle. Those
@@ -704,7 +704,7 @@ class RemoteQueue(AwayReservations, ClassicQueue):
         try:
             messages, consumers = await self.host.remote_counts(self)
         except Unavailable:
-            raise home_node_down(self.subject, self.host.node_name(self.record.home)) from None
+            raise self.host.home_down(self.record) from None
         return messages, consumers
 
     def info(self) -> Row:

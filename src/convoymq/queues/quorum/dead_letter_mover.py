@@ -81,10 +81,12 @@ class DeadLetterMover(DeadLetterPublisher):
         _, strategy, reason, _index, _command, _first, count = effect
         self._queue.left[NAMES[strategy], reason] += count
         if strategy == AT_MOST_ONCE:
-            # An entry that a leader applies before it knows its own term is committed may have
-            # been carried out by the one before it.
-            if self._options is None or self._queue.leader != self._queue.node:
-                self._lose(count, "no leader")
+            if self._options is None:
+                self._lose(count, "no route")
+            elif self._queue.leader != self._queue.node:
+                # An entry that a leader applies before it knows its own term is committed may
+                # have been carried out by the one before it.
+                self._queue.note("queue.dead_letters_unknown", {"count": count})
             elif len(self._line) >= LINE_RUNS_MAX:
                 self._lose(count, "targets are too slow")
             else:
