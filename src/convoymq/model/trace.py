@@ -199,6 +199,8 @@ BY_TIME: Final = 16384
 """released: its time ran out."""
 WEAK: Final = 32768
 """topic: its mode is weak."""
+ONE_OF_KEY: Final = 65536
+"""handed_out: to a member that has one message of a key at a time."""
 
 PARK: Final = 1
 PARK_BEHIND: Final = 2

@@ -170,6 +170,13 @@ def overtaken(copy: Copy) -> None:
     rows[0]["time_us"], rows[1]["time_us"] = rows[1]["time_us"], rows[0]["time_us"]
 
 
+def two_of_a_key_at_once(copy: Copy) -> None:
+    """A member with one message of a key at a time gets the next one before it has settled that."""
+    first, second, *_ = copy.offsets_of(2, copy.first_key(2))
+    copy.of_kind(2, words.HANDED_OUT, first_id=second)[0]["flags"] |= words.ONE_OF_KEY
+    copy.of_kind(2, words.SETTLED, first_id=first)[0]["time_us"] += FAR_US
+
+
 def left_out(copy: Copy) -> None:
     """Neither delivered nor acknowledged, and a later one of the key is."""
     offset = copy.offsets_of(2, copy.first_key(2))[0]
@@ -315,6 +322,7 @@ INJURIES: dict[Callable[[Copy], None], Invariant] = {
     step_before_the_end: Invariant.TOPIC_GROUP_STEPS,
     read_before_the_step: Invariant.TOPIC_GATE,
     read_before_the_parent_is_done: Invariant.TOPIC_GATE,
+    two_of_a_key_at_once: Invariant.TOPIC_DELIVERY_ORDER,
     overtaken: Invariant.TOPIC_DELIVERY_ORDER,
     left_out: Invariant.TOPIC_DELIVERY_ORDER,
     before_the_parents_acknowledgement: Invariant.TOPIC_DELIVERY_ORDER,

@@ -476,6 +476,7 @@ class Member:
                 action.first,
                 action.end - action.first,
                 action.failures,
+                one_of_key=self.core.one_of_key,
             )
         self._deliver(
             Delivery(

@@ -160,7 +160,8 @@ PROMISES: dict[Invariant, Promise] = {
     Invariant.TOPIC_DELIVERY_ORDER: Promise(
         "A8 a key's messages are delivered in order",
         "First deliveries follow the order tokens; in another lease than the message before, only "
-        "when that one was acknowledged or parked, or came there again.",
+        "when that one was acknowledged or parked, or came there again; to a member that has one "
+        "message of a key at a time, only when that one was acknowledged or parked.",
     ),
     Invariant.TOPIC_REDELIVERY: Promise(
         "A9 only what is not acknowledged comes again",

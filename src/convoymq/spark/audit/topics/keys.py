@@ -173,6 +173,8 @@ def _delivered(columns: Columns, scope: TopicScope, findings: Findings) -> None:
         | (~same_partition & in_time)
     )
     jumped = judged & ~came_there & ~ended_before
+    # A member with one message of a key at a time was given the next one too early.
+    overtaken |= judged & same_lease & (message["alone"] > 0) & ended & ~in_time
     # What was handed out by a node whose acts are not all there may have been so before.
     told = np.array(
         [

@@ -64,6 +64,7 @@ KEY_COLUMNS = (
     "time_us",
     "group",
     "lease",
+    "alone",
     "settled_us",
     "settled_lease",
     "how",
@@ -387,6 +388,7 @@ class _Reading:
         self.out_message = message
         self.out_lease = handed["consumer"][run]
         self.out_us = handed["time_us"][run]
+        self.out_alone = (handed["flags"][run] & words.ONE_OF_KEY != 0).astype(np.int64)
 
     def check(self, start: int, left_order: int, findings: Findings) -> None:
         """A9 and A11, and what A7 needs."""
@@ -442,10 +444,10 @@ class _Reading:
         messages = self.messages
         out, lease, time_us = self.out_message, self.out_lease, self.out_us
         at = np.lexsort((time_us, lease, out))
-        out, lease, time_us = out[at], lease[at], time_us[at]
+        out, lease, time_us, alone = out[at], lease[at], time_us[at], self.out_alone[at]
         first = np.ones(len(out), bool)
         first[1:] = (out[1:] != out[:-1]) | (lease[1:] != lease[:-1])
-        out, lease, time_us = out[first], lease[first], time_us[first]
+        out, lease, time_us, alone = out[first], lease[first], time_us[first], alone[first]
         unseen = np.setdiff1d(np.flatnonzero(messages.offset >= start), out)
         message = np.concatenate([out, unseen])
         none = np.full(len(unseen), -1, np.int64)
@@ -460,6 +462,7 @@ class _Reading:
             reader=np.full(n, self.reader[0], np.int64),
             reader_epoch=np.full(n, self.reader[1], np.int64),
             lease=np.concatenate([lease, none]),
+            alone=np.concatenate([alone, none]),
             settled_us=self.settled_us[message],
             settled_lease=self.settled_lease[message],
             how=self.how[message],
