@@ -230,11 +230,6 @@ class FakeHost:
     def segment_at(self, group: int, index: int) -> None:
         return None
 
-    @property
-    def incarnations(self) -> dict[int, int]:
-        others = (node for node in self.cluster.nodes if node != self.node)
-        return {node: self.incarnation_of(node) for node in others}
-
     def incarnation_of(self, node: int) -> int:
         return INCARNATION
 

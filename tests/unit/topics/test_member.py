@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from convoymq.topics import commands as c
+from convoymq.topics import member
 from convoymq.topics.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
 from convoymq.topics.consumer import Fetch
 from convoymq.topics.hashing import key_hashes
@@ -281,6 +283,34 @@ def test_what_is_returned_in_any_order_comes_again_in_order() -> None:
         answer_all(world)
         world.wait(RETRY_MS)
     assert again == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("bound", ["HELD_BACK_MAX", "HELD_BACK_BYTES_MAX"])
+def test_messages_behind_others_of_their_key_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """At the bound nothing more is taken from the partition; it goes on when there is room."""
+    keys = [b"a"] * 6 + [b"b"]
+    monkeypatch.setattr(member, bound, 7)
+    assert World(keys, one_of_key=True).hand == [1, 7], "one below the bound"
+    monkeypatch.setattr(member, bound, 4)
+    world = World(keys, one_of_key=True)
+    assert world.hand == [1]
+    share = world.member.held[3]
+    assert share.held_back in (4, 5)
+    # Batches have three messages, and one byte for each.
+    assert share.order is not None
+    assert share.order.batches_bytes == 6
+    seen = []
+    while world.hand:
+        seen += world.hand
+        while world.hand:
+            world.acknowledge(0)
+        answer_all(world)
+    assert sorted(seen) == [1, 2, 3, 4, 5, 6, 7]
+    assert [n for n in seen if n < 7] == [1, 2, 3, 4, 5, 6]
+    assert share.order.batches_bytes == 0
+    assert not share.order.batches
 
 
 def test_a_rejected_message_does_not_come_behind_later_ones_of_its_key() -> None:
