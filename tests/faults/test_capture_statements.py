@@ -176,6 +176,20 @@ def test_rows_in_part_and_prepared_transactions_end_a_capture(
         capture(database, ["t"], topic, tmp_path)
 
 
+def test_a_prepared_transaction_of_other_tables_is_passed(
+    database: MariaDb, tmp_path: Path
+) -> None:
+    """None of its parts ends with a commit, and the last one is all that there is."""
+    topic = Topic()
+    run(database, "CREATE TABLE other (a INT)")
+    capture(database, ["t"], topic, tmp_path)
+    run(database, "INSERT INTO t VALUES (3, 3)", "XA START 'x'", "INSERT INTO other VALUES (1)",
+        "XA END 'x'", "XA PREPARE 'x'", "XA COMMIT 'x'")  # fmt: skip
+    for _ in range(2):
+        capture(database, ["t"], topic, tmp_path)
+        assert topic.of("t")[2:] == [("c", "t:3")]
+
+
 def test_without_names_of_columns_an_altered_table_ends_a_capture(
     database: MariaDb, tmp_path: Path
 ) -> None:

@@ -22,6 +22,8 @@ CONNECT_TIMEOUT_S = 10
 HEARTBEAT_S = 0.5
 READ_TIMEOUT_S = 60
 """Without a row, an event or a heartbeat for so long the connection counts as lost."""
+PATIENCE_S = 3_600
+"""Of the server, while a capture waits for the broker and reads nothing."""
 FETCH_ROWS = 1_000
 DUMP_START = 4
 LOG_LOST = 1236
@@ -100,6 +102,7 @@ class Database:
                 password=address.password, database=address.database, charset="utf8mb4",
                 autocommit=True, connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S,
                 conv={}, ssl=context, cursorclass=pymysql.cursors.SSCursor,
+                init_command=f"SET SESSION net_write_timeout = {PATIENCE_S}",
             )  # fmt: skip
 
     def close(self) -> None:

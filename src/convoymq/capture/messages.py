@@ -108,9 +108,17 @@ def changes_of(rows: Rows, columns: Sequence[Column]) -> Iterator[RowChange]:
                 f"the binary log has rows of {rows.map.table} without {', '.join(missing)}: a"
                 " session has set binlog_row_image to something else than FULL"
             )
+    held = [
+        [
+            (column, logged.meta)
+            for place, (column, logged) in enumerate(zip(columns, rows.map.columns, strict=True))
+            if _bit(present, place)
+        ]
+        for present in rows.present
+    ]
     cursor = Cursor(rows.body)
     while cursor.has_more:
-        images = [_image(cursor, rows, present, columns) for present in rows.present]
+        images = [_image(cursor, each) for each in held]
         if rows.kind is RowKind.INSERT:
             yield RowChange(None, images[0])
         elif rows.kind is RowKind.DELETE:
@@ -119,15 +127,12 @@ def changes_of(rows: Rows, columns: Sequence[Column]) -> Iterator[RowChange]:
             yield RowChange(images[0], images[1])
 
 
-def _image(cursor: Cursor, rows: Rows, present: bytes, columns: Sequence[Column]) -> Row:
-    held = [place for place in range(len(columns)) if _bit(present, place)]
+def _image(cursor: Cursor, held: Sequence[tuple[Column, int]]) -> Row:
+    """Returns the next row. `held`: its columns, with the metadata of their types."""
     nulls = cursor.take((len(held) + 7) // 8)
     row: Row = {}
-    for number, place in enumerate(held):
-        column = columns[place]
-        raw = None
-        if not _bit(nulls, number):
-            raw = column.logged(cursor, rows.map.columns[place].meta)
+    for number, (column, meta) in enumerate(held):
+        raw = None if _bit(nulls, number) else column.logged(cursor, meta)
         if not column.is_virtual:
             row[column.name] = column.json(raw)
     return row
