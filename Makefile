@@ -25,10 +25,10 @@ $(VENV)/.ready: $(VENV)/.compiles pyproject.toml setup.py
 	$(PIP) --no-build-isolation --no-deps -e .
 	touch $@
 
-setup: ## Create the environment and compile the kernels
+setup: ## Create the environment and compile the kernels; the rest runs interpreted
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.ready build
 
-build: $(VENV)/.compiles ## Compile what has changed
+build: $(VENV)/.compiles ## Compile the kernels, and what else is compiled and has changed
 	@$(BIN)/python tools/build.py
 
 demo: setup ## A three-node cluster, 336,776 real events, a killed leader, a report
@@ -52,8 +52,8 @@ types: setup ## mypy --strict
 sim: setup ## Run the simulator: make sim SEEDS=20000
 	$(BIN)/python -m convoymq.sim --seeds $(SEEDS)
 
-bench: setup ## Compare with RabbitMQ on this machine, in one run; compiled as wheels are
-	@CONVOY_PLAIN_LEVEL=-O2 $(BIN)/python tools/build.py
+bench: setup ## Compare with RabbitMQ on this machine, in one run; compiled as releases are
+	@$(BIN)/python tools/build.py --all
 	$(BIN)/python benchmarks/compare.py
 
 # Needs the network once; what is there is kept.
@@ -66,6 +66,7 @@ test-spark-delta: spark-jars ## `apply` with its MERGE on executors: all its tes
 
 bench-spark: setup ## Compare the Spark data sources with Spark's own Parquet
 	-@$(BIN)/python tools/install_delta.py $(VENV)/spark-delta
+	@$(BIN)/python tools/build.py --all
 	$(BIN)/python benchmarks/spark.py
 
 test-spark-full: setup ## The kills of the Spark tests once at full size: 342,000 rows and more
@@ -80,11 +81,11 @@ test-disk-full: setup ## One unacknowledged message while ten million others pas
 	CONVOY_HELD_MESSAGES=10000000 $(BIN)/python -m pytest -q tests/faults/test_disk_space.py -k held
 
 bench-features: setup ## What features of quorum queues cost, beside the plain queue
-	@CONVOY_PLAIN_LEVEL=-O2 $(BIN)/python tools/build.py
+	@$(BIN)/python tools/build.py --all
 	$(BIN)/python benchmarks/features.py
 
 bench-topics: setup ## Ordered topics beside plain streams, and what changes of partitions cost
-	@CONVOY_PLAIN_LEVEL=-O2 $(BIN)/python tools/build.py
+	@$(BIN)/python tools/build.py --all
 	$(BIN)/python benchmarks/topics.py
 
 wheel: setup ## Build both wheels and try them in environments of their own, without sources or compiler

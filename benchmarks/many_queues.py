@@ -28,6 +28,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.convoy import ConvoyCluster
+from convoymq.compiled_modules import build_text
 
 PROBE_PAUSE_S = 0.002
 TIMEOUT_S = 120.0
@@ -366,7 +367,10 @@ def main() -> None:
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
-    print(f"{options.queues} queues, load {os.getloadavg()[0]:.1f} at the start", flush=True)
+    print(
+        f"{options.queues} queues, load {os.getloadavg()[0]:.1f} at the start, {build_text()}",
+        flush=True,
+    )
     with ConvoyCluster(base_port=options.base_port) as cluster:
         cluster.start()
         bench = Bench(cluster, options.queues, options.pause)

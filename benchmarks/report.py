@@ -13,6 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.cases import Case, Figure
+from convoymq.compiled_modules import build_text
 
 Samples = dict[str, dict[str, dict[str, list[float]]]]
 """system → case → figure → one value per run"""
@@ -47,6 +48,7 @@ def machine(versions: dict[str, str]) -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
+        "build": build_text(),
         "processor": _processor(),
         "versions": versions,
     }
@@ -156,7 +158,7 @@ def markdown(
         "",
         f"{about['date']} · {about['cores']} cores ({about['processor']}), "
         f"{about['memory_gib']} GiB, Linux {about['kernel']}, Python {about['python']} · "
-        f"{versions}",
+        f"{versions} ({about['build']})",
         "",
         INTRODUCTION.format(runs=runs),
         "",

@@ -1,11 +1,10 @@
-"""Compiles the kernels in place: `python tools/build.py [--force] [NAME ...]`.
+"""Compiles modules in place: `python tools/build.py [--all] [--force] [NAME ...]`.
 
 Every module is built on its own and moved into place atomically, so a module that does not compile
 leaves the others usable and a running node keeps the code it has loaded. NAME selects modules whose
-dotted name contains it; without names, all that are out of date.
-
-CONVOY_PLAIN_LEVEL sets the compiler's level for the plain modules: -O0 where it is not set, which
-takes a fifth of the time of -O2; wheels and benchmarks use -O2 (docs/adr/0031).
+dotted name contains it. Without names: the kernels, and of the plain modules those that are
+compiled already, so that no old shared object hides an edit; with --all the plain ones, too, as
+wheels and benchmarks have them (docs/adr/0098). What is up to date is left.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ PLAIN_MODULES: tuple[str, ...] = runpy.run_path(str(SOURCE / "convoymq" / "compi
     "PLAIN_MODULES"
 ]
 
-KERNEL_LEVEL = "-O2"
-PLAIN_LEVEL_DEFAULT = "-O0"
+LEVEL = "-O2"
+"""Less makes compiled plain modules slower than interpreted ones."""
 LEVELS_FILE = "build/levels.json"
 """The level of every module that was built."""
 
@@ -72,21 +71,9 @@ def compiler_environment() -> None:
         os.environ.setdefault("CCACHE_NOHASHDIR", "1")
 
 
-def level_of(module: str) -> str:
-    """How much the C compiler optimizes a module. Plain modules mostly call the interpreter: there
-    it takes most of a build's time and gains little."""
-    if module not in PLAIN_MODULES:
-        return KERNEL_LEVEL
-    return os.environ.get("CONVOY_PLAIN_LEVEL", PLAIN_LEVEL_DEFAULT)
-
-
-def flags_of(module: str) -> list[str]:
+def compiler_flags() -> list[str]:
     """What the C compiler is told."""
-    level = level_of(module)
-    flags = [level, "-g0", "-fno-strict-aliasing", "-Wno-unused-function"]
-    if level == "-O0":
-        # Debian's Python asks for it; without optimization it can only warn.
-        flags.append("-U_FORTIFY_SOURCE")
+    flags = [LEVEL, "-g0", "-fno-strict-aliasing", "-Wno-unused-function"]
     if "ziglang" in os.environ.get("CC", ""):
         flags.append("-fno-sanitize=undefined")
     return flags
@@ -103,7 +90,7 @@ def extensions(modules: list[str], root: Path = SOURCE):
         Extension(
             name,
             [os.path.relpath(source_of(name), ROOT)],
-            extra_compile_args=flags_of(name),
+            extra_compile_args=compiler_flags(),
             extra_link_args=["-lpthread"],
             define_macros=[("_GNU_SOURCE", None)],
         )
@@ -182,7 +169,7 @@ def declarations_of(path: Path, found: set[Path]) -> set[Path]:
 def newest_input(module: str) -> float:
     """The change time of the newest file that the module depends on."""
     source = source_of(module)
-    inputs = [source, Path(__file__), *declarations_of(source, set())]
+    inputs = [source, *declarations_of(source, set())]
     return max(path.stat().st_mtime for path in inputs)
 
 
@@ -222,9 +209,45 @@ def try_to_build(module: str) -> str:
     return ""
 
 
+def is_due(module: str, levels: dict[str, str], *, everything: bool) -> bool:
+    """Whether a module is to be built that nobody named."""
+    target = built_file(module)
+    if not target.exists():
+        return everything or module not in PLAIN_MODULES
+    at_level = not everything or levels.get(module) == LEVEL
+    return not at_level or target.stat().st_mtime < newest_input(module)
+
+
+class Progress:
+    """One line about all modules: it is rewritten in a terminal, else its begin and its end."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.began = time.monotonic()
+        self.live = sys.stderr.isatty()
+        if total:
+            self._say(f"compiling {total} modules", end="" if self.live else "\n")
+
+    def built(self) -> None:
+        """One more is ready."""
+        self.done += 1
+        if self.live:
+            self._say(f"\rcompiling: {self.done} of {self.total} modules")
+
+    def end(self) -> None:
+        """All are."""
+        if self.total:
+            taken = time.monotonic() - self.began
+            self._say(f"{chr(13) * self.live}compiled {self.total} modules in {taken:.0f} s", "\n")
+
+    def _say(self, text: str, end: str = "") -> None:
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
 def main(arguments: list[str]) -> int:
     """Builds what is asked for; returns the number of modules that failed."""
-    force = "--force" in arguments
+    force, everything = "--force" in arguments, "--all" in arguments
     names = [argument for argument in arguments if not argument.startswith("--")]
     os.chdir(ROOT)
     (ROOT / "build").mkdir(exist_ok=True)
@@ -236,13 +259,12 @@ def main(arguments: list[str]) -> int:
         for module in kernel_modules():
             if names and not any(name in module for name in names):
                 continue
-            target = built_file(module)
-            fresh = target.exists() and target.stat().st_mtime >= newest_input(module)
-            if "CONVOY_PLAIN_LEVEL" in os.environ:
-                fresh = fresh and levels.get(module) == level_of(module)
-            if force or not fresh:
+            if is_due(module, levels, everything=everything or bool(names)) or (
+                force and (everything or names or module not in PLAIN_MODULES)
+            ):
                 due.append(module)
         due = largest_first(due)
+        progress = Progress(len(due))
         with ProcessPoolExecutor(max_workers=max(1, min(len(due), WORKERS))) as pool:
             # A module that does not translate is named below, where each is built on its own.
             list(pool.map(translate, shares(due)))
@@ -251,8 +273,9 @@ def main(arguments: list[str]) -> int:
                     failed.append(module)
                     print(f"FAILED {module}: {error}", file=sys.stderr, flush=True)
                 else:
-                    levels[module] = level_of(module)
-                    print(f"built {module}", flush=True)
+                    levels[module] = LEVEL
+                    progress.built()
+        progress.end()
         (ROOT / LEVELS_FILE).write_text(json.dumps(levels, indent=1))
     return len(failed)
 

@@ -8,7 +8,6 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$root/build/wheels" "$work/bin" "$work/home"
 rm -f "$root"/build/wheels/convoymq*.whl
-export CONVOY_PLAIN_LEVEL=-O2
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$root/build/wheels" "$root" "$root/packages/client"
 "$python" -m venv "$work/env"
 "$python" -m venv "$work/client"

@@ -718,13 +718,13 @@ class Node:
             host=self.host,
             control=self.control,
             metadata=self.store,
-            route_cache_version=RouteCacheVersion(),
+            make_route_version=RouteCacheVersion,
             clock=self.clock,
             open_directory=lambda name: RealDirectory(self.data.path / name),
             new_session=self._new_session,
             wake=self.wake,
             settings=settings,
-            stored_groups=lambda: list(self.storage.logs),
+            stored_groups=lambda: self.storage.logs,
             traces=self._traces,
         )
 

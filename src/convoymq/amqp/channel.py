@@ -61,7 +61,7 @@ class Channel:
         self.number = number
         self.session = self.broker.new_session()
         self.codec: ChannelCodec = connection.buffer.open_codec(
-            number, self, self.broker.route_cache_version
+            number, self, self.broker.route_versions.of(connection.vhost)
         )
         self.consumers: dict[str, Consumer] = {}
         self.global_prefetch = 0
@@ -293,6 +293,9 @@ class Channel:
             if not (route.cacheable or every_key) or any(
                 queue.refuses_publishes for queue in route.queues
             ):
+                return None
+            if not exchange and not route.queues:
+                # A new queue would not make this be forgotten.
                 return None
             targets = tuple(self.client_of(queue).target for queue in route.queues)
             for queue, target in zip(route.queues, targets, strict=True):

@@ -23,7 +23,7 @@ class Permissions:
 
     def check(self, permission: str, kind: str, name: str) -> None:
         """Raises AccessRefused unless the user may; what was granted is remembered for a while."""
-        value = self._broker.route_cache_version.value
+        value = self._broker.route_versions.of(self._connection.vhost).value
         if value != self._version:
             self._version = value
             self._granted.clear()

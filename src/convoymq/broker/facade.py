@@ -8,7 +8,7 @@ by comparing what should be with what is, so it does not matter which changes it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ from convoymq.broker.quorum_checks import QuorumChecks
 from convoymq.broker.reconciliation import MembershipReconciliation
 from convoymq.broker.registry import ConnectionRegistry, Counters
 from convoymq.broker.replies import ReplyRoutes
+from convoymq.broker.route_versions import RouteVersions
 from convoymq.broker.scheduled import Scheduled
 from convoymq.broker.settings import BrokerSettings
 from convoymq.broker.tasks import Tasks
@@ -79,18 +80,18 @@ class Broker:
         host: ReplicaHost,
         control: ControlPlane,
         metadata: AsyncMetadataStore,
-        route_cache_version: RouteCacheVersion,
+        make_route_version: Callable[[], RouteCacheVersion],
         clock: Clock,
         open_directory: Callable[[str], Directory],
         new_session: Callable[[], int],
         wake: Callable[[], None],
         settings: BrokerSettings | None = None,
-        stored_groups: Callable[[], Iterable[int]] = tuple,
+        stored_groups: Callable[[], Collection[int]] = tuple,
         traces: Traces | None = None,
     ) -> None:
         """
         Args:
-            route_cache_version: moves when remembered routes and permissions must be forgotten.
+            make_route_version: see `RouteVersions`.
             open_directory: returns a folder of that name, where the node keeps its data.
             new_session: numbers a session of this node.
             wake: asks for an `end_of_round`.
@@ -102,7 +103,7 @@ class Broker:
         self.metadata = metadata
         self.host = host
         self.control = control
-        self.route_cache_version = route_cache_version
+        self.route_versions = RouteVersions(make_route_version)
         self.new_session = new_session
         self.traces = traces
         self.link_info: Callable[[], list[Row]] = list
@@ -130,7 +131,7 @@ class Broker:
         self._hosts = self._make_hosts(open_directory, wake)
         self.local.hosts = self._hosts
 
-    def _make_parts(self, incarnation: int, stored_groups: Callable[[], Iterable[int]]) -> None:
+    def _make_parts(self, incarnation: int, stored_groups: Callable[[], Collection[int]]) -> None:
         node_id, control, host = self.node_id, self.control, self.host
         metadata, settings, clock = self.metadata, self.settings, self._clock
         tree = metadata.tree
@@ -149,7 +150,7 @@ class Broker:
             self.local,
             self.access,
             clock,
-            self.route_cache_version,
+            self.route_versions,
             self.alarms,
             self.local_topics,
         )
@@ -230,7 +231,7 @@ class Broker:
             tasks=self._tasks,
         )
 
-    def _make_local(self, stored_groups: Callable[[], Iterable[int]]) -> LocalQueues:
+    def _make_local(self, stored_groups: Callable[[], Collection[int]]) -> LocalQueues:
         questions = QueueQuestions(self.control, self._tasks)
         settings = self.settings
         return LocalQueues(
@@ -252,7 +253,7 @@ class Broker:
             ),
             ask=questions.of_groups(),
             ask_sessions=questions.ask_sessions,
-            on_routes=self.route_cache_version.bump,
+            on_routes=self.route_versions.bump,
             on_unused=lambda record: self.queue_admin.on_expired(record),
             note=lambda event, fields: log.info(event, **fields),
             stored_groups=stored_groups,
@@ -271,7 +272,7 @@ class Broker:
             new_session=self.new_session,
             node_name_of=self.nodes.name_of,
             call_soon=self._call_soon,
-            on_routes=self.route_cache_version.bump,
+            on_routes=self.route_versions.bump,
             wanted=wake,
             await_room=self.host.await_room,
             note=self.host.note,
@@ -407,14 +408,14 @@ class Broker:
         self._incarnations[node] = max(incarnation, self._incarnations.get(node, 0))
         self._absent_nodes.on_node_up(node)
         self.local.on_node_up(node)
-        self.route_cache_version.bump()
+        self.route_versions.bump()
         self.alarms.on_node_up(node)
         self.reconciliation.trigger()
 
     def on_node_down(self, node: int, *, definite: bool = False) -> None:
         """Another node is not linked any more; `definite`: its process is known to be gone."""
         self.local.on_node_down(node, definite=definite)
-        self.route_cache_version.bump()
+        self.route_versions.bump()
         self.alarms.on_node_down(node)
         self.reconciliation.trigger()
         if definite:
@@ -437,12 +438,12 @@ class Broker:
     def on_unsuspect(self, node: int) -> None:
         """Another node speaks again, and nothing was lost."""
         self.local.on_node_up(node)
-        self.route_cache_version.bump()
+        self.route_versions.bump()
 
     # --- following the tree ----------------------------------------------------------------
 
     def _on_change(self, change: Change) -> None:
-        self.route_cache_version.bump()
+        self.route_versions.on_change(change)
         due = self.local.on_change(change)
         self.reconciliation.on_change(change)
         if change.kind is ChangeKind.TOPIC or (

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -83,7 +83,7 @@ class LocalQueues:
     limits: FlowLimits | None = None
     ask: GroupQuestions = field(default_factory=GroupQuestions)
     ask_sessions: AskSessions | None = None
-    stored_groups: Callable[[], Iterable[int]] = tuple
+    stored_groups: Callable[[], Collection[int]] = tuple
     """Groups with data on this node's disk."""
     traces: Traces | None = None
     machine_for: Callable[[QueueRecord, Table], QueueMachine] = make_machine

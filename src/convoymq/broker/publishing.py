@@ -33,8 +33,11 @@ from convoymq.routing.choosing import NO_PROPERTIES, HashProperties
 from convoymq.routing.types import QueueType
 
 if TYPE_CHECKING:
+    from convoymq.broker.route_versions import RouteVersions
     from convoymq.broker.topics.handle import TopicHandle
-    from convoymq.kernels.route_cache import RouteCacheVersion
+
+REMEMBERED_MAX = 4096
+"""Answers of `varies_by_message` that are remembered."""
 
 
 class Route(NamedTuple):
@@ -96,7 +99,7 @@ class NodePublishing:
         local: LocalQueues,
         access: Access,
         clock: Clock,
-        route_cache_version: RouteCacheVersion,
+        route_versions: RouteVersions,
         alarms: Alarms,
         topics: TopicHandles | None = None,
     ) -> None:
@@ -104,12 +107,11 @@ class NodePublishing:
         self._local = local
         self._access = access
         self._clock = clock
-        self._route_cache_version = route_cache_version
+        self._route_versions = route_versions
         self._alarms = alarms
         self._topics = topics
-        self._varies: dict[tuple[str, str], bool] = {}
-        """Answers of `varies_by_message` since `_varies_version`."""
-        self._varies_version = route_cache_version.value
+        self._varies: dict[tuple[str, str], tuple[int, bool]] = {}
+        """(version of the virtual host, answer) of `varies_by_message`."""
 
     def check_write(
         self, user: User, vhost: str, exchange: str, routing_keys: Sequence[str]
@@ -203,15 +205,17 @@ class NodePublishing:
 
     def varies_by_message(self, vhost: str, exchange: str) -> bool:
         """See `DeadLetterRoutes`."""
-        if self._varies_version != self._route_cache_version.value:
-            self._varies_version = self._route_cache_version.value
+        version = self._route_versions.of(vhost).value
+        known = self._varies.get((vhost, exchange))
+        if known is not None and known[0] == version:
+            return known[1]
+        place = self._tree.vhosts.get(vhost)
+        if place is None or place.topology.find_exchange(exchange) is None:
+            return False
+        varies = place.topology.varies_by_message(exchange)
+        if len(self._varies) >= REMEMBERED_MAX:
             self._varies.clear()
-        varies = self._varies.get((vhost, exchange))
-        if varies is None:
-            place = self._tree.vhosts.get(vhost)
-            if place is None or place.topology.find_exchange(exchange) is None:
-                return False
-            varies = self._varies[vhost, exchange] = place.topology.varies_by_message(exchange)
+        self._varies[vhost, exchange] = (version, varies)
         return varies
 
     def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:

@@ -22,13 +22,14 @@ from typing import Any
 
 from convoymq.cli.api import get_json
 from convoymq.cli.starting import PROGRESS_CPU_S, STALLED_S, WAITS, reason, steps
-from convoymq.model.config import Address, NodeConfig, parse_listener
+from convoymq.model.config import Address, AlarmsConfig, NodeConfig, parse_listener
 from convoymq.model.errors import Misuse, Unavailable
 from convoymq.transport.listening import listen
 
 STATE_FILE = "cluster.json"
 DATA_DEFAULT = Path("convoy-data")
 NODE_MODULE = "convoymq.cli.serve"
+MEMORY_KEY = "vm_memory_high_watermark"
 OFFSETS = (10_000, 10_020, 20_000)
 """HTTP, metrics and link ports above the AMQP port, as people know them from RabbitMQ."""
 OFFSETS_CLOSE = (100, 200, 300)
@@ -409,6 +410,7 @@ class LocalCluster:
             "cluster.listen": f"127.0.0.1:{node.link_port}",
             "cluster.peers": peers,
             "cluster.secret_file": str(secret),
+            **self._memory_share(),
             **self.settings,
             **self._tls_listeners(node),
         }
@@ -434,6 +436,14 @@ class LocalCluster:
 
     def _tls_ports(self, node: LocalNode) -> list[tuple[str, int]]:
         return [(key, address.port) for key, address in self._tls_addresses(node)]
+
+    def _memory_share(self) -> dict[str, str]:
+        """Returns the memory watermark of each node: all are on one machine, and together use no
+        more of it than one node alone would."""
+        if any(key.startswith(MEMORY_KEY) for key in self.settings):
+            return {}
+        share = AlarmsConfig().memory_relative / len(self.nodes)
+        return {f"{MEMORY_KEY}.relative": f"{max(0.01, share):.3f}"}
 
     def _save(self) -> None:
         content = {

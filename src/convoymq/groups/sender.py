@@ -68,7 +68,7 @@ class EntrySender:
                     continue
             if (
                 peer.state == REPLICATE
-                and peer.next_index == entry.index
+                and peer.next_index == int(entry.index)
                 and peer.may_send()
                 and peer.node not in self.host.full
             ):

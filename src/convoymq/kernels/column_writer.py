@@ -90,6 +90,7 @@ def _read_head(
     p: cython.p_uchar, n: cython.Py_ssize_t, row: cython.pointer(Row)
 ) -> cython.Py_ssize_t:
     """Finds names and content header of a record; returns where its body frames begin."""
+    string.memset(row, 0, cython.sizeof(Row))
     if n < 2:
         raise ValueError("record is damaged")
     exchange: cython.Py_ssize_t = p[0]
@@ -109,9 +110,6 @@ def _read_head(
     row.header = p + at + AMQP_FRAME_HEAD
     row.header_length = length
     row.body_length = load64(row.header + HEADER_BODY_SIZE)
-    row.key = cython.NULL
-    row.key_length = 0
-    row.has_table = False
     return at + length + AMQP_FRAME_OVERHEAD
 
 

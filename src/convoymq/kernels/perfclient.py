@@ -89,7 +89,7 @@ class Histogram:
             if seen > wanted:
                 if i < 64:
                     return i
-                return min(self.largest, ((i % 64) + 64) << (i // 64 - 1))
+                return min(self.largest, cython.cast(uint64_t, (i % 64) + 64) << (i // 64 - 1))
         return self.largest
 
     def summary(self):

@@ -413,7 +413,7 @@ class ClusterNode(SimNode):
             ask=GroupQuestions(node=self._ask_node),
             ask_sessions=self.ask_sessions,
             audit_interval_ms=AUDIT_MS,
-            stored_groups=lambda: list(self.storage.logs),
+            stored_groups=lambda: self.storage.logs,
             machine_for=self._machine_for,
             lost_groups=self.saved.lost_groups,
         )

@@ -16,6 +16,7 @@ from convoymq.amqp import codec
 from convoymq.amqp.connection import Connection
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.amqp.states import State
+from convoymq.broker.route_versions import RouteVersions
 from convoymq.kernels import batch
 from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
 from convoymq.kernels.route_cache import RouteCacheVersion
@@ -305,7 +306,7 @@ class FakeBroker:
         self.node_name = "convoy@test"
         self.cluster_name = "test"
         self.access = self.declarations = self.queue_admin = self.publishing = self
-        self.route_cache_version = RouteCacheVersion()
+        self.route_versions = RouteVersions(RouteCacheVersion)
         listeners: list[Callable[[frozenset[str]], None]] = []
         self.alarms = SimpleNamespace(effective=frozenset(), listeners=listeners)
         self.replies = FakeReplies()
@@ -438,7 +439,7 @@ class FakeBroker:
                 "classic" if kind is None else bytes(kind.value).decode(),  # type: ignore[arg-type]
                 owner if exclusive else None,
             )
-            self.route_cache_version.bump()
+            self.route_versions.bump()
         queue = self.find_queue(vhost, name, owner)
         return name, len(queue.ready), len(queue.consumers)
 
@@ -451,7 +452,7 @@ class FakeBroker:
     ) -> int:
         await self._wait()
         queue = self.queues.pop(name, None)
-        self.route_cache_version.bump()
+        self.route_versions.bump()
         if queue is None:
             return 0
         for consumer in list(queue.consumers):
@@ -474,7 +475,7 @@ class FakeBroker:
         if source not in self.exchanges:
             raise refusals.missing(exchange_subject(vhost, source))
         self.bindings.append((source, destination.name, key))
-        self.route_cache_version.bump()
+        self.route_versions.bump()
 
     async def unbind(
         self,
@@ -489,7 +490,7 @@ class FakeBroker:
             self.routed.append(("unbind", source, destination.name, key))
             return
         self.bindings = [b for b in self.bindings if b != (source, destination.name, key)]
-        self.route_cache_version.bump()
+        self.route_versions.bump()
 
     async def declare_exchange(
         self, vhost: str, name: str, type: str, *, durable: bool, auto_delete: bool,
@@ -497,7 +498,7 @@ class FakeBroker:
     ) -> None:  # fmt: skip
         await self._wait()
         self.exchanges[name] = type
-        self.route_cache_version.bump()
+        self.route_versions.bump()
 
     def passive_declare_exchange(self, vhost: str, name: str) -> None:
         if name not in self.exchanges:
@@ -505,7 +506,7 @@ class FakeBroker:
 
     async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None:
         self.exchanges.pop(name, None)
-        self.route_cache_version.bump()
+        self.route_versions.bump()
 
     async def connection_closed(self, owner: int) -> None:
         self.closed.append(owner)

@@ -426,13 +426,14 @@ async def test_routes_say_whether_they_may_be_remembered(cluster: FakeCluster) -
     node = cluster.nodes[1]
     broker: Broker = node.broker
     await cluster.queue(1, "q")
-    before = node.epoch.value
+    version = broker.route_versions.of("/")
+    before = version.value
     await broker.declarations.declare_exchange(
         "/", "x", "topic", durable=True, auto_delete=False, internal=False
     )
     assert await broker.declarations.bind("/", "x", queue_end("q"), "a.*") is True
     assert await broker.declarations.bind("/", "x", queue_end("q"), "a.*") is False
-    assert node.epoch.value > before
+    assert version.value > before
     route = broker.publishing.route("/", "x", ["a.b"], None)
     assert [queue.name for queue in route.queues] == ["q"]
     assert route.cacheable

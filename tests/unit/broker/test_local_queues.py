@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -249,6 +250,29 @@ def test_a_lost_disk_is_told_of(stored: tuple[int, ...], wiped: bool) -> None:
     world = World(stored_groups=lambda: stored, lost_groups=2)
     world.put("q", 2, 1, joined=(1,))
     assert world.reconciled() == [("create", 2, (1,), not wiped, wiped)]
+
+
+class Counted(dict[int, object]):
+    """Groups on a disk, with the number of them that were looked at one after the other."""
+
+    walked = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.walked += len(self)
+        return super().__iter__()
+
+
+def test_a_node_that_joined_opens_its_queues_in_linear_time() -> None:
+    """Whether a group is on the disk was asked of a list of all groups, for each of them."""
+    count = 400
+    stored = Counted.fromkeys(range(1, count + 1))
+    world = World(stored_groups=lambda: stored, lost_groups=count)
+    for group in range(1, count + 1):
+        world.put(f"q{group}", group, 1)
+    while world.local.reconcile():
+        pass
+    assert len(world.host.calls) == count
+    assert stored.walked <= 10 * count
 
 
 def test_a_restored_tree_has_everything_looked_at() -> None:

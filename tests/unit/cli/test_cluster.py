@@ -18,6 +18,7 @@ from convoymq.cli.app import Sampler
 from convoymq.cli.cluster import LocalCluster, _metric, read_state
 from convoymq.model.config import load
 from convoymq.model.errors import Misuse, Unavailable
+from convoymq.resources import machine_memory_bytes, memory_limit
 
 BASE_PORT = cluster_ports()
 
@@ -106,6 +107,19 @@ def test_nodes_that_wait_for_a_cluster_are_told_apart(tmp_path: Path) -> None:
         log.write(json.dumps({"event": "cluster.forming"}) + "\n")
     cluster.nodes[1].pid = None
     assert cluster.waiting() == {}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_nodes_of_one_machine_share_its_memory(tmp_path: Path, count: int) -> None:
+    """Each took 60 % of the machine for itself: three of them 180 %."""
+    cluster = LocalCluster(tmp_path, count, BASE_PORT)
+    for node in cluster.nodes:
+        cluster._write_config(node)
+    limits = [memory_limit(load(cluster._config(node))) for node in cluster.nodes]
+    assert 0.59 <= sum(limits) / machine_memory_bytes() <= 0.6
+    chosen = LocalCluster(tmp_path, 1, BASE_PORT, {"vm_memory_high_watermark": "0.4"})
+    chosen._write_config(chosen.nodes[0])
+    assert load(chosen._config(chosen.nodes[0])).alarms.memory_relative == 0.4
 
 
 def test_a_directory_holds_one_running_cluster(tmp_path: Path) -> None:

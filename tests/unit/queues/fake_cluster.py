@@ -271,14 +271,13 @@ class FakeNode:
         self.host.create_group(
             0, tuple(range(1, cluster.size + 1)), self.machine, self.store, leader_hint=1
         )
-        self.epoch = Epoch()
         self.broker = Broker(
             node_id=node,
             incarnation=INCARNATION,
             host=self.host,  # type: ignore[arg-type]
             control=self.control,
             metadata=self.store,
-            route_cache_version=self.epoch,  # type: ignore[arg-type]
+            make_route_version=Epoch,  # type: ignore[arg-type]
             clock=clock,
             open_directory=lambda _name: RealDirectory(cluster.directory / f"node-{node}"),
             new_session=self.new_session,

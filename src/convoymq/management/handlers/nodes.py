@@ -6,6 +6,7 @@ import platform
 
 from convoymq import __version__
 from convoymq.broker.facade import Broker
+from convoymq.compiled_modules import build_text
 from convoymq.groups.replica import Replica
 from convoymq.management import resources
 from convoymq.management.bodies import ApiError, bad_request
@@ -161,7 +162,7 @@ async def own_node(call: Call) -> JsonObject:
         "alarms": sorted({*broker.alarms.effective, *(("clock",) if skewed else ())}),
         "clock_skew_ms": skew_ms,
         "uptime_ms": broker.cluster.uptime_ms,
-        "build": f"{__version__}, compiled kernels, Python {platform.python_version()}",
+        "build": f"{__version__}, {build_text()}, Python {platform.python_version()}",
         "links": broker.link_info(),
         **broker.cluster.node_info(),
     }

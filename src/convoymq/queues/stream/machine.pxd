@@ -10,8 +10,8 @@ cdef class StreamMachine(GroupMachine):
     cdef public dict stored
     cdef public bint _broken
     cdef public object chunks, segments
-    cdef public int64_t next, last_chunk, bytes, open_bytes
-    cdef public uint64_t _newest_ms, published, truncated
+    cdef public int64_t next, last_chunk, bytes, open_bytes, published
+    cdef public uint64_t _newest_ms, truncated
     @cython.locals(
         kind=int, flags=int, count=uint64_t, offset=Py_ssize_t, session=Session,
         walk=CommandWalk,
