@@ -167,6 +167,21 @@ def test_a_transaction_takes_them_and_refuses_at_the_publish(
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
+def test_a_look_over_http_costs_no_message_a_delivery(
+    confirming: RawPeer, cluster: Cluster, names: Names, kind: str
+) -> None:
+    """More often than the delivery limit, with one among them whose header has no text as name."""
+    peer = confirming
+    queue = declared(peer, names.queue(), x_queue_type=kind)
+    for properties in (*[Properties()] * 5, ODD):
+        publish(peer, queue, properties)
+    look = {"count": 10, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    for _ in range(23):
+        assert len(api(cluster, "POST", f"queues/%2F/{queue}/get", look)) == 6
+    assert len([arrived(peer, queue) for _ in range(6)]) == 6
+
+
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(messages=st.lists(st.tuples(hostile.PROPERTIES, hostile.BODIES), min_size=20, max_size=40))
 def test_whatever_a_client_sends_is_read_by_all_and_changed_by_none(
