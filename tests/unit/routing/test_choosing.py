@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoymq.model.errors import PreconditionFailed
-from convoymq.model.tables import Table
+from convoymq.model.tables import Table, text_of
 from convoymq.routing import Destination, DestinationKind
 from convoymq.routing.choosing import POINTS_PER_WEIGHT, WEIGHT_MAX, HashRing, weight_of
 from tests.unit.routing.checked import CheckedTopology as Topology
@@ -307,3 +307,24 @@ class TestOthers:
         assert refused(made.bind, "x", to("r")) == (
             "Queue type rabbit_quorum_queue not valid for this exchange type"
         )
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "arguments"),
+    [
+        ("direct", "k", {}), ("fanout", "", {}), ("topic", "#", {}), ("headers", "", {}),
+        ("x-consistent-hash", "1", {}), ("x-consistent-hash", "1", {"hash_header": "h"}),
+        ("x-consistent-hash", "1", {"hash_property": "correlation_id"}), ("x-modulus-hash", "", {}),
+    ],
+)  # fmt: skip
+def test_keys_and_properties_that_are_no_text_are_routed_by_their_bytes(
+    kind: str, key: str, arguments: dict[str, object]
+) -> None:
+    """Of copies, dead letters and properties: one way for one value, and no error."""
+    made = tables(kind, key, **arguments)
+    odd = text_of(b"\xff.\xfe")
+    headers = Table.of({"h": b"\xff", odd: b"\xff"})
+    properties = Properties(correlation_id=odd, message_id=odd)
+    found = [made.route("x", odd, headers, (odd, "k"), properties) for _ in range(2)]
+    assert found[0] == found[1]
+    assert len(found[0]) == (1 if kind.startswith("x-") else len(QUEUES))
