@@ -98,6 +98,7 @@ class FakeHost:
             wal=SimpleNamespace(generation=1), memory_bytes=0, cache_bytes=0,
         )  # fmt: skip
         self.counters = HostCounters()
+        self.incarnations: dict[int, int] = {}
         self.lines: dict[int, list[Any]] = {}
         """Node -> who waits for room on the link to it."""
 
