@@ -37,6 +37,7 @@ from convoymq.model import refusals
 from convoymq.model.errors import (
     BrokerError,
     ChannelFault,
+    InvariantViolated,
     PeerError,
     UnexpectedFrame,
 )
@@ -362,6 +363,8 @@ class Connection:
             self._dispatch(channel, method)
         except BrokerError as error:
             self.refuse(error, channel, method.CLASS_ID, method.METHOD_ID)
+        except InvariantViolated:
+            raise
         except Exception:
             log.exception("amqp.method_failed", connection=self.name, method=method.NAME)
             self.refuse(BrokerError("internal error"), channel, method.CLASS_ID, method.METHOD_ID)

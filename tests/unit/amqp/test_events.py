@@ -13,7 +13,7 @@ from convoymq.amqp.settings import AmqpSettings
 from convoymq.amqp.states import State
 from convoymq.edges.acceptor import SharedPorts
 from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
-from convoymq.model.errors import Unavailable
+from convoymq.model.errors import InvariantViolated, Unavailable
 from convoymq.queues.interface import Delivery
 from tests.sockets import full
 from tests.unit.amqp.fakes import Client, FakeBroker
@@ -101,6 +101,19 @@ async def test_a_port_goes_on_after_faults(broker: FakeBroker) -> None:
         await Client(broker).settled()
     ports.stop()
     await edge.stop()
+
+
+async def test_a_violated_invariant_is_no_fault_of_a_method(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this node believes is wrong: its process ends."""
+
+    def violated(*_arguments: Any) -> None:
+        raise InvariantViolated("a test says so")
+
+    monkeypatch.setattr(client.connection, "_dispatch", violated)
+    with pytest.raises(InvariantViolated):
+        client.send(1, spec.BasicQos())
 
 
 @pytest.mark.provokes("amqp.output_failed")

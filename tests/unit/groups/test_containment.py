@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from convoymq.kernels.batch import CMD_TICK
 from convoymq.kernels.link_frames import FRAME_APPLIED, frame, frame_header
 from convoymq.model.errors import InvariantViolated
-from convoymq.replication.machine import Effect
+from convoymq.replication.machine import EFFECT_TIMER, Effect
 from convoymq.storage.types import StorageFault
 from tests.unit.groups.test_host import GROUP, ListMachine, Net, Sink
 
@@ -229,6 +230,18 @@ def test_a_damaged_log_whose_replica_fails_stops_alone(pair: Pair) -> None:
     pair.net.settle()
     assert not pair.trap.place
     pair.assert_only_the_first_stopped()
+
+
+def test_a_replica_leaves_the_timers_of_its_machine_to_the_sink(pair: Pair) -> None:
+    """Both armed one before, and every timer brought two entries."""
+    machine = pair.net.machines[1]
+    due = pair.net.time + 50
+
+    machine.effects = [(EFFECT_TIMER, due)]
+    pair.put(GROUP, 1)
+    pair.net.run(1000)
+    for seen in (pair.net.machines[node].seen for node in NODES):
+        assert CMD_TICK not in [kind for kind, _ in seen]
 
 
 @pytest.mark.parametrize("place", ["ask", "effects", "send"])

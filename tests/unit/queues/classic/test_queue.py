@@ -11,6 +11,7 @@ import pytest
 from convoymq.model.tables import EMPTY
 from convoymq.queues.classic import host as host_module
 from convoymq.queues.classic import queue as queue_module
+from convoymq.queues.classic.log import ClassicLog
 from tests.unit.queues.classic.support import Node, Time, queue_record, settle
 
 
@@ -692,6 +693,59 @@ def test_a_time_to_live_counts_for_what_is_published_later_and_after_a_restart_f
     queue = nodes[1].host.open(record, EMPTY, {"message-ttl": 1000})
     assert queue is not None
     time.pass_by(1000)
+    assert queue.machine.ready_count == 0
+
+
+@pytest.mark.parametrize("stops", [1, 4])
+def test_the_time_to_live_counts_from_the_publish_over_restarts(
+    nodes: dict[int, Node], tmp_path: Path, time: Time, stops: int
+) -> None:
+    """Both of the queue and of the message."""
+    names = {1: {"x_message_ttl": 20_000}, 2: {}}
+    for group, arguments in names.items():
+        queue = nodes[1].open(queue_record(str(group), group=group, durable=True), **arguments)
+        own = {} if arguments else {"expiration": "20000"}
+        nodes[1].channel(queue).publish(b"m", tag=1, **own)
+    settle(nodes)
+    queues = []
+    for _ in range(stops):
+        time.pass_by(19_000 // stops)
+        restart(nodes, 1, tmp_path, time)
+        queues = [
+            nodes[1].open(queue_record(str(group), group=group, durable=True), **arguments)
+            for group, arguments in names.items()
+        ]
+        assert [queue.machine.ready_count for queue in queues] == [1, 1]
+    time.pass_by(2_000)
+    settle(nodes)
+    assert [queue.machine.ready_count for queue in queues] == [0, 0]
+
+
+def test_a_message_of_a_log_without_times_counts_from_the_recovery(
+    nodes: dict[int, Node], tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before 0.4.0; and a clock that was set back makes none live longer."""
+    real = ClassicLog.add_messages
+    monkeypatch.setattr(
+        ClassicLog,
+        "add_messages",
+        lambda self, position, command, time_ms=0: real(
+            self, position, command, 0 if position == 0 else time_ms + 1_000_000
+        ),
+    )
+    queue = nodes[1].open(queue_record(durable=True), x_message_ttl=20_000)
+    nodes[1].channel(queue).publish(b"old", tag=1)
+    settle(nodes)
+    nodes[1].channel(queue).publish(b"ahead", tag=1)
+    settle(nodes)
+    time.pass_by(6_000)
+    restart(nodes, 1, tmp_path, time)
+    queue = nodes[1].open(queue_record(durable=True), x_message_ttl=20_000)
+    time.pass_by(19_000)
+    settle(nodes)
+    assert queue.machine.ready_count == 2
+    time.pass_by(2_000)
+    settle(nodes)
     assert queue.machine.ready_count == 0
 
 
