@@ -192,6 +192,14 @@ def build_one(module: str) -> None:
         os.replace(made, built_file(module))
 
 
+def remove_others() -> None:
+    """Removes the shared objects of modules that are compiled no more: they would hide edits."""
+    wanted = {built_file(module) for module in kernel_modules()}
+    for built in SOURCE.rglob("*" + sysconfig.get_config_var("EXT_SUFFIX")):
+        if built not in wanted:
+            built.unlink()
+
+
 def read_levels() -> dict[str, str]:
     """What LEVELS_FILE holds; empty without one."""
     try:
@@ -254,6 +262,7 @@ def main(arguments: list[str]) -> int:
     failed = []
     with open(ROOT / "build" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_others()
         due = []
         levels = read_levels()
         for module in kernel_modules():
