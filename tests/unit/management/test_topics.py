@@ -46,6 +46,7 @@ class FakeAdmin:
         self.answers: dict[str, Any] = {
             "list": [{"vhost": "/", "name": "orders"}, {"vhost": "other", "name": "o"}],
             "describe": {"vhost": "/", "name": "orders"},
+            "create": True,
             "route": [{"pid": 0}],
             "split": CHANGE, "merge": CHANGE, "move": CHANGE, "change": CHANGE,
             "groups": [{"group": "g"}],
