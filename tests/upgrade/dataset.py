@@ -23,6 +23,7 @@ from tests.clusters import answered
 from tests.faults.traffic import until
 from tests.interop.test_columnar import values_frame
 from tests.patience import PATIENCE_S
+from tests.upgrade import since_0_4
 from tests.upgrade.features import Filling, has_policies
 
 SIZE = 1000
@@ -114,8 +115,14 @@ def fill(cluster: LocalCluster) -> dict[str, Any]:
             main.basic_publish("", "ledger", body(number), pika.BasicProperties(delivery_mode=2))
     with channel(cluster) as main:
         features = Filling(cluster, main, http).fill()
+    newer = since_0_4.NEWER_VHOST
+    http(cluster, "PUT", f"vhosts/{newer}", {"rabbitmq_compatibility": "4.3"})
+    http(cluster, "PUT", f"permissions/{newer}/guest", dict.fromkeys(everything, ".*"))
+    with channel(cluster) as main, channel(cluster, vhost=newer) as later:
+        since = since_0_4.fill(cluster, main, later, http)
     return {
         "features": features,
+        "since_0_4": since,
         "orders": [number for number in range(400) if number >= 250 or number in (7, 9)],
         "orders_redelivered": [7, 9],
         "events": 200,
@@ -250,6 +257,9 @@ def check(cluster: LocalCluster, expected: dict[str, Any]) -> None:
     if "features" in expected:
         with channel(cluster) as main:
             Filling(cluster, main, http).check(expected["features"])
+    if "since_0_4" in expected:
+        with channel(cluster) as main, channel(cluster, vhost=since_0_4.NEWER_VHOST) as later:
+            since_0_4.check(cluster, main, later, http, expected["since_0_4"])
     with channel(cluster, 2, user="clerk", vhost=VHOST) as main:
         ledger = _drain(main, "ledger", len(expected["ledger"]))
         assert [number for number, _ in ledger] == expected["ledger"]

@@ -57,6 +57,7 @@ def upgrade_under_load(cluster: MixedCluster, before: int, after: int) -> None:
 def test_node_by_node_under_load_and_not_back(cluster: MixedCluster) -> None:
     """Nothing is lost or reordered, the version rises when the last node is new, states are equal,
     and a node that goes back to the earlier release is refused by name."""
+    assert NEXT == QuorumMachine.VERSION + 1
     upgrade_under_load(cluster, before=1, after=NEXT)
 
     cluster.kill(2, signal.SIGTERM)
