@@ -1,5 +1,5 @@
-"""What fixtures from 0.4.0 on hold beside `features`: ordered topics, the release of RabbitMQ that a
-queue follows, and the age of messages in classic queues.
+"""What fixtures from 0.4.0 on hold beside `features`: ordered topics, the release of RabbitMQ
+that a queue follows, and the age of messages in classic queues.
 
 `fill` puts it into a running cluster and returns what `check` wants to find.
 """
@@ -88,7 +88,7 @@ def check(
 
 
 def _check_order(channel: Any) -> None:
-    """The group gets what it has not acknowledged, each key in order, and nothing of a parked key."""
+    """The group gets the rest of each key in order, and nothing of the parked key."""
     channel.basic_qos(prefetch_count=50)
     found: dict[str, list[int]] = {}
     whole = {_key(n): [m for m in range(BEFORE + AFTER) if _key(m) == _key(n)] for n in range(KEYS)}
