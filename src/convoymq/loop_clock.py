@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-from convoymq.transport.clocks import since_boot_ms, wall_ms
+from convoymq.transport.clocks import lead_ns, wall_and_boot_ms
 from convoymq.transport.cluster_clock import ClusterClock
 
 
@@ -19,19 +19,24 @@ class LoopClock:
         self._random = random.SystemRandom()
         self.cluster: ClusterClock | None = None
         """Holds the wall clock to those of the other nodes."""
-        self._offset_ms = wall_ms() - self.monotonic_ms()
+        self._lead_ns = lead_ns(time.time_ns, time.monotonic_ns)
+        """Of the wall clock over the monotonic one."""
+
+    def now_us(self) -> int:
+        """Wall clock, µs since the epoch, as of the last `settle`: between two of them only time
+        passes."""
+        return (time.monotonic_ns() + self._lead_ns) // 1000
 
     def now_ms(self) -> int:
-        """Wall clock, ms since the epoch, as of the last `settle`: between two of them only time
-        passes. Asked for every entry."""
-        return time.monotonic_ns() // 1_000_000 + self._offset_ms
+        """As `now_us`, in ms. Asked for every entry."""
+        return (time.monotonic_ns() + self._lead_ns) // 1_000_000
 
     def settle(self) -> None:
         """Compares with the wall clock and with those of the other nodes; called by the tick."""
-        now_ms = wall_ms()
+        self._lead_ns = lead_ns(time.time_ns, time.monotonic_ns)
         if self.cluster is not None:
-            now_ms = self.cluster.now_ms(now_ms, since_boot_ms())
-        self._offset_ms = now_ms - self.monotonic_ms()
+            own_ms, boot_ms = wall_and_boot_ms()
+            self._lead_ns += (self.cluster.now_ms(own_ms, boot_ms) - own_ms) * 1_000_000
 
     def monotonic_ms(self) -> int:
         """Never falls."""

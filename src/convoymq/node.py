@@ -57,7 +57,7 @@ from convoymq.storage.store import Storage
 from convoymq.storage.threads import DiskPace
 from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
 from convoymq.storage_shell import StorageShell
-from convoymq.transport.clocks import since_boot_ms, until_beat, wall_ms
+from convoymq.transport.clocks import until_beat, wall_and_boot_ms
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.links import Links
@@ -486,7 +486,7 @@ class Node:
 
     def _watch_clock(self) -> None:
         clock = self.links.clock
-        if clock.tick(wall_ms(), since_boot_ms()):
+        if clock.tick(*wall_and_boot_ms()):
             log = self.log.error if clock.is_skewed else self.log.info
             log("clock.skewed" if clock.is_skewed else "clock.in_step", skew_ms=clock.skew_ms)
 
@@ -731,9 +731,8 @@ class Node:
     def _make_traces(self) -> Traces:
         from convoymq.broker.traces import make_traces
 
-        return make_traces(
-            self.config, self.data.path, self.id, self.data.incarnation, self.machine
-        )
+        data, now_us = self.data, self.clock.now_us
+        return make_traces(self.config, data.path, self.id, data.incarnation, self.machine, now_us)
 
     def _open_edges(self) -> None:
         assert self.broker is not None

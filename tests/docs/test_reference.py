@@ -121,7 +121,7 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
     async with FakeCluster(tmp_path, nodes=1) as cluster:
         broker = cluster.nodes[1].broker
         broker.edge_metrics = FetchEdge(broker=broker).metrics
-        broker.traces = Traces(tmp_path, 1, 1, TraceSettings())
+        broker.traces = Traces(tmp_path, 1, 1, TraceSettings(), lambda: 1)
         broker.link_info = lambda: [{"node": 2, "bytes_out": 1, "bytes_in": 1, "full": False}]
         info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit", "proc_used"), 1)
         info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from convoymq.metadata.machine import MetadataMachine
@@ -11,10 +12,15 @@ from convoymq.trace.recorder import Traces, TraceSettings
 
 
 def make_traces(
-    config: Config, data: Path, node: int, incarnation: int, machine: MetadataMachine
+    config: Config,
+    data: Path,
+    node: int,
+    incarnation: int,
+    machine: MetadataMachine,
+    now_us: Callable[[], int],
 ) -> Traces:
-    """Returns what writes the traces of a node's queues. Of topics of traced virtual hosts the
-    metadata machine records from now on what it decides."""
+    """Returns what writes the traces of a node's queues, by the clock that its entries have. Of
+    topics of traced virtual hosts the metadata machine records from now on what it decides."""
     trace = config.trace
     traces = Traces(
         Path(trace.directory).expanduser() if trace.directory else data / "trace",
@@ -27,6 +33,7 @@ def make_traces(
             retention_bytes=trace.retention_bytes,
             backlog_max_bytes=trace.backlog_max_bytes,
         ),
+        now_us,
     )
     if trace.vhosts:
         # Incarnations are told as unknown: one in which no topic changed writes no file.

@@ -15,7 +15,6 @@ entries.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +51,6 @@ class TraceSettings:
     segment_max_age_ms: int = 60_000
     retention_bytes: int = 10 << 30
     backlog_max_bytes: int = 64 << 20
-
-
-def wall_clock_us() -> int:
-    """Microseconds since the epoch."""
-    return time.time_ns() // 1000
 
 
 def _messages_of(command: PendingCommand) -> int:
@@ -101,7 +95,7 @@ class QueueTrace:
         writer: takes them.
         directory: where the queue's files lie.
         through: entries up to here are in files of this node's earlier incarnations.
-        now_us: the node's clock.
+        now_us: the clock that the node's entries have.
         members: (node, its incarnation or 0, whether it has a replica) of those that record the
             queue, as this node knows them; default: this node.
     """
@@ -113,7 +107,7 @@ class QueueTrace:
         directory: Path,
         *,
         through: int,
-        now_us: Callable[[], int] = wall_clock_us,
+        now_us: Callable[[], int],
         members: Callable[[], Iterable[tuple[int, int, bool]]] | None = None,
     ) -> None:
         self.origin = origin
@@ -467,15 +461,22 @@ class Traces:
 
     Args:
         directory: the node's trace directory.
+        now_us: the clock that the node's entries have: acts are compared with them.
     """
 
     def __init__(
-        self, directory: Path, node: int, incarnation: int, settings: TraceSettings
+        self,
+        directory: Path,
+        node: int,
+        incarnation: int,
+        settings: TraceSettings,
+        now_us: Callable[[], int],
     ) -> None:
         self.directory = directory
         self.settings = settings
         self._node = node
         self._incarnation = incarnation
+        self._now_us = now_us
         self._writer: Writer | None = None
         self._open: dict[int, QueueTrace] = {}
         self._warned = False
@@ -525,7 +526,9 @@ class Traces:
         except OSError as error:
             log.error("trace.unreadable", vhost=vhost, queue=queue, reason=str(error))
             through = 0
-        made = QueueTrace(origin, self._writer, place, through=through, members=members)
+        made = QueueTrace(
+            origin, self._writer, place, through=through, now_us=self._now_us, members=members
+        )
         self._open[group] = made
         return made
 

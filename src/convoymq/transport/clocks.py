@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
+LOOKS = 3
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -12,9 +14,27 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def since_boot_ms() -> int:
+def since_boot_ns() -> int:
     """A clock that nobody sets and that goes on while the machine sleeps, where there is one."""
-    return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
+    return time.clock_gettime_ns(_BOOT_CLOCK)
+
+
+def since_boot_ms() -> int:
+    """As `since_boot_ns`, in ms."""
+    return since_boot_ns() // 1_000_000
+
+
+def lead_ns(clock: Callable[[], int], other: Callable[[], int]) -> int:
+    """Returns how far a clock is ahead of another one. A process that has to wait for the processor
+    between the two looks sees too little, never too much: the largest of some counts."""
+    return max(clock() - other() for _ in range(LOOKS))
+
+
+def wall_and_boot_ms() -> tuple[int, int]:
+    """Returns the wall clock and the time since boot, both of the same moment."""
+    lead = lead_ns(time.time_ns, since_boot_ns)
+    boot = since_boot_ns()
+    return (boot + lead) // 1_000_000, boot // 1_000_000
 
 
 def until_beat(now_s: float, period_s: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ from convoymq.trace.writer import Writer
 from tests.unit.queues.quorum.support import Log, session_id
 
 GROUP = 7
+
+
+def wall_clock_us() -> int:
+    """The clock of a node that nothing holds."""
+    return time.time_ns() // 1000
 
 
 class Recording:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from convoymq.broker.traces import make_traces
+from convoymq.metadata.machine import MetadataMachine
 from convoymq.model import trace as words
+from convoymq.model.config import Config
 from convoymq.model.errors import PreconditionFailed
 from convoymq.trace import segments
 from convoymq.trace.recorder import Traces, TraceSettings
@@ -15,7 +18,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.queues.classic.support import Channel, message
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
-from .support import rows_of
+from .support import rows_of, wall_clock_us
 
 TRACED = {"x-queue-type": "quorum", "x-trace": True}
 
@@ -25,7 +28,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
     async with FakeCluster(tmp_path, nodes=3) as made:
         for number, node in made.nodes.items():
             settings = TraceSettings(vhosts=("all",))
-            traces = Traces(tmp_path / f"trace-{number}", number, 1, settings)
+            traces = Traces(tmp_path / f"trace-{number}", number, 1, settings, wall_clock_us)
             node.broker.traces = node.broker.local.traces = traces
         yield made
 
@@ -77,3 +80,16 @@ async def test_a_deleted_queue_ends_its_trace(cluster: FakeCluster) -> None:
     assert broker.traces.queues == 1
     await broker.queue_admin.delete_queue("/", "q")
     await until(lambda: broker.traces.queues == 0)
+
+
+async def test_acts_have_the_clock_of_entries(tmp_path: Path) -> None:
+    """It is held to those of the other nodes; the machine's own may be far from it."""
+    made = make_traces(Config(), tmp_path, 1, 1, MetadataMachine(), lambda: 7_000)
+    trace = made.open("/", "orders", "partition", 1)
+    assert trace is not None
+    trace.handed_out("billing", "1-1-5-1", 1, 0, 1, 0)
+    made.stop()
+    made.join(PATIENCE_S)
+    assert [row["time_us"] for row in rows_of(tmp_path) if row["kind"] == words.HANDED_OUT] == [
+        7_000
+    ]

@@ -22,7 +22,7 @@ from convoymq.trace.writer import Writer
 from tests.patience import PATIENCE_S
 from tests.unit.queues.quorum.support import Log, session_id
 
-from .support import Recording, random_log, rows_of
+from .support import Recording, random_log, rows_of, wall_clock_us
 
 PUBLISHER = session_id(1, 1)
 CONSUMER = session_id(200, 2)
@@ -361,7 +361,7 @@ def test_files_of_format_1_stay_readable(tmp_path: Path) -> None:
 @pytest.mark.provokes("trace.fault", "trace.unfinished")
 @pytest.mark.moves("convoy_trace_write_errors_total", "convoy_trace_queues")
 def test_a_fault_in_the_thread_ends_no_trace(tmp_path: Path) -> None:
-    traces = Traces(tmp_path, 1, 1, TraceSettings())
+    traces = Traces(tmp_path, 1, 1, TraceSettings(), wall_clock_us)
     show(traces)
     assert traces.open("/", "q", "quorum", 1) is not None
     writer = traces._writer
@@ -405,7 +405,9 @@ def test_a_node_without_pyarrow_writes_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "is_available", lambda: False)
-    assert Traces(tmp_path, 1, 1, TraceSettings()).open("/", "q", "quorum", 1) is None
+    assert (
+        Traces(tmp_path, 1, 1, TraceSettings(), wall_clock_us).open("/", "q", "quorum", 1) is None
+    )
 
 
 @pytest.mark.provokes("trace.unreadable")
@@ -416,7 +418,7 @@ def test_a_directory_that_cannot_be_read_begins_anew(
         raise OSError(5, "input/output error")
 
     monkeypatch.setattr(segments, "covered_through", unreadable)
-    traces = Traces(tmp_path, 1, 1, TraceSettings())
+    traces = Traces(tmp_path, 1, 1, TraceSettings(), wall_clock_us)
     assert traces.open("/", "q", "quorum", 1) is not None
     traces.stop()
     traces.join(PATIENCE_S)
@@ -424,7 +426,7 @@ def test_a_directory_that_cannot_be_read_begins_anew(
 
 @pytest.mark.moves("convoy_trace_rows_lost_total")
 def test_rows_that_are_dropped_are_counted(tmp_path: Path) -> None:
-    traces = Traces(tmp_path, 1, 1, TraceSettings(backlog_max_bytes=1))
+    traces = Traces(tmp_path, 1, 1, TraceSettings(backlog_max_bytes=1), wall_clock_us)
     made = traces.open("/", "q", "quorum", 1)
     assert made is not None
     show(traces)
