@@ -13,6 +13,7 @@ import sys
 from pyspark.sql.functions import rand
 
 from convoymq.spark import session
+from convoymq.spark.query_runs import run_queries
 
 
 def main() -> None:
@@ -29,8 +30,7 @@ def main() -> None:
     else:
         writer = rows.writeStream.format("parquet").option("path", job["out"])
     writer = writer.option("checkpointLocation", job["checkpoint"])
-    query = writer.trigger(**job["trigger"]).start()
-    query.awaitTermination()
+    run_queries([writer.trigger(**job["trigger"])])
     spark.stop()
 
 

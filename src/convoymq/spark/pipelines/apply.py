@@ -65,12 +65,12 @@ from convoymq.spark.pipelines.merging import (
     location,
     run_together,
 )
+from convoymq.spark.query_runs import run_queries, triggered
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import DataType, StructType
 
 PARALLEL_TABLES = 4
@@ -214,7 +214,8 @@ def apply(
     started = time.monotonic()
     rows_read = spark.readStream.format("convoymq").options(**source).load()
     query = rows_read.writeStream.queryName(f"apply {stream or topic}").foreachBatch(writer)
-    _run(query.option("checkpointLocation", str(place)), every)
+    query = query.option("checkpointLocation", str(place))
+    run_queries([triggered(query, every)])
     report.seconds = time.monotonic() - started
     return report
 
@@ -226,15 +227,6 @@ def _source(servers: str, stream: str, topic: str, more: Mapping[str, str]) -> d
         # The latest event of a key is chosen by its token, in whichever task and order it comes.
         return {**source, "afterClose": "same-batch", **more, "topic": topic}
     return {**source, **more, "subscribe": stream}
-
-
-def _run(query: DataStreamWriter, every: str | None) -> None:
-    trigger = query.trigger(processingTime=every) if every else query.trigger(availableNow=True)
-    running = trigger.start()
-    try:
-        running.awaitTermination()
-    finally:
-        running.stop()
 
 
 def rows(spark: SparkSession, path: str) -> DataFrame:

@@ -38,11 +38,12 @@ from convoymq.spark.pipelines.archive_sink import (
 )
 from convoymq.spark.pipelines.checkpoint import CheckpointError, app_id, offsets_of, plan_id
 from convoymq.spark.pipelines.manifest import Archive
+from convoymq.spark.query_runs import run_queries, triggered
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Probe = Callable[[str, int], None]
 """Called with (point, batch id) at `staged`, `moved` and `committed`: tests stop a batch there."""
@@ -118,22 +119,19 @@ def archive(
     root.mkdir(parents=True, exist_ok=True)
     report = ArchiveReport(target=str(root), format=format)
     started = time.monotonic()
-    queries: list[tuple[StreamingQuery, Sink]] = []
-    try:
-        for name, column, frame in _sources(spark, servers, streams, queues, dict(options or {})):
-            place = base / name
-            sink = _sink(format, root, app_id(place))
-            columns = tuple(dict.fromkeys((column, *partition_by)))
-            writer = _BatchWriter(
-                sink, columns, report, compact_files, keep_replaced_s, probe, checkpoint=place
-            )
-            queries.append((_started(f"archive {name}", frame, writer, place, every), sink))
-        for query, _ in queries:
-            query.awaitTermination()
-    finally:
-        for query, _ in queries:
-            query.stop()
-    for _, sink in queries:
+    queries: list[DataStreamWriter] = []
+    sinks: list[Sink] = []
+    for name, column, frame in _sources(spark, servers, streams, queues, dict(options or {})):
+        place = base / name
+        sink = _sink(format, root, app_id(place))
+        columns = tuple(dict.fromkeys((column, *partition_by)))
+        writer = _BatchWriter(
+            sink, columns, report, compact_files, keep_replaced_s, probe, checkpoint=place
+        )
+        queries.append(_query(f"archive {name}", frame, writer, place, every))
+        sinks.append(sink)
+    run_queries(queries)
+    for sink in sinks:
         if compact_files:
             report.compacted += sink.compact(compact_files, keep_replaced_s)
         report.rows_total, report.files_total = sink.totals()
@@ -150,14 +148,11 @@ def _root(target: str | os.PathLike[str]) -> Path:
     return Path(target)
 
 
-def _started(
+def _query(
     name: str, frame: DataFrame, writer: _BatchWriter, checkpoint: Path, every: str | None
-) -> StreamingQuery:
+) -> DataStreamWriter:
     stream = frame.writeStream.queryName(name).foreachBatch(writer)
-    stream = stream.option("checkpointLocation", str(checkpoint))
-    return (
-        stream.trigger(processingTime=every) if every else stream.trigger(availableNow=True)
-    ).start()
+    return triggered(stream.option("checkpointLocation", str(checkpoint)), every)
 
 
 def archived(spark: SparkSession, target: str | os.PathLike[str]) -> DataFrame:

@@ -37,6 +37,7 @@ from convoymq.spark.pipelines.triage.publishing import Publisher
 from convoymq.spark.pipelines.triage.report import TriageReport, summarise
 from convoymq.spark.pipelines.triage.rules import Rules
 from convoymq.spark.pipelines.triage.table import TriageTable
+from convoymq.spark.query_runs import run_queries
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,12 +135,8 @@ def _run(
         .foreachBatch(batches)
         .option("checkpointLocation", str(place))
         .trigger(availableNow=True)
-        .start()
     )
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
+    run_queries([query])
     if batches.done:
         rows = messages(spark, root).where(f"run = '{table.app}'")
         rows = rows.where(rows["batch"].isin(batches.done))
