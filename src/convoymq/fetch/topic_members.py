@@ -356,7 +356,8 @@ class TopicMembers:
         parked: tuple[bytes, int] | None = None,
     ) -> None:
         """Has a trace say that messages were handed out: the node hears of it when they are
-        settled. What is settled already, by a request that came before, is left out."""
+        settled. What this node's replica knows as settled, by a request that came before, is left
+        out."""
         trace = queue.trace
         if trace is None:
             return
@@ -366,9 +367,8 @@ class TopicMembers:
         if own is not None and parked is None:
             runs = list(own.cursor.missing(*runs[0]))
         for low, high in runs:
-            trace.handed_out(
-                request.group, request.member, request.epoch, low, high - low, 0, parked
-            )
+            lease = (request.group, request.member, request.epoch)
+            trace.handed_out(*lease, low, high - low, 0, parked, at_settling=True)
 
 
 def _start(start: Start) -> Position:

@@ -201,6 +201,8 @@ WEAK: Final = 32768
 """topic: its mode is weak."""
 ONE_OF_KEY: Final = 65536
 """handed_out: to a member that has one message of a key at a time."""
+AT_SETTLING: Final = 131072
+"""handed_out: before; the node hears of it as the member settles, which may ask twice, or late."""
 
 PARK: Final = 1
 PARK_BEHIND: Final = 2

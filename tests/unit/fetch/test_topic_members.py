@@ -13,9 +13,12 @@ from convoymq.client.topic_messages import COLUMNS, contents_of
 from convoymq.client.topic_rows import TopicRow, frame_of_rows
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
+from convoymq.model.trace import AT_SETTLING, HANDED_OUT
 from convoymq.topics.hashing import logical_partition
+from convoymq.trace.recorder import Traces, TraceSettings
 from tests.patience import PATIENCE_S
 from tests.unit.fetch.support import Peer, Rig, reader
+from tests.unit.trace.support import rows_of, wall_clock_us
 
 GROUP = {"topic": "orders", "group": "g"}
 BODIES = (b"1", b"2", b"3", b"4")
@@ -25,6 +28,9 @@ BODIES = (b"1", b"2", b"3", b"4")
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     async with Rig(tmp_path) as made:
         made.cluster.raise_versions()
+        settings = TraceSettings(vhosts=("/",))
+        traces = Traces(tmp_path / "trace", 1, 1, settings, wall_clock_us)
+        made.broker.traces = made.broker.local.traces = traces
         await made.broker.topics.create("/", "orders", partitions=1, logical=8)
         yield made
 
@@ -121,6 +127,27 @@ async def test_acknowledgements_are_checked_by_the_lease(member: Member) -> None
         ErrorCode.PRECONDITION_FAILED,
         "GROUP_SETTLE: a range has a first and a last offset",
     )
+
+
+async def test_what_a_member_had_is_traced_as_it_settles(
+    rig: Rig, member: Member, tmp_path: Path
+) -> None:
+    for kind, more in (
+        ("ack", {"ranges": [1, 2]}),
+        # The answer was lost, and the member asks again for more.
+        ("ack", {"ranges": [1, 3]}),
+        ("park", {"offset": 4, "key": b"k"}),
+    ):
+        answer = await member.settle(kind, **more)
+        assert answer.map["code"] == "OK"
+    rig.broker.traces.stop()
+    rig.broker.traces.join(PATIENCE_S)
+    given = [row for row in rows_of(tmp_path / "trace") if row["kind"] == HANDED_OUT]
+    assert [(row["first_id"], row["count"], row["flags"]) for row in given] == [
+        (1, 2, AT_SETTLING),
+        (3, 1, AT_SETTLING),
+        (4, 1, AT_SETTLING),
+    ]
 
 
 async def test_a_message_is_parked_as_the_log_has_it(rig: Rig, member: Member) -> None:

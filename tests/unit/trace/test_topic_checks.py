@@ -33,6 +33,8 @@ from tests.unit.trace.topic_injuries import (
     Original,
     Rows,
     acknowledged_and_never_delivered,
+    delivered_after_its_acknowledgement,
+    delivered_when_the_lease_was_over,
     lost,
     never_applied,
 )
@@ -175,6 +177,27 @@ def test_an_injected_violation_is_found(original: Original, injury: Callable[[Co
 def test_nothing_is_found_where_nothing_happened(original: Original) -> None:
     found = audited(original, None)
     assert (found.violations, found.unproved) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    "injury",
+    [delivered_after_its_acknowledgement, delivered_when_the_lease_was_over],
+    ids=lambda injury: injury.__name__,
+)
+def test_a_member_that_asks_again_to_settle_is_given_nothing_again(
+    original: Original, injury: Callable[[Copy], None]
+) -> None:
+    """Its node hears at settling what the member had, and a request may be repeated, or be late."""
+
+    def heard(copy: Copy) -> None:
+        injury(copy)
+        for rows in copy.partitions.values():
+            for row in rows:
+                if row["kind"] == words.HANDED_OUT:
+                    row["flags"] |= words.AT_SETTLING
+
+    assert INJURIES[injury] in audited(original, injury).violations
+    assert INJURIES[injury] not in audited(original, heard).violations
 
 
 @pytest.mark.parametrize(

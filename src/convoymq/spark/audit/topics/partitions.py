@@ -298,7 +298,9 @@ def _leases(part: Columns, known: PartitionScope, scope: TopicScope, findings: F
     there = np.array([each is not None for each in leases], bool)[which.reshape(-1)]
     bound = scope.bound_us
     order, time_us = part["order"][rows], part["time_us"][rows]
-    late = (time_us < from_us - bound) | (time_us > to_us + bound)
+    # When a member has what it settles now is not known; the log says whether it still may.
+    heard = part["flags"][rows] & words.AT_SETTLING != 0
+    late = (time_us < from_us - bound) | ((time_us > to_us + bound) & ~heard)
     strange = late | (part["seq"][rows] != member)
     misplaced = (order < from_order) | (order >= to_order)
     missing[rows] = ~there
@@ -388,6 +390,8 @@ class _Reading:
         self.out_message = message
         self.out_lease = handed["consumer"][run]
         self.out_us = handed["time_us"][run]
+        self.out_heard = handed["flags"][run] & words.AT_SETTLING != 0
+        """Heard of when they were settled: perhaps not for the first time."""
         self.out_alone = (handed["flags"][run] & words.ONE_OF_KEY != 0).astype(np.int64)
 
     def check(self, start: int, left_order: int, findings: Findings) -> None:
@@ -399,7 +403,9 @@ class _Reading:
         settled_lease, settled_us = self.settled_lease[out], self.settled_us[out]
         ended = (settled_us >= 0) & (self.how[out] != BY_LOSS)
         later = (settled_lease < self.out_lease) | (
-            (settled_lease == self.out_lease) & (self.out_us > settled_us + self.bound_us)
+            (settled_lease == self.out_lease)
+            & (self.out_us > settled_us + self.bound_us)
+            & ~self.out_heard
         )
         shown = {"offset": messages.offset[out], "epoch": self.out_lease}
         self._say(findings, Invariant.TOPIC_REDELIVERY, ended & later, shown)
