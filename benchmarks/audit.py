@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from convoymq.compiled_modules import build_text
 from convoymq.model import trace as words
 from convoymq.trace.segments import Origin, segment_schema
 
@@ -279,6 +280,7 @@ def main() -> int:
         print(
             json.dumps(
                 {
+                    "build": build_text(),
                     "rows": rows,
                     "messages": report.queues[0].published,
                     "bytes": size,

@@ -35,6 +35,7 @@ from benchmarks.load import Load, LoadFailed, broken_promises
 from benchmarks.rabbitmq import RabbitCluster
 from benchmarks.scheduled import PENDING_MS, Firing, bytes_each, firing
 from benchmarks.systems import LocalCluster, NotUsable, SystemMissing, connect
+from convoymq.compiled_modules import build_text
 
 QUEUE = "perf"
 TARGET = "dead"
@@ -315,6 +316,7 @@ def main() -> int:
     options = parser.parse_args()
     chosen = tuple(f for f in FEATURES if not options.case or f.name in options.case)
     rounds = Rounds(chosen, options.seconds, options.base_port)
+    rounds.console.print(build_text(), highlight=False)
     for _ in range(options.runs if chosen else 0):
         rounds.run()
     moved: dict[str, list[float]] = {}

@@ -41,6 +41,7 @@ from benchmarks.disk import Disk
 from benchmarks.load import Load
 from benchmarks.systems import LocalCluster
 from convoymq.client import Client, ClientConfig
+from convoymq.compiled_modules import build_text
 from convoymq.kernels import columns
 from convoymq.kernels.column_frame import build_frame
 
@@ -660,7 +661,8 @@ def markdown(
     lines = [
         "# Benchmarks of the Spark data sources",
         "",
-        f"Measured {date.today().isoformat()} on {cores} cores by `make bench-spark`: three nodes, "
+        f"Measured {date.today().isoformat()} on {cores} cores by `make bench-spark`: three nodes "
+        f"({build_text()}), "
         f"local[2], medians of {scale.rounds} rounds; {scale.rows_200:,} rows of 200 B, "
         f"{scale.rows_1k:,} of 1 KiB, backlog {scale.backlog:,}. Broker, Spark and load tool share "
         "the cores, so only the ratios mean something. In the background: "
@@ -718,6 +720,7 @@ def main() -> int:
         rounds=options.rounds or chosen.rounds,
     )
     console = Console(stderr=True)
+    console.print(build_text(), highlight=False)
     scratch = Path(tempfile.mkdtemp(prefix="convoy-bench-spark-"))
     samples: dict[str, list[tuple[float, float]]] = {}
     try:

@@ -44,6 +44,7 @@ from benchmarks import key_order
 from benchmarks.convoy import ConvoyCluster
 from benchmarks.load import Load, LoadFailed
 from benchmarks.systems import NotUsable, connect
+from convoymq.compiled_modules import build_text
 from convoymq.topics.hashing import logical_partition
 
 TOPIC = "bench"
@@ -441,6 +442,8 @@ def main() -> int:
     options = parser.parse_args()
     cases = options.case or CASES
     found = Samples()
+    console = Console(stderr=True)
+    console.print(build_text(), highlight=False)
     try:
         for _ in range(options.runs):
             with ConvoyCluster(base_port=options.base_port) as cluster:
@@ -458,7 +461,7 @@ def main() -> int:
                     cluster.start()
                     idle(cluster, options.topics, options.idle_seconds, found)
     except (LoadFailed, NotUsable, OSError, httpx.HTTPError) as error:
-        Console(stderr=True).print(f"[bold red]{error}[/]", highlight=False)
+        console.print(f"[bold red]{error}[/]", highlight=False)
         return 1
     table = Table("measure", "median", "p99", "largest", "samples")
     for name, samples in found.values.items():

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from convoymq.queues.driver import GroupOptions
 
 Found = TypeVar("Found")
-Answer = Callable[[Found | None, "BrokerError | None"], None]
+Answer = Callable[["Found | None", "BrokerError | None"], None]
 """Gets what was asked for, or why it does not come; called once."""
-AskNode = Callable[[int, list[object], int, Answer[object]], None]
+AskNode = Callable[[int, list[object], int, "Answer[object]"], None]
 """(node, request, how long to wait in ms, answer): asks a node; see the table above."""
 
 #: Bounds of one read, whatever the reader asks for; the rest comes with the next.
