@@ -81,12 +81,14 @@ def keys_of(cluster: LocalCluster, topic: str, pid: int, count: int = 1) -> list
 class Reader:
     """One member of a group that acknowledges only when told to."""
 
-    def __init__(self, cluster: LocalCluster, queue: str, node: int, **arguments: object) -> None:
+    def __init__(self, cluster: LocalCluster, queue: str, node: int, **more: object) -> None:
         self.got: list[tuple[str, int, int]] = []
         """(Body, partition, delivery tag)."""
         self._connection = connect(cluster, node)
         self._channel = self._connection.channel()
         self._channel.basic_qos(prefetch_count=100)
+        # It has several messages of a key in its hands.
+        arguments = {"x-key-in-flight": 0, **more}
         self._channel.basic_consume(queue, self._on_message, arguments=arguments)
 
     def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:

@@ -200,7 +200,6 @@ def test_a_rabbitmq_node_comes_over_by_the_guide(
         tmp_path,
         replaced=places,
         environment=old.environment(0),
-        timeout_s=PATIENCE_S,
     )
 
     answer = json.loads((tmp_path / "answer.json").read_text())

@@ -85,7 +85,7 @@ def test_messages_of_a_channel_without_a_key_go_one_way(
     """Of a strict topic with null-key sticky; in their order, also through a split."""
     create(cluster, "sticky", 3, **{"null-key": "sticky"})
     sender, reader = client(1), client(2, prefetch=100)
-    reader.consume("sticky/g")
+    reader.consume("sticky/g", arguments={"x-key-in-flight": 0})
     for number in range(20):
         sender.channel.basic_publish("sticky", "", b"%d" % number)
     reader.wait(*map(str, range(20)))

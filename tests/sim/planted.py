@@ -1442,7 +1442,7 @@ def nobody_is_relayed() -> None:
     _relay()._relays = lambda self, node: []
 
 
-@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=262)
+@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=390)
 def relayed_sessions_go_on() -> None:
     relay = _relay()
     stop = relay._stop

@@ -10,7 +10,6 @@ import pytest
 
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.queues.quorum.machine import QuorumMachine
-from tests.faults.conftest import TEST_TIME_LIMIT_S as TEST_TIME_LIMIT_S
 from tests.faults.traffic import Traffic, declare, in_step, log_has, until
 from tests.ports import cluster_ports
 from tests.upgrade import releases
