@@ -2,7 +2,7 @@
 
 from os.path import dirname, exists
 
-__version__ = "0.4.0.dev0"
+__version__ = "0.4.0"
 
 if exists(f"{dirname(__file__)}/client_only.py") and exists(f"{dirname(__file__)}/node.py"):
     # The files that both have are those of whichever was installed last.

@@ -204,7 +204,9 @@ def test_length_by_policy(upgrade: Upgrade, queue: str, channel: Any) -> None:
 def test_priority_of_messages(queue: str, channel: Any) -> None:
     for priority in (None, 9, 31):
         publish(channel, queue, str(priority).encode(), priority=priority)
-    assert [channel.basic_get(queue)[2] for _ in range(3)] == [b"31", b"9", b"None"]
+    # Queues of the old release follow RabbitMQ 4.3 with its levels, new ones 4.1 with two classes.
+    expected = [b"31", b"9", b"None"] if queue.startswith("old") else [b"9", b"31", b"None"]
+    assert [channel.basic_get(queue)[2] for _ in range(3)] == expected
 
 
 def test_delay_of_messages(upgrade: Upgrade, queue: str, channel: Any) -> None:

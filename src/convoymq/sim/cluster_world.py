@@ -520,6 +520,10 @@ class ClusterWorld(World):
             self.history.pop(group, None)
         for group, checker in self.checkers.items():
             checker.ended = group > 0 and group not in self.groups
+        if not fresh.queues:
+            # Nobody knows the later incarnations any more, and no queue has their sessions.
+            known = fresh.incarnations
+            self.served = {each for each in self.served if each[1] <= known.get(each[0], 0)}
 
     def _rewind_queue(self, group: int, history: list[Entered]) -> None:
         former = self.referees[group]
