@@ -53,8 +53,8 @@ def next_machine() -> Any:
     table = command_table([*known, MARK])
 
     class NextDeliveries(Deliveries):
-        def give_back(self, run: Any, failed: int) -> None:
-            super().give_back(run, failed * 2 if self.machine.version >= NEXT else failed)
+        def give_back(self, run: Any, failed: int, *more: Any) -> None:
+            super().give_back(run, failed * 2 if self.machine.version >= NEXT else failed, *more)
 
     class NextQuorumMachine(QuorumMachine):
         VERSION = NEXT
