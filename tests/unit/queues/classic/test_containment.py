@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,6 @@ from convoymq.storage.files import RealDirectory
 from tests.unit.queues.classic.support import Channel, Node, Time, queue_record, settle
 
 TEXT = "queue 'q' in vhost '/' has crashed and failed to restart"
-
-
-@pytest.fixture
-def time() -> Time:
-    return Time()
-
-
-@pytest.fixture
-def nodes(tmp_path: Path, time: Time) -> Iterator[dict[int, Node]]:
-    made: dict[int, Node] = {}
-    Node(1, made, tmp_path, time)
-    Node(2, made, tmp_path, time)
-    yield made
-    for node in made.values():
-        node.host.stop()
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, group: int = 1) -> None:

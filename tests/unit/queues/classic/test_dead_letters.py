@@ -34,11 +34,6 @@ DLX: dict[str, Any] = {"dead-letter-exchange": "dlx"}
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
-
-
-@pytest.fixture
 def node(tmp_path: Path, time: Time) -> Iterator[Node]:
     made = Node(1, {}, tmp_path, time)
     made.routes.queues = [FakeQueue(20, "dead")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,6 @@ from convoymq.queues.classic import host as host_module
 from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.classic.log import ClassicLog
 from tests.unit.queues.classic.support import Node, Time, queue_record, settle
-
-
-@pytest.fixture
-def time() -> Time:
-    return Time()
-
-
-@pytest.fixture
-def nodes(tmp_path: Path, time: Time) -> Iterator[dict[int, Node]]:
-    made: dict[int, Node] = {}
-    Node(1, made, tmp_path, time)
-    Node(2, made, tmp_path, time)
-    yield made
-    for node in made.values():
-        node.host.stop()
 
 
 def restart(nodes: dict[int, Node], node: int, directory: Path, time: Time) -> Node:

@@ -22,11 +22,6 @@ TTL = 60_000
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
-
-
-@pytest.fixture
 def nodes(tmp_path: Path, time: Time) -> Iterator[dict[int, Node]]:
     made: dict[int, Node] = {}
     for node in (1, 2):
