@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import structlog
 
-from convoymq.management import metrics
+from convoymq.edges.http import metrics
 
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 EVENT = re.compile(r"`([a-z]+\.[a-z_]+)`")

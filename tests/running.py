@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request
 
-from convoymq.logs import LogOutput
 from convoymq.model.config import load
-from convoymq.node import Node
+from convoymq.node.logs import LogOutput
+from convoymq.node.node import Node
 from tests.clusters import answered
 from tests.patience import PATIENCE_S
 from tests.ports import PORTS_PER_CLUSTER, cluster_ports

@@ -1,4 +1,4 @@
-"""Write src/convoymq/amqp/_spec.py from the method table below.
+"""Write src/convoymq/edges/amqp091/_spec.py from the method table below.
 
 Run without arguments to write the file, with `--check` to fail when it is out of date.
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TARGET = Path(__file__).resolve().parent.parent / "src/convoymq/amqp/_spec.py"
+TARGET = Path(__file__).resolve().parent.parent / "src/convoymq/edges/amqp091/_spec.py"
 
 METHODS = """
 connection 10

@@ -11,10 +11,10 @@ import structlog
 from typer.main import get_command
 
 from convoymq.cli.app import app
-from convoymq.fetch.edge import FetchEdge
+from convoymq.edges.columnar.edge import FetchEdge
+from convoymq.edges.http.metric_help import HELP
+from convoymq.edges.http.metrics import render
 from convoymq.groups.host import HostCounters
-from convoymq.management.metric_help import HELP
-from convoymq.management.metrics import render
 from convoymq.model import config
 from convoymq.trace.recorder import Traces, TraceSettings
 from tests.provocation import check, documented_events, observing
@@ -139,7 +139,7 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
     missing = sorted(name for name in names if f"`{name}`" not in page)
     assert not missing, f"docs/metrics.md does not explain {', '.join(missing)}"
     missing = sorted(names - HELP.keys())
-    assert not missing, f"management/metric_help.py has no text for {', '.join(missing)}"
-    assert not HELP.keys() - names, "management/metric_help.py explains what there is not"
+    assert not missing, f"edges/http/metric_help.py has no text for {', '.join(missing)}"
+    assert not HELP.keys() - names, "edges/http/metric_help.py explains what there is not"
     missing = sorted(names - claims("moves"))
     assert not missing, f"no test shows two values of {', '.join(missing)}"

@@ -87,9 +87,9 @@ def test_every_reference_is_defined(page: str) -> None:
 
 
 def test_a_reference_that_leads_nowhere_is_found() -> None:
-    good = "`node.py:Node.run`, `storage/store.py:Storage.recover`, `tools/build.py:main`"
+    good = "`node/node.py:Node.run`, `storage/store.py:Storage.recover`, `tools/build.py:main`"
     assert missing_in(good) == []
-    assert missing_in("`node.py:Node.walk`") == ["node.py:Node.walk"]
+    assert missing_in("`node/node.py:Node.walk`") == ["node/node.py:Node.walk"]
     assert missing_in("`nodes.py:Node.run`") == ["nodes.py:Node.run"]
     assert missing_in("`groups/replicas.py`") == ["groups/replicas.py"]
 

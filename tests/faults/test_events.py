@@ -16,13 +16,13 @@ from typing import Any
 import pika  # type: ignore[import-untyped]
 import pytest
 
-from convoymq import resources
 from convoymq.broker.alarms import Watermarks
 from convoymq.broker.selection import Selection
-from convoymq.logs import LogOutput
-from convoymq.management.metrics import render
-from convoymq.management.process import process_info
+from convoymq.edges.http.metrics import render
+from convoymq.edges.http.process import process_info
 from convoymq.metadata.commands import PutSetting
+from convoymq.node import resources
+from convoymq.node.logs import LogOutput
 from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, RecoveryReport, StorageFault
 from tests.patience import PATIENCE_S
@@ -223,7 +223,7 @@ async def test_what_clients_do_is_counted(tmp_path: Path, monkeypatch: pytest.Mo
         loop = asyncio.get_running_loop()
         await nodes.metrics()
         await asyncio.to_thread(work)
-        monkeypatch.setattr("convoymq.management.metrics.__version__", "9.9.9")
+        monkeypatch.setattr("convoymq.edges.http.metrics.__version__", "9.9.9")
         await nodes[1].store.execute(PutSetting(name="cluster_name", value="another"))
         await nodes.metrics()
 

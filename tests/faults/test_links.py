@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
+from convoymq.edges.http import metrics
 from convoymq.kernels.link_frames import FRAME_APPEND, FRAME_CONTROL, FRAME_HEARTBEAT, frame
-from convoymq.management import metrics
 from convoymq.model.config import Address, ClusterConfig
 from convoymq.transport import admission, credit
 from convoymq.transport.identity import NodeIdentity

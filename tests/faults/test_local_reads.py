@@ -27,7 +27,7 @@ from tests.faults.test_damage import flip, log_directory
 from tests.faults.traffic import connect, until
 from tests.ports import cluster_ports
 from tests.spark.support import Query, batch_rows, stream_source
-from tests.unit.fetch.support import values_frame
+from tests.unit.edges.columnar.support import values_frame
 
 BASE_PORT = cluster_ports()
 STREAM = "measurements"

@@ -16,7 +16,7 @@ import pyarrow as pa
 from convoymq.client import errors
 from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
 from convoymq.client.topics import TopicRoute, route_of
-from convoymq.fetch.topic_routes import lineage_rows
+from convoymq.edges.columnar.topic_routes import lineage_rows
 from convoymq.kernels import columns as bits
 from convoymq.kernels.column_frame import ColumnFrame, build_frame
 from convoymq.queues.reservations import REASONS, Refusal, Reservation, Reservations

@@ -19,9 +19,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
-from convoymq.amqp._spec import Properties
-from convoymq.amqp.codec import ContentHeader, decode_header, encode_header
 from convoymq.cli.pipeline import pipeline_app
+from convoymq.edges.amqp091._spec import Properties
+from convoymq.edges.amqp091.codec import ContentHeader, decode_header, encode_header
 from convoymq.model.tables import Field, Table
 from convoymq.spark import clients
 from convoymq.spark.errors import ReservationLost

@@ -16,9 +16,9 @@ from typing import Any
 
 import pika  # type: ignore[import-untyped]
 
-from convoymq.admin_socket import ask
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
+from convoymq.node.admin_socket import ask
 from tests.clusters import answered
 from tests.faults.traffic import until
 from tests.interop.test_columnar import values_frame

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from convoymq.admin_socket import ask
 from convoymq.cli.cluster import LocalCluster, LocalNode
+from convoymq.node.admin_socket import ask
 from tests.faults.traffic import until
 from tests.upgrade import releases
 

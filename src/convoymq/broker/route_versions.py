@@ -3,7 +3,7 @@
 A change of the tree moves the version of the virtual host that it is about, so that publishers of
 other ones go on with what they remember. A new queue moves none: no remembered route leads past it,
 because a queue is bound after it is made, and that the default exchange leads nowhere is not
-remembered (`amqp/channel.py:Channel.resolve_route`).
+remembered (`edges/amqp091/channel.py:Channel.resolve_route`).
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _open_files() -> Finding:
 
 def _memory() -> Finding:
     try:
-        from convoymq.resources import machine_memory_bytes
+        from convoymq.node.resources import machine_memory_bytes
     except ImportError as error:
         return Finding("memory", "warning", f"cannot tell: {error}")
     size = machine_memory_bytes() >> 20

@@ -10,9 +10,9 @@ from typing import Annotated, TypedDict
 
 import typer
 
-from convoymq.admin_socket import ask
 from convoymq.cli.output import Format, FormatOption, fail, print_json, show, table
 from convoymq.model.errors import BrokerError
+from convoymq.node.admin_socket import ask
 
 SHOWN_MAX = 200
 """Rows of a table; `--format json` has all."""

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if chosen.check:
         from convoymq.model.errors import BrokerError
-        from convoymq.preflight import check_files
+        from convoymq.node.preflight import check_files
 
         try:
             check_files(config)
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     # Nothing that is made while starting is garbage; `Node` freezes it and turns this on again.
     gc.disable()
     _import_lean(tls=bool(config.listeners.ssl or config.cluster.tls_certfile))
-    from convoymq.node_process import run
+    from convoymq.node.process import run
 
     # But for classes that were made again with slots: what is imported later takes their memory.
     gc.collect()

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from convoymq.edges.edge import Edge, NodeParts
 
 EDGES = [
-    "convoymq.amqp.edge",
-    "convoymq.fetch.edge",
-    "convoymq.management.edge",
+    "convoymq.edges.amqp091.edge",
+    "convoymq.edges.columnar.edge",
+    "convoymq.edges.http.edge",
 ]
 """Modules that define `open_edge(parts: NodeParts) -> Edge | None`; None = not configured. The
 first whose `takes_unknown` is set gets connections that begin with no registered preface."""

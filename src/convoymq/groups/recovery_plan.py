@@ -1,7 +1,7 @@
 """Plans the way back from a lost majority: which copy of each group goes on, and what may be lost.
 
 Pure: reports of the nodes that can be reached go in, a plan comes out. The shell that gathers
-reports and carries a plan out is `convoymq.recovery`.
+reports and carries a plan out is `convoymq.node.recovery`.
 
 | reachable members of a group          | plan                                                     |
 |---------------------------------------|----------------------------------------------------------|

@@ -11,7 +11,7 @@
     InvariantViolated   outside the tree: nobody catches it, the process ends
 
 Every class carries typed fields. Each protocol edge has one table that turns classes into its
-own codes (`convoymq.amqp.errors` for AMQP).
+own codes (`convoymq.edges.amqp091.errors` for AMQP).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Lost majorities in the simulator: most disks are gone at once, and an operator has what is left
-go on, through the production path (`convoymq.recovery`, ADR 0024).
+go on, through the production path (`convoymq.node.recovery`, ADR 0024).
 
 From the moment of the loss on, what may be missing is known: whatever no surviving disk had. So for
 every group the longest beginning of what was committed is noted that one survivor holds durably
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Never, TypeVar
 from convoymq.metadata.commands import Command
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import BrokerError, Misuse, Unavailable
-from convoymq.recovery import CONFIRMATION, Recovery
+from convoymq.node.recovery import CONFIRMATION, Recovery
 from convoymq.sim.clock import Process
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.loop import SimLoop

@@ -54,7 +54,7 @@ KIND_SESSIONS = 12
 """Question to a node about its sessions: those that are not live."""
 KIND_FOUND = 13
 KIND_RECOVERY = 14
-"""Requests of a recovery from a lost majority to other nodes (`convoymq.recovery`)."""
+"""Requests of a recovery from a lost majority to other nodes (`convoymq.node.recovery`)."""
 KIND_METADATA_END = 15
 """Question for the end of a node's metadata log (`convoymq.metadata.reads`)."""
 KIND_GROUP_ADMIN = 20

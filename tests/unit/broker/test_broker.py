@@ -11,7 +11,7 @@ import pytest
 
 from convoymq.broker.facade import Broker
 from convoymq.broker.settings import BrokerSettings
-from convoymq.management.metrics import render
+from convoymq.edges.http.metrics import render
 from convoymq.metadata.commands import (
     DeclareQueue,
     DeleteUser,

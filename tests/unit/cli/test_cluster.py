@@ -18,7 +18,7 @@ from convoymq.cli.app import Sampler
 from convoymq.cli.cluster import LocalCluster, _metric, read_state
 from convoymq.model.config import load
 from convoymq.model.errors import Misuse, Unavailable
-from convoymq.resources import machine_memory_bytes, memory_limit
+from convoymq.node.resources import machine_memory_bytes, memory_limit
 
 BASE_PORT = cluster_ports()
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE_S
 
-from convoymq.admin_socket import SOCKET_NAME
 from convoymq.broker import selection
 from convoymq.broker.balance import Strategy
 from convoymq.broker.leadership import BY_COUNT, BY_LOAD
@@ -32,6 +31,7 @@ from convoymq.cli.ctl.main import main
 from convoymq.cli.ctl.transport import Answer, NodeState
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import Json
+from convoymq.node.admin_socket import SOCKET_NAME
 
 NOT_FOUND = Answer(404, {"error": "Object Not Found", "reason": "Not Found"})
 QUEUE = {"name": "q", "vhost": "/", "messages": 3, "state": "running", "node": "n1",

@@ -615,7 +615,7 @@ def test_the_library_is_small() -> None:
     code = (
         "import sys, convoymq.client\n"
         "heavy = {'asyncio', 'uvloop', 'pyarrow', 'pyspark', 'numpy', 'structlog', 'ssl',"
-        " 'convoymq.queues', 'convoymq.groups', 'convoymq.amqp', 'convoymq.fetch'}\n"
+        " 'convoymq.queues', 'convoymq.groups', 'convoymq.edges'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

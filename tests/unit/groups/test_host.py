@@ -14,6 +14,7 @@ import pytest
 import structlog
 from msgspec.msgpack import encode
 
+from convoymq.edges.http import metrics
 from convoymq.groups import transfer
 from convoymq.groups.deferred import OPENING_MS
 from convoymq.groups.host import ReplicaHost
@@ -22,8 +23,7 @@ from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CMD_PURGE, CMD_SETTLE, commands, pack_ranges
 from convoymq.kernels.entries import ENTRY_COMMANDS, ENTRY_MEMBERSHIP
 from convoymq.kernels.link_frames import FRAME_FORWARD, frame
-from convoymq.management import metrics
-from convoymq.notes import log_note
+from convoymq.node.notes import log_note
 from convoymq.replication.machine import NEVER, Effect
 from convoymq.replication.raft.types import VOTE, RaftConfig
 from convoymq.replication.versions import check_version, command_table

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from crc32c import crc32c
 from msgspec import structs
 
-from convoymq.amqp.codec import (
+from convoymq.edges.amqp091.codec import (
     ContentHeader,
     Properties,
     decode_header,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from convoymq.amqp._spec import Properties
-from convoymq.amqp.codec import ContentHeader, encode_header
+from convoymq.edges.amqp091._spec import Properties
+from convoymq.edges.amqp091.codec import ContentHeader, encode_header
 from convoymq.model.tables import Table
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from convoymq.amqp.codec import Properties
+from convoymq.edges.amqp091.codec import Properties
 from convoymq.kernels import batch, columns
 from convoymq.kernels import content as content_kernel
 from convoymq.kernels.batch import CommandBuilder, PublishTarget

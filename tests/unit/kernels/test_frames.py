@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from convoymq.amqp import _spec as spec
-from convoymq.amqp import codec
+from convoymq.edges.amqp091 import _spec as spec
+from convoymq.edges.amqp091 import codec
 from convoymq.kernels import batch
 from convoymq.kernels import content as content_kernel
 from convoymq.kernels.channel_codec import ChannelCodec

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoymq.amqp import _spec as spec
-from convoymq.amqp import codec
+from convoymq.edges.amqp091 import _spec as spec
+from convoymq.edges.amqp091 import codec
 from convoymq.kernels import batch
 from convoymq.kernels.content import RECORD_ASKS, RECORD_GROUPED, RECORD_WAITS
 from convoymq.kernels.group_table import GroupTable

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from convoymq.amqp import codec
-from convoymq.amqp.codec import Properties
+from convoymq.edges.amqp091 import codec
+from convoymq.edges.amqp091.codec import Properties
 from convoymq.kernels.channel_codec import ConsumerDeliveries
 from convoymq.kernels.order_headers import PLACE_BITS, Place
 from convoymq.model.tables import Field, Table

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from convoymq.amqp import _spec as spec
-from convoymq.amqp import codec
-from convoymq.amqp.codec import Properties
+from convoymq.edges.amqp091 import _spec as spec
+from convoymq.edges.amqp091 import codec
+from convoymq.edges.amqp091.codec import Properties
 from convoymq.kernels import batch
 from convoymq.model.tables import Field, Table
 from tests.unit.kernels import reference

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from convoymq.amqp import _spec as spec
-from convoymq.amqp import codec
+from convoymq.edges.amqp091 import _spec as spec
+from convoymq.edges.amqp091 import codec
 from convoymq.kernels import batch
 from convoymq.kernels.channel_codec import ChannelCodec
 from convoymq.kernels.ordered_runs import SLOT_SEND, UNTAGGED, OrderedTarget, Slot, order_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from convoymq.amqp.errors import reply_for
+from convoymq.edges.amqp091.errors import reply_for
 from convoymq.model import refusals as r
 from convoymq.model.errors import Refused
 

@@ -26,7 +26,7 @@ from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.model.tables import Table
-from convoymq.notes import log_note
+from convoymq.node.notes import log_note
 from convoymq.replication.raft.membership import Membership
 from convoymq.routing.types import Destination, DestinationKind
 from convoymq.storage.files import RealDirectory

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoymq.amqp._spec import Properties
-from convoymq.amqp.codec import ContentHeader, decode_header, encode_header
+from convoymq.edges.amqp091._spec import Properties
+from convoymq.edges.amqp091.codec import ContentHeader, decode_header, encode_header
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.content import content_parts, split_record

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.amqp._spec import Properties
+from convoymq.edges.amqp091._spec import Properties
 from convoymq.model.errors import PeerError, PreconditionFailed
 from convoymq.model.tables import Field, Table
 from convoymq.queues.message_properties import (

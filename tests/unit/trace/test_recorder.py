@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from convoymq.management import metrics
+from convoymq.edges.http import metrics
 from convoymq.model import trace as words
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.trace import segments

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoymq.loop_clock import LoopClock
+from convoymq.node.loop_clock import LoopClock
 from convoymq.transport.clocks import until_beat, wall_and_boot_ms
 from convoymq.transport.cluster_clock import ClusterClock
 

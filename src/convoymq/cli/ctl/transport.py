@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
-from convoymq.admin_socket import SOCKET_NAME, ask
 from convoymq.cli.api import USER_DEFAULT, NoAnswer, base_of, call, json_of
 from convoymq.cli.cluster import DATA_DEFAULT, find_cluster
 from convoymq.cli.ctl.failures import NO_PERMISSION, TIMED_OUT, UNAVAILABLE, USAGE, Failure
 from convoymq.model.errors import BrokerError, Misuse, Unavailable
 from convoymq.model.json import Json, JsonObject
+from convoymq.node.admin_socket import SOCKET_NAME, ask
 
 TIMEOUT_S = 600.0
 """A command for many queues answers when all are done."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from convoymq.amqp._spec import Properties
 from convoymq.cli.perf.connection import Address, BrokerSaid
 from convoymq.cli.perf.run import Plan, Progress, Run, install_signal_handlers
+from convoymq.edges.amqp091._spec import Properties
 from convoymq.model.tables import Table
 
 if TYPE_CHECKING:

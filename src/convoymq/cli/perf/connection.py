@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from convoymq.amqp import _spec, codec
-from convoymq.amqp._spec import Method
+from convoymq.edges.amqp091 import _spec, codec
+from convoymq.edges.amqp091._spec import Method
 from convoymq.model.errors import PeerError
 from convoymq.model.tables import Table
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from convoymq.amqp import _spec, codec
 from convoymq.cli.perf.connection import (
     NUMBER,
     Address,
@@ -28,6 +27,7 @@ from convoymq.cli.perf.connection import (
     stamp_position,
 )
 from convoymq.cli.perf.processes import BrokerProcesses
+from convoymq.edges.amqp091 import _spec, codec
 from convoymq.kernels.perfclient import (
     Consumer,
     Histogram,

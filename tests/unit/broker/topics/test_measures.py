@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from convoymq.broker.topics.measures import ChangePhases, GroupStalls, PartitionCounts
-from convoymq.management.metrics import render
+from convoymq.edges.http.metrics import render
 from convoymq.topics import commands as c
 from convoymq.topics.changes import Change, Phase, plan_split
 from convoymq.topics.commands import ProducedRun

@@ -11,12 +11,12 @@ import pytest
 
 from convoymq.broker.topics.parked import ParkedKeys, with_body
 from convoymq.client.topic_messages import COLUMNS, contents_of
+from convoymq.edges.http.messages import content_in
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_writer import ColumnWriter
 from convoymq.kernels.columns import PROPERTIES
-from convoymq.management.messages import content_in
 from convoymq.metadata.records import User
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.partition.reads import ParkedRow

@@ -13,7 +13,7 @@ from convoymq.broker.settings import BrokerSettings
 from convoymq.broker.topics.group_messages import GroupName
 from convoymq.broker.topics.member import Member
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
-from convoymq.management.metrics import render
+from convoymq.edges.http.metrics import render
 from convoymq.metadata.commands import PutVhostLimit
 from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topics import partition_queue_name

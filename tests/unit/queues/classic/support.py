@@ -13,7 +13,7 @@ import convoymq.queues.drivers  # noqa: F401
 from convoymq.kernels.batch import record
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import Table
-from convoymq.notes import log_note
+from convoymq.node.notes import log_note
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient

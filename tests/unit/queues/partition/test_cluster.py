@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from convoymq.management import definitions
+from convoymq.edges.http import definitions
 from convoymq.metadata import store as metadata_store
 from convoymq.metadata.commands import DeclareQueue
 from convoymq.model.errors import AccessRefused

@@ -15,7 +15,7 @@ from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
 from convoymq.model.errors import StorageFault
-from convoymq.notes import log_note
+from convoymq.node.notes import log_note
 from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult
 from convoymq.queues.quorum.client import QuorumClient

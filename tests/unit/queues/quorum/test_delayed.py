@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.amqp import _spec as spec
+from convoymq.edges.amqp091 import _spec as spec
 from convoymq.kernels import batch
 from convoymq.model.tables import Field, Table
 from convoymq.queues.quorum import delayed

@@ -1,0 +1,178 @@
+# cython: annotation_typing=False
+"""All AMQP connections of one node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import structlog
+
+from convoymq.broker.facade import Broker
+from convoymq.edges.amqp091.certificates import certificate_user
+from convoymq.edges.amqp091.connection import Connection
+from convoymq.edges.amqp091.settings import AmqpSettings
+from convoymq.edges.amqp091.sockets import SocketShell, TlsShell
+from convoymq.edges.edge import Certificate, Edge, Incoming, NodeParts, RunInput
+from convoymq.kernels.connection_buffer import Outbox
+from convoymq.transport.listening import HangUpWatch
+
+log = structlog.get_logger()
+
+SHUTDOWN = "broker forced connection closure with reason 'shutdown'"
+
+
+def open_edge(parts: NodeParts) -> AmqpEdge:
+    """Makes the edge as the node's configuration wants it."""
+    config, amqp = parts.config, parts.config.amqp
+    settings = AmqpSettings(
+        frame_max=amqp.frame_max,
+        channel_max=amqp.channel_max,
+        heartbeat_s=amqp.heartbeat_s,
+        handshake_timeout_s=config.listeners.handshake_timeout_ms / 1000,
+        max_message_size_bytes=amqp.max_message_size,
+        consumer_timeout_ms=amqp.consumer_timeout_ms,
+        permit_global_qos=parts.broker.settings.permit_global_qos,
+        consumers_per_channel_max=amqp.consumer_max_per_channel,
+        mechanisms=amqp.auth_mechanisms,
+        cert_login_from=amqp.cert_login_from,
+        cert_login_san_type=amqp.cert_login_san_type,
+        cert_login_san_index=amqp.cert_login_san_index,
+    )
+    outbox = Outbox(parts.wake)
+    return AmqpEdge(
+        broker=parts.broker, settings=settings, outbox=outbox, run_input=parts.run_input
+    )
+
+
+class AmqpEdge(Edge):
+    """See the module text.
+
+    Args:
+        outbox: whoever ends the node's rounds flushes it.
+        run_input: calls what reads a connection, in place of the loop.
+    """
+
+    prefaces = (b"AMQP",)
+    takes_unknown = True
+    """Connections of an unknown protocol get the protocol header, as the specification demands."""
+
+    def __init__(
+        self,
+        *,
+        broker: Broker,
+        settings: AmqpSettings,
+        outbox: Outbox,
+        run_input: RunInput | None = None,
+    ) -> None:
+        self.broker = broker
+        self.settings = settings
+        self.outbox = outbox
+        self.flush = outbox.flush
+        self.run_input = run_input
+        self.connections: dict[int, Connection] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hang_ups = HangUpWatch(self._blocked)
+
+    async def start(self) -> None:
+        """Follows the node's alarms."""
+        self.broker.alarms.listeners.append(self._on_alarms)
+        self._on_alarms(self.broker.alarms.effective)
+
+    async def stop(self) -> None:
+        """Closes all connections with 320 and waits a bounded time for their answers."""
+        if self._on_alarms in self.broker.alarms.listeners:
+            self.broker.alarms.listeners.remove(self._on_alarms)
+        self._hang_ups.set(False)
+        for connection in list(self.connections.values()):
+            connection.close(SHUTDOWN)
+        self.outbox.flush()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.settings.close_timeout_s
+        while self.connections and loop.time() < deadline:
+            await asyncio.sleep(0.01)
+            self.outbox.flush()
+        for connection in list(self.connections.values()):
+            connection.lost()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.settings.close_timeout_s)
+        for task in self._tasks:
+            task.cancel()
+
+    def connect(self, incoming: Incoming) -> None:
+        """See `Edge`."""
+        loop = asyncio.get_running_loop()
+        sock = incoming.take_socket()
+        if sock is None:
+            incoming.attach(TlsShell(loop, self, incoming))
+            return
+        shell = SocketShell(loop, sock, self)
+        shell.connection = self.open_connection(shell, sock.fileno(), incoming)
+        shell.begin(incoming.head)
+
+    def open_connection(
+        self, shell: SocketShell | TlsShell, fd: int, incoming: Incoming
+    ) -> Connection:
+        """Makes a connection, which has heard nothing yet."""
+        found = incoming.certificate
+        connection = Connection(
+            id=incoming.id,
+            broker=self.broker,
+            settings=self.settings,
+            outbox=self.outbox,
+            shell=shell,
+            fd=fd,
+            peer=incoming.peer,
+            local=incoming.local,
+            ssl=incoming.tls,
+            certificate_name=self._user_of(found) if found else None,
+            handshake_left_s=incoming.handshake_left_s(),
+        )
+        self.connections[connection.id] = connection
+        return connection
+
+    def _user_of(self, certificate: Certificate) -> str | None:
+        settings = self.settings
+        return certificate_user(
+            certificate,
+            settings.cert_login_from,
+            settings.cert_login_san_type,
+            settings.cert_login_san_index,
+        )
+
+    def connection_count(self) -> int:
+        """See `Edge`."""
+        return len(self.connections)
+
+    def activity(self) -> int:
+        """See `Edge`."""
+        return int(self.outbox.bytes_received + self.outbox.bytes_sent)
+
+    def gone(self, connection: Connection | None) -> None:
+        """A connection's socket is closed."""
+        if connection is not None:
+            self.connections.pop(connection.id, None)
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Runs in a task that this edge owns; an error in it is logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("amqp.task_failed", exc_info=task.exception())
+
+    def _on_alarms(self, alarms: frozenset[str]) -> None:
+        for connection in list(self.connections.values()):
+            connection.set_alarms(alarms)
+        self._hang_ups.set(bool(alarms))
+
+    def _blocked(self) -> dict[int, Callable[[], None]]:
+        found: dict[int, Callable[[], None]] = {}
+        for connection in self.connections.values():
+            shell = connection.shell
+            if connection.is_blocked and isinstance(shell, SocketShell | TlsShell):
+                found[shell.fileno()] = connection.eof
+        return found

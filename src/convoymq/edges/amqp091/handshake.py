@@ -1,0 +1,193 @@
+"""Agreement before a connection is open: SASL answers and limits, sans IO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convoymq import __version__
+from convoymq.edges.amqp091.settings import AmqpSettings
+from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
+from convoymq.model.errors import CommandFault, NotAllowed, SyntaxFault
+from convoymq.model.refusals import tune_too_high, tune_too_low
+from convoymq.model.tables import Table, decode_body
+
+CHANNEL_NUMBER_MAX = 65535
+FRAME_BYTES_MAX = 131072
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Name and password that a client presents. `password` None: the name is vouched for by a
+    certificate."""
+
+    user: str
+    password: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Limits of one connection; `channel_max` and `frame_max` are never 0, `heartbeat_s` may be."""
+
+    channel_max: int
+    frame_max: int
+    heartbeat_s: int
+
+
+def credentials_of(
+    mechanism: str, response: bytes, settings: AmqpSettings, certificate_name: str | None = None
+) -> Credentials:
+    """Reads the SASL response of connection.start-ok.
+
+    Raises:
+        CommandFault: the mechanism was not offered.
+        SyntaxFault: the response is not what the mechanism asks for.
+    """
+    if mechanism not in settings.mechanisms:
+        raise CommandFault(f"unknown authentication mechanism '{mechanism}'")
+    match mechanism:
+        case "PLAIN":
+            return _plain(response)
+        case "AMQPLAIN":
+            return _amqplain(response)
+        case "ANONYMOUS":
+            return Credentials(settings.anonymous_user, settings.anonymous_password.encode())
+        case "EXTERNAL" if certificate_name is not None:
+            return Credentials(certificate_name, None)
+        case _:
+            raise CommandFault(f"unknown authentication mechanism '{mechanism}'")
+
+
+def _plain(response: bytes) -> Credentials:
+    parts = response.split(b"\x00")
+    if len(parts) != 3:
+        raise SyntaxFault("PLAIN response is not authzid NUL user NUL password")
+    return Credentials(_name(parts[1]), parts[2])
+
+
+def _amqplain(response: bytes) -> Credentials:
+    table: Table = decode_body(response)
+    login, password = table.get("LOGIN"), table.get("PASSWORD")
+    if login is None or password is None:
+        raise SyntaxFault("AMQPLAIN response lacks LOGIN or PASSWORD")
+    if not isinstance(login.value, bytes) or not isinstance(password.value, bytes):
+        raise SyntaxFault("AMQPLAIN LOGIN and PASSWORD have to be strings")
+    return Credentials(_name(login.value), password.value)
+
+
+def _name(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise SyntaxFault("user name is not UTF-8") from error
+
+
+def tuned(settings: AmqpSettings, channel_max: int, frame_max: int, heartbeat_s: int) -> Tuned:
+    """Checks what the client answers in connection.tune-ok.
+
+    0 means "no limit" and is refused where the server has one.
+
+    Raises:
+        NotAllowed: a value above what was offered, or a frame size below the minimum.
+    """
+    offered_channels = settings.channel_max
+    if offered_channels:
+        if channel_max == 0:
+            raise NotAllowed(
+                "negotiated channel_max = 0 (no limit) is higher than the maximum allowed value "
+                f"({offered_channels})"
+            )
+        if channel_max > offered_channels:
+            raise tune_too_high("channel_max", channel_max, offered_channels)
+    if settings.frame_max:
+        if frame_max == 0 or frame_max > settings.frame_max:
+            raise tune_too_high("frame_max", frame_max, settings.frame_max)
+        if frame_max < settings.frame_max_min:
+            raise tune_too_low("frame_max", frame_max, settings.frame_max_min)
+    elif 0 < frame_max < settings.frame_max_min:
+        raise tune_too_low("frame_max", frame_max, settings.frame_max_min)
+    return Tuned(
+        channel_max=channel_max or CHANNEL_NUMBER_MAX,
+        frame_max=min(frame_max or FRAME_BYTES_MAX, FRAME_BYTES_MAX),
+        heartbeat_s=heartbeat_s,
+    )
+
+
+SERVER_CAPABILITIES = (
+    "publisher_confirms",
+    "exchange_exchange_bindings",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "consumer_priorities",
+    "authentication_failure_close",
+    "per_consumer_qos",
+    "direct_reply_to",
+)
+
+
+def server_properties(cluster_name: str) -> Table:
+    """Returns what connection.start says of this broker."""
+    return Table.of(
+        {
+            "capabilities": Table.of(dict.fromkeys(SERVER_CAPABILITIES, True)),
+            "cluster_name": cluster_name,
+            "copyright": "The ConvoyMQ authors",
+            "information": f"ConvoyMQ {__version__}, licensed under Apache-2.0",
+            "platform": "Python",
+            "product": COMPATIBLE_PRODUCT,
+            "version": COMPATIBLE_VERSION,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCapabilities:
+    """Capabilities that the client announced; absent means false."""
+
+    authentication_failure_close: bool = False
+    consumer_cancel_notify: bool = False
+    connection_blocked: bool = False
+    basic_nack: bool = False
+    publisher_confirms: bool = False
+    exchange_exchange_bindings: bool = False
+
+    @classmethod
+    def of(cls, properties: Table) -> ClientCapabilities:
+        """Reads the capabilities out of the client properties."""
+        field = properties.get("capabilities")
+        table = field.value if field is not None else None
+        if not isinstance(table, Table):
+            return cls()
+
+        def has(key: str) -> bool:
+            found = table.get(key)
+            return found is not None and found.value is True
+
+        return cls(
+            authentication_failure_close=has("authentication_failure_close"),
+            consumer_cancel_notify=has("consumer_cancel_notify"),
+            connection_blocked=has("connection.blocked"),
+            basic_nack=has("basic.nack"),
+            publisher_confirms=has("publisher_confirms"),
+            exchange_exchange_bindings=has("exchange_exchange_bindings"),
+        )
+
+
+def text_of(properties: Table, key: str) -> str:
+    """Returns a client property as text; empty when it is absent or no string."""
+    field = properties.get(key)
+    if field is None or not isinstance(field.value, bytes):
+        return ""
+    return field.value.decode("utf-8", "replace")
+
+
+__all__ = [
+    "SERVER_CAPABILITIES",
+    "ClientCapabilities",
+    "Credentials",
+    "Tuned",
+    "credentials_of",
+    "server_properties",
+    "text_of",
+    "tuned",
+]

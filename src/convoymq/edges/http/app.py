@@ -1,0 +1,232 @@
+"""The HTTP API as an ASGI application: names, JSON and codes as RabbitMQ's management plugin has
+them.
+
+Paths are matched on their raw bytes, because a virtual host `/` is written `%2F` and must stay one
+segment. A handler gets a `Call` and returns a JSON value, a status, or both; refusals of the
+broker become HTTP errors in one table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from convoymq.broker.access import HTTP
+from convoymq.broker.facade import Broker
+from convoymq.edges.http import metrics
+from convoymq.edges.http.bodies import (
+    LARGE_BODY_BYTES_MAX,
+    ApiError,
+    Bodies,
+)
+from convoymq.edges.http.call import Call, Status, object_not_found
+from convoymq.edges.http.handlers import ROUTES
+from convoymq.edges.http.json_values import as_json, listed
+from convoymq.edges.http.lists import Page, only_columns
+from convoymq.edges.http.resources import Rates
+from convoymq.edges.http.routes import find
+from convoymq.edges.http.topics import refusal_of
+from convoymq.metadata.machine import User
+from convoymq.model.errors import (
+    AccessRefused,
+    BrokerError,
+    NotFound,
+    ResourceLocked,
+    Unavailable,
+    ValidationFailed,
+)
+from convoymq.model.json import JsonObject
+from convoymq.topics.refusals import TopicRefused
+
+log = structlog.get_logger()
+
+FAILED_LOGIN_DELAY_S = 3.0
+"""As for AMQP: silence slows guessing down."""
+LOGIN_TAGS = frozenset({"management", "policymaker", "monitoring", "administrator"})
+AMQP_SUBJECTS = frozenset({"queues", "exchanges", "bindings"})
+WWW_AUTHENTICATE = 'Basic realm="RabbitMQ Management"'
+
+
+def make_api(
+    broker: Broker,
+    *,
+    bodies: Bodies | None = None,
+    failed_login_delay_s: float = FAILED_LOGIN_DELAY_S,
+    message_bytes_max: int = LARGE_BODY_BYTES_MAX,
+    user: User | None = None,
+) -> ASGIApp:
+    """Returns the application for the HTTP API.
+
+    Args:
+        user: who asks, in all requests; None = whose name and password a request has.
+    """
+    api = _Api(broker, bodies or Bodies(), failed_login_delay_s, message_bytes_max, user)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        try:
+            response = await api.answer(request)
+        except ApiError as error:
+            response = _refusal(error.status, error.error, error.text, error.more)
+        except BrokerError as error:
+            response = _broker_refusal(error, request)
+        except Exception:
+            log.exception("management.request_failed", method=request.method, path=scope["path"])
+            response = _refusal(500, "internal_error", "the log of the node says more")
+        response.headers["cache-control"] = "no-cache"
+        await response(scope, receive, send)
+
+    return app
+
+
+def make_metrics(broker: Broker) -> ASGIApp:
+    """Returns the application for Prometheus."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path = scope["path"].rstrip("/")
+        if path in ("/metrics", "/metrics/per-object"):
+            response = await _metrics(
+                broker, Request(scope, receive), per_object=path.endswith("per-object")
+            )
+        else:
+            response = Response("Not Found", 404)
+        await response(scope, receive, send)
+
+    return app
+
+
+async def _metrics(broker: Broker, request: Request, *, per_object: bool = False) -> Response:
+    open_metrics = metrics.wants_open_metrics(request.headers.get("accept", ""))
+    text = await metrics.render(
+        broker,
+        broker.cluster.node_info(),
+        per_object=per_object,
+        open_metrics=open_metrics,
+    )
+    kind = metrics.OPEN_METRICS_TYPE if open_metrics else metrics.CONTENT_TYPE
+    return Response(text, headers={"content-type": kind})
+
+
+@dataclass(slots=True)
+class _Api:
+    broker: Broker
+    bodies: Bodies
+    failed_login_delay_s: float
+    message_bytes_max: int
+    user: User | None
+    rates: Rates = field(default_factory=Rates)
+
+    async def answer(self, request: Request) -> Response:
+        segments = _segments(request)
+        if segments == ["metrics"]:
+            return await _metrics(self.broker, request)
+        if not segments or segments[0] != "api":
+            if segments == [""]:
+                return Response("ConvoyMQ: the HTTP API is under /api\n", media_type="text/plain")
+            raise object_not_found()
+        segments = segments[1:]
+        if segments and not segments[-1]:
+            segments.pop()
+        handler, path = find(ROUTES, request.method, segments)
+        user = self.user or await self._authenticate(request)
+        call = Call(
+            self.broker, self.rates, self.bodies, request, user, path, self.message_bytes_max
+        )
+        result = await handler(call)
+        if isinstance(result, Status):
+            headers = {"location": result.location} if result.location else None
+            return Response(status_code=result.status, headers=headers)
+        status = 200
+        if isinstance(result, tuple):
+            status, result = result
+        if isinstance(result, dict) and not isinstance(result, Page):
+            result = only_columns(result, request)
+        body = await listed(result) if isinstance(result, list) else as_json(result)
+        return Response(body, status, media_type="application/json")
+
+    async def _authenticate(self, request: Request) -> User:
+        given = request.headers.get("authorization")
+        if given is None:
+            # A browser asks without a name first, to hear that one is wanted.
+            raise ApiError(401, "not_authorized", "Login failed")
+        name = ""
+        peer = request.client.host if request.client is not None else ""
+        try:
+            name, password = _credentials(given)
+            user = await self.broker.access.authenticate(name, password, peer, protocol=HTTP)
+        except (ValueError, AccessRefused) as error:
+            reason = error.text if isinstance(error, AccessRefused) else "malformed credentials"
+            log.warning("management.login_refused", peer=peer, user=name, reason=reason)
+            await asyncio.sleep(self.failed_login_delay_s)
+            raise ApiError(401, "not_authorized", "Login failed") from None
+        if not LOGIN_TAGS.intersection(user.tags):
+            raise ApiError(401, "not_authorized", "Not management user")
+        return user
+
+
+def _segments(request: Request) -> list[str]:
+    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
+    try:
+        return [unquote_to_bytes(part).decode() for part in raw.split(b"/")[1:]]
+    except UnicodeDecodeError:
+        # No name of anything has such bytes.
+        raise object_not_found() from None
+
+
+def _credentials(header: str) -> tuple[str, bytes]:
+    """Returns the name and password of basic authentication. Raises ValueError."""
+    kind, _, encoded = header.partition(" ")
+    if kind.lower() != "basic":
+        raise ValueError(kind)
+    try:
+        name, separator, password = base64.b64decode(encoded).partition(b":")
+    except binascii.Error as error:
+        raise ValueError(str(error)) from None
+    if not separator:
+        raise ValueError("no password")
+    return name.decode(), password
+
+
+def _refusal(status: int, error: str, reason: str, more: JsonObject | None = None) -> Response:
+    headers = {"www-authenticate": WWW_AUTHENTICATE} if status == 401 else None
+    body = {"error": error, "reason": reason, **(more or {})}
+    return JSONResponse(body, status, headers=headers)
+
+
+def _broker_refusal(error: BrokerError, request: Request) -> Response:
+    match error:
+        case NotFound():
+            if request.method in ("GET", "HEAD", "DELETE"):
+                return _refusal(404, "Object Not Found", "Not Found")
+            return _refusal(404, "not_found", error.text)
+        case AccessRefused():
+            return _refusal(401, "not_authorized", _as_amqp("403 ACCESS_REFUSED", error, request))
+        case ResourceLocked():
+            return _refusal(400, "bad_request", _as_amqp("405 RESOURCE_LOCKED", error, request))
+        case ValidationFailed():
+            return _refusal(400, "bad_request", error.text)
+        case TopicRefused(code=code):
+            return _refusal(*refusal_of(code), error.text, {"code": code.value})
+        case Unavailable():
+            return _refusal(503, "service_unavailable", error.text)
+        case _:
+            return _refusal(400, "bad_request", _as_amqp("406 PRECONDITION_FAILED", error, request))
+
+
+def _as_amqp(code: str, error: BrokerError, request: Request) -> str:
+    """Returns the text of a refusal: with AMQP's code for what RabbitMQ's plugin does as an AMQP
+    client."""
+    subject = _segments(request)[1:2]
+    return f"{code} - {error.text}" if AMQP_SUBJECTS.issuperset(subject) else error.text

@@ -1,0 +1,130 @@
+"""One request to the HTTP API, and what a handler answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from convoymq.broker.facade import Broker
+from convoymq.edges.http.bodies import BODY_BYTES_MAX, ApiError, Bodies, bad_request
+from convoymq.edges.http.fields import only_keys
+from convoymq.edges.http.resources import Rates
+from convoymq.metadata.commands import Command
+from convoymq.metadata.machine import User
+from convoymq.model.json import JsonObject
+
+OPERATOR = User(name="", tags=("administrator",))
+"""User of requests through a node's administration socket: an administrator without a user of the
+broker, whose permissions are not checked."""
+CREATED = 201
+DONE = 204
+
+
+def object_not_found() -> ApiError:
+    """The path names something that does not exist."""
+    return ApiError(404, "Object Not Found", "Not Found")
+
+
+class Status:
+    """A result that is only a status, with headers."""
+
+    def __init__(self, status: int, location: str = "") -> None:
+        self.status = status
+        self.location = location
+
+
+def put_status(created: bool) -> Status:
+    """Returns the status of a PUT."""
+    return Status(CREATED if created else DONE)
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, with its user."""
+
+    broker: Broker
+    rates: Rates
+    bodies: Bodies
+    request: Request
+    user: User
+    path: dict[str, str]
+    message_bytes_max: int
+
+    @property
+    def is_administrator(self) -> bool:
+        """May change users, virtual hosts, everything."""
+        return "administrator" in self.user.tags
+
+    @property
+    def is_monitor(self) -> bool:
+        """May see all nodes, connections and virtual hosts."""
+        return self.is_administrator or "monitoring" in self.user.tags
+
+    @property
+    def visible(self) -> set[str]:
+        """Virtual hosts that the user may see."""
+        tree = self.broker.metadata.tree
+        if self.is_monitor:
+            return set(tree.vhosts)
+        return {vhost for user, vhost in tree.permissions if user == self.user.name}
+
+    @property
+    def is_operator(self) -> bool:
+        """Returns whether it came through the administration socket."""
+        return self.user is OPERATOR
+
+    def need(self, allowed: bool) -> None:
+        """Raises 401 unless allowed."""
+        if not allowed:
+            raise ApiError(401, "not_authorized", "Not permitted")
+
+    def vhost(self) -> str:
+        """Returns the path's virtual host. Raises 404 or 401."""
+        name = self.path["vhost"]
+        if name not in self.broker.metadata.tree.vhosts:
+            raise object_not_found()
+        self.need(name in self.visible)
+        return name
+
+    def may(self, permission: str, kind: str, name: str) -> None:
+        """Checks the user's permission in the path's virtual host."""
+        if self.is_operator:
+            return
+        self.broker.access.check_permission(self.user, self.path["vhost"], permission, kind, name)
+
+    def flag(self, name: str) -> bool:
+        """Returns whether a query parameter is true."""
+        return self.request.query_params.get(name, "") == "true"
+
+    async def json(
+        self,
+        most: int = BODY_BYTES_MAX,
+        *,
+        form: bool = False,
+        keys: Collection[str] | None = None,
+    ) -> JsonObject:
+        """Returns the body as an object; empty means none of its keys. To be called after the
+        permission checks: only who may do it makes the node read and parse.
+
+        Args:
+            form: see `Bodies.read`.
+            keys: those that the request knows; others are refused by name. None: what RabbitMQ
+                knows and this broker does not is passed over.
+        Raises:
+            ApiError: it is no such body.
+        """
+        body = await self.bodies.read(self.request, most, form=form)
+        if body is None:
+            return {}
+        if not isinstance(body, dict):
+            raise bad_request("the body must be a JSON object")
+        if keys is not None:
+            only_keys(body, keys)
+        return body
+
+
+async def change(call: Call, command: Command) -> bool:
+    """Changes the tree; False when nothing was created or removed."""
+    return bool(await call.broker.metadata.execute(command))

@@ -1,0 +1,46 @@
+"""Handlers of the HTTP API's paths: one module per subject, joined into `ROUTES`."""
+
+from __future__ import annotations
+
+from convoymq.edges.http.handlers import (
+    bindings,
+    cluster,
+    connections,
+    definitions,
+    exchanges,
+    health,
+    messages,
+    nodes,
+    permissions,
+    policies,
+    queues,
+    replicas,
+    scheduled,
+    selections,
+    topics,
+    users,
+    vhosts,
+)
+from convoymq.edges.http.routes import Route
+
+ROUTES: tuple[Route, ...] = (
+    *cluster.routes,
+    *nodes.routes,
+    *policies.routes,
+    *definitions.routes,
+    *connections.routes,
+    *exchanges.routes,
+    *messages.routes,
+    *scheduled.routes,
+    *queues.routes,
+    *replicas.routes,
+    *selections.routes,
+    *topics.routes,
+    *bindings.routes,
+    *vhosts.routes,
+    *users.routes,
+    *permissions.routes,
+    *health.routes,
+)
+
+__all__ = ["ROUTES"]

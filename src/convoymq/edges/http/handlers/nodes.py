@@ -1,0 +1,193 @@
+"""Nodes: what they are and use, and removing one."""
+
+from __future__ import annotations
+
+import platform
+
+from convoymq import __version__
+from convoymq.broker.facade import Broker
+from convoymq.compiled_modules import build_text
+from convoymq.edges.http import resources
+from convoymq.edges.http.bodies import ApiError, bad_request
+from convoymq.edges.http.call import DONE, Call, Status, object_not_found
+from convoymq.edges.http.fields import number, object_in
+from convoymq.edges.http.json_values import count_in
+from convoymq.edges.http.routes import Routes
+from convoymq.groups.replica import Replica
+from convoymq.metadata.commands import ForgetNode
+from convoymq.model.errors import PreconditionFailed
+from convoymq.model.json import JsonObject
+from convoymq.queues.slices import in_slices
+from convoymq.replication import versions as supported
+
+routes = Routes()
+
+MEMORY_OF_KINDS = {"quorum": "quorum_queue_procs", "stream": "stream_queue_procs"}
+"""Kind of machine -> RabbitMQ's name for what the indexes of such queues take."""
+
+
+@routes.listing("nodes")
+async def nodes(call: Call) -> list[JsonObject]:
+    call.need(call.is_monitor)
+    return await resources.nodes(call.broker)
+
+
+@routes.add("GET", "nodes/{node}")
+async def node(call: Call) -> JsonObject:
+    call.need(call.is_monitor)
+    for row in await resources.nodes(call.broker):
+        if row["name"] == call.path["node"]:
+            return row
+    raise object_not_found()
+
+
+@routes.add("GET", "nodes/{node}/memory")
+async def node_memory(call: Call) -> JsonObject:
+    """Tells what takes the memory of this node; of others the total. What is not counted is in
+    `other_proc`."""
+    row = await node(call)
+    total = count_in(row, "mem_used")
+    found: JsonObject = {"strategy": "rss", "total": {"rss": total}}
+    broker = call.broker
+    if row["name"] != broker.node_name:
+        return {"memory": found}
+    parts = dict.fromkeys(MEMORY_OF_KINDS.values(), 0)
+    async for replica in in_slices(list(broker.host.groups.values())):
+        name = MEMORY_OF_KINDS.get(replica.machine.KIND)
+        index_bytes = getattr(replica.machine, "memory_bytes", None)
+        if name is not None and index_bytes is not None:
+            parts[name] += index_bytes()
+    storage = broker.host.storage
+    parts["binary"] = storage.memory_bytes + storage.cache_bytes
+    parts["other_proc"] = max(0, total - sum(parts.values()))
+    return {"memory": {**parts, **found}}
+
+
+@routes.add("DELETE", "convoy/nodes/{node}")
+async def forget_node(call: Call) -> Status:
+    """Removes a node, by number or name, from all queues, and then from the cluster. `force`: even
+    if it runs, or if queues cannot let go of it now."""
+    call.need(call.is_administrator)
+    broker, force = call.broker, call.flag("force")
+    text, tree = call.path["node"], broker.metadata.tree
+    number = next((n.id for n in tree.nodes.values() if text in (n.name, str(n.id))), None)
+    manager = broker.membership_manager
+    if number is None or manager is None:
+        raise object_not_found()
+    try:
+        manager.check_forget(number, force=force)
+        rows = await broker.membership.release(number, broker.group_size_of)
+        failed = [row for row in rows if row["result"] != "ok"]
+        if failed and not force:
+            raise PreconditionFailed(
+                f"node {number} is still a member of {len(failed)} queues, of queue "
+                f"'{failed[0]['name']}' in vhost '{failed[0]['vhost']}' for instance: "
+                f"{failed[0]['result']}"
+            )
+        # A node may have been forgotten or declared needed meanwhile.
+        manager.check_forget(number, force=force)
+        await broker.metadata.execute(ForgetNode(id=number))
+    except PreconditionFailed as error:
+        raise ApiError(409, "conflict", error.text) from None
+    return Status(DONE)
+
+
+@routes.add("PUT", "convoy/node/watermarks")
+async def put_watermarks(call: Call) -> Status:
+    """Moves this node's alarms until its next start: `memory` and `disk`, in bytes as `absolute` or
+    as a share of the machine's memory as `relative`."""
+    call.need(call.is_administrator)
+    body, marks = await call.json(), call.broker.watermarks
+    if marks is None:
+        raise bad_request("memory and disk are not watched here")
+    memory, disk = (_bytes_in(body, key, marks.machine_memory) for key in ("memory", "disk"))
+    if memory is not None:
+        marks.memory = memory
+    if disk is not None:
+        marks.disk = disk
+    return Status(DONE)
+
+
+def _bytes_in(body: JsonObject, key: str, whole: int) -> int | None:
+    """Returns a size, or a share of `whole`; None without one. Raises ApiError."""
+    given = object_in(body, key)
+    if not given:
+        return None
+    match given:
+        case {"absolute": int(size)} if len(given) == 1 and size >= 0:
+            return size
+        case {"relative": int(share) | float(share)} if len(given) == 1 and share >= 0:
+            if key == "disk" or share <= 1:
+                return int(share * whole)
+    raise bad_request(f"{key} is neither a size (absolute) nor a share (relative)")
+
+
+@routes.add("GET", "convoy/nodes/{node}/groups")
+async def groups_of_node(call: Call) -> JsonObject:
+    """Counts the groups that have the node as a member; a forgotten one should end with 0."""
+    call.need(call.is_monitor)
+    node = number(call.path["node"])
+    if node is None or call.broker.membership_manager is None:
+        raise object_not_found()
+    return {"groups": call.broker.membership_manager.groups_with(node)}
+
+
+@routes.add("GET", "convoy/node")
+async def own_node(call: Call) -> JsonObject:
+    """Describes the node that answers, for `convoy status`."""
+    call.need(call.is_monitor)
+    broker = call.broker
+    replicas = list(broker.host.groups.values())
+    led = sum(1 for replica in replicas if replica.is_leader)
+    local, proxied = broker.local.deliveries()
+    counters = broker.counters
+    skew_ms, skewed = broker.clock_skew()
+    return {
+        "state": "running" if broker.metadata.leader is not None else "no majority",
+        "id": broker.node_id,
+        "name": broker.node_name,
+        "cluster_name": broker.cluster_name,
+        "metadata_leader": broker.metadata.leader,
+        "groups_led": led,
+        "groups_followed": len(replicas) - led,
+        "replicas_behind": sum(map(_behind, replicas)) + len(broker.host.stopped),
+        "replicas_stopped": broker.local.stopped_rows(),
+        "versions": machine_versions(broker),
+        "connections": len(broker.connections),
+        "published": counters.published,
+        "confirmed": counters.confirmed,
+        "delivered": counters.delivered + counters.delivered_no_ack,
+        "deliveries_local": local,
+        "deliveries_proxied": proxied,
+        "alarms": sorted({*broker.alarms.effective, *(("clock",) if skewed else ())}),
+        "clock_skew_ms": skew_ms,
+        "uptime_ms": broker.cluster.uptime_ms,
+        "build": f"{__version__}, {build_text()}, Python {platform.python_version()}",
+        "links": broker.link_info(),
+        **broker.cluster.node_info(),
+    }
+
+
+def machine_versions(broker: Broker) -> dict[str, dict[str, int]]:
+    """Per kind of machine what this build supports, and the lowest and highest version that is in
+    force in a group with a replica here."""
+    found = {}
+    replicas = list(broker.host.groups.values())
+    for kind, (oldest, newest) in sorted(supported.supports().items()):
+        here = [each.machine.version for each in replicas if kind == each.machine.KIND]
+        found[kind] = {"oldest": oldest, "newest": newest}
+        if here:
+            found[kind] |= {"in_force_min": min(here), "in_force_max": max(here)}
+    return found
+
+
+def _behind(replica: Replica) -> int:
+    """Replicas that cannot replace another one yet, as far as this node knows: a leader's followers
+    that lack something committed or have no vote, and an own one that lost its data and catches up.
+    A restart elsewhere had better wait."""
+    core = replica.core
+    own = int(replica.faulty != "" or core.lost_state or core.quarantined)
+    if not replica.is_leader:
+        return own
+    peers = core.progress.values()
+    return own + sum(1 for peer in peers if not peer.voter or peer.match < core.commit_index)

@@ -1,0 +1,82 @@
+"""Virtual hosts."""
+
+from __future__ import annotations
+
+from convoymq.edges.http import resources
+from convoymq.edges.http.call import (
+    DONE,
+    Call,
+    Status,
+    change,
+    object_not_found,
+    put_status,
+)
+from convoymq.edges.http.definition_steps import vhost_command
+from convoymq.edges.http.fields import truth
+from convoymq.edges.http.routes import Routes
+from convoymq.metadata.commands import DeleteVhost, PutPermission
+from convoymq.metadata.traced_vhosts import set_traced
+from convoymq.model.json import JsonObject
+
+routes = Routes()
+
+
+@routes.listing("vhosts")
+async def vhosts(call: Call) -> list[JsonObject]:
+    return await resources.vhosts(call.broker, call.rates, call.visible)
+
+
+@routes.add("GET", "vhosts/{vhost}")
+async def vhost(call: Call) -> JsonObject:
+    rows = await resources.vhosts(call.broker, call.rates, {call.vhost()})
+    if not rows:
+        # It went away meanwhile.
+        raise object_not_found()
+    return rows[0]
+
+
+@routes.add("PUT", "vhosts/{vhost}")
+async def put_vhost(call: Call) -> Status:
+    call.need(call.is_administrator)
+    name, body = call.path["vhost"], await call.json()
+    exists = name in call.broker.metadata.tree.vhosts
+    created = False
+    # Tracing alone leaves the description and the rest as they are.
+    if not exists or body.keys() - {"name", "tracing"}:
+        created = await change(call, vhost_command(name, body))
+    if created and not call.is_operator:
+        # As RabbitMQ does: who makes a virtual host through the API may use it.
+        await change(
+            call,
+            PutPermission(user=call.user.name, vhost=name, configure=".*", write=".*", read=".*"),
+        )
+    if "tracing" in body:
+        await _trace(call, name, traced=truth(body["tracing"]))
+    return put_status(created)
+
+
+async def _trace(call: Call, vhost: str, *, traced: bool) -> None:
+    if traced != (vhost in call.broker.firehose.vhosts):
+        await change(call, set_traced(vhost, traced=traced))
+
+
+@routes.add("DELETE", "vhosts/{vhost}")
+async def delete_vhost(call: Call) -> Status:
+    call.need(call.is_administrator)
+    vhost = call.vhost()
+    # The next one of this name is not traced.
+    await _trace(call, vhost, traced=False)
+    await change(call, DeleteVhost(name=vhost))
+    return Status(DONE)
+
+
+@routes.listing("vhosts/{vhost}/permissions")
+async def vhost_permissions(call: Call) -> list[JsonObject]:
+    call.need(call.is_administrator)
+    return resources.visible_rows(resources.permissions(call.broker), {call.vhost()})
+
+
+@routes.listing("vhosts/{vhost}/topic-permissions")
+async def vhost_topic_permissions(call: Call) -> list[JsonObject]:
+    call.need(call.is_administrator)
+    return resources.visible_rows(resources.topic_permissions(call.broker), {call.vhost()})

@@ -1,0 +1,330 @@
+"""Metrics of this node in Prometheus' text format, under the names that dashboards know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from convoymq import __version__
+from convoymq.broker.facade import Broker
+from convoymq.edges.http.json_values import count_in
+from convoymq.edges.http.metric_help import HELP
+from convoymq.edges.http.topic_metrics import write_topics
+from convoymq.model.compatibility import COMPATIBLE_VERSION
+from convoymq.model.json import JsonObject
+from convoymq.queues.dead_letter_publisher import AT_LEAST_ONCE_NAME, STRATEGIES
+from convoymq.queues.slices import in_slices
+
+if TYPE_CHECKING:
+    from convoymq.groups.host import ReplicaHost
+    from convoymq.groups.replica import Replica
+    from convoymq.trace.recorder import Traces
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+OWN = "convoy_"
+QUEUE_METRICS = (
+    ("queue_messages", "messages"),
+    ("queue_messages_ready", "messages_ready"),
+    ("queue_messages_unacked", "messages_unacknowledged"),
+    ("queue_messages_bytes", "message_bytes"),
+    ("queue_messages_ready_bytes", "message_bytes_ready"),
+    ("queue_consumers", "consumers"),
+    ("queue_process_memory_bytes", "memory"),
+    ("convoy_queue_messages_delayed", "messages_delayed"),
+    ("convoy_queue_messages_delayed_bytes", "message_bytes_delayed"),
+    ("convoy_queue_messages_blocked", "messages_blocked"),
+    ("convoy_queue_messages_blocked_bytes", "message_bytes_blocked"),
+    ("convoy_queue_deduplication_ids", "deduplication_ids"),
+    ("convoy_queue_deduplication_bytes", "deduplication_bytes"),
+)
+"""Names of the gauges of a queue, and of its row's columns."""
+RAFT_METRICS: tuple[tuple[str, Callable[[Replica], float]], ...] = (
+    ("raft_term", lambda replica: replica.core.term),
+    ("raft_commit_index", lambda replica: replica.core.commit_index),
+    ("raft_last_applied", lambda replica: replica.last_applied),
+    ("raft_last_written_index", lambda replica: replica.log.written_index),
+    ("raft_snapshot_index", lambda replica: replica.log.snapshot_index),
+    ("raft_num_segments", lambda replica: len(replica.log.segments)),
+)
+"""Names of the gauges of a queue's replica on this node; sums where no queue is named."""
+RAFT_FORMER_NAMES = {
+    "raft_commit_index": "raft_log_commit_index",
+    "raft_last_applied": "raft_log_last_applied_index",
+    "raft_last_written_index": "raft_log_last_written_index",
+    "raft_snapshot_index": "raft_log_snapshot_index",
+    "raft_commit_latency_seconds": "raft_entry_commit_latency_seconds",
+}
+"""Names that the same had before RabbitMQ 4.2: dashboards of 4.1 ask for them."""
+
+
+def wants_open_metrics(accept: str) -> bool:
+    """Returns whether a client prefers the OpenMetrics form, as Prometheus does."""
+    return "application/openmetrics-text" in accept
+
+
+class _Text:
+    """Families with their samples, in the order of their first sample."""
+
+    def __init__(self, *, open_metrics: bool) -> None:
+        self._open_metrics = open_metrics
+        self._families: dict[str, list[str]] = {}
+
+    def add(self, kind: str, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        full = name if name.startswith(OWN) else f"rabbitmq_{name}"
+        lines = self._families.get(full)
+        if lines is None:
+            # The family of a counter has no _total in OpenMetrics; its samples have.
+            family = full.removesuffix("_total") if self._open_metrics else full
+            help_text = HELP.get(full, "docs/metrics.md says what this is")
+            lines = [f"# TYPE {family} {kind}", f"# HELP {family} {help_text}"]
+            self._families[full] = lines
+        shown = ""
+        if labels:
+            pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            shown = f"{{{pairs}}}"
+        lines.append(f"{full}{shown} {value:g}" if value < 1e6 else f"{full}{shown} {value}")
+
+    def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        self.add("gauge", name, value, labels)
+
+    def counter(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        self.add("counter", name, value, labels)
+
+    def render(self) -> str:
+        lines = [line for family in self._families.values() for line in family]
+        if self._open_metrics:
+            lines.append("# EOF")
+        return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+async def render(
+    broker: Broker,
+    node_info: JsonObject,
+    *,
+    per_object: bool = False,
+    open_metrics: bool = False,
+) -> str:
+    """Returns the metrics; lines of queues are made while the event loop goes on.
+
+    Args:
+        per_object: a line per queue instead of sums.
+    """
+    text = _Text(open_metrics=open_metrics)
+    _identity(text, broker)
+    _edges(text, broker)
+    rows = [row async for row in in_slices(broker.cluster.local_rows())]
+    await _queues(text, broker, rows, per_object=per_object)
+    _process(text, broker, node_info)
+    write_topics(text, broker, per_object=per_object)
+    _replication(text, broker)
+    await _raft(text, broker, per_object=per_object)
+    if broker.traces is not None:
+        _traces(text, broker.traces)
+    for kind, name, labels, value in broker.edge_metrics():
+        text.add(kind, name, value, labels)
+    return text.render()
+
+
+def _identity(text: _Text, broker: Broker) -> None:
+    text.gauge(
+        "build_info",
+        1,
+        {
+            "rabbitmq_version": COMPATIBLE_VERSION,
+            "product_name": "ConvoyMQ",
+            "product_version": __version__,
+            "erlang_version": "",
+        },
+    )
+    text.gauge(
+        "identity_info",
+        1,
+        {
+            "rabbitmq_node": broker.node_name,
+            "rabbitmq_cluster": broker.cluster_name,
+            "rabbitmq_cluster_permanent_id": broker.cluster_name,
+        },
+    )
+
+
+def _edges(text: _Text, broker: Broker) -> None:
+    counters = broker.counters
+    connections = broker.connections.all()
+    channels = [row for connection in connections for row in connection.channel_infos()]
+    text.gauge("connections", len(connections))
+    text.gauge("channels", len(channels))
+    consumers = sum(int(row.get("consumer_count", 0)) for row in channels)
+    text.gauge("consumers", consumers)
+    for name in ("connections_opened", "connections_closed", "channels_opened", "channels_closed"):
+        text.counter(f"{name}_total", getattr(counters, name))
+    for name in ("declared", "created", "deleted"):
+        text.counter(f"queues_{name}_total", getattr(counters, f"queues_{name}"))
+    labels = {"protocol": "amqp091"}
+    deliveries = counters.delivered + counters.delivered_no_ack
+    for name, value in (
+        ("messages_received", counters.published),
+        ("messages_confirmed", counters.confirmed),
+        ("messages_unroutable_dropped", counters.dropped_unroutable),
+        ("messages_unroutable_returned", counters.returned_unroutable),
+        ("messages_delivered", deliveries + counters.get + counters.get_no_ack),
+        ("messages_delivered_consume_manual_ack", counters.delivered),
+        ("messages_delivered_consume_auto_ack", counters.delivered_no_ack),
+        ("messages_delivered_get_manual_ack", counters.get),
+        ("messages_delivered_get_auto_ack", counters.get_no_ack),
+        ("messages_get_empty", counters.get_empty),
+        ("messages_redelivered", counters.redelivered),
+        ("messages_acknowledged", counters.acknowledged),
+    ):
+        text.counter(f"global_{name}_total", value, labels)
+    text.gauge("global_consumers", consumers, labels)
+    text.counter("convoy_direct_replies_dropped_total", counters.dropped_replies)
+    _dead_letters(text, broker)
+    text.counter("auth_attempts_total", counters.auth_attempts)
+    text.counter("auth_attempts_succeeded_total", counters.auth_succeeded)
+    text.counter("auth_attempts_failed_total", counters.auth_failed)
+
+
+def _dead_letters(text: _Text, broker: Broker) -> None:
+    """Writes the counters of messages that left queues unacknowledged."""
+    left = {"quorum": broker.local.dead_lettered()}
+    left |= {name: host.dead_lettered() for name, host in broker.local.hosts.items()}
+    for reason in ("rejected", "delivery_limit", "expired", "maxlen"):
+        for name, counts in left.items():
+            for strategy in STRATEGIES:
+                labels = {"queue_type": f"rabbit_{name}_queue", "dead_letter_strategy": strategy}
+                text.counter(
+                    f"global_messages_dead_lettered_{reason}_total",
+                    counts[strategy, reason],
+                    labels,
+                )
+    labels = {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": AT_LEAST_ONCE_NAME}
+    moved = broker.local.dead_letters_moved()
+    text.counter("global_messages_dead_lettered_confirmed_total", moved, labels)
+    text.counter("convoy_messages_deduplicated_total", broker.local.deduplicated())
+
+
+async def _queues(
+    text: _Text, broker: Broker, found: list[JsonObject], *, per_object: bool
+) -> None:
+    infos = {count_in(row, "group"): row for row in found}
+    records = broker.metadata.tree.queue_index.by_group
+    # A queue that is being deleted is here for a moment longer than in the tree.
+    rows = [(records[group], row) for group, row in infos.items() if group in records]
+    text.gauge("queues", len(rows))
+    if per_object:
+        async for record, row in in_slices(rows):
+            labels = {"vhost": record.vhost, "queue": record.name}
+            for metric, key in QUEUE_METRICS:
+                text.gauge(metric, _value(row, key), labels)
+    else:
+        for metric, key in QUEUE_METRICS:
+            text.gauge(metric, sum(_value(row, key) for _, row in rows))
+    leaderless = sum(
+        1
+        for record in records.values()
+        if record.type.is_replicated
+        and broker.node_id in record.members
+        and broker.host.leader_of(record.group) is None
+    )
+    text.gauge("convoy_queues_leaderless", leaderless)
+
+
+def _value(row: JsonObject, key: str) -> float:
+    value = row.get(key) or 0
+    assert isinstance(value, int | float)
+    return value
+
+
+def _process(text: _Text, broker: Broker, info: JsonObject) -> None:
+    for metric, key in (
+        ("process_open_fds", "fd_used"),
+        ("convoy_process_threads", "proc_used"),
+        ("process_max_fds", "fd_total"),
+        ("process_resident_memory_bytes", "mem_used"),
+        ("resident_memory_limit_bytes", "mem_limit"),
+        ("disk_space_available_bytes", "disk_free"),
+        ("disk_space_available_limit_bytes", "disk_free_limit"),
+    ):
+        if key in info:
+            text.gauge(metric, float(count_in(info, key)))
+    text.gauge("erlang_uptime_seconds", broker.cluster.uptime_ms / 1000)
+    alarms = broker.alarms.of(broker.node_id)
+    text.gauge("alarms_memory_used_watermark", int("memory" in alarms))
+    text.gauge("alarms_free_disk_space_watermark", int("disk" in alarms))
+    used, most = count_in(info, "fd_used"), count_in(info, "fd_total", 1)
+    text.gauge("alarms_file_descriptor_limit", int(used >= most))
+    text.gauge("convoy_clock_skew_ms", broker.clock_skew()[0])
+
+
+def _traces(text: _Text, traces: Traces) -> None:
+    text.gauge("convoy_trace_queues", traces.queues)
+    text.counter("convoy_trace_rows_lost_total", traces.rows_lost)
+    text.counter("convoy_trace_write_errors_total", traces.write_errors)
+
+
+def _replication(text: _Text, broker: Broker) -> None:
+    local, proxied = broker.local.deliveries()
+    text.counter("convoy_deliveries_local_total", local)
+    text.counter("convoy_deliveries_proxied_total", proxied)
+    _hosted(text, broker.host)
+    _linked(text, broker)
+
+
+async def _raft(text: _Text, broker: Broker, *, per_object: bool) -> None:
+    """Writes what RabbitMQ tells of its Raft groups, here of the replicas on this node."""
+    host = broker.host
+    records = broker.metadata.tree.queue_index.by_group
+    found = [(records[group], host.groups[group]) for group in host.groups if group in records]
+    sums = dict.fromkeys((name for name, _ in RAFT_METRICS), 0.0)
+    latency = 0.0
+    async for record, replica in in_slices(found):
+        own = replica.applying.commit_latency_ms / 1000 if replica.is_leader else 0.0
+        latency = max(latency, own)
+        labels = {"vhost": record.vhost, "queue": record.name}
+        for name, read in RAFT_METRICS:
+            value = read(replica)
+            sums[name] += value
+            if per_object:
+                _raft_gauge(text, name, value, labels)
+        if per_object:
+            _raft_gauge(text, "raft_commit_latency_seconds", own, labels)
+    if not per_object:
+        for name, total in sums.items():
+            _raft_gauge(text, name, total)
+        _raft_gauge(text, "raft_commit_latency_seconds", latency)
+    text.gauge("raft_wal_files", host.storage.wal.generation)
+    text.gauge("raft_entries", host.counters.entries_appended)
+    text.gauge("raft_bytes_written", host.counters.bytes_appended)
+
+
+def _raft_gauge(text: _Text, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+    text.gauge(name, value, labels)
+    former = RAFT_FORMER_NAMES.get(name)
+    if former is not None:
+        text.gauge(former, value, labels)
+
+
+def _linked(text: _Text, broker: Broker) -> None:
+    for link in broker.link_info():
+        peer = {"peer": broker.node_name_of(int(link["node"]))}
+        text.gauge("convoy_link_full", int(link["full"]), peer)
+        text.counter("convoy_link_sent_bytes_total", link["bytes_out"], peer)
+        text.counter("convoy_link_received_bytes_total", link["bytes_in"], peer)
+
+
+def _hosted(text: _Text, host: ReplicaHost) -> None:
+    groups = host.groups.values()
+    led = sum(1 for replica in groups if replica.is_leader)
+    text.gauge("convoy_groups_led", led)
+    text.gauge("convoy_groups_followed", len(groups) - led)
+    text.gauge("convoy_replicas_behind", sum(1 for replica in groups if replica.is_behind))
+    counters = getattr(host, "counters", None)
+    for name in getattr(type(counters), "__slots__", ()):
+        value = getattr(counters, name)
+        if isinstance(value, int | float):
+            text.counter(f"convoy_raft_{name}_total", value)

@@ -1,0 +1,1 @@
+"""One node: its assembly, its rounds, how it enters a cluster, and what its operator may ask."""

@@ -1,0 +1,54 @@
+"""A node as a process: its log, its permissions, its loop and its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import structlog
+
+from convoymq.kernels.sockets import tune_malloc
+from convoymq.model.config import ConfigError
+from convoymq.model.errors import BrokerError, ReplicaStopped
+from convoymq.model.late_imports import reserve_descriptors
+from convoymq.node import logs
+from convoymq.node.node import EXIT_FAULT, Node
+from convoymq.node.preflight import check_addresses, check_files
+
+if TYPE_CHECKING:
+    from convoymq.model.config import Config
+
+UMASK = 0o027
+
+
+def run(config: Config) -> int:
+    """Runs a node in this process until it is told to stop; returns the exit code."""
+    try:
+        output = logs.set_up(config.log)
+    except OSError as error:
+        print(f"convoy node: log.file: {error}", file=sys.stderr)
+        return 1
+    # What a node writes holds messages and secrets: nothing of it is for everybody.
+    os.umask(os.umask(UMASK) | UMASK)
+    tune_malloc()
+    reserve_descriptors()
+    log = structlog.get_logger().bind(node=config.node.id)
+    node = Node(config, output)
+    try:
+        check_files(config)
+        check_addresses(config)
+        if config.node.loop == "uvloop":
+            import uvloop
+
+            uvloop.run(node.run())
+        else:
+            asyncio.run(node.run())
+    except (BrokerError, ConfigError) as error:
+        log.error("node.failed", reason=error.text)
+        return EXIT_FAULT if isinstance(error, ReplicaStopped) else 1
+    except OSError as error:
+        log.error("node.failed", reason=str(error))
+        return 1
+    return 0
