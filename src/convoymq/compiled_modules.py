@@ -41,6 +41,8 @@ PLAIN_MODULES = (
     "convoymq.transport.peer",
     "convoymq.transport.credit",
     "convoymq.transport.detector",
+    "convoymq.transport.dispatch",
+    "convoymq.transport.frame_kinds",
     "convoymq.edges.amqp091.channel",
     "convoymq.edges.amqp091.consumers",
     "convoymq.edges.amqp091.deliveries",

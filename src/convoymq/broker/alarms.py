@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.model.errors import PeerError, Unavailable
-from convoymq.transport.control import KIND_ALARM, ControlPlane
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_ALARM
 
 
 @dataclass(slots=True)

@@ -13,13 +13,8 @@ from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError, Unavailable
 from convoymq.queues.interface import SINGLE_ACTIVE, Row
 from convoymq.queues.slices import in_slices
-from convoymq.transport.control import (
-    KIND_CLOSE_CONNECTION,
-    KIND_LIST,
-    KIND_PREFETCH,
-    ControlPlane,
-    Reply,
-)
+from convoymq.transport.control import ControlPlane, Reply
+from convoymq.transport.frame_kinds import KIND_CLOSE_CONNECTION, KIND_LIST, KIND_PREFETCH
 
 LIST_TIMEOUT_S = 1.0
 LIST_QUEUES_TIMEOUT_S = 5.0

@@ -59,7 +59,8 @@ from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
 from convoymq.queues.interface import Row
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import Traces
-from convoymq.transport.control import KIND_TOPIC_GROUP, KIND_TOPIC_SCALING, ControlPlane
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP, KIND_TOPIC_SCALING
 
 if TYPE_CHECKING:
     from convoymq.broker.topics.admin import TopicAdmin

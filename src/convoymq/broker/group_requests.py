@@ -14,7 +14,8 @@ from convoymq.broker.nodes import ClusterNodes
 from convoymq.groups.host import ReplicaHost
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError, Refused, Unavailable
-from convoymq.transport.control import KIND_GROUP_ADMIN, ControlPlane
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_GROUP_ADMIN
 
 DONE = "done"
 AGAIN = "again"

@@ -9,13 +9,12 @@ from convoymq.broker.tasks import Tasks
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PeerError
 from convoymq.queues.driver import Answer, GroupQuestions
-from convoymq.transport.control import (
+from convoymq.transport.control import ControlPlane, Reply
+from convoymq.transport.frame_kinds import (
     KIND_QUEUE_COUNTS,
     KIND_RESERVATION,
     KIND_SESSIONS,
     KIND_STREAM,
-    ControlPlane,
-    Reply,
 )
 
 COUNTS_TIMEOUT_S = 2.0

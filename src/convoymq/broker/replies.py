@@ -15,7 +15,8 @@ from collections.abc import Callable
 from convoymq.broker.registry import Counters
 from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.model.errors import BrokerError
-from convoymq.transport.control import KIND_REPLY, KIND_REPLY_EXISTS, ControlPlane
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_REPLY, KIND_REPLY_EXISTS
 
 _TOKEN = struct.Struct(">BIQ")
 RANDOM_BYTES = 8

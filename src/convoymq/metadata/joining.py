@@ -1,4 +1,4 @@
-"""Answers nodes that ask to be let in (`control.KIND_JOIN`). Sans-IO.
+"""Answers nodes that ask to be let in (`frame_kinds.KIND_JOIN`). Sans-IO.
 
 Only the leader of the metadata group can say yes, and the reply of a `Join` command is its answer,
 so a majority stands behind it.

@@ -13,7 +13,8 @@ import asyncio
 
 from convoymq.metadata.replicas import Replicas
 from convoymq.model.errors import BrokerError, Unavailable
-from convoymq.transport.control import KIND_METADATA_END, ControlPlane
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_METADATA_END
 
 METADATA_GROUP = 0
 ANSWER_TIMEOUT_S = 2.0

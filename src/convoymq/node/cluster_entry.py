@@ -32,7 +32,8 @@ from convoymq.model.clock import Clock, Timer
 from convoymq.model.config import ClusterConfig
 from convoymq.model.errors import BrokerError, Misuse
 from convoymq.node.data_directory import DataDirectory
-from convoymq.transport.control import KIND_FOUND, KIND_JOIN, ControlPlane
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_FOUND, KIND_JOIN
 from convoymq.transport.handshake import PeerHello
 
 if TYPE_CHECKING:

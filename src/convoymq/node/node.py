@@ -13,7 +13,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from operator import call
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,6 @@ from convoymq.edges.registry import import_edges, open_edges
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.sessions import SessionNumbers
 from convoymq.groups.settings import host_config
-from convoymq.kernels.link_frames import FRAME_CONTROL
 from convoymq.kernels.sockets import trim_malloc
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.machine import MetadataMachine
@@ -60,6 +58,7 @@ from convoymq.storage.threads import DiskPace
 from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
 from convoymq.transport.clocks import until_beat, wall_and_boot_ms
 from convoymq.transport.control import ControlPlane
+from convoymq.transport.dispatch import FrameDispatch
 from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.links import Links
 from convoymq.transport.listening import addresses_of
@@ -121,6 +120,8 @@ class Node:
         """Steps of every round, in order."""
         self.broker: Broker | None = None
         self.watermarks = watermarks(config)
+        self.frames = FrameDispatch(self._on_frame_failed, self._drop_link, holding=True)
+        self.on_frame = self.frames.on_frame
 
     # -- start and end ----------------------------------------------------------------------
 
@@ -275,7 +276,8 @@ class Node:
         )
         self.links.is_congested = self._is_congested
         self.clock.cluster = self.links.clock
-        self.control = ControlPlane(self.id, self.links, holding=True, drop_link=self._drop_link)
+        self.control = ControlPlane(self.id, self.links)
+        self.frames.own("control", self.control.on_frame)
         self.host = ReplicaHost(
             node=self.id,
             incarnation=self.data.incarnation,
@@ -285,6 +287,7 @@ class Node:
             config=host_config(config),
             on_dirty=self.wake,
         )
+        self.frames.own("groups", self.host.on_frame, self.host.on_frame_failed)
         # Entries leave for the followers before anything is applied: they flush meanwhile.
         self.host.after_seal = self.links.flush
         self._list_steps()
@@ -388,6 +391,7 @@ class Node:
                 self.storage.close(closed.set)
                 await closed.wait()
         self._closed = True
+        self.frames.close()
         self.entry.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -504,20 +508,11 @@ class Node:
     def _drop_link(self, node: int, reason: str) -> None:
         self._call_soon(self.links.drop, self.links.peers[node], reason)
 
-    def on_frame(self, node: int, data: bytes) -> None:
-        """A frame of another node."""
-        if self._closed:
-            return
-        take = self.control.on_frame if data[4] == FRAME_CONTROL else self.host.on_frame
-        run_each((data,), lambda frame: take(node, frame), partial(self._on_frame_failed, node))
-
     def _on_frame_failed(self, node: int, data: bytes, error: Exception) -> None:
         if isinstance(error, BrokerError | ValueError):
             self.log.error("link.bad_frame", peer=node, type=data[4], reason=str(error))
-        elif data[4] == FRAME_CONTROL:
-            self.log.error("node.fault", message=f"in a frame of node {node}", exc_info=error)
         else:
-            self.host.on_frame_failed(data, error)
+            self.log.error("node.fault", message=f"in a frame of node {node}", exc_info=error)
 
     def on_up(self, node: int, incarnation: int) -> None:
         """Another node is linked."""
@@ -531,6 +526,7 @@ class Node:
     def on_down(self, node: int, definite: bool) -> None:
         """Another node is not linked any more."""
         self.host.on_link_down(node, definite=definite)
+        self.frames.on_node_down(node)
         self.control.on_node_down(node)
         if self.broker is not None:
             self.broker.on_node_down(node, definite=definite)
@@ -640,7 +636,7 @@ class Node:
         self._list_steps()
         self.storage.limit_suspects(self.machine.next_group - 1)
         await self.broker.start()
-        self.control.open(self.on_frame)
+        self.frames.open()
         self.broker.follow_members(
             MembershipManager(
                 self.broker,

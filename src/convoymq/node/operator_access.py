@@ -24,7 +24,8 @@ import structlog
 from convoymq.model.errors import BrokerError, Misuse, NotFound, PeerError, Unavailable
 from convoymq.model.json import JsonObject
 from convoymq.node.admin_socket import Handler, Progress
-from convoymq.transport.control import KIND_OPERATOR, ControlPlane
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_OPERATOR
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message

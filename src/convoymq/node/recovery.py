@@ -50,7 +50,8 @@ from convoymq.model.errors import (
 from convoymq.node.admin_socket import Progress
 from convoymq.replication.raft.membership import Membership
 from convoymq.replication.raft.types import LOST_STATE, QUARANTINED
-from convoymq.transport.control import KIND_RECOVERY, Body
+from convoymq.transport.control import Body
+from convoymq.transport.frame_kinds import KIND_RECOVERY
 
 if TYPE_CHECKING:
     from convoymq.groups.host import ReplicaHost

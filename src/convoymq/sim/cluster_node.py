@@ -49,7 +49,7 @@ from convoymq.sim.lost_majority import RecoveryPort
 from convoymq.sim.network import Receiver
 from convoymq.sim.nodes import AUDIT_MS, SimNode, WatchedMachine, WatchedStream
 from convoymq.storage.log import GroupLog
-from convoymq.transport.control import KIND_FOUND, KIND_JOIN, KIND_RECOVERY
+from convoymq.transport.frame_kinds import KIND_FOUND, KIND_JOIN, KIND_RECOVERY
 from convoymq.transport.handshake import Hello, LinkRefused, OwnHello, PeerHello, read_hello
 from convoymq.transport.identity import Founding, NodeIdentity
 

@@ -36,7 +36,8 @@ from convoymq.sim.relays import RelayedLinks
 from convoymq.sim.senders import WatchedQueue
 from convoymq.storage.log import GroupLog
 from convoymq.storage.store import Storage
-from convoymq.transport.control import FLAG_ANSWER, KIND_SESSIONS, KIND_STREAM
+from convoymq.transport.dispatch import FrameDispatch
+from convoymq.transport.frame_kinds import FLAG_ANSWER, KIND_SESSIONS, KIND_STREAM
 
 if TYPE_CHECKING:
     from convoymq.sim.world import World
@@ -202,6 +203,9 @@ class SimNode:
             config=RaftConfig(lag_entries_max=world.plan.lag_entries_max),
             on_dirty=self.wake,
         )
+        self.frames = FrameDispatch(_raise)
+        self.frames.own("control", self._on_control)
+        self.frames.own("groups", self.host.on_frame)
         self.host.on_stopped = self.on_replica_stopped
         self.host.on_note = self.on_note
         self.answers = LargeAnswers(self.transport, self.host.await_room, self.clock)
@@ -471,10 +475,7 @@ class SimNode:
 
     def on_frame(self, peer: int, data: bytes) -> None:
         """A frame arrived."""
-        if data[4] == FRAME_CONTROL:
-            self._on_control(peer, data)
-        else:
-            self.host.on_frame(peer, data)
+        self.frames.on_frame(peer, data)
         self.world.poll(self)
 
     def on_link_up(self, peer: int, incarnation: int) -> None:
@@ -510,3 +511,8 @@ class SimNode:
             self.host.on_unsuspect(peer)
             for queue in list(self.queues.values()):
                 queue.on_node_up(peer)
+
+
+def _raise(_node: int, _data: bytes, error: Exception) -> None:
+    """A fault that a real node contains is a bug here."""
+    raise error

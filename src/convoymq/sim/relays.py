@@ -27,7 +27,8 @@ from convoymq.kernels.link_frames import (
 )
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.transport import relay
-from convoymq.transport.links import FLAG_NEIGHBOURS, is_urgent
+from convoymq.transport.frame_kinds import is_urgent
+from convoymq.transport.links import FLAG_NEIGHBOURS
 
 if TYPE_CHECKING:
     from convoymq.sim.network import Network, Receiver
@@ -293,7 +294,7 @@ class RelayedLinks:
 
 
 def is_urgent_frame(data: bytes) -> bool:
-    """As `links.is_urgent`; what is relayed says it itself."""
+    """Returns whether a frame may overtake bulk; RELAY has the priority of its content."""
     if data[4] == FRAME_RELAY:
         return bool(frame_header(data)[2] & relay.FLAG_URGENT)
     return is_urgent(data)

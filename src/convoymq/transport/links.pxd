@@ -24,5 +24,3 @@ cdef class Links:
     cpdef _queue(self, Peer peer, bytes frame, object body, bint urgent)
     @cython.locals(peer=Peer, dirty=list)
     cpdef flush(self)
-
-cpdef bint is_urgent(bytes data) except -1

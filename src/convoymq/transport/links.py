@@ -6,7 +6,7 @@ on the accepted one. A peer is *up* when both stand and belong to the same proce
 the detector does not suspect it either. HELLO is described in `handshake`, frames are those of
 docs/formats/entries-and-frames.md. A node that is not up is reached through another one where that
 is possible (`relay`): whoever is told of nodes here sees no difference.
-Urgent frames (heartbeats, append replies, short control requests) go ahead of queued bulk frames.
+Frames of urgent kinds (`frame_kinds`) go ahead of queued bulk frames.
 
 Flow control (ADR 0025): a receiver tells how many bytes it has taken (CREDIT), a sender knows how
 many are under way. Beyond a window the node is in `full`, and whoever has bulk for it waits until
@@ -29,8 +29,6 @@ import structlog
 
 from convoymq import __version__
 from convoymq.kernels.link_frames import (
-    FRAME_APPEND_REPLY,
-    FRAME_CONTROL,
     FRAME_CREDIT,
     FRAME_GOODBYE,
     FRAME_HEARTBEAT,
@@ -58,6 +56,7 @@ from convoymq.transport.credentials import read_secret, tls_contexts
 from convoymq.transport.credit import Credit
 from convoymq.transport.detector import Detector
 from convoymq.transport.dialling import HANDSHAKE_S, Dial, Dialler
+from convoymq.transport.frame_kinds import LINK_FRAMES, LINKS, NUMBER_MAX, is_urgent
 from convoymq.transport.handshake import (
     INSTANCE_SIZE,
     Handshake,
@@ -85,9 +84,10 @@ CLOCK_S = 1.0
 RELAY_BACKLOG_SHARE = 4
 """Frames of others are handed on while the backlog is below that part of its bound."""
 FLAG_NEIGHBOURS = 1
-URGENT_SIZE_MAX = 65_536
-CONTROL_CLASSIC = 1
-"""CONTROL kind that carries messages: bulk however short it is."""
+_IS_OWN = bytes(
+    number in LINK_FRAMES and LINK_FRAMES[number].owner == LINKS for number in range(NUMBER_MAX + 1)
+)
+"""By type: whether `Links` takes a frame itself."""
 
 
 class Links:
@@ -669,7 +669,7 @@ class Links:
                 self.events.on_unsuspect(node)
                 self._perform(self.relay.suspected(node, False, now_ms))
             for data in received:
-                if data[4] < FRAME_HEARTBEAT:
+                if not _IS_OWN[data[4]]:
                     on_frame(node, data)
                     continue
                 self._on_link_frame(peer, data, now_ms)
@@ -764,15 +764,6 @@ def _flush(peer: Peer) -> None:
     peer.dirty = False
     if peer.outward is not None:
         peer.outward.flush()
-
-
-def is_urgent(data: bytes) -> bool:
-    """Frames that may overtake bulk: none of them says anything about frames queued before it."""
-    kind = data[4]
-    if kind == FRAME_CONTROL:
-        size = int.from_bytes(data[:4], "little")
-        return size <= URGENT_SIZE_MAX and data[24] != CONTROL_CLASSIC
-    return kind in (FRAME_APPEND_REPLY, FRAME_HEARTBEAT, FRAME_CREDIT)
 
 
 def _listen(address: Address, backlog: int) -> socket.socket:

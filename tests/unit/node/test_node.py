@@ -11,19 +11,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from convoymq.edges.tls import client_tls
-from convoymq.kernels.link_frames import FRAME_APPEND, FRAME_CONTROL, frame
+from convoymq.kernels.link_frames import FRAME_CONTROL, frame
 from convoymq.model.config import load
-from convoymq.model.errors import InvariantViolated, Unavailable
+from convoymq.model.errors import Unavailable
 from convoymq.model.process import resident_bytes
 from convoymq.node.logs import LogOutput
-from convoymq.node.node import (
-    CONGESTED_SHARE,
-    EXIT_FAULT,
-    Node,
-)
+from convoymq.node.node import CONGESTED_SHARE, EXIT_FAULT, Node
 from convoymq.node.process import run
 from convoymq.node.resources import free_disk_bytes, machine_memory_bytes, memory_limit
 from convoymq.replication.versions import announced
+from convoymq.transport.frame_kinds import KIND_JOIN
 from convoymq.transport.listening import addresses_of
 from tests.sockets import backlog_of
 
@@ -113,30 +110,18 @@ def test_a_step_of_a_round_that_fails_keeps_no_other_from_its_turn(
 
 
 @pytest.mark.provokes("node.fault", "link.bad_frame")
-def test_a_frame_that_fails_is_dropped_or_stops_what_it_was_for(tmp_path: Path) -> None:
+def test_a_frame_that_fails_is_dropped_and_reported(tmp_path: Path) -> None:
     node: Any = Node(load(flags={"data_dir": str(tmp_path)}))
-    failed: list[bytes] = []
+    raised: Any = KeyError("kind")
 
-    def fail(error: Exception) -> Any:
-        def take(_node: int, _data: bytes) -> None:
-            raise error
+    def take(_node: int, _data: bytes) -> None:
+        raise raised
 
-        return take
-
-    node.host = SimpleNamespace(
-        on_frame=fail(KeyError("group")), on_frame_failed=lambda data, _: failed.append(data)
-    )
-    node.control = SimpleNamespace(on_frame=fail(KeyError("kind")))
-    entry, control = frame(FRAME_APPEND, 0, 5, 0, 0, 0, 0), frame(FRAME_CONTROL, 0, 5, 0, 0, 0, 0)
-    node.on_frame(2, entry)
+    node.frames.own("control", take)
+    control = frame(FRAME_CONTROL, 0, 5, 0, KIND_JOIN, 0, 0)
     node.on_frame(2, control)
-    assert failed == [entry]
-    node.host.on_frame = fail(ValueError("malformed"))
-    node.on_frame(2, entry)
-    assert failed == [entry]
-    node.control.on_frame = fail(InvariantViolated("broken"))
-    with pytest.raises(InvariantViolated):
-        node.on_frame(2, control)
+    raised = ValueError("malformed")
+    node.on_frame(2, control)
 
 
 @pytest.mark.provokes("cluster.not_usable")

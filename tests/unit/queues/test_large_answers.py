@@ -15,7 +15,7 @@ from convoymq.kernels.link_frames import FRAME_CONTROL, frame_header
 from convoymq.model.errors import Refused, ReservationRefused, Unavailable
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.reservation_reads import RunsRequest
-from convoymq.transport.control import KIND_RESERVATION, KIND_STREAM
+from convoymq.transport.frame_kinds import KIND_RESERVATION, KIND_STREAM
 from tests.unit.queues.classic.support import Channel, Time, body_of
 from tests.unit.queues.fake_cluster import FakeCluster, FakeHost, until
 

@@ -8,20 +8,12 @@ from typing import Any
 
 import pytest
 
-from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame
+from convoymq.kernels.link_frames import FRAME_CONTROL, frame
 from convoymq.model.errors import NotFound, PeerError, PreconditionFailed, Unavailable
-from convoymq.transport import control
-from convoymq.transport.control import (
-    HELD_BYTES_MAX,
-    KIND_CLASSIC,
-    KIND_FREE,
-    KIND_JOIN,
-    KIND_PREFETCH,
-    ControlPlane,
-)
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import FREE, KIND_PREFETCH, control_kind
 
-MIB = 1 << 20
-KIND = KIND_FREE + 1
+KIND = control_kind(FREE, "test of requests", "tests")
 
 
 class Wire:
@@ -118,81 +110,6 @@ async def test_a_node_that_does_not_know_a_request_is_not_asked(wire: Wire) -> N
     with pytest.raises(PreconditionFailed, match="node 2 has an older release"):
         await wire.planes[1].request(2, KIND_PREFETCH, 1, 30)
     assert await wire.planes[1].request(2, KIND, 1, 30) == 1
-
-
-async def test_frames_wait_until_the_node_is_open(wire: Wire) -> None:
-    """In their order, whatever their kind, but for those that a node needs to open."""
-    plane = wire.planes[2] = ControlPlane(2, wire.of(2), holding=True)
-    taken: list[Any] = []
-
-    async def answer(node: int, body: Any) -> Any:
-        taken.append(body)
-        return body
-
-    plane.handle(KIND_JOIN, answer)
-    for number in range(3):
-        wire.planes[1].send_raw(2, KIND_CLASSIC, (b"%d" % number,), a=number)
-        wire.planes[1].tell(2, KIND, number)
-    asked = asyncio.create_task(wire.planes[1].request(2, KIND, "late", 5))
-    assert await wire.planes[1].request(2, KIND_JOIN, "early", 5) == "early"
-    assert taken == ["early"]
-    plane.handle_raw(KIND_CLASSIC, lambda node, data: taken.append(data[HEADER_SIZE:]))
-    plane.handle(KIND, answer)
-    plane.open(plane.on_frame)
-    assert await asked == "late"
-    assert [each for each in taken if isinstance(each, bytes)] == [b"0", b"1", b"2"]
-    assert [each for each in taken if isinstance(each, int)] == [0, 1, 2]
-
-
-async def test_frames_that_wait_are_void_with_their_link(wire: Wire) -> None:
-    plane = wire.planes[2] = ControlPlane(2, wire.of(2), holding=True)
-    taken: list[bytes] = []
-    plane.handle_raw(KIND_CLASSIC, lambda node, data: taken.append(data[HEADER_SIZE:]))
-    wire.planes[1].send_raw(2, KIND_CLASSIC, (b"before",))
-    await asyncio.sleep(0)
-    plane.on_node_down(1)
-    wire.planes[1].send_raw(2, KIND_CLASSIC, (b"after",))
-    await asyncio.sleep(0)
-    plane.open(plane.on_frame)
-    assert taken == [b"after"]
-
-
-async def test_a_node_that_sends_more_than_can_wait_loses_its_link(wire: Wire) -> None:
-    dropped: list[int] = []
-    plane = wire.planes[2] = ControlPlane(
-        2, wire.of(2), holding=True, drop_link=lambda node, reason: dropped.append(node)
-    )
-    plane.handle_raw(KIND_CLASSIC, lambda node, data: pytest.fail("it was lost with the link"))
-    for _ in range(HELD_BYTES_MAX // MIB):
-        wire.planes[1].send_raw(2, KIND_CLASSIC, (bytes(MIB - HEADER_SIZE),))
-    await asyncio.sleep(0)
-    assert dropped == []
-    wire.planes[1].send_raw(2, KIND_CLASSIC, (b"one more",))
-    await asyncio.sleep(0)
-    assert dropped == [1]
-    plane.open(plane.on_frame)
-
-
-async def test_a_request_that_nobody_waits_for_any_more_is_not_answered(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "HELD_S_MAX", -1.0)
-    plane = wire.planes[2] = ControlPlane(2, wire.of(2), holding=True)
-    taken: list[Any] = []
-
-    async def answer(node: int, body: Any) -> None:
-        taken.append(body)
-
-    plane.handle(KIND, answer)
-    asked = asyncio.create_task(wire.planes[1].request(2, KIND, "question", 30))
-    wire.planes[1].tell(2, KIND, "note")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    plane.open(plane.on_frame)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert taken == ["note"]
-    asked.cancel()
 
 
 async def test_who_answers_a_kind_may_be_made_for_the_first_request(wire: Wire) -> None:

@@ -48,7 +48,8 @@ from convoymq.topics.group import Advance, GroupCommand
 from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
-from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP
 
 PAUSE_MS = 2_000
 """A gap between ticks above this: the node stood still."""

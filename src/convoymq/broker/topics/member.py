@@ -53,7 +53,8 @@ from convoymq.topics.member import (
 from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
 from convoymq.trace.recorder import QueueTrace
-from convoymq.transport.control import KIND_TOPIC_GROUP, ControlPlane
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP
 
 log = structlog.get_logger()
 

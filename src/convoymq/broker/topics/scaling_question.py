@@ -10,7 +10,8 @@ from convoymq.broker.topics.scaling_loop import ScalingLoop
 from convoymq.broker.topics.scaling_rows import ScalingRow
 from convoymq.metadata.topics import topic_missing
 from convoymq.model.errors import PeerError, Unavailable
-from convoymq.transport.control import KIND_TOPIC_SCALING, ControlPlane
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_TOPIC_SCALING
 
 
 class Store(Protocol):

@@ -39,12 +39,8 @@ from convoymq.queues.driver import Reports
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import Row
 from convoymq.storage.types import Directory
-from convoymq.transport.control import (
-    KIND_CLASSIC,
-    KIND_CLASSIC_COUNTS,
-    KIND_RESERVATION,
-    ControlPlane,
-)
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.frame_kinds import KIND_CLASSIC, KIND_CLASSIC_COUNTS, KIND_RESERVATION
 
 if TYPE_CHECKING:
     from convoymq.groups.room import Waiting

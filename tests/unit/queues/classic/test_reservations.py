@@ -14,7 +14,7 @@ from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.reservation_reads import ReservedRun, RunsRequest
 from convoymq.queues.reservations import TAKE_RUNS_MAX
 from convoymq.storage.files import RealFile
-from convoymq.transport.control import KIND_RESERVATION
+from convoymq.transport.frame_kinds import KIND_RESERVATION
 from tests.unit.queues.classic.support import Node, Time, body_of, queue_record, settle
 
 T = TypeVar("T")
