@@ -1,6 +1,6 @@
 """Measures ConvoyMQ and RabbitMQ side by side: one machine, one run, alternating.
 
-    python benchmarks/compare.py                        everything, writes docs/benchmarks.md
+    python benchmarks/compare.py                        everything; writes docs and README
     python benchmarks/compare.py --quick --case spread  one case, short
 
 Each round starts a fresh cluster of each system in turn, runs every case once on it (after a case
@@ -21,7 +21,7 @@ if __package__ in (None, ""):
 
 from rich.console import Console
 
-from benchmarks import report
+from benchmarks import figures, report
 from benchmarks.cases import CASES, QUICK, Case, Run, Scale
 from benchmarks.convoy import convoy_cluster
 from benchmarks.disk import Disk
@@ -147,9 +147,12 @@ def main() -> int:
         )
     )
     complete = not (options.quick or options.case or comparison.failed)
-    docs = options.docs or (ROOT / "docs" / "benchmarks.md" if complete else None)
-    if docs is not None:
-        docs.write_text(report.markdown(cases, comparison.samples, about, runs, comparison.broken))
+    written = report.markdown(cases, comparison.samples, about, runs, comparison.broken)
+    if options.docs:
+        options.docs.write_text(written)
+    elif complete:
+        figures.PAGE.write_text(figures.with_section(figures.PAGE.read_text(), written))
+        figures.write()
     return 1 if comparison.failed or comparison.broken else 0
 
 

@@ -149,18 +149,14 @@ def table(cases: tuple[Case, ...], samples: Samples) -> Table:
 def markdown(
     cases: tuple[Case, ...], samples: Samples, about: dict[str, Any], runs: int, broken: list[str]
 ) -> str:
-    """docs/benchmarks.md."""
-    versions = ", ".join(f"{TITLES[name]} {text}" for name, text in about["versions"].items())
+    """Returns the section of docs/benchmarks.md about the current release."""
+    versions = " · ".join(f"{TITLES[name]} {text}" for name, text in about["versions"].items())
     lines = [
-        "# Benchmarks",
-        "",
-        "Written by `make bench`; do not edit.",
-        "",
         f"{about['date']} · {about['cores']} cores ({about['processor']}), "
         f"{about['memory_gib']} GiB, Linux {about['kernel']}, Python {about['python']} · "
-        f"{versions} ({about['build']})",
+        f"{versions}",
         "",
-        INTRODUCTION.format(runs=runs),
+        f"Build: {about['build']}. " + INTRODUCTION.format(runs=runs),
         "",
         "| case | ConvoyMQ | RabbitMQ | ratio | to reach | |",
         "|---|---:|---:|---:|---:|---|",

@@ -10,7 +10,6 @@ wheels and benchmarks have them (docs/adr/0098). What is up to date is left.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import runpy
@@ -34,8 +33,6 @@ PLAIN_MODULES: tuple[str, ...] = runpy.run_path(str(SOURCE / "convoymq" / "compi
 
 LEVEL = "-O2"
 """Less makes compiled plain modules slower than interpreted ones."""
-LEVELS_FILE = "build/levels.json"
-"""The level of every module that was built."""
 
 #: Compiled hot loops outside kernels/ that may hold pointers.
 EXTRA_KERNELS: list[str] = []
@@ -200,14 +197,6 @@ def remove_others() -> None:
             built.unlink()
 
 
-def read_levels() -> dict[str, str]:
-    """What LEVELS_FILE holds; empty without one."""
-    try:
-        return dict(json.loads((ROOT / LEVELS_FILE).read_text()))
-    except (OSError, ValueError):
-        return {}
-
-
 def try_to_build(module: str) -> str:
     """Builds one module in a process of its own; what was wrong, or ""."""
     try:
@@ -217,13 +206,12 @@ def try_to_build(module: str) -> str:
     return ""
 
 
-def is_due(module: str, levels: dict[str, str], *, everything: bool) -> bool:
+def is_due(module: str, *, everything: bool) -> bool:
     """Whether a module is to be built that nobody named."""
     target = built_file(module)
     if not target.exists():
         return everything or module not in PLAIN_MODULES
-    at_level = not everything or levels.get(module) == LEVEL
-    return not at_level or target.stat().st_mtime < newest_input(module)
+    return target.stat().st_mtime < newest_input(module)
 
 
 class Progress:
@@ -264,11 +252,10 @@ def main(arguments: list[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         remove_others()
         due = []
-        levels = read_levels()
         for module in kernel_modules():
             if names and not any(name in module for name in names):
                 continue
-            if is_due(module, levels, everything=everything or bool(names)) or (
+            if is_due(module, everything=everything or bool(names)) or (
                 force and (everything or names or module not in PLAIN_MODULES)
             ):
                 due.append(module)
@@ -282,10 +269,8 @@ def main(arguments: list[str]) -> int:
                     failed.append(module)
                     print(f"FAILED {module}: {error}", file=sys.stderr, flush=True)
                 else:
-                    levels[module] = LEVEL
                     progress.built()
         progress.end()
-        (ROOT / LEVELS_FILE).write_text(json.dumps(levels, indent=1))
     return len(failed)
 
 

@@ -60,6 +60,24 @@ def test_configuration_page_is_the_generated_one() -> None:
     assert (DOCS / "configuration.md").read_text() == config.reference()
 
 
+def test_a_key_in_brackets_exists() -> None:
+    """Docstrings of settings name the configuration keys that set them."""
+    page = (DOCS / "configuration.md").read_text()
+    keys = set(re.findall(r"^### `([^`]+)`", page, re.M))
+    keys.update(name for also in re.findall(r"Also: (.+)", page) for name in also.split("`")[1::2])
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} [{name}]"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for name in re.findall(r"(?<![\w`\[])\[([a-z]\w*(?:\.\w+)*)\](?![(`])", node.value.value)
+        if name not in keys
+    ]
+    assert wrong == []
+
+
 def claims(marker: str) -> set[str]:
     """What tests say that they provoke; each is held to it when it runs (`tests.provocation`)."""
     name = f"pytest.mark.{marker}"

@@ -30,8 +30,8 @@ QUERY_COMPRESSED = 165
 IGNORED = frozenset((3, 4, 5, 13, 14, 160, 161, 163, 164))
 """Stop, rotate, variables of statements, annotations, checkpoints, GTID lists, encryption."""
 IGNORABLE_FLAG = 0x80
-STANDALONE, DDL, PREPARED_XA = 1, 32, 64
-"""Flags of a GTID: no commit follows; a DDL statement; a transaction that is only prepared."""
+STANDALONE, PREPARED_XA = 1, 64
+"""Flags of a GTID: no commit follows; a transaction that is only prepared."""
 
 
 class RowKind(Enum):

@@ -12,7 +12,6 @@ PROGRESS_CPU_S = 1.0
 """So much processor time is progress: recovery of a large log says nothing meanwhile."""
 WAITS = "waits: "
 LAST_LINES = 3
-NODE_READY = "node.ready"
 
 
 def steps(log: bytes) -> list[str]:

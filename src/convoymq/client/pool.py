@@ -25,13 +25,6 @@ def client(config: ClientConfig) -> Client:
         return found
 
 
-def close_all() -> None:
-    """Closes the clients of this process."""
-    with _lock:
-        while _clients:
-            _clients.popitem()[1].close()
-
-
 def _after_fork() -> None:
     # A thread of the parent may have held it.
     global _lock

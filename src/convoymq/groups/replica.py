@@ -785,7 +785,3 @@ class Replica:
         if core.effects:
             self.run_effects()
         return self.lagging.watch() or outstanding
-
-    # Snapshots.
-
-    # Faults.

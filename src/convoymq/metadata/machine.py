@@ -9,9 +9,12 @@ Commands are recorded, not judged: they are refused by rules about the tree only
 equal, has an owner, is empty), which never change without a machine version. What may be asked at
 all is for who proposes (`metadata.validation`, ADR 0015).
 
-Versions (ADR 0016): version 2 brought policies, operator policies and limits, version 3 ordered
-topics: their commands (`commands.FIRST_VERSIONS`) and fields of the snapshot. Version 4 records the
-release of RabbitMQ whose rules a queue follows (ADR 0086).
+Versions (ADR 0016); `commands.FIRST_VERSIONS` has the commands that each brought:
+    1: the tree of release 0.2.
+    2: policies, operator policies and limits.
+    3: ordered topics; transient queues go with their node (ADR 0081); a node whose directory is
+       lost gets an incarnation above all that it may have had.
+    4: the release of RabbitMQ whose rules a queue follows (ADR 0086).
 
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
@@ -19,7 +22,8 @@ in the state, so that a client whose node caught up by a snapshot hears its answ
 
 Invariants:
     - a queue is in its virtual host's topology exactly when it has a record, with the same
-    durability - group ids are given out once, rising
+      durability
+    - group ids are given out once, rising
     - a topic has its exchange; queues of partitions belong to a topic
     - permissions name users and virtual hosts that exist
 

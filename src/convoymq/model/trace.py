@@ -135,34 +135,6 @@ KIND_NAMES: Final = {
     SUMMARY: "summary",
     MEMBER: "member",
 }
-TOPIC_KIND_NAMES: Final = {
-    KEYED: "keyed",
-    OPENED: "opened",
-    SEALED: "sealed",
-    CURSOR: "cursor",
-    LEASED: "leased",
-    SETTLED: "settled",
-    PARKED: "parked",
-    HANDED_OVER: "handed_over",
-    LOST: "lost",
-    UNGROUPED: "ungrouped",
-    PRODUCED: "produced",
-    PASSED: "passed",
-    PUBLISHER: "publisher",
-    TAGGED: "tagged",
-    HANDED_OUT: "handed_out",
-    TOPIC: "topic",
-    RANGE: "range",
-    GROUP: "group",
-    GRANTED: "granted",
-    RELEASED: "released",
-    ADVANCED: "advanced",
-    SOUGHT: "sought",
-    GIVEN_UP: "given_up",
-    NAME: "name",
-    SKIPPED: "skipped",
-}
-"""Kinds that traces of ordered topics have beside the others."""
 
 REDELIVERED: Final = 1
 """delivered, sent: `redelivered` is shown to the consumer."""

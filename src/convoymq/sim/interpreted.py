@@ -44,8 +44,3 @@ def use_source() -> None:
         if name in sys.modules:
             raise RuntimeError(f"{name} is loaded already")
     sys.meta_path.insert(0, _SourceFinder)
-
-
-def is_compiled(name: str) -> bool:
-    """Returns whether the loaded module is a shared object."""
-    return not str(sys.modules[name].__file__).endswith(".py")

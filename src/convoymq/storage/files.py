@@ -138,10 +138,6 @@ class RealDirectory:
         finally:
             os.close(fd)
 
-    def free_bytes(self) -> int:
-        found = os.statvfs(self.path)
-        return found.f_bavail * found.f_frsize
-
 
 class MemoryInode:
     """Content of a file in memory: as read, as durable, and the writes between the two."""
@@ -367,6 +363,3 @@ class MemoryDirectory:
             else:
                 later.append(change)
         self._changes = later
-
-    def free_bytes(self) -> int:
-        return self.capacity - self.used_bytes()

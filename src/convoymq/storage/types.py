@@ -96,9 +96,6 @@ class Directory(Protocol):
     def sync(self, path: str = "") -> None:
         """Makes creations, removals and renames in the directory durable."""
 
-    def free_bytes(self) -> int:
-        """Space left for data."""
-
 
 class Flusher(Protocol):
     """Writes the WAL: one submission in flight, made durable, answered on the caller's thread."""

@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Iterable
 
-from convoymq.topics.refusals import BadHash, BadTopic
+from convoymq.topics.refusals import BadTopic
 
 MURMUR3_X86_32 = 1
 """The only `hash_id` so far."""
@@ -62,12 +62,6 @@ def _mixed(value: int) -> int:
 def logical_partition(key: bytes, logical: int, seed: int = 0) -> int:
     """Return the logical partition of a key, 0 to `logical` (exclusive)."""
     return murmur3(key, seed) % logical
-
-
-def check_logical_partition(key: bytes, sent: int, logical: int, seed: int = 0) -> None:
-    """Raises BadHash unless a sender computed the same logical partition."""
-    if (computed := logical_partition(key, logical, seed)) != sent:
-        raise BadHash(sent, computed)
 
 
 def check_hash(hash_id: int, seed: int) -> None:

@@ -264,17 +264,6 @@ class Lineage:
         """Return the sources that keep a group at `version` (I8); none when it may advance."""
         return tuple(pid for pid in self.sources(version) if not self.is_drained(pid, is_empty))
 
-    def can_advance(self, version: int, is_empty: IsEmpty) -> bool:
-        """Return whether a group may go from `version` to the next one (I8)."""
-        return version < self.latest.version and not self.waits_for(version, is_empty)
-
-    def reached_version(self, version: int, is_empty: IsEmpty) -> int:
-        """Return where a group at `version` gets to, one step after the other."""
-        drained = self.drained(is_empty)
-        while version < self.latest.version and drained.issuperset(self.sources(version)):
-            version += 1
-        return version
-
     def visible(self, version: int, is_empty: IsEmpty, mode: Mode) -> tuple[int, ...]:
         """Return the partitions that a group may read (I10), sorted by version, then range.
 
@@ -291,15 +280,6 @@ class Lineage:
         there = (self.partitions[pid] for pid in pids)
         kept = (each for each in there if not _is_deleted(each))
         return tuple(each.pid for each in sorted(kept, key=_age_order))
-
-    def is_visible(self, pid: int, version: int, is_empty: IsEmpty, mode: Mode) -> bool:
-        """Return whether a group may read one partition (I10)."""
-        partition = self.partition(pid)
-        if _is_deleted(partition):
-            return False
-        if mode is Mode.LINEAR:
-            return partition.is_in(version)
-        return all(self.is_drained(parent, is_empty) for parent in partition.parents)
 
     # --- retention (section 12) ------------------------------------------------------------
 

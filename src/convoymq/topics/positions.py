@@ -65,23 +65,6 @@ def earliest(lineage: Lineage, bounds: Mapping[int, Bounds]) -> Position:
     return Position(version, {pid: bounds[pid].start for pid in _ahead(lineage, version)})
 
 
-def from_time(lineage: Lineage, first_offsets: Mapping[int, int], time: int, skew: int) -> Position:
-    """Return the position of a time (ms).
-
-    Args:
-        first_offsets: of every partition that is not deleted, the first offset whose append time
-            is `time` or later; where there is none, its end.
-        skew: by how much (ms) clocks of nodes may differ; at least 1.
-    """
-    before = [
-        version
-        for version, published in lineage.published.items()
-        if published.published_at <= time - skew
-    ]
-    version = max((*before, lineage.first_version()))
-    return Position(version, {pid: first_offsets[pid] for pid in _ahead(lineage, version)})
-
-
 def from_vector(
     lineage: Lineage, offsets: Mapping[int, int], bounds: Mapping[int, Bounds]
 ) -> Position:

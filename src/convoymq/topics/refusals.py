@@ -28,7 +28,6 @@ class Code(Enum):
     """Success for the caller: the message is stored already."""
     OUT_OF_SEQ = "OUT_OF_SEQ"
     PRODUCER_FENCED = "PRODUCER_FENCED"
-    NO_LEASE = "NO_LEASE"
     LEASE_FENCED = "LEASE_FENCED"
     NOT_VISIBLE = "NOT_VISIBLE"
     NOT_DRAINED = "NOT_DRAINED"
@@ -60,30 +59,6 @@ class TopicRefused(Refused):
 # --- producers -----------------------------------------------------------------------------
 
 
-class Closed(TopicRefused):
-    """The partition is sealed. Its logical partitions live elsewhere since version `to_version`."""
-
-    code = Code.CLOSED
-
-    def __init__(self, pid: int, to_version: int) -> None:
-        super().__init__(
-            f"partition {pid} is closed: its keys are in the partitions of version {to_version}"
-        )
-        self.pid = pid
-        self.to_version = to_version
-
-
-class NotOpen(TopicRefused):
-    """The partition exists, and takes messages from `version` on."""
-
-    code = Code.NOT_OPEN
-
-    def __init__(self, pid: int, version: int) -> None:
-        super().__init__(f"partition {pid} is not open yet: it opens with version {version}")
-        self.pid = pid
-        self.version = version
-
-
 class StaleRoute(TopicRefused):
     """The route version is not known here: not yet, or no longer."""
 
@@ -98,35 +73,6 @@ class StaleRoute(TopicRefused):
         self.latest = latest
 
 
-class WrongRange(TopicRefused):
-    """The partition does not own the logical partition."""
-
-    code = Code.WRONG_RANGE
-
-    def __init__(self, pid: int, lp: int, lo: int, hi: int) -> None:
-        super().__init__(
-            f"partition {pid} owns the logical partitions {lo} to {hi} (exclusive), not {lp}"
-        )
-        self.pid = pid
-        self.lp = lp
-        self.lo = lo
-        self.hi = hi
-
-
-class BadHash(TopicRefused):
-    """The sender computed another logical partition for the key than this broker."""
-
-    code = Code.BAD_HASH
-
-    def __init__(self, sent: int, computed: int) -> None:
-        super().__init__(
-            f"the key belongs to logical partition {computed}, the sender says {sent}: its hash "
-            "function or seed is not the topic's"
-        )
-        self.sent = sent
-        self.computed = computed
-
-
 class NoKey(TopicRefused):
     """The topic takes no message without an order key."""
 
@@ -134,21 +80,6 @@ class NoKey(TopicRefused):
 
     def __init__(self) -> None:
         super().__init__("the message has no order key, and the topic takes no such message")
-
-
-class OutOfSequence(TopicRefused):
-    """An earlier message of the same producer and logical partition is missing."""
-
-    code = Code.OUT_OF_SEQ
-
-    def __init__(self, lp: int, seq: int, expected: int) -> None:
-        super().__init__(
-            f"message {seq} of logical partition {lp} came before message {expected} was stored: "
-            f"send again from {expected} on"
-        )
-        self.lp = lp
-        self.seq = seq
-        self.expected = expected
 
 
 class ProducerFenced(TopicRefused):
@@ -166,63 +97,6 @@ class ProducerFenced(TopicRefused):
 
 
 # --- groups --------------------------------------------------------------------------------
-
-
-class NoLease(TopicRefused):
-    """The member does not own the partition in its group."""
-
-    code = Code.NO_LEASE
-
-    def __init__(self, group: str, pid: int) -> None:
-        super().__init__(f"nobody in group '{group}' holds partition {pid} by this lease")
-        self.group = group
-        self.pid = pid
-
-
-class LeaseFenced(TopicRefused):
-    """The lease was granted anew since."""
-
-    code = Code.LEASE_FENCED
-
-    def __init__(self, group: str, pid: int, epoch: int, current: int) -> None:
-        super().__init__(
-            f"the lease of partition {pid} in group '{group}' was granted again: epoch {current}, "
-            f"this one has {epoch}"
-        )
-        self.group = group
-        self.pid = pid
-        self.epoch = epoch
-        self.current = current
-
-
-class NotVisible(TopicRefused):
-    """The group has not consumed what comes before the partition."""
-
-    code = Code.NOT_VISIBLE
-
-    def __init__(self, group: str, pid: int, cv: int) -> None:
-        super().__init__(
-            f"group '{group}' is at version {cv}: partition {pid} waits until the partitions "
-            "before it are consumed"
-        )
-        self.group = group
-        self.pid = pid
-        self.cv = cv
-
-
-class NotDrained(TopicRefused):
-    """A group cannot advance: source partitions of the change hold messages for it."""
-
-    code = Code.NOT_DRAINED
-
-    def __init__(self, group: str, cv: int, waiting_for: tuple[int, ...]) -> None:
-        pids = ", ".join(map(str, waiting_for))
-        super().__init__(
-            f"group '{group}' stays at version {cv}: it has not consumed partition {pids}"
-        )
-        self.group = group
-        self.cv = cv
-        self.waiting_for = waiting_for
 
 
 class VersionConflict(TopicRefused):
@@ -283,17 +157,6 @@ class ChangePhase(TopicRefused):
         super().__init__(f"change '{change_id}' is in phase {phase}: {wanted}")
         self.change_id = change_id
         self.phase = phase
-
-
-class SealedBy(TopicRefused):
-    """Another change has sealed the partition."""
-
-    code = Code.SEALED_BY
-
-    def __init__(self, pid: int, change_id: str) -> None:
-        super().__init__(f"partition {pid} was sealed by change '{change_id}'")
-        self.pid = pid
-        self.change_id = change_id
 
 
 class SealConflict(TopicRefused):

@@ -1,10 +1,10 @@
 """Kinds of frames between nodes, in one table.
 
 A frame has a type, which is one byte of its header. A CONTROL frame has a kind as well, in field
-`b`. Each row of the two tables says which room owns the kind, whether its frames go ahead of queued
+`b`. Each row of the two tables says which package owns the kind, whether its frames go ahead of queued
 bulk, and whether they wait until a node has opened its queues.
 
-A room with frames of its own adds a row (`link_frame`, `control_kind`) and gives each node its
+A package with frames of its own adds a row (`link_frame`, `control_kind`) and gives each node its
 handler (`dispatch.FrameDispatch.own`, `control.ControlPlane.handle` or `handle_raw`). Numbers are
 on the wire: none is used for anything else again. Releases do not use numbers from `FREE` on.
 """
@@ -44,7 +44,7 @@ class FrameKind:
     """A row of the tables.
 
     Attributes:
-        owner: the room that takes frames of the kind.
+        owner: the package or module that takes frames of the kind.
         urgent: frames of up to `URGENT_SIZE_MAX` bytes go ahead of queued bulk. Such a frame says
             nothing about frames that were sent before it.
         waits: frames wait until the node has opened its queues.

@@ -347,8 +347,6 @@ class Links:
         """An error of our own on one link: it is dropped, and made anew."""
         self.loop.call_soon(self.drop, peer, f"a fault of this node: {error!r}")
 
-    # -- credit -----------------------------------------------------------------------------
-
     def connected(self) -> list[int]:
         """Ids of all nodes that are up, ascending."""
         return sorted(node for node in self.peers if self.is_connected(node))

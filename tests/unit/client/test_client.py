@@ -19,7 +19,6 @@ import pytest
 from convoymq.client import Client, ClientConfig, TlsConfig, errors
 from convoymq.client.link import is_here
 from convoymq.client.pool import client as pooled
-from convoymq.client.pool import close_all
 from convoymq.kernels.column_frame import build_frame
 from convoymq.kernels.columns import VALUE
 from convoymq.model.columnar import (
@@ -573,9 +572,6 @@ def test_the_pool_has_one_client_for_a_configuration() -> None:
     one, other = ClientConfig(("a:1",)), ClientConfig(("a:2",))
     assert pooled(one) is pooled(ClientConfig(("a:1",)))
     assert pooled(one) is not pooled(other)
-    close_all()
-    assert pooled(one) is pooled(one)
-    close_all()
 
 
 def test_threads_take_turns(serve: Serve, connect: Connect) -> None:

@@ -28,9 +28,9 @@ from convoymq.replication.machine import NEVER, Effect
 from convoymq.replication.raft.types import VOTE, RaftConfig
 from convoymq.replication.versions import check_version, command_table
 from convoymq.storage.files import MemoryDirectory
-from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, StorageConfig, StorageFault
+from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 GROUP = 5
 

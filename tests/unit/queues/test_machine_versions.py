@@ -3,15 +3,20 @@ meant."""
 
 from __future__ import annotations
 
+import re
+import sys
 from typing import Any
 
 import pytest
 
 from convoymq.kernels import batch
 from convoymq.kernels.entries import HEADER_SIZE
+from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import UnknownCommand
+from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.stream.machine import StreamMachine
+from convoymq.replication import versions
 from convoymq.replication.machine import EFFECT_DELIVER
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
@@ -95,3 +100,18 @@ def test_a_stream_gives_priority_and_expiration_no_meaning_either() -> None:
     for entry in log.entries:
         apply(machine, entry)
     assert (machine.first, machine.next) == (0, 3)
+
+
+def test_the_docstring_of_a_machine_explains_each_of_its_versions() -> None:
+    classes: list[type[Any]] = [
+        MetadataMachine,
+        QuorumMachine,
+        StreamMachine,
+        PartitionGroupMachine,
+    ]
+    assert {each.KIND for each in classes} == versions.announced().keys() - {"link"}
+    for each in classes:
+        text = sys.modules[each.__module__].__doc__ or ""
+        section = text[text.index("\nVersions (ADR 0016)") :]
+        explained = [int(number) for number in re.findall(r"^    (\d+): \w", section, re.M)]
+        assert explained == list(range(1, each.VERSION + 1)), each

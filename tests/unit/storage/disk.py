@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from convoymq.kernels.entries import Entry, make_entry
 from convoymq.storage.files import MemoryDirectory
-from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.log import GroupLog
 from convoymq.storage.store import Storage
 from convoymq.storage.types import EntryGone, GroupPlan, RecoveryReport, Snapshot, StorageConfig
+from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 SMALL = StorageConfig(
     wal_max_size_bytes=64 * 1024,

@@ -13,10 +13,10 @@ from convoymq.logformat.identity import ClusterIds
 from convoymq.logformat.segment import segment_name
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
-from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.snapshots import read_snapshot, snapshot_name, write_snapshot
 from convoymq.storage.store import Storage
 from convoymq.storage.types import GroupPlan, Snapshot, StorageConfig
+from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "storage"
 CONFIG = StorageConfig(wal_max_size_bytes=64 * 1024, wal_preallocate=False)

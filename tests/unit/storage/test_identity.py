@@ -10,11 +10,11 @@ from convoymq.logformat.segment import SEGMENT_MAGIC
 from convoymq.logformat.wal_file import FILE_MAGIC
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
-from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.snapshots import SNAPSHOT_MAGIC, snapshot_name
 from convoymq.storage.store import Storage
 from convoymq.storage.types import GroupPlan, RecoveryReport, Snapshot, StorageConfig
 from tests.unit.storage.disk import entry_of
+from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 CONFIG = StorageConfig(wal_max_size_bytes=64 * 1024, wal_preallocate=False)
 ONE, TWO = "11" * 16, "22" * 16

@@ -12,11 +12,11 @@ import pytest
 from convoymq.model.errors import Misuse, StorageFault
 from convoymq.storage import wal
 from convoymq.storage.files import MemoryDirectory
-from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.manifest import MANIFEST_NAME
 from convoymq.storage.store import Storage
 from convoymq.storage.types import EntryGone, File, Snapshot, StorageConfig
 from tests.unit.storage.disk import SMALL, Node, PowerLoss, entry_of
+from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 
 def test_what_arrives_during_a_flush_goes_out_together_with_the_next() -> None:

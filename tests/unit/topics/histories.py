@@ -188,3 +188,11 @@ def _step(draw: st.DrawFn, history: History) -> None:
         history.run(history.plan(Kind.REBUCKET, [span.pid]), [count])
     else:
         history.move(span.pid, messages=count)
+
+
+def reached_version(lineage: Lineage, version: int, is_empty: Callable[[int], bool]) -> int:
+    """Where a group at `version` gets to, one step after the other."""
+    drained = lineage.drained(is_empty)
+    while version < lineage.latest.version and drained.issuperset(lineage.sources(version)):
+        version += 1
+    return version

@@ -12,7 +12,7 @@ from convoymq.topics import positions
 from convoymq.topics.lineage import Lineage
 from convoymq.topics.positions import Bounds, Position
 from convoymq.topics.refusals import BadPosition, DataExpired, UnknownPartition
-from tests.unit.topics.histories import History, Naive, histories
+from tests.unit.topics.histories import History, Naive, histories, reached_version
 
 OPEN_MESSAGES = 4
 """What an open partition of a history holds."""
@@ -201,38 +201,7 @@ def test_earliest_reads_all_that_is_kept_in_order(history: History, data: st.Dat
     smallest = min(v for v, owner in enumerate(naive.owners) if kept & set(owner))
     assert smallest <= position.version
     assert set(flat(walk(lineage, Position(smallest, position.cursors), ends))) == set(read)
-    assert lineage.reached_version(smallest, lambda pid: False) >= position.version
-
-
-@given(histories(), st.data())
-@settings(max_examples=60, deadline=None)
-def test_a_time_is_a_place_in_every_logical_partition(
-    history: History, data: st.DataObject
-) -> None:
-    """Append times do not fall along a logical partition. From a time on a group reads exactly
-    what was appended at that time or later."""
-    naive, lineage = history.naive, history.lineage
-    times: dict[int, list[int]] = {}
-    last: dict[int, int] = {}
-    for pid in sorted(naive.pids(), key=lambda pid: naive.versions_of(pid)[0]):
-        versions = naive.versions_of(pid)
-        count = end_of(naive, pid) - 1
-        at = st.integers(100 * versions[0], 100 * (versions[-1] + 1))
-        drawn = data.draw(st.lists(at, min_size=count, max_size=count))
-        floor = max((last[parent] for parent in naive.before(pid)), default=0)
-        times[pid] = sorted(max(floor, each) for each in drawn)
-        last[pid] = max((floor, *times[pid]))
-    time = data.draw(st.integers(0, 100 * (history.route.version + 1)))
-    skew = data.draw(st.integers(1, 50))
-    firsts = {pid: 1 + sum(each < time for each in appended) for pid, appended in times.items()}
-    position = positions.from_time(lineage, firsts, time, skew)
-    ends_of = {pid: end_of(naive, pid) for pid in naive.pids()}
-    read = flat(walk(lineage, position, ends_of))
-    for lp in range(history.route.logical):
-        expected = [
-            (pid, offset) for pid, offset in history_of(naive, lp) if times[pid][offset - 1] >= time
-        ]
-        assert [message for message in read if lp in naive.lps(message[0])] == expected
+    assert reached_version(lineage, smallest, lambda pid: False) >= position.version
 
 
 def test_a_position_that_begins_a_child_early_is_refused() -> None:

@@ -73,8 +73,8 @@ class _Seat:
     """By version to which the group advances, when all sources were known to be drained; until a
     partition of that version has a lease."""
 
-    def forget_strangers(self) -> None:
-        """Forgets who was heard of, and is no member any more."""
+    def forget_former_members(self) -> None:
+        """Drops the times and departures of clients that are not members any more."""
         core = self.core
         known = core.state.members | self.beats.keys()
         for member in core.heard_ms.keys() - known:
@@ -184,7 +184,7 @@ class GroupCoordinators:
             return
         for seat in list(self._seats.values()):
             seat.woken.clear()
-            seat.forget_strangers()
+            seat.forget_former_members()
             self._step(seat)
             if not seat.core.state.members and not seat.beats:
                 self._seats.pop(seat.name, None)

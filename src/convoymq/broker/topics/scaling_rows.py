@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypedDict
+from typing import TypedDict
 
 from convoymq.model.json import JsonObject
 
@@ -91,6 +91,3 @@ class ScalingRow(TypedDict):
     hot: list[HotRow]
     history: list[ScaledRow]
     """Changes since this node leads, the newest last."""
-
-
-ConsideredRows: TypeAlias = list[ConsideredRow]

@@ -12,10 +12,10 @@ class AmqpSettings:
     frame_max: int = 131072
     """[frame_max] Largest frame offered, bytes, framing included; 8192..131072. Small costs CPU."""
     frame_max_min: int = 4096
-    """[frame_max_min] Smallest frame_max a client may ask for. RabbitMQ 4.1 and later refuse below
+    """Smallest frame_max a client may ask for. RabbitMQ 4.1 and later refuse below
     8192, which locks old Node.js clients out."""
     initial_frame_max: int = 8192
-    """[initial_frame_max] Largest frame before tuning, bytes. Bounds what comes before a login."""
+    """Largest frame before tuning, bytes. Bounds what comes before a login."""
     channel_max: int = 2047
     """[channel_max] Channels per connection; 0 = 65535."""
     heartbeat_s: int = 60
@@ -60,8 +60,8 @@ class AmqpSettings:
     cert_login_san_index: int = 0
     """[ssl_cert_login_san_index] Which of them."""
     anonymous_user: str = "guest"
-    """[anonymous_login_user] Who ANONYMOUS is."""
+    """User of ANONYMOUS."""
     anonymous_password: str = "guest"
-    """[anonymous_login_pass] And with which password; loopback rules apply."""
+    """Password of ANONYMOUS; loopback rules apply."""
     failed_login_delay_s: float = 3.0
     """Silence before the socket of a client is closed that does not understand the refusal."""

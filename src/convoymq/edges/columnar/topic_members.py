@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 OPEN_WAIT_S = 0.02
 """Pause between two looks for a partition that is not open on this node yet."""
-NEWEST = (1 << 63) - 1
-"""Version of a park set that no view is newer than."""
 
 Answer = dict[str, object]
 

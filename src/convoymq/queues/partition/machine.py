@@ -35,6 +35,9 @@ Invariants: those of both parts; the partition's next data offset is one beyond 
 one more behind CLOSE; sessions with a refusal, or with runs before their
 ENQUEUE, are known sessions.
 
+Versions (ADR 0016):
+    1: everything here.
+
 Source: ordered topics, sections 1.2 and 3; ADR 0062.
 """
 

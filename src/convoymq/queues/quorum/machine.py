@@ -26,16 +26,20 @@ Invariants are asserted where they could break, and all at once in `invariants.c
 every message is in one place; counters equal the sums of the runs; after an apply there is no
 message to serve or nobody to serve.
 
-Versions (ADR 0016): 1 is the queue of release 0.2. An ENQUEUE's flags for priority and expiration
-(2, 4) mean nothing in it: whatever carries them is served first in, first out, and stays until it
-is settled. 2 has CONFIG, by which the leader changes settings while the queue runs; time limits,
-lengths and priorities (ADR 0043); dead letters: a setting for their strategy, and SETTLE from the
-leader for those that were published (ADR 0044); judges conditions of queue.delete; and has
-operations on chosen messages (ADR 0053). The order of delivery is a setting (ADR 0050). ENQUEUE's
-flag 8, that records carry headers for the queue, means message groups (ADR 0051), and times before
-which messages wait (ADR 0049), as retries do. Repeats by message-id are dropped (ADR 0052). 4
-has RENEW. The rules of RabbitMQ 4.1 are settings that a queue is made with, in clusters where every
-node knows them (ADR 0086).
+Versions (ADR 0016):
+    1: the queue of release 0.2. An ENQUEUE's flags for priority and expiration (2, 4) mean nothing:
+       a message that carries them is served first in, first out, and stays until it is settled.
+    2: release 0.3. CONFIG, by which the leader changes settings while the queue runs; time limits,
+       lengths and priorities (ADR 0043); dead letters: a setting for their strategy, and SETTLE
+       from the leader for those that were published (ADR 0044); conditions of queue.delete;
+       operations on chosen messages (ADR 0053). The order of delivery is a setting (ADR 0050).
+       ENQUEUE's flag 8, records carry headers for the queue, means message groups (ADR 0051) and
+       times before which messages wait (ADR 0049), as retries do. Repeats by message-id are dropped
+       (ADR 0052).
+    3: a turn of a consumer completes the batch that it settles at once (ADR 0003).
+    4: RENEW, a declaration that renews a queue's lease (ADR 0087).
+The rules of RabbitMQ 4.1 are settings that a queue is made with, in clusters where every node knows
+them (ADR 0086).
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.

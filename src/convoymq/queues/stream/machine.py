@@ -20,9 +20,10 @@ Invariants: offsets of the index ranges ascend from `first` to below `next`; `by
 segments and over index ranges; every segment begins with an index range; the open segment is empty
 only when the stream is.
 
-Versions (ADR 0016): 1 is all that is described here but CONFIG. 2 has CONFIG, by which the leader
-changes the settings while the stream is in use; retention is looked at when it is applied. An
-ENQUEUE's flags for priority and expiration (2, 4) mean nothing in either, for ever.
+Versions (ADR 0016). An ENQUEUE's flags for priority and expiration (2, 4) mean nothing, for ever.
+    1: everything here but CONFIG.
+    2: CONFIG, by which the leader changes the settings while the stream is in use. Retention is
+       looked at when it is applied.
 
 Effects may be carried out twice: APPLIED and GAP by the rule of sessions, TIMER asks for a TICK,
 which decides by the state.

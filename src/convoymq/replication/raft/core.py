@@ -723,10 +723,6 @@ class RaftCore:
         self.peers = [self.progress[node] for node in sorted(self.progress)]
         self.pace_due = True
 
-    # A lost majority.
-
-    # A replica that lost its data.
-
     # Transfer of leadership (thesis 3.10).
 
     def transfer(self, node: int) -> str | None:

@@ -19,18 +19,6 @@ GROUP_COLUMNS: Mapping[str, str] = {
     "group_last_died_at": "timestamp",
 }
 """Of the messages of this batch that agree in the columns of `group_by`."""
-DECISION_COLUMNS: Mapping[str, str] = {
-    "action": "string",
-    "rule": "string",
-    "rules": "string",
-    "target_exchange": "string",
-    "target_routing_key": "string",
-    "keep_deaths": "boolean",
-    "dead_letter_queue": "string",
-    "run": "string",
-    "batch": "bigint",
-}
-"""`rules` is the hash of the rule file; `run` and `batch` name the batch of the pipeline."""
 _NESTED = ("history", "headers", "value", "content_header")
 
 
@@ -77,7 +65,8 @@ def exploded(messages: DataFrame) -> DataFrame:
 
 
 def decided(found: DataFrame, rules: Rules, *, queue: str, run: str, batch: int) -> DataFrame:
-    """Adds GROUP_COLUMNS and DECISION_COLUMNS to exploded messages."""
+    """Adds to exploded messages GROUP_COLUMNS and what the rules decide; `rules` is the hash of
+    the rule file, `run` and `batch` name the batch of the pipeline."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 

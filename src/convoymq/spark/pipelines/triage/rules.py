@@ -54,12 +54,6 @@ class Rule:
     to_queue: bool = False
     """Republishes straight to the queue in which the message died first."""
 
-    @property
-    def needs_origin(self) -> bool:
-        """Returns whether the target depends on where the message died."""
-        fixed = self.exchange is not None and self.routing_key is not None
-        return self.action == "republish" and (self.to_queue or not fixed)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:

@@ -1,4 +1,4 @@
-"""A flusher and a worker without threads: for tests, tools, and nodes that flush on the loop."""
+"""A flusher and a worker without threads: they do their work at once, or when a test says so."""
 
 from __future__ import annotations
 
