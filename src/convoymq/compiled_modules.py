@@ -48,6 +48,7 @@ PLAIN_MODULES = (
     "convoymq.edges.amqp091.deliveries",
     "convoymq.edges.amqp091.sockets",
     "convoymq.node.node",
+    "convoymq.node.rounds",
     "convoymq.node.loop_clock",
     "convoymq.node.storage_shell",
     "convoymq.storage.log",

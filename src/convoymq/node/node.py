@@ -1,8 +1,9 @@
-"""Puts one node together: storage, replicas, links, the broker and its edges, on one loop.
+"""Puts one node together on one loop, and takes it apart.
 
-A round is one turn of the event loop that had work: readable sockets are parsed, then
-`_end_of_round` seals and replicates entries, applies what is committed, and writes what came of it
-(ADR 0001).
+Made in this order: data directory, storage (recovered), links, control plane, replicas, entry into
+the cluster; then, with a leader of the metadata group, the registration, the broker, the edges and
+their ports. `Node._tie` has what runs in rounds and ticks (`rounds`), and who calls whom back.
+Closed in this order (`Node._close`): leaderships, edges, broker, control plane, storage, links.
 """
 
 from __future__ import annotations
@@ -11,36 +12,29 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable
-from operator import call
 from typing import TYPE_CHECKING
 
 import structlog
 
-from convoymq import __version__
 from convoymq.edges.acceptor import SharedPorts
 from convoymq.edges.edge import NodeParts
 from convoymq.edges.registry import import_edges, open_edges
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.sessions import SessionNumbers
 from convoymq.groups.settings import host_config
-from convoymq.kernels.sockets import trim_malloc
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.store import MetadataSink
-from convoymq.model.config import Address, Config
+from convoymq.model.config import Config
 from convoymq.model.errors import (
     BrokerError,
     InvariantViolated,
-    Misuse,
     ReplicaStopped,
-    Unavailable,
 )
-from convoymq.model.rounds import run_each
 from convoymq.node import logs
-from convoymq.node.admin_socket import AdminSocket, Progress
+from convoymq.node.admin_socket import AdminSocket
 from convoymq.node.cluster_entry import ClusterEntry
 from convoymq.node.data_directory import DataDirectory
 from convoymq.node.frozen_heap import FrozenHeap
@@ -48,36 +42,29 @@ from convoymq.node.idle_memory import IdleMemory
 from convoymq.node.loop_clock import LoopClock
 from convoymq.node.notes import log_note
 from convoymq.node.operator_access import OperatorAccess
+from convoymq.node.peers import Peers
 from convoymq.node.recovery import Recovery
 from convoymq.node.resources import ResourceWatch, watermarks
-from convoymq.node.storage_shell import StorageShell
+from convoymq.node.rounds import Rounds, Ticks
+from convoymq.node.storage_shell import open_storage
 from convoymq.replication import versions as supported
 from convoymq.storage.files import RealDirectory
-from convoymq.storage.store import Storage
-from convoymq.storage.threads import DiskPace
-from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
-from convoymq.transport.clocks import until_beat, wall_and_boot_ms
+from convoymq.storage.types import StorageFault
+from convoymq.transport.clocks import wall_and_boot_ms
 from convoymq.transport.control import ControlPlane
-from convoymq.transport.dispatch import FrameDispatch
 from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.links import Links
-from convoymq.transport.listening import addresses_of
 
 if TYPE_CHECKING:
     import ssl
 
     from convoymq.broker.facade import Broker
     from convoymq.edges.edge import Edge
-    from convoymq.metadata.commands import Command
     from convoymq.trace.recorder import Traces
 
-TICK_S = 0.1
-SLEPT_NS = 15_000
-"""A round that begins so long after the one before was waited for."""
 STORAGE_TICKS = 3
 CLOCK_TICKS = 10
 MEMBER_TICKS = 2
-REGISTER_TIMEOUT_S = 10.0
 CLIENTS_LEAVE_S = 1.0
 """Longest time that a stopping node waits for its clients to answer its close."""
 TRACES_SHARE = 0.6
@@ -104,24 +91,13 @@ class Node:
         self._stop = asyncio.Event()
         self._failure: BrokerError | None = None
         """Reason why the node ends by itself."""
-        self._scheduled = False
-        self._reading = False
-        """A connection is being read, which ends the round itself."""
-        self._ended_ns = 0
-        self._closed = False
-        self._ticks = 0
         self.heap = FrozenHeap()
         self.memory = IdleMemory()
-        self._timer: asyncio.TimerHandle | None = None
         self.resources: ResourceWatch | None = None
         self.edges: tuple[Edge, ...] = ()
         self.ports: SharedPorts | None = None
-        self._steps: tuple[Callable[[], None], ...] = ()
-        """Steps of every round, in order."""
         self.broker: Broker | None = None
         self.watermarks = watermarks(config)
-        self.frames = FrameDispatch(self._on_frame_failed, self._drop_link, holding=True)
-        self.on_frame = self.frames.on_frame
 
     # -- start and end ----------------------------------------------------------------------
 
@@ -132,16 +108,18 @@ class Node:
             BrokerError, OSError: the node cannot start; the text says why.
         """
         self._loop = asyncio.get_running_loop()
-        # Looked up once: they are used in every round.
-        self._call_soon = self._loop.call_soon
-        self._round = self._end_of_round
         self._loop.set_exception_handler(self._on_fault)
+        self.rounds = Rounds(self._loop, self.log, self.fail)
+        self.ticks = Ticks(self._loop, self.log, self.rounds.run_input)
+        self.peers = Peers(self.log, self.rounds.wake, self.fail, self._loop.call_soon)
         self.clock = LoopClock(self._loop)
         self.started_ms = self.clock.now_ms()
         self.data = DataDirectory(self.config.node.data_dir, self.id, supported.announced())
         try:
             self._watch_signals()
-            self._open_storage()
+            self._shell, self.storage = open_storage(
+                self._loop, self.config.raft, self.data, self.rounds.wake, self.log
+            )
             await self._serve()
         finally:
             self.data.close()
@@ -162,31 +140,6 @@ class Node:
         self.data.recover(cluster, (*former.former, former.cluster))
         self.storage.set_identity(cluster, self.data.identity.former)
         self._loop.call_later(delay_s, lambda: self.links.set_identity(self.data.identity))
-
-    async def _describe_groups(
-        self, _request: dict[str, object], _progress: Progress
-    ) -> list[dict[str, object]]:
-        """Returns a row for each replica on this node, with the hash of its state."""
-        found = []
-        for group, replica in sorted({**self.host.groups, **self.host.stopped}.items()):
-            status = self.host.status(group)
-            found.append(
-                {
-                    "group": group,
-                    "role": status.role,
-                    "leader": status.leader,
-                    "term": status.term,
-                    "applied": status.last_applied,
-                    "last": status.last_index,
-                    "voters": status.voters,
-                    "learners": status.learners,
-                    "kind": replica.machine.KIND,
-                    "version": replica.machine.version,
-                    "hash": replica.machine.state_hash(),
-                    "stopped": status.stopped,
-                }
-            )
-        return found
 
     def stop(self) -> None:
         """Asks for an orderly end."""
@@ -225,59 +178,20 @@ class Node:
             return
         self.log.info("log.reopened", file=self._output.path)
 
-    def _open_storage(self) -> None:
-        raft = self.config.raft
-        storage_config = StorageConfig(
-            wal_max_size_bytes=raft.wal_max_size_bytes,
-            wal_sync_method=SyncMethod(raft.wal_sync_method),
-            wal_preallocate=raft.wal_preallocate,
-            segment_max_entries=raft.segment_max_entries,
-            mem_table_max_bytes=raft.mem_table_max_bytes,
-        )
-        directory = RealDirectory(self.data.path / "log")
-        self._shell = StorageShell(
-            self._loop,
-            storage_config.wal_sync_method,
-            self.wake,
-            inline=raft.wal_inline_flush,
-        )
-        self.storage = Storage(directory, self._shell.flusher, self._shell.worker, storage_config)
-        wal = self.storage.wal
-        self.storage.pace = DiskPace(
-            self._shell.worker,
-            logged=lambda: wal.bytes_written,
-            pressed=lambda: self.storage.wal_files_waiting > 1,
-        )
-        self.storage.set_identity(self.data.cluster, self.data.identity.former)
-        report = self.storage.recover()
-        self.storage.give_back = trim_malloc
-        self.storage.on_blocked = self._on_storage_blocked
-        for damage in report.damages:
-            self.log.error("storage.damaged", file=damage.file, offset=damage.offset,
-                           group=damage.group, reason=damage.reason)  # fmt: skip
-        for note in report.notes:
-            self.log.warning("storage.repaired", note=note)
-        if report.torn_tail is not None:
-            self.log.info("storage.torn_tail", file=report.torn_tail[0], offset=report.torn_tail[1])
-        self.log.info("storage.recovered", groups=report.groups, entries=report.entries)
-
     async def _serve(self) -> None:
         config = self.config
         self.links = Links(
             config.cluster,
             config.link_address,
             self.data.identity,
-            self,
-            self.wake,
+            self.peers,
+            self.rounds.wake,
             self.log,
-            self.run_input,
+            self.rounds.run_input,
             supports=supported.announced(),
             backlog=config.listeners.backlog,
         )
-        self.links.is_congested = self._is_congested
-        self.clock.cluster = self.links.clock
         self.control = ControlPlane(self.id, self.links)
-        self.frames.own("control", self.control.on_frame)
         self.host = ReplicaHost(
             node=self.id,
             incarnation=self.data.incarnation,
@@ -285,16 +199,8 @@ class Node:
             transport=self.links,
             clock=self.clock,
             config=host_config(config),
-            on_dirty=self.wake,
+            on_dirty=self.rounds.wake,
         )
-        self.frames.own("groups", self.host.on_frame, self.host.on_frame_failed)
-        # Entries leave for the followers before anything is applied: they flush meanwhile.
-        self.host.after_seal = self.links.flush
-        self._list_steps()
-        self.host.on_note = self._on_note
-        self.host.on_stopped = self._on_replica_stopped
-        self.host.versions = dict(self.data.versions)
-        self.host.on_version = self.data.raise_version
         self.entry = ClusterEntry(
             config=config.cluster,
             data=self.data,
@@ -307,12 +213,12 @@ class Node:
             open_group=self._open_metadata,
             fail=self.fail,
         )
+        self._tie()
         self.recovery = Recovery(self)
         self.operator = OperatorAccess(self, self.control)
         admin = AdminSocket(
             self.data.path,
             {
-                "groups": self._describe_groups,
                 "recover.plan": self.recovery.plan,
                 "recover.execute": self.recovery.execute,
                 "recover.history": self.recovery.history,
@@ -320,7 +226,7 @@ class Node:
             },
         )
         import_edges()
-        self._tick()
+        self.ticks.tick()
         async with self.links, admin:
             work = asyncio.ensure_future(self._start_and_wait())
             stopped = asyncio.ensure_future(self._stop.wait())
@@ -333,6 +239,30 @@ class Node:
                 raise self._failure
             if isinstance(failure, Exception):
                 raise failure
+
+    def _tie(self) -> None:
+        """Ties the parts that call each other back. What runs in rounds and ticks is here, too."""
+        self.storage.on_blocked = self._on_storage_blocked
+        self.links.is_congested = self._is_congested
+        self.clock.cluster = self.links.clock
+        host = self.host
+        # Entries leave for the followers before anything is applied: they flush meanwhile.
+        host.after_seal = self.links.flush
+        host.on_note = self._on_note
+        host.on_stopped = self._on_replica_stopped
+        host.on_version = self.data.raise_version
+        host.versions = dict(self.data.versions)
+        self.peers.attach(self.links, self.control, host, self.entry)
+        self.rounds.carry_out(host, self.links)
+        every = self.ticks.every
+        every(1, self.clock.settle)
+        every(1, host.tick)
+        every(STORAGE_TICKS, self.storage.tick)
+        every(STORAGE_TICKS, self._watch_heap)
+        every(CLOCK_TICKS, self._watch_clock)
+        every(CLOCK_TICKS, self.entry.leader_watch.tick)
+        every(CLOCK_TICKS, self._watch_memory)
+        every(MEMBER_TICKS, self._watch_members)
 
     def _is_congested(self) -> bool:
         """Returns whether so much waits for the disk that other nodes should send less."""
@@ -375,7 +305,7 @@ class Node:
             async with asyncio.timeout(timeout_s):
                 # Leaders elsewhere first: clients that reconnect shall find everything served.
                 self.host.transfer_all()
-                self._end_of_round()
+                self.rounds.end()
                 await self._until(lambda: not self._leads_with_others(), 1.0)
                 await self._stop_edges(after_ready=True)
                 with contextlib.suppress(TimeoutError):
@@ -386,15 +316,14 @@ class Node:
                 if self.broker is not None:
                     await self.broker.stop(TRACES_SHARE * timeout_s)
                 await self.control.close()
-                self._end_of_round()
+                self.rounds.end()
                 closed = asyncio.Event()
                 self.storage.close(closed.set)
                 await closed.wait()
-        self._closed = True
-        self.frames.close()
+        self.rounds.close()
+        self.peers.frames.close()
         self.entry.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self.ticks.close()
         if self.resources is not None:
             self.resources.stop()
         # Only now: what this process answers for is closed.
@@ -416,84 +345,25 @@ class Node:
             await asyncio.sleep(0.01)
         return True
 
-    # -- rounds -----------------------------------------------------------------------------
+    # -- watching ---------------------------------------------------------------------------
 
-    def wake(self) -> None:
-        """Somebody has work for the end of this round."""
-        if not self._scheduled:
-            self._scheduled = True
-            if not self._reading:
-                self._call_soon(self._round)
-
-    def run_input(self, read: Callable[[], None]) -> None:
-        """Reads a connection, or does what a timer is for. When the loop has slept before, nothing
-        else is likely to be ready: the round ends here instead of in a turn of the loop of its
-        own."""
-        due = self._scheduled
-        if due:
-            read()
-            return
-        self._reading = True
-        try:
-            read()
-        finally:
-            self._reading = False
-            if self._scheduled:
-                if time.monotonic_ns() - self._ended_ns > SLEPT_NS:
-                    self._end_of_round()
-                else:
-                    self._call_soon(self._round)
-
-    def _list_steps(self) -> None:
-        """Queues with a home first: what they send leaves with the same flush of the links."""
-        broker = () if self.broker is None else (self.broker.end_of_round,)
-        flushes = [edge.flush for edge in self.edges if edge.flush is not None]
-        replicas = (self.host.end_of_round, self.links.flush)
-        self._steps = (*broker, *replicas, *flushes, self._release_deferred)
-
-    def _end_of_round(self) -> None:
-        self._scheduled = False
-        if self._closed:
-            return
-        run_each(self._steps, call, self._on_step_failed)
-        self._ended_ns = time.monotonic_ns()
-
-    def _release_deferred(self) -> None:
-        if self.host.deferred.release_due:
-            self.host.deferred.release()
-            self.links.flush()
-
-    def _on_step_failed(self, step: Callable[[], None], error: Exception) -> None:
-        """A step of a round failed outside of its members, which are contained one by one."""
-        self.log.error("node.fault", message=f"in {step!r}", exc_info=error)
-        if step == self.host.end_of_round:
-            # The storage, or a replica that could not be stopped: the others must take over.
-            self.fail(ReplicaStopped(f"a fault of this node in its replicas: {error!r}"))
-
-    def _tick(self) -> None:
-        delay_s = until_beat(self._loop.time(), TICK_S)
-        self._timer = self._loop.call_later(delay_s, self.run_input, self._tick)
-        self.clock.settle()
-        self.host.tick()
-        self._ticks += 1
-        if self._ticks % STORAGE_TICKS == 0:
-            self.storage.tick()
-            if self.usable:
-                self.heap.watch(len(self.host.groups), self.host.removals)
-        if self._ticks % CLOCK_TICKS == 0:
-            self._watch_clock()
-            self.entry.leader_watch.tick()
-            self.memory.watch(self._activity())
-        if self._ticks % MEMBER_TICKS == 0 and self.broker is not None:
-            manager = self.broker.membership_manager
-            if manager is not None:
-                manager.tick()
+    def _watch_heap(self) -> None:
+        if self.usable:
+            self.heap.watch(len(self.host.groups), self.host.removals)
 
     def _watch_clock(self) -> None:
         clock = self.links.clock
         if clock.tick(*wall_and_boot_ms()):
             log = self.log.error if clock.is_skewed else self.log.info
             log("clock.skewed" if clock.is_skewed else "clock.in_step", skew_ms=clock.skew_ms)
+
+    def _watch_memory(self) -> None:
+        self.memory.watch(self._activity())
+
+    def _watch_members(self) -> None:
+        manager = self.broker.membership_manager if self.broker is not None else None
+        if manager is not None:
+            manager.tick()
 
     def _on_note(self, event: str, fields: dict[str, object]) -> None:
         log_note(self.log, event, fields)
@@ -502,58 +372,6 @@ class Node:
         """Without the tree of users and queues a node can serve nobody."""
         if group == 0:
             self.fail(ReplicaStopped(f"the replica of the metadata group has stopped: {reason}"))
-
-    # -- links ------------------------------------------------------------------------------
-
-    def _drop_link(self, node: int, reason: str) -> None:
-        self._call_soon(self.links.drop, self.links.peers[node], reason)
-
-    def _on_frame_failed(self, node: int, data: bytes, error: Exception) -> None:
-        if isinstance(error, BrokerError | ValueError):
-            self.log.error("link.bad_frame", peer=node, type=data[4], reason=str(error))
-        else:
-            self.log.error("node.fault", message=f"in a frame of node {node}", exc_info=error)
-
-    def on_up(self, node: int, incarnation: int) -> None:
-        """Another node is linked."""
-        hello = self.links.hello_of(node)
-        self.entry.poke()
-        self.host.on_link_up(node, incarnation, hello.supports if hello is not None else None)
-        if self.broker is not None:
-            self.broker.on_node_up(node, incarnation)
-        self.wake()
-
-    def on_down(self, node: int, definite: bool) -> None:
-        """Another node is not linked any more."""
-        self.host.on_link_down(node, definite=definite)
-        self.frames.on_node_down(node)
-        self.control.on_node_down(node)
-        if self.broker is not None:
-            self.broker.on_node_down(node, definite=definite)
-        self.wake()
-
-    def on_room(self, node: int) -> None:
-        """The link to another node takes bulk again."""
-        self.host.on_room(node)
-        self.wake()
-
-    def on_suspect(self, node: int) -> None:
-        """Another node is silent."""
-        self.host.on_suspect(node)
-        if self.broker is not None:
-            self.broker.on_suspect(node)
-        self.wake()
-
-    def on_unsuspect(self, node: int) -> None:
-        """Another node speaks again."""
-        self.host.on_unsuspect(node)
-        if self.broker is not None:
-            self.broker.on_unsuspect(node)
-        self.wake()
-
-    def on_rejected(self, text: str) -> None:
-        """Another process has this node's number."""
-        self.fail(Misuse(text))
 
     # -- the cluster ------------------------------------------------------------------------
 
@@ -569,7 +387,7 @@ class Node:
         )
         self._sink.attach(self.store)
         self.entry.desk.store = self.store
-        self.wake()
+        self.rounds.wake()
 
     def _open_metadata(
         self, members: tuple[int, ...], *, hint: int = 0, learner: bool = False, wiped: bool = False
@@ -591,52 +409,18 @@ class Node:
     # -- the broker -------------------------------------------------------------------------
 
     async def _open_broker(self) -> None:
-        from convoymq.metadata.access import SHA256, hash_sha256
-        from convoymq.metadata.commands import Bootstrap, PutNode
+        # Takes the rules of passwords with it: a joining node does not load them before.
+        from convoymq.node.registration import Registration
 
-        await self.store.wait_for_leader(600.0)
-        defaults = self.config.defaults
-        bootstrap = Bootstrap(
-            vhost=defaults.vhost,
-            user=defaults.user,
-            password_hash=hash_sha256(defaults.password.encode()),
-            algorithm=SHA256,
-            cluster_name=self.config.cluster.name,
-            cluster_id=self.data.cluster,
+        await Registration(self.config, self.data, self.machine, self.store, self.log).run(
+            self.entry
         )
-        if not self.machine.vhosts and self.store.leader == self.id:
-            await self._persist(bootstrap)
-        identity = self.data.identity
-        is_newest = await self._persist(
-            PutNode(
-                id=self.id,
-                name=self.config.node_name,
-                incarnation=identity.incarnation,
-                addresses=self._addresses(),
-                directory=identity.directory,
-                release=__version__,
-                supports=supported.announced(),
-            )
-        )
-        if not is_newest:
-            raise Misuse(
-                f"{self.data.path} is an older copy: the cluster knows a later incarnation of node "
-                f"{self.id} than {identity.incarnation}; empty the directory"
-            )
-        self.entry.registered()
-        if not self.machine.vhosts:
-            await self._persist(bootstrap)
-        if self.machine.cluster_id not in (identity.cluster, *identity.former):
-            raise Misuse(
-                f"{self.data.path} belongs to cluster {identity.cluster}, but its log to cluster "
-                f"{self.machine.cluster_id}"
-            )
-        self.broker = self._make_broker()
+        self.broker = self.peers.broker = self._make_broker()
         self.broker.local.lost_groups = self.data.lost_groups
-        self._list_steps()
+        self.rounds.carry_out(self.host, self.links, self.broker)
         self.storage.limit_suspects(self.machine.next_group - 1)
         await self.broker.start()
-        self.frames.open()
+        self.peers.frames.open()
         self.broker.follow_members(
             MembershipManager(
                 self.broker,
@@ -647,27 +431,6 @@ class Node:
                 self.data.identity.directory,
             )
         )
-
-    async def _persist(self, command: Command) -> object:
-        while True:
-            try:
-                return await self.store.execute(command, REGISTER_TIMEOUT_S)
-            except Unavailable as error:
-                self.log.warning("cluster.not_usable", reason=str(error))
-
-    def _addresses(self) -> dict[str, str]:
-        config = self.config
-        found = {"link": config.cluster.advertise or str(config.link_address)}
-        for name, addresses in (
-            ("amqp", config.listeners.tcp),
-            ("amqps", config.listeners.ssl),
-            ("http", config.management.tcp),
-            ("metrics", config.management.prometheus),
-        ):
-            if addresses:
-                first = addresses[0]
-                found[name] = str(Address(addresses_of(first.host)[0], first.port))
-        return found
 
     def _make_broker(self) -> Broker:
         from convoymq.broker.facade import Broker
@@ -719,7 +482,7 @@ class Node:
             clock=self.clock,
             open_directory=lambda name: RealDirectory(self.data.path / name),
             new_session=self._new_session,
-            wake=self.wake,
+            wake=self.rounds.wake,
             settings=settings,
             stored_groups=lambda: self.storage.logs,
             traces=self._traces,
@@ -739,12 +502,12 @@ class Node:
             links=self.links,
             data=self.data,
             watermarks=self.watermarks,
-            wake=self.wake,
-            run_input=self.run_input,
+            wake=self.rounds.wake,
+            run_input=self.rounds.run_input,
             activity=self._activity,
         )
         self.edges = tuple(open_edges(parts))
-        self._list_steps()
+        self.rounds.carry_out(self.host, self.links, self.broker, self.edges)
         self.broker.edge_metrics = lambda: [row for edge in self.edges for row in edge.metrics()]
 
     def _activity(self) -> int:
@@ -759,7 +522,7 @@ class Node:
             connections_max=config.listeners.connections_max,
             handshake_timeout_s=config.listeners.handshake_timeout_ms / 1000,
             backlog=config.listeners.backlog,
-            run_input=self.run_input,
+            run_input=self.rounds.run_input,
         )
         context = self._client_tls()
         for addresses, tls in ((config.listeners.tcp, None), (config.listeners.ssl, context)):

@@ -7,6 +7,7 @@ nodes trust each other by the cluster's secret. See docs/adr/0045-operator-tools
 Operations of the socket, each with an optional `node` (name or number):
     operator.state   which node this is, and how far it has started
     operator.http    a request to the HTTP API: `method`, `path`, `headers`, `body` (text)
+    groups           a row for each replica on this node, with the hash of its state
 
 Requests that do more than read are logged as `operator.requested`, with the user and the process
 that the system names, at the node on whose machine they come and at the node that carries them out.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
     from convoymq.broker.facade import Broker
+    from convoymq.groups.host import ReplicaHost
 
 log = structlog.get_logger()
 
@@ -46,6 +48,7 @@ class AskedNode(Protocol):
     """Interface of the node (`node.Node`) that serves these requests."""
 
     id: int
+    host: ReplicaHost
     broker: Broker | None
     usable: bool
 
@@ -66,7 +69,36 @@ class OperatorAccess:
     @property
     def handlers(self) -> dict[str, Handler]:
         """Returns the operations of the socket."""
-        return {"operator.state": self._ask, "operator.http": self._ask}
+        return {
+            "operator.state": self._ask,
+            "operator.http": self._ask,
+            "groups": self._describe_groups,
+        }
+
+    async def _describe_groups(
+        self, _request: dict[str, object], _progress: Progress
+    ) -> list[dict[str, object]]:
+        host = self._node.host
+        found = []
+        for group, replica in sorted({**host.groups, **host.stopped}.items()):
+            status = host.status(group)
+            found.append(
+                {
+                    "group": group,
+                    "role": status.role,
+                    "leader": status.leader,
+                    "term": status.term,
+                    "applied": status.last_applied,
+                    "last": status.last_index,
+                    "voters": status.voters,
+                    "learners": status.learners,
+                    "kind": replica.machine.KIND,
+                    "version": replica.machine.version,
+                    "hash": replica.machine.state_hash(),
+                    "stopped": status.stopped,
+                }
+            )
+        return found
 
     async def _ask(self, request: dict[str, object], _progress: Progress) -> object:
         node = self._named(str(request.get("node") or ""))

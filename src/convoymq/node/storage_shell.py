@@ -1,9 +1,12 @@
-"""The threads of a real node's storage."""
+"""A real node's storage: opened, with its threads tied to the loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
 
 from convoymq.kernels.flusher import (
     SYNC_DSYNC,
@@ -12,8 +15,15 @@ from convoymq.kernels.flusher import (
     SYNC_NONE,
     Flusher,
 )
-from convoymq.storage.threads import ThreadWorker
-from convoymq.storage.types import SyncMethod
+from convoymq.kernels.sockets import trim_malloc
+from convoymq.storage.files import RealDirectory
+from convoymq.storage.store import Storage
+from convoymq.storage.threads import DiskPace, ThreadWorker
+from convoymq.storage.types import StorageConfig, SyncMethod
+
+if TYPE_CHECKING:
+    from convoymq.model.config import RaftConfig
+    from convoymq.node.data_directory import DataDirectory
 
 
 class StorageShell:
@@ -49,6 +59,43 @@ class StorageShell:
         self._loop.remove_reader(self.flusher.fileno())
         self.flusher.close()
         self.worker.close()
+
+
+def open_storage(
+    loop: asyncio.AbstractEventLoop,
+    raft: RaftConfig,
+    data: DataDirectory,
+    on_answer: Callable[[], None],
+    log: structlog.stdlib.BoundLogger,
+) -> tuple[StorageShell, Storage]:
+    """Returns the recovered storage of a node and its threads; damages and repairs are logged."""
+    config = StorageConfig(
+        wal_max_size_bytes=raft.wal_max_size_bytes,
+        wal_sync_method=SyncMethod(raft.wal_sync_method),
+        wal_preallocate=raft.wal_preallocate,
+        segment_max_entries=raft.segment_max_entries,
+        mem_table_max_bytes=raft.mem_table_max_bytes,
+    )
+    shell = StorageShell(loop, config.wal_sync_method, on_answer, inline=raft.wal_inline_flush)
+    storage = Storage(RealDirectory(data.path / "log"), shell.flusher, shell.worker, config)
+    wal = storage.wal
+    storage.pace = DiskPace(
+        shell.worker,
+        logged=lambda: wal.bytes_written,
+        pressed=lambda: storage.wal_files_waiting > 1,
+    )
+    storage.set_identity(data.cluster, data.identity.former)
+    report = storage.recover()
+    storage.give_back = trim_malloc
+    for damage in report.damages:
+        log.error("storage.damaged", file=damage.file, offset=damage.offset,
+                  group=damage.group, reason=damage.reason)  # fmt: skip
+    for note in report.notes:
+        log.warning("storage.repaired", note=note)
+    if report.torn_tail is not None:
+        log.info("storage.torn_tail", file=report.torn_tail[0], offset=report.torn_tail[1])
+    log.info("storage.recovered", groups=report.groups, entries=report.entries)
+    return shell, storage
 
 
 _SYNC_METHODS = {

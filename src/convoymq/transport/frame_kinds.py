@@ -1,8 +1,8 @@
 """Kinds of frames between nodes, in one table.
 
 A frame has a type, which is one byte of its header. A CONTROL frame has a kind as well, in field
-`b`. Each row of the two tables says which package owns the kind, whether its frames go ahead of queued
-bulk, and whether they wait until a node has opened its queues.
+`b`. Each row of the two tables says which package owns the kind, whether its frames go ahead of
+queued bulk, and whether they wait until a node has opened its queues.
 
 A package with frames of its own adds a row (`link_frame`, `control_kind`) and gives each node its
 handler (`dispatch.FrameDispatch.own`, `control.ControlPlane.handle` or `handle_raw`). Numbers are

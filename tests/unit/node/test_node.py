@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from convoymq.edges.tls import client_tls
-from convoymq.kernels.link_frames import FRAME_CONTROL, frame
 from convoymq.model.config import load
 from convoymq.model.errors import Unavailable
 from convoymq.model.process import resident_bytes
 from convoymq.node.logs import LogOutput
 from convoymq.node.node import CONGESTED_SHARE, EXIT_FAULT, Node
 from convoymq.node.process import run
+from convoymq.node.registration import Registration, addresses
 from convoymq.node.resources import free_disk_bytes, machine_memory_bytes, memory_limit
+from convoymq.node.rounds import Rounds
 from convoymq.replication.versions import announced
-from convoymq.transport.frame_kinds import KIND_JOIN
 from convoymq.transport.listening import addresses_of
 from tests.sockets import backlog_of
 
@@ -80,50 +82,6 @@ def test_a_stopped_replica_ends_the_node_only_if_it_is_the_metadata_group_s(
     ]
 
 
-@pytest.mark.provokes("node.fault")
-@pytest.mark.parametrize("failing", ["broker", "links", "edge", "replicas"])
-def test_a_step_of_a_round_that_fails_keeps_no_other_from_its_turn(
-    tmp_path: Path, failing: str
-) -> None:
-    """Only without its replicas a node cannot go on."""
-    done: list[str] = []
-
-    def step(name: str) -> Any:
-        def run_step() -> None:
-            if name == failing:
-                raise KeyError("a fault of our own")
-            done.append(name)
-
-        return run_step
-
-    node: Any = Node(load(flags={"data_dir": str(tmp_path)}))
-    node.broker = SimpleNamespace(end_of_round=step("broker"))
-    deferred = SimpleNamespace(release_due=True, release=step("deferred"))
-    node.host = SimpleNamespace(end_of_round=step("replicas"), deferred=deferred)
-    node.links = SimpleNamespace(flush=step("links"))
-    node.edges = (SimpleNamespace(flush=step("edge")), SimpleNamespace(flush=None))
-    node._list_steps()
-    node._end_of_round()
-    expected = ["broker", "replicas", "links", "edge", "deferred", "links"]
-    assert done == [name for name in expected if name != failing]
-    assert (node._failure is not None) == (failing == "replicas")
-
-
-@pytest.mark.provokes("node.fault", "link.bad_frame")
-def test_a_frame_that_fails_is_dropped_and_reported(tmp_path: Path) -> None:
-    node: Any = Node(load(flags={"data_dir": str(tmp_path)}))
-    raised: Any = KeyError("kind")
-
-    def take(_node: int, _data: bytes) -> None:
-        raise raised
-
-    node.frames.own("control", take)
-    control = frame(FRAME_CONTROL, 0, 5, 0, KIND_JOIN, 0, 0)
-    node.on_frame(2, control)
-    raised = ValueError("malformed")
-    node.on_frame(2, control)
-
-
 @pytest.mark.provokes("cluster.not_usable")
 async def test_a_node_asks_again_until_it_is_known(tmp_path: Path) -> None:
     answers: list[Any] = [Unavailable("no majority"), "done"]
@@ -134,10 +92,12 @@ async def test_a_node_asks_again_until_it_is_known(tmp_path: Path) -> None:
             raise answer
         return answer
 
-    node = Node(load(flags={"data_dir": str(tmp_path)}))
     store: Any = SimpleNamespace(execute=execute)
-    node.store = store
-    assert await node._persist("command") == "done"
+    config: Any = load(flags={"data_dir": str(tmp_path)})
+    command: Any = "command"
+    nothing: Any = None
+    registration = Registration(config, nothing, nothing, store, structlog.get_logger())
+    assert await registration.persist(command) == "done"
 
 
 def test_all_machines_are_announced() -> None:
@@ -151,6 +111,7 @@ async def test_listeners_are_as_configured(tmp_path: Path) -> None:
         "tcp_listen_options.backlog": "7",
     }
     node = Node(load(flags=flags))
+    node.rounds = Rounds(asyncio.get_running_loop(), node.log, node.fail)
     await node._listen()
     assert node.ports is not None
     await node.ports.open()
@@ -181,8 +142,8 @@ def test_others_send_less_while_the_disk_is_behind(tmp_path: Path, where: str) -
 
 
 def test_nodes_tell_each_other_addresses_and_no_names(tmp_path: Path) -> None:
-    node = Node(load(flags={"data_dir": str(tmp_path), "listeners.tcp.default": "5673"}))
-    assert node._addresses() == {
+    config = load(flags={"data_dir": str(tmp_path), "listeners.tcp.default": "5673"})
+    assert addresses(config) == {
         "link": "127.0.0.1:25672",
         "amqp": "127.0.0.1:5673",
         "http": "127.0.0.1:15672",

@@ -194,11 +194,6 @@ class TopicsFacts:
         return self.names.get(number, f"{number & (1 << 64) - 1:016x}")
 
 
-def signed(number: int) -> int:
-    """Returns a 64-bit pattern as the files have it."""
-    return number - (1 << 64) if number >= 1 << 63 else number
-
-
 def topics_facts(
     rows: Iterable[ControlRow], facts: Iterable[QueueFacts], hosts: Sequence[str]
 ) -> TopicsFacts:
