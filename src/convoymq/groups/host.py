@@ -168,10 +168,7 @@ class ReplicaHost:
         membership = Membership(voters, (Learner(self.node, 1 << 62),) if learner else ())
         replica = Replica(self, group, log, machine, sink, builder, membership)
         self.groups[group] = replica
-        builder.on_first = lambda: self.mark_dirty(replica)
-        builder.on_full = lambda: self._on_full(replica)
-        if builder.used:
-            self.mark_dirty(replica)
+        self._follow(replica)
         new = wiped or learner
         campaign = fresh and not new and leader_hint == self.node
         if founder[0] and not new:
@@ -192,13 +189,16 @@ class ReplicaHost:
         watched.ask_leader()
 
     def _watch(self, watched: Watched) -> Watched:
-        builder = watched.builder
-        builder.on_first = lambda: self.mark_dirty(watched)
-        builder.on_full = lambda: self._on_full(watched)
-        if builder.used:
-            self.mark_dirty(watched)
+        self._follow(watched)
         self.watched[watched.group] = watched
         return watched
+
+    def _follow(self, item: Replica | Watched) -> None:
+        """Has the open batch of a group say when it has commands, and when it is full."""
+        item.builder.on_first = lambda: self.mark_dirty(item)
+        item.builder.on_full = lambda: self._on_full(item)
+        if item.builder.used:
+            self.mark_dirty(item)
 
     def leave_group(self, group: int, members: Sequence[int]) -> None:
         """Ends this node's membership: deletes its data and watches the group.

@@ -1,4 +1,4 @@
-"""What the links report of other nodes, passed on to the parts of this one.
+"""Passes what the links report of other nodes on to the parts of this one.
 
 Frames go to the owner of their kind (`transport.dispatch`); the control plane and the Raft groups
 are owners from the start.
