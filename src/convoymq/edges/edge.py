@@ -74,7 +74,9 @@ class Edge:
     """A client protocol of one node. Methods that an edge does not need do nothing here."""
 
     prefaces: tuple[bytes, ...] = ()
-    """First bytes of its connections to a shared port; none where it has ports of its own."""
+    """First bytes of its connections to a shared port; none where it has ports of its own. A
+    preface names protocol and version as far as the edge serves it: two versions of one protocol
+    may have an edge each."""
     takes_unknown = False
     """True if it answers connections that begin with no registered preface."""
     after_ready = False

@@ -22,6 +22,7 @@ from convoymq.edges.amqp091.channel import Channel
 from convoymq.edges.amqp091.codec import decode_method, encode_method
 from convoymq.edges.amqp091.errors import REPLIES, Reply, Scope, reply_for, shortened
 from convoymq.edges.amqp091.handshake import (
+    PROTOCOL_HEADERS,
     ClientCapabilities,
     server_properties,
     text_of,
@@ -335,7 +336,7 @@ class Connection:
 
     def on_protocol_header(self, data: bytes) -> None:
         """See `ConnectionBufferOwner`."""
-        if data not in (spec.PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"):
+        if data not in PROTOCOL_HEADERS:
             self.buffer.send_bytes(spec.PROTOCOL_HEADER)
             self.buffer.close()
             self._finish()

@@ -11,6 +11,7 @@ import structlog
 from convoymq.broker.facade import Broker
 from convoymq.edges.amqp091.certificates import certificate_user
 from convoymq.edges.amqp091.connection import Connection
+from convoymq.edges.amqp091.handshake import PROTOCOL_HEADERS
 from convoymq.edges.amqp091.settings import AmqpSettings
 from convoymq.edges.amqp091.sockets import SocketShell, TlsShell
 from convoymq.edges.edge import Certificate, Edge, Incoming, NodeParts, RunInput
@@ -53,9 +54,10 @@ class AmqpEdge(Edge):
         run_input: calls what reads a connection, in place of the loop.
     """
 
-    prefaces = (b"AMQP",)
+    prefaces = PROTOCOL_HEADERS
     takes_unknown = True
-    """Connections of an unknown protocol get the protocol header, as the specification demands."""
+    """Connections of an unknown protocol or version get the protocol header of 0-9-1, as the
+    specification demands."""
 
     def __init__(
         self,

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convoymq import __version__
+from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091.settings import AmqpSettings
 from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
 from convoymq.model.errors import CommandFault, NotAllowed, SyntaxFault
 from convoymq.model.refusals import tune_too_high, tune_too_low
 from convoymq.model.tables import Table, decode_body
 
+PROTOCOL_HEADERS = (spec.PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
+"""Headers of 0-9-1: the specification's, and the older form of 0-9 that old clients send."""
 CHANNEL_NUMBER_MAX = 65535
 FRAME_BYTES_MAX = 131072
 
