@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request
 
-from convoymq.model.config import load
+from convoymq.edges.configuration import load
 from convoymq.node.logs import LogOutput
 from convoymq.node.node import Node
 from tests.clusters import answered

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from convoymq.model.config import load
+from convoymq.edges.configuration import load
 from tests.clusters import serving_cluster
 from tests.docs.blocks import ROOT, RUN, blocks_of, run_page
 from tests.faults.topic_traffic import create

@@ -10,12 +10,16 @@ import pytest
 import structlog
 from typer.main import get_command
 
+from convoymq.broker.node_view import NodeView
 from convoymq.cli.app import app
+from convoymq.edges import configuration
+from convoymq.edges.amqp091.config import AmqpConfig
+from convoymq.edges.amqp091.edge import AmqpEdge
 from convoymq.edges.columnar.edge import FetchEdge
 from convoymq.edges.http.metric_help import HELP
 from convoymq.edges.http.metrics import render
 from convoymq.groups.host import HostCounters
-from convoymq.model import config
+from convoymq.kernels.connection_buffer import Outbox
 from convoymq.trace.recorder import Traces, TraceSettings
 from tests.provocation import check, documented_events, observing
 from tests.unit.queues.fake_cluster import FakeCluster
@@ -57,7 +61,7 @@ def spoken(tree: ast.AST) -> set[str]:
 
 
 def test_configuration_page_is_the_generated_one() -> None:
-    assert (DOCS / "configuration.md").read_text() == config.reference()
+    assert (DOCS / "configuration.md").read_text() == configuration.reference()
 
 
 def test_a_key_in_brackets_exists() -> None:
@@ -138,9 +142,11 @@ def test_command_is_in_docs(command: str) -> None:
 async def test_metrics_are_in_docs(tmp_path: Path) -> None:
     async with FakeCluster(tmp_path, nodes=1) as cluster:
         broker = cluster.nodes[1].broker
-        broker.edge_metrics = FetchEdge(broker=broker).metrics
+        edges = [
+            AmqpEdge(broker=broker, settings=AmqpConfig(), outbox=Outbox()),
+            FetchEdge(broker=broker),
+        ]
         broker.traces = Traces(tmp_path, 1, 1, TraceSettings(), lambda: 1)
-        broker.link_info = lambda: [{"node": 2, "bytes_out": 1, "bytes_in": 1, "full": False}]
         info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit", "proc_used"), 1)
         info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)
         cluster.raise_versions()
@@ -148,8 +154,10 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
         await broker.topics.create_group("/", "orders", "g")
         broker.topic_parts.coordinators.stalls.add(("/", "orders", "g"), 1)
         broker.topic_parts.scaling.counters.decisions["split", "load_2"] += 1
-        text = await render(broker, info)
-        text += await render(broker, info, per_object=True)
+        link = {"node": 2, "bytes_out": 1, "bytes_in": 1, "full": False}
+        broker.cluster.node = NodeView(info=lambda: dict(info), links=lambda: [link])
+        text = await render(broker, edges)
+        text += await render(broker, edges, per_object=True)
     names = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
     names |= {f"convoy_raft_{name}_total" for name in HostCounters.__slots__}
     assert len(names) > 40, "the search for metrics has stopped working"

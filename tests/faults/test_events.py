@@ -17,12 +17,13 @@ import pika  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.broker.alarms import Watermarks
+from convoymq.broker.node_view import NodeView
 from convoymq.broker.selection import Selection
 from convoymq.edges.http.metrics import render
-from convoymq.edges.http.process import process_info
 from convoymq.metadata.commands import PutSetting
 from convoymq.node import resources
 from convoymq.node.logs import LogOutput
+from convoymq.node.process_info import process_info
 from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, RecoveryReport, StorageFault
 from tests.patience import PATIENCE_S
@@ -104,7 +105,9 @@ async def test_alarms_begin_and_end(
         marks = Watermarks(limit + 1, 0, limit + 1)
         try:
             with few_files():
-                await render(node.broker, process_info(tmp_path, marks))
+                live = process_info(tmp_path, marks)
+                node.broker.cluster.node = NodeView(info=lambda: live)
+                await render(node.broker)
         finally:
             idle.set()
             for thread in threads:

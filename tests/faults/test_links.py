@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
+from convoymq.broker.node_view import NodeView
 from convoymq.edges.http import metrics
 from convoymq.kernels.link_frames import FRAME_APPEND, FRAME_CONTROL, FRAME_HEARTBEAT, frame
 from convoymq.model.config import Address, ClusterConfig
@@ -430,7 +431,7 @@ async def test_a_full_link_that_breaks_has_no_room(
 def show(node: Node) -> None:
     """Renders the metrics of links, as a node does."""
     text = metrics._Text(open_metrics=False)
-    broker = SimpleNamespace(link_info=node.links.info, node_name_of=str)
+    broker = SimpleNamespace(node=NodeView(links=node.links.info), node_name_of=str)
     metrics._linked(text, broker)
     text.render()
 

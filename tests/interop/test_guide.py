@@ -24,8 +24,9 @@ import pytest
 from benchmarks.convoy import ConvoyCluster
 from benchmarks.systems import connect, wait_usable
 
+from convoymq.edges.configuration import load
 from convoymq.model.compatibility import RELEASE_4_1, RELEASE_4_3, RELEASES
-from convoymq.model.config import ConfigError, load
+from convoymq.model.config import ConfigError
 from tests.clusters import Cluster
 from tests.interop.helpers import Inbox, api, eventually, publish_confirmed
 

@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 
 from convoymq.broker.registry import ConnectionRegistry, Counters
-from convoymq.broker.settings import BrokerSettings
 from convoymq.metadata import access
 from convoymq.metadata.machine import MetadataMachine, User
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.late_imports import import_late
 from convoymq.model.refusals import (
     exchange_subject,
@@ -33,7 +33,7 @@ class Access:
     def __init__(
         self,
         tree: MetadataMachine,
-        settings: BrokerSettings,
+        settings: DefaultsConfig,
         connections: ConnectionRegistry,
         counters: Counters,
     ) -> None:
@@ -71,11 +71,11 @@ class Access:
         self._counters.auth_succeeded += 1
         return known
 
-    def external_user(self, name: str) -> User:
+    def external_user(self, name: str, *, protocol: str = AMQP) -> User:
         """Returns a user whose identity a certificate proved. Raises AccessRefused."""
         self._counters.auth_attempts += 1
         known = self._tree.users.get(name)
-        self.logins[AMQP, known is not None] += 1
+        self.logins[protocol, known is not None] += 1
         if known is None:
             self._counters.auth_failed += 1
             raise login_refused("EXTERNAL")

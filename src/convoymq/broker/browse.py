@@ -18,15 +18,28 @@ from convoymq.model.errors import (
 )
 from convoymq.model.refusals import OLDER_NODES, missing, queue_subject
 from convoymq.queues.interface import Queue
-from convoymq.queues.quorum.browsing import Page, Question, page_of, plain_page, question_of
+from convoymq.queues.quorum.browsing import (
+    ROWS_MAX,
+    Cursor,
+    Filter,
+    Page,
+    Question,
+    Row,
+    page_of,
+    plain_page,
+    question_of,
+)
+from convoymq.queues.quorum.moves import EXCHANGE, FIRST, ORIGIN, QUEUE, RETRIES, MoveSpec
 from convoymq.queues.quorum.operations import (
     CANCEL,
     CLAIM,
+    NAME_BYTES_MAX,
     NO_OPERATION,
     OPERATION_DIFFERS,
     OPERATION_LIMIT,
     OPERATION_PART,
     RANGES_MAX,
+    SPEC_BYTES_MAX,
     Summary,
 )
 from convoymq.queues.reservations import MALFORMED
@@ -199,3 +212,24 @@ def ranges_of(places: Iterable[Place]) -> list[tuple[int, int, int, int]]:
         else:
             made.append((index, offset, record, record))
     return made
+
+
+__all__ = [
+    "EXCHANGE",
+    "FIRST",
+    "NAME_BYTES_MAX",
+    "ORIGIN",
+    "QUEUE",
+    "RETRIES",
+    "ROWS_MAX",
+    "SPEC_BYTES_MAX",
+    "Browsing",
+    "Cursor",
+    "Filter",
+    "MoveSpec",
+    "Page",
+    "Place",
+    "Question",
+    "Row",
+    "Summary",
+]

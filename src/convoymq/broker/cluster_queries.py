@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.node_view import NodeView
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.registry import ConnectionHandle, ConnectionRegistry, Counters
 from convoymq.model.clock import Clock
@@ -36,9 +37,9 @@ class ClusterQueries:
         connections: ConnectionRegistry,
         counters: Counters,
         clock: Clock,
+        node: NodeView,
     ) -> None:
-        self.node_info: Callable[[], Row] = dict
-        """Resources of this process; set by who knows them."""
+        self.node = node
         self._nodes = nodes
         self._control = control
         self._local = local
@@ -217,7 +218,7 @@ class ClusterQueries:
     def _node_row(self) -> Row:
         alarms = self._alarms.of(self._nodes.node_id)
         return {
-            **self.node_info(),
+            **self.node.info(),
             "name": self._nodes.own_name,
             "id": self._nodes.node_id,
             "mem_alarm": "memory" in alarms,

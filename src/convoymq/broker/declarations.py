@@ -14,7 +14,6 @@ from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement, placed
 from convoymq.broker.queue_admin import QueueAdmin
 from convoymq.broker.registry import Counters
-from convoymq.broker.settings import BrokerSettings
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import (
     Bind,
@@ -25,6 +24,7 @@ from convoymq.metadata.commands import (
     Unbind,
 )
 from convoymq.metadata.machine import Vhost
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
 from convoymq.model.refusals import (
     cluster_exchange_limit_reached,
@@ -67,7 +67,7 @@ class Declarations:
     placement: Placement
     nodes: ClusterNodes
     queue_admin: QueueAdmin
-    settings: BrokerSettings
+    settings: DefaultsConfig
     counters: Counters
     ignored: IgnoredArguments
 
@@ -307,7 +307,7 @@ class Declarations:
     @property
     def default_queue_type(self) -> QueueType:
         """Type of queues that do not say which, where the virtual host does not either."""
-        chosen = self.settings.default_queue_type
+        chosen = self.settings.queue_type
         return QueueType(chosen) if driver_of(chosen) is not None else DEFAULT_TYPE
 
     def _vhost(self, name: str) -> Vhost:

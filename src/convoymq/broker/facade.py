@@ -16,7 +16,7 @@ import structlog
 
 from convoymq.broker.absent_nodes import AbsentNodes
 from convoymq.broker.access import Access
-from convoymq.broker.alarms import Alarms, Watermarks
+from convoymq.broker.alarms import Alarms
 from convoymq.broker.browse import Browsing
 from convoymq.broker.cluster_queries import ClusterQueries
 from convoymq.broker.declarations import Declarations
@@ -28,6 +28,7 @@ from convoymq.broker.limits import ClientLimits
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.maintenance import Maintenance
 from convoymq.broker.membership import QueueMembership
+from convoymq.broker.node_view import NodeView
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.peek import Peeking
 from convoymq.broker.placement import Placement
@@ -38,12 +39,13 @@ from convoymq.broker.queue_questions import QueueAnswers, QueueQuestions
 from convoymq.broker.quorum_checks import QuorumChecks
 from convoymq.broker.reconciliation import MembershipReconciliation
 from convoymq.broker.registry import ConnectionRegistry, Counters
+from convoymq.broker.replica_views import ReplicaViews
 from convoymq.broker.replies import ReplyRoutes
 from convoymq.broker.route_versions import RouteVersions
 from convoymq.broker.scheduled import Scheduled
-from convoymq.broker.settings import BrokerSettings
 from convoymq.broker.tasks import Tasks
 from convoymq.broker.topics.local import LocalTopics
+from convoymq.broker.tree import TreeView
 from convoymq.groups.host import ReplicaHost
 from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.async_store import AsyncMetadataStore
@@ -51,12 +53,12 @@ from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
 from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.reads import MetadataReads
 from convoymq.model.clock import Clock, Timer
+from convoymq.model.config import DefaultsConfig, ReconciliationConfig
 from convoymq.model.late_imports import import_late
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import HostParts, QueueHost, home_drivers
 from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
-from convoymq.queues.interface import Row
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import Traces
 from convoymq.transport.control import ControlPlane
@@ -86,7 +88,11 @@ class Broker:
         open_directory: Callable[[str], Directory],
         new_session: Callable[[], int],
         wake: Callable[[], None],
-        settings: BrokerSettings | None = None,
+        settings: DefaultsConfig | None = None,
+        reconciliation: ReconciliationConfig | None = None,
+        reply_backlog_max_bytes: int = 128 << 20,
+        node: NodeView | None = None,
+        make_members: Callable[[Broker], MembershipManager] | None = None,
         stored_groups: Callable[[], Collection[int]] = tuple,
         traces: Traces | None = None,
     ) -> None:
@@ -96,28 +102,25 @@ class Broker:
             open_directory: returns a folder of that name, where the node keeps its data.
             new_session: numbers a session of this node.
             wake: asks for an `end_of_round`.
+            reply_backlog_max_bytes: direct replies to a node are dropped while more waits to be
+                written to it.
+            make_members: makes what records members and forgets nodes; called at the end of
+                `start`.
             stored_groups: groups with data on this node's disk.
             traces: who writes what queues with `x-trace` did; None = nobody.
         """
         self.node_id = node_id
-        self.settings = settings = settings or BrokerSettings()
+        self.settings = settings = settings or DefaultsConfig()
         self.metadata = metadata
         self.host = host
         self.control = control
+        self.tree = TreeView(metadata)
         self.route_versions = RouteVersions(make_route_version)
         self.new_session = new_session
         self.traces = traces
-        self.link_info: Callable[[], list[Row]] = list
-        """One row per link to another node; set by who knows them."""
-        self.clock_skew: Callable[[], tuple[int, bool]] = lambda: (0, False)
-        """Returns how far this node's wall clock is ahead (ms), and whether it is too far; set by
-        the clock's watcher."""
-        self.edge_metrics: Callable[[], list[tuple[str, str, dict[str, str], int]]] = list
-        """(kind, name, labels, value) of an edge's own counts; set by who opens the edge."""
-        self.watermarks: Watermarks | None = None
-        """Thresholds of this node's alarms; set by the watcher of memory and disk."""
-        self.membership_manager: MembershipManager | None = None
-        """Records members and forgets nodes; set by `follow_members`."""
+        self._make_members = make_members
+        self._reply_backlog_max_bytes = reply_backlog_max_bytes
+        self._reconciliation = reconciliation or ReconciliationConfig()
         self._clock = clock
         self._incarnations: dict[int, int] = {node_id: incarnation}
         self._ended: dict[int, int] = {}
@@ -128,11 +131,13 @@ class Broker:
         self._topic_parts: TopicParts | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
-        self._make_parts(incarnation, stored_groups)
+        self._make_parts(incarnation, stored_groups, node or NodeView())
         self._hosts = self._make_hosts(open_directory, wake)
         self.local.hosts = self._hosts
 
-    def _make_parts(self, incarnation: int, stored_groups: Callable[[], Collection[int]]) -> None:
+    def _make_parts(
+        self, incarnation: int, stored_groups: Callable[[], Collection[int]], node: NodeView
+    ) -> None:
         node_id, control, host = self.node_id, self.control, self.host
         metadata, settings, clock = self.metadata, self.settings, self._clock
         tree = metadata.tree
@@ -143,6 +148,7 @@ class Broker:
         control.is_older = self.nodes.is_older
         self.local = self._make_local(stored_groups)
         self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
+        self.replicas = ReplicaViews(host, tree)
         self.access = Access(tree, settings, self.connections, self.counters)
         self.local_topics = LocalTopics(tree, self.local)
         self.alarms = Alarms(self.nodes, control)
@@ -177,7 +183,7 @@ class Broker:
             ignored=self.ignored_arguments,
         )
         self.replies = ReplyRoutes(
-            control, incarnation, settings.reply_backlog_max_bytes, self.counters
+            control, incarnation, self._reply_backlog_max_bytes, self.counters
         )
         self.cluster = ClusterQueries(
             nodes=self.nodes,
@@ -187,6 +193,7 @@ class Broker:
             connections=self.connections,
             counters=self.counters,
             clock=clock,
+            node=node,
         )
         self.limits = ClientLimits(tree, self.cluster)
         self._make_admin()
@@ -223,7 +230,7 @@ class Broker:
             self.nodes, self.metadata, host, self.leadership, self.connections, self._tasks
         )
         self.reconciliation = MembershipReconciliation(
-            settings=self.settings.reconciliation,
+            settings=self._reconciliation,
             nodes=self.nodes,
             tree=tree,
             host=host,
@@ -284,6 +291,11 @@ class Broker:
     # --- what this node and its cluster are ------------------------------------------------
 
     @property
+    def node(self) -> NodeView:
+        """Returns the facts of this node beside its broker."""
+        return self.cluster.node
+
+    @property
     def node_name(self) -> str:
         """Returns the name of this node."""
         return self.nodes.own_name
@@ -312,11 +324,6 @@ class Broker:
     def placement_nodes(self) -> list[int]:
         """Nodes that may get leaders and replicas."""
         return self.nodes.for_placement()
-
-    def follow_members(self, manager: MembershipManager) -> None:
-        """Has changes of members recorded."""
-        self.membership_manager = manager
-        self.membership.on_removal = manager.on_removal
 
     def live_sessions(self) -> list[int]:
         """Sessions of this node's channels, and of closed ones that a queue has not heard of."""
@@ -373,6 +380,8 @@ class Broker:
             await asyncio.sleep(0)
         self._tick()
         self._tasks.spawn(self.cluster.learn_alarms())
+        if self._make_members is not None:
+            self.membership.manager = self._make_members(self)
 
     async def stop(self, traces_timeout_s: float = 3.0) -> None:
         """Ends what runs; edges have closed their connections. Waits for the files of traces."""

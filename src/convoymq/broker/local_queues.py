@@ -27,6 +27,7 @@ from convoymq.model.compatibility import COMPATIBILITY, TYPE_GIVEN
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues import drivers as _registered  # noqa: F401
+from convoymq.queues.dead_letter_publisher import AT_LEAST_ONCE_NAME, STRATEGIES
 from convoymq.queues.driver import (
     GroupOptions,
     GroupQuestions,
@@ -545,6 +546,13 @@ class LocalQueues:
         node led them."""
         return sum((queue.left for queue in self.queues.values()), Counter(self._ended_left))
 
+    def dead_letters_by_type(self) -> Iterator[tuple[str, Counter[tuple[str, str]]]]:
+        """Yields (type of queues, (strategy, reason) -> messages that left them
+        unacknowledged)."""
+        yield "quorum", self.dead_lettered()
+        for name, host in self.hosts.items():
+            yield name, host.dead_lettered()
+
     def dead_letters_moved(self) -> int:
         """Dead letters that every queue of their route has confirmed to this node."""
         return self._ended_moved + sum(queue.moved for queue in self.queues.values())
@@ -555,4 +563,4 @@ class LocalQueues:
         return ended + sum(queue.deduplicated for queue in self.queues.values())
 
 
-__all__ = ["LocalQueues", "make_machine"]
+__all__ = ["AT_LEAST_ONCE_NAME", "STRATEGIES", "LocalQueues", "make_machine"]

@@ -25,6 +25,7 @@ from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.selection import ALL, Selection
 from convoymq.groups.host import ReplicaHost
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.metadata.members import MembershipManager
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.interface import Row
 
@@ -58,8 +59,8 @@ class QueueMembership:
         requests: GroupRequests,
         leadership: Leadership,
     ) -> None:
-        self.on_removal: Callable[[int, int], None] = lambda group, node: None
-        """Told of a removal that this node proposes as leader; set by who records members."""
+        self.manager: MembershipManager | None = None
+        """Records members and forgets nodes; made when the broker has started."""
         self._nodes = nodes
         self._tree = tree
         self._host = host
@@ -69,6 +70,23 @@ class QueueMembership:
         """For one change of one queue."""
         requests.serve("add_member", self._on_add)
         requests.serve("delete_member", self._on_delete)
+
+    # --- nodes ---------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Brings groups, tree and links closer to each other; call it a few times a second."""
+        if self.manager is not None:
+            self.manager.tick()
+
+    def check_forget(self, node: int, *, force: bool) -> None:
+        """Raises PreconditionFailed unless a node may be forgotten now."""
+        if self.manager is None:
+            raise PreconditionFailed("this node is starting")
+        self.manager.check_forget(node, force=force)
+
+    def groups_with(self, node: int) -> int:
+        """Returns the number of groups that have a node as a member."""
+        return self.manager.groups_with(node) if self.manager is not None else 0
 
     # --- one queue -----------------------------------------------------------------------
 
@@ -311,7 +329,8 @@ class QueueMembership:
         if by in members.nodes or self._host.member_refusal(group, by):
             by = 0
         if self._host.replace_member(group, node, by):
-            self.on_removal(group, node)
+            if self.manager is not None:
+                self.manager.on_removal(group, node)
             self._host.wake()
             return DONE, len(replica.core.members.nodes)
         return AGAIN, "another change of the members is under way"

@@ -10,11 +10,11 @@ import structlog
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.registry import Counters
-from convoymq.broker.settings import BrokerSettings
 from convoymq.broker.tasks import Tasks
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import DeleteQueue, OwnerGone
 from convoymq.metadata.machine import QueueRecord, Vhost
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import BrokerError, Refused, Unavailable
 from convoymq.model.refusals import (
     managed_queue,
@@ -41,7 +41,7 @@ class QueueAdmin:
         metadata: AsyncMetadataStore,
         local: LocalQueues,
         nodes: ClusterNodes,
-        settings: BrokerSettings,
+        settings: DefaultsConfig,
         counters: Counters,
         tasks: Tasks,
     ) -> None:

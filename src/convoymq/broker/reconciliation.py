@@ -14,12 +14,12 @@ import structlog
 from convoymq.broker.balance import MemberStep, reconciling_step
 from convoymq.broker.membership import AT_ONCE, NEVER, QueueMembership
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.settings import ReconciliationSettings
 from convoymq.broker.tasks import Tasks
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import Change, MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
+from convoymq.model.config import ReconciliationConfig
 from convoymq.model.errors import BrokerError
 from convoymq.queues.slices import in_slices
 from convoymq.routing.policies import effective_settings
@@ -36,7 +36,7 @@ class MembershipReconciliation:
     def __init__(
         self,
         *,
-        settings: ReconciliationSettings,
+        settings: ReconciliationConfig,
         nodes: ClusterNodes,
         tree: MetadataMachine,
         host: ReplicaHost,
@@ -78,7 +78,7 @@ class MembershipReconciliation:
         assert declared is not None
         asked = effective_settings(declared, vhost.policies).get(KEY, 0)
         assert isinstance(asked, int)
-        return max(asked, self._settings.target_group_size)
+        return max(asked, self._settings.target_group_size or 0)
 
     async def _check(self) -> None:
         if self._nodes.is_drained(self._nodes.node_id):

@@ -38,7 +38,7 @@ class ReplyRoutes:
     ) -> None:
         self._control = control
         self._counters = counters
-        self._backlog_bytes_max = backlog_bytes_max
+        self.backlog_bytes_max = backlog_bytes_max
         self._incarnation = incarnation
         self._next = 0
         self._routes: dict[str, Callable[[bytes], None]] = {}
@@ -71,7 +71,7 @@ class ReplyRoutes:
         if node is None or not links.is_connected(node):
             self._counters.dropped_replies += 1
             return False
-        if links.backlog_bytes(node) > self._backlog_bytes_max:
+        if links.backlog_bytes(node) > self.backlog_bytes_max:
             # As for a client that reads too slowly.
             self._counters.dropped_replies += 1
             return True

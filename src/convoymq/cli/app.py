@@ -495,22 +495,24 @@ def config(
     """The configuration keys; with FILE, what that file amounts to."""
     import dataclasses
 
-    from convoymq.model import config as model
+    from convoymq.edges import configuration
 
     if reference:
-        sys.stdout.write(model.reference())
+        sys.stdout.write(configuration.reference())
         return
     try:
-        made = model.load(file, os.environ)
+        made = configuration.load(file, os.environ)
     except BrokerError as error:
         raise fail(error.text, 2) from None
+    keys = configuration.keys()
     content = {
         section: {
             entry.name: str(getattr(part, entry.name)) if entry.repr else "(hidden)"
-            for entry in dataclasses.fields(part)
+            for entry in dataclasses.fields(keys.sections[section])
+            if "key" in entry.metadata
         }
-        for section in model.sections()
-        for part in [getattr(made, section)]
+        for section in keys.sections
+        for part in [keys.part(made, section)]
     }
     if format_ is Format.JSON:
         print_json(content)

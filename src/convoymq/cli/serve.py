@@ -61,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     del parser
     if not chosen.check:
         _import_lean_python()
-    from convoymq.model.config import ConfigError, load
+    from convoymq.edges.configuration import load
+    from convoymq.model.config import ConfigError
 
     try:
         flags = {}
@@ -100,13 +101,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def introduction(config: Config) -> str:
     """Says what a node without a configuration file uses."""
-    places = {
-        "AMQP": config.listeners.tcp,
-        "AMQP with TLS": config.listeners.ssl,
-        "HTTP API": config.management.tcp,
-        "metrics": config.management.prometheus,
-        "other nodes": (config.link_address,),
-    }
+    from convoymq.edges.configuration import listeners
+
+    places = {listener.title: listener.addresses for listener in listeners(config)}
+    places["other nodes"] = (config.link_address,)
     listening = "".join(
         f"  {name}: {', '.join(map(str, addresses))}\n"
         for name, addresses in places.items()

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from convoymq.broker.alarms import Watermarks
     from convoymq.broker.facade import Broker
     from convoymq.model.config import Config
-    from convoymq.transport.links import Links
 
 Metric = tuple[str, str, dict[str, str], int]
 """(kind, name, labels, value)"""
@@ -24,26 +20,19 @@ RunInput = Callable[[Callable[[], None]], None]
 """Calls its argument, which reads a connection, and may end the round afterwards."""
 
 
-class DataPath(Protocol):
-    """Place of a node's data."""
-
-    path: Path
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeParts:
     """Parts of a node that an edge may use."""
 
     config: Config
     broker: Broker
-    links: Links
-    data: DataPath
-    watermarks: Watermarks
     wake: Callable[[], None]
     """Asks for the end of a round, in which `Edge.flush` is called."""
     run_input: RunInput
     activity: Callable[[], int]
     """A number that changes when clients send or receive, or something is stored here."""
+    edges: Callable[[], Sequence[Edge]]
+    """Returns all edges of the node."""
 
 
 class Incoming(Protocol):

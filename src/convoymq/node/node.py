@@ -43,6 +43,7 @@ from convoymq.node.loop_clock import LoopClock
 from convoymq.node.notes import log_note
 from convoymq.node.operator_access import OperatorAccess
 from convoymq.node.peers import Peers
+from convoymq.node.process_info import node_info
 from convoymq.node.recovery import Recovery
 from convoymq.node.resources import ResourceWatch, watermarks
 from convoymq.node.rounds import Rounds, Ticks
@@ -361,9 +362,8 @@ class Node:
         self.memory.watch(self._activity())
 
     def _watch_members(self) -> None:
-        manager = self.broker.membership_manager if self.broker is not None else None
-        if manager is not None:
-            manager.tick()
+        if self.broker is not None:
+            self.broker.membership.tick()
 
     def _on_note(self, event: str, fields: dict[str, object]) -> None:
         log_note(self.log, event, fields)
@@ -421,57 +421,13 @@ class Node:
         self.storage.limit_suspects(self.machine.next_group - 1)
         await self.broker.start()
         self.peers.frames.open()
-        self.broker.follow_members(
-            MembershipManager(
-                self.broker,
-                self.host,
-                self.store,
-                self.links,
-                self._stop.set,
-                self.data.identity.directory,
-            )
-        )
 
     def _make_broker(self) -> Broker:
         from convoymq.broker.facade import Broker
-        from convoymq.broker.settings import BrokerSettings, ReconciliationSettings
+        from convoymq.broker.node_view import NodeView
         from convoymq.kernels.route_cache import RouteCacheVersion
 
-        defaults, reconciliation = self.config.defaults, self.config.reconciliation
-        settings = BrokerSettings(
-            compatibility=defaults.compatibility,
-            default_queue_type=defaults.queue_type,
-            quorum_group_size=defaults.quorum_group_size,
-            leader_locator=defaults.leader_locator,
-            operation_timeout_ms=defaults.operation_timeout_ms,
-            publish_register_timeout_ms=defaults.publish_register_timeout_ms,
-            leaderless_publish_timeout_ms=defaults.leaderless_publish_timeout_ms,
-            leaderless_consumer_timeout_ms=defaults.leaderless_consumer_timeout_ms,
-            relaxed_redeclaration=defaults.relaxed_redeclaration,
-            permit_transient_queues=defaults.permit_transient_queues,
-            permit_global_qos=defaults.permit_global_qos,
-            cluster_queues_max=defaults.cluster_queues_max,
-            cluster_exchanges_max=defaults.cluster_exchanges_max,
-            topic_group_ttl_ms=defaults.topic_group_ttl_ms,
-            topic_producer_ttl_ms=defaults.topic_producer_ttl_ms,
-            connections_max=self.config.listeners.connections_max,
-            certificate_file=self.config.ssl.certfile,
-            publish_pending_max_bytes=defaults.publish_pending_max_bytes,
-            publish_pending_messages=defaults.publish_pending_messages,
-            publish_pending_commands=defaults.publish_pending_commands,
-            dead_letter_prefetch=defaults.dead_letter_prefetch,
-            dead_letter_confirm_timeout_ms=defaults.dead_letter_confirm_timeout_ms,
-            reply_backlog_max_bytes=self.config.cluster.link_backlog_max_bytes // 2,
-            loopback_users=self.config.amqp.loopback_users,
-            cluster_size_target=self.config.cluster.size_hint,
-            reconciliation=ReconciliationSettings(
-                enabled=reconciliation.enabled,
-                target_group_size=reconciliation.target_group_size or 0,
-                auto_remove=reconciliation.auto_remove,
-                interval_ms=reconciliation.interval_ms,
-                trigger_interval_ms=reconciliation.trigger_interval_ms,
-            ),
-        )
+        config = self.config
         return Broker(
             node_id=self.id,
             incarnation=self.data.incarnation,
@@ -483,9 +439,28 @@ class Node:
             open_directory=lambda name: RealDirectory(self.data.path / name),
             new_session=self._new_session,
             wake=self.rounds.wake,
-            settings=settings,
+            settings=config.defaults,
+            reconciliation=config.reconciliation,
+            reply_backlog_max_bytes=config.cluster.link_backlog_max_bytes // 2,
             stored_groups=lambda: self.storage.logs,
             traces=self._traces,
+            node=NodeView(
+                info=node_info(config, self.data.path, self.watermarks),
+                links=self.links.info,
+                clock_skew=self.links.clock_skew,
+                watermarks=self.watermarks,
+            ),
+            make_members=self._make_members,
+        )
+
+    def _make_members(self, broker: Broker) -> MembershipManager:
+        return MembershipManager(
+            broker,
+            self.host,
+            self.store,
+            self.links,
+            self._stop.set,
+            self.data.identity.directory,
         )
 
     def _make_traces(self) -> Traces:
@@ -499,16 +474,13 @@ class Node:
         parts = NodeParts(
             config=self.config,
             broker=self.broker,
-            links=self.links,
-            data=self.data,
-            watermarks=self.watermarks,
             wake=self.rounds.wake,
             run_input=self.rounds.run_input,
             activity=self._activity,
+            edges=lambda: self.edges,
         )
         self.edges = tuple(open_edges(parts))
         self.rounds.carry_out(self.host, self.links, self.broker, self.edges)
-        self.broker.edge_metrics = lambda: [row for edge in self.edges for row in edge.metrics()]
 
     def _activity(self) -> int:
         # Clients of other nodes are here as what this node logs for them.

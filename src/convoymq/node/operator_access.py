@@ -16,7 +16,7 @@ that the system names, at the node on whose machine they come and at the node th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
     from convoymq.broker.facade import Broker
+    from convoymq.edges.edge import Edge
     from convoymq.groups.host import ReplicaHost
+    from convoymq.model.config import Config
 
 log = structlog.get_logger()
 
@@ -51,6 +53,8 @@ class AskedNode(Protocol):
     host: ReplicaHost
     broker: Broker | None
     usable: bool
+    config: Config
+    edges: tuple[Edge, ...]
 
     @property
     def shown_name(self) -> str:
@@ -167,16 +171,17 @@ class OperatorAccess:
         if self._api is None:
             # Importing takes a tenth of a second: in a thread that does not stop the loop.
             make = await asyncio.get_running_loop().run_in_executor(None, _import_api)
-            self._api = make(broker)
+            self._api = make(broker, self._node.config, lambda: self._node.edges)
         return await _call(self._api, request)
 
 
-def _import_api() -> Callable[[Broker], ASGIApp]:
+def _import_api() -> Callable[[Broker, Config, Callable[[], Sequence[Edge]]], ASGIApp]:
     from convoymq.edges.http.app import make_api
     from convoymq.edges.http.call import OPERATOR
+    from convoymq.edges.http.served import served_by
 
-    def make(broker: Broker) -> ASGIApp:
-        return make_api(broker, user=OPERATOR)
+    def make(broker: Broker, config: Config, edges: Callable[[], Sequence[Edge]]) -> ASGIApp:
+        return make_api(broker, served=served_by(config, edges), user=OPERATOR)
 
     return make
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import errno
 
-from convoymq.model.config import Config, ConfigError
+from convoymq.edges.configuration import listeners
+from convoymq.model.config import Address, Config, ConfigError
 from convoymq.transport.credentials import read_secret, tls_contexts
 from convoymq.transport.listening import listen
 
@@ -53,14 +54,8 @@ def _readable(files: dict[str, str]) -> None:
 
 def check_addresses(config: Config) -> None:
     """Binds every address and lets it go. Raises ConfigError."""
-    listeners = config.listeners
-    wanted = {
-        "cluster.listen": (config.link_address,),
-        "listeners.tcp.default": listeners.tcp,
-        "listeners.ssl.default": listeners.ssl,
-        "management.tcp.port": config.management.tcp,
-        "prometheus.tcp.port": config.management.prometheus,
-    }
+    wanted: dict[str, tuple[Address, ...]] = {"cluster.listen": (config.link_address,)}
+    wanted |= {listener.key: listener.addresses for listener in listeners(config)}
     for key, addresses in wanted.items():
         for address in addresses:
             try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from convoymq import __version__
+from convoymq.edges.configuration import listeners
 from convoymq.metadata.access import SHA256, hash_sha256
 from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.model.config import Address, Config
@@ -105,13 +106,8 @@ class Registration:
 def addresses(config: Config) -> dict[str, str]:
     """Returns the addresses that other nodes and clients reach this node by; no names."""
     found = {"link": config.cluster.advertise or str(config.link_address)}
-    for name, listening in (
-        ("amqp", config.listeners.tcp),
-        ("amqps", config.listeners.ssl),
-        ("http", config.management.tcp),
-        ("metrics", config.management.prometheus),
-    ):
-        if listening:
-            first = listening[0]
-            found[name] = str(Address(addresses_of(first.host)[0], first.port))
+    for listener in listeners(config):
+        if listener.addresses:
+            first = listener.addresses[0]
+            found[listener.name] = str(Address(addresses_of(first.host)[0], first.port))
     return found

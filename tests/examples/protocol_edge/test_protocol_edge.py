@@ -15,7 +15,7 @@ from tests.running import Nodes
 
 async def test_lines_and_amqp_share_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The registration: in the source this is a line of the list.
-    edges = [*registry.EDGES, "tests.examples.protocol_edge.edge"]
+    edges = [*registry.EDGES, "tests.examples.protocol_edge"]
     monkeypatch.setattr(registry, "EDGES", edges)
     async with Nodes(tmp_path) as nodes, asyncio.timeout(PATIENCE_S):
         port = nodes.amqp_port()

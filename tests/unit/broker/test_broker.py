@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from convoymq.broker.facade import Broker
-from convoymq.broker.settings import BrokerSettings
 from convoymq.edges.http.metrics import render
 from convoymq.metadata.commands import (
     DeclareQueue,
@@ -22,6 +21,7 @@ from convoymq.metadata.commands import (
     PutVhost,
 )
 from convoymq.metadata.machine import User
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import (
     AccessRefused,
     NotAllowed,
@@ -40,7 +40,7 @@ from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, exchange_en
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
-    settings = BrokerSettings(operation_timeout_ms=300)
+    settings = DefaultsConfig(operation_timeout_ms=300)
     async with FakeCluster(tmp_path, nodes=3, settings=settings) as made:
         yield made
 
@@ -162,7 +162,7 @@ async def test_messages_over_the_delivery_limit_are_in_the_metrics(cluster: Fake
     await cluster.queue(1, "q", arguments={"x-delivery-limit": 0})
     node = cluster.nodes[1]
     reader = channel(cluster, 1, "q")
-    await render(node.broker, {})
+    await render(node.broker)
     reader.publish(b"poison")
     reader.consume()
     await until(lambda: reader.deliveries() == [b"poison"])
@@ -172,7 +172,7 @@ async def test_messages_over_the_delivery_limit_are_in_the_metrics(cluster: Fake
     assert (event, fields["queue"], fields["count"]) == ("quorum.delivery_limit", "q", 1)
     name = "rabbitmq_global_messages_dead_lettered_delivery_limit_total"
     name += '{queue_type="rabbit_quorum_queue"'
-    text = await render(node.broker, {})
+    text = await render(node.broker)
     lines = [line for line in text.splitlines() if line.startswith(name)]
     counts = {line.partition("strategy=")[2] for line in lines}
     assert counts == {'"disabled"} 1', '"at_most_once"} 0', '"at_least_once"} 0'}
@@ -204,7 +204,7 @@ async def test_dead_letters_go_from_queue_to_queue_and_are_in_the_metrics(
     )
     for name in ("dead", "copy"):
         await declarations.bind("/", "dlx", queue_end(name), "")
-    await render(node.broker, {})
+    await render(node.broker)
     reader = channel(cluster, 1, "work")
     reader.publish(b"a", b"b")
     reader.consume()
@@ -215,7 +215,7 @@ async def test_dead_letters_go_from_queue_to_queue_and_are_in_the_metrics(
         other.consume()
     await until(lambda: all(other.deliveries() == [b"a", b"b"] for other in others))
     await until(lambda: node.broker.local.dead_letters_moved() == 2)
-    text = await render(node.broker, {})
+    text = await render(node.broker)
     labels = '{queue_type="rabbit_quorum_queue",dead_letter_strategy="at_least_once"} 2'
     for name in ("rejected", "confirmed"):
         assert f"rabbitmq_global_messages_dead_lettered_{name}_total{labels}" in text
@@ -232,14 +232,14 @@ async def test_what_classic_queues_drop_is_in_the_metrics(cluster: FakeCluster) 
     kind: dict[str, object] = {"x-queue-type": "classic"}
     await cluster.queue(1, "short", arguments={**kind, "x-max-length": 1})
     await cluster.queue(1, "old", arguments={**kind, "x-message-ttl": 0})
-    await render(node.broker, {})
+    await render(node.broker)
     for name in ("short", "old"):
         channel(cluster, 1, name).publish(b"a", b"b", b"c")
     prefix = "rabbitmq_global_messages_dead_lettered_"
     wanted = {"expired": "3", "maxlen": "2", "rejected": "0", "delivery_limit": "0"}
 
     async def counted() -> dict[str, str]:
-        samples = (line for line in (await render(node.broker, {})).splitlines())
+        samples = (line for line in (await render(node.broker)).splitlines())
         labels = '{queue_type="rabbit_classic_queue",dead_letter_strategy="disabled"} '
         return {
             line.removeprefix(prefix).partition("_total")[0]: line.rpartition(" ")[2]
@@ -261,12 +261,12 @@ async def test_repeats_by_message_id_are_in_the_metrics_and_shown(cluster: FakeC
     node = cluster.nodes[1]
     await cluster.queue(1, "q", arguments={"x-deduplication-count": 5})
     publisher = channel(cluster, 1, "q")
-    await render(node.broker, {})
+    await render(node.broker)
     for number, message_id in enumerate("abaab"):
         record = message(b"m", message_id=message_id)
         publisher.client.target.publish([record], 1, number + 1)
     await until(lambda: node.broker.local.deduplicated() == 3)
-    assert "\nconvoy_messages_deduplicated_total 3\n" in await render(node.broker, {})
+    assert "\nconvoy_messages_deduplicated_total 3\n" in await render(node.broker)
     row = node.broker.queue_admin.find_queue("/", "q").info()
     assert (row["messages_deduplicated"], row["deduplication_ids"]) == (3, 2)
     assert row["deduplication_bytes"] > 0
@@ -290,7 +290,7 @@ async def test_what_quorum_queues_drop_is_in_the_metrics(cluster: FakeCluster) -
     publisher.publish(b"a", b"b", b"c")
     left = ("disabled", "maxlen")
     await until(lambda: node.broker.local.dead_lettered()[left] == 2)
-    text = await render(node.broker, {})
+    text = await render(node.broker)
     assert 'dead_lettered_maxlen_total{queue_type="rabbit_quorum_queue"' in text
     await node.broker.queue_admin.delete_queue("/", "q")
     assert node.broker.local.dead_lettered()[left] == 2
@@ -360,7 +360,7 @@ async def test_names_of_a_lost_node_get_free_also_when_it_led_the_tree(
 async def test_names_of_a_node_that_stays_away_get_free_after_the_disconnect_timeout(
     tmp_path: Path,
 ) -> None:
-    settings = BrokerSettings(disconnect_timeout_ms=600)
+    settings = DefaultsConfig(disconnect_timeout_ms=600)
     async with FakeCluster(tmp_path, 3, settings) as cluster:
         await cluster.queue(3, "mine", exclusive=True, durable=False, owner=5)
         queues = cluster.nodes[1].machine.vhosts["/"].queues
@@ -469,7 +469,7 @@ async def test_replies_to_a_node_that_takes_nothing_are_dropped(
     heard: list[bytes] = []
     asker, responder = cluster.nodes[1].broker, cluster.nodes[2].broker
     token = asker.replies.register(heard.append)
-    bound = responder.settings.reply_backlog_max_bytes
+    bound = responder.replies.backlog_bytes_max
     waiting = bound + 1
     monkeypatch.setattr(responder.control.transport, "backlog_bytes", lambda node: waiting)
     assert responder.replies.publish(token, b"dropped")
@@ -483,14 +483,14 @@ async def test_replies_to_a_node_that_takes_nothing_are_dropped(
 @pytest.mark.moves("convoy_direct_replies_dropped_total")
 async def test_replies_that_nobody_gets_are_in_the_metrics(cluster: FakeCluster) -> None:
     asker, responder = cluster.nodes[1].broker, cluster.nodes[2].broker
-    await render(asker, {})
+    await render(asker)
     token = asker.replies.register(lambda record: None)
     asker.replies.unregister(token)
     assert not asker.replies.publish(token, b"late")
     # The responder's node does not know that the requester is gone; the requester's does.
     assert responder.replies.publish(token, b"late")
     await until(lambda: asker.counters.dropped_replies == 2)
-    assert "convoy_direct_replies_dropped_total 2\n" in await render(asker, {})
+    assert "convoy_direct_replies_dropped_total 2\n" in await render(asker)
     assert responder.counters.dropped_replies == 0
     cluster.down.add(1)
     assert not responder.replies.publish(token, b"late")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from convoymq.broker.settings import BrokerSettings
 from convoymq.metadata.commands import PutVhost
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import PreconditionFailed
 from tests.unit.queues.fake_cluster import FakeCluster
 
@@ -15,7 +15,7 @@ PREDECLARED = 7
 
 
 async def test_queues_of_all_virtual_hosts_count(tmp_path: Path) -> None:
-    async with FakeCluster(tmp_path, settings=BrokerSettings(cluster_queues_max=2)) as cluster:
+    async with FakeCluster(tmp_path, settings=DefaultsConfig(cluster_queues_max=2)) as cluster:
         declarations = cluster.nodes[1].broker.declarations
         await cluster.nodes[1].store.execute(PutVhost(name="v"))
         await cluster.queue(1, "a")
@@ -30,7 +30,7 @@ async def test_queues_of_all_virtual_hosts_count(tmp_path: Path) -> None:
 
 
 async def test_exchanges_count_with_those_that_are_always_there(tmp_path: Path) -> None:
-    settings = BrokerSettings(cluster_exchanges_max=PREDECLARED + 1)
+    settings = DefaultsConfig(cluster_exchanges_max=PREDECLARED + 1)
     async with FakeCluster(tmp_path, settings=settings) as cluster:
         declarations = cluster.nodes[1].broker.declarations
         flags = {"durable": True, "auto_delete": False, "internal": False}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from convoymq.broker.reconciliation import MembershipReconciliation
-from convoymq.broker.settings import ReconciliationSettings
 from convoymq.broker.tasks import Tasks
 from convoymq.metadata.commands import PutPolicy
 from convoymq.metadata.maintenance import set_drained
+from convoymq.model.config import ReconciliationConfig
 from convoymq.model.errors import PreconditionFailed
 from convoymq.replication.raft.membership import Learner, Membership
 from tests.unit.queues.fake_cluster import FakeCluster
@@ -61,7 +61,7 @@ class Bench:
         self.membership = FakeMembership()
         self.tasks = Tasks()
         self.made = MembershipReconciliation(
-            settings=ReconciliationSettings(
+            settings=ReconciliationConfig(
                 **{
                     "enabled": True,
                     "interval_ms": INTERVAL_MS,

@@ -26,7 +26,7 @@ from convoymq.cli.pipeline import pipeline_app
 from convoymq.cli.serve import introduction
 from convoymq.cli.serve import main as serve
 from convoymq.compiled_modules import PLAIN_MODULES, build_text
-from convoymq.model import config
+from convoymq.edges import configuration
 from convoymq.transport.listening import addresses_of
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +41,7 @@ def test_status_without_a_cluster_says_how_to_start_one(tmp_path: Path) -> None:
 
 
 def test_config_reference_is_the_page_and_config_is_json() -> None:
-    assert RUNNER.invoke(app, ["config", "--reference"]).stdout == config.reference()
+    assert RUNNER.invoke(app, ["config", "--reference"]).stdout == configuration.reference()
     found = json.loads(RUNNER.invoke(app, ["config", "--format", "json"]).stdout)
     assert found["raft"]["segment_max_entries"] == "4096"
     assert found["defaults"]["password"] == "(hidden)"
@@ -109,7 +109,9 @@ def test_a_node_founds_no_cluster_while_an_address_is_taken(tmp_path: Path) -> N
 
 
 def test_a_node_without_a_file_says_what_it_uses(tmp_path: Path) -> None:
-    text = introduction(config.load(flags={"data_dir": str(tmp_path), "prometheus.tcp.port": "7"}))
+    text = introduction(
+        configuration.load(flags={"data_dir": str(tmp_path), "prometheus.tcp.port": "7"})
+    )
     assert "node 1 without a configuration file (--config FILE)" in text
     assert f"data: {tmp_path}" in text
     for line in ("AMQP: localhost:5672", "HTTP API: localhost:15672", "metrics: localhost:7"):
@@ -233,7 +235,10 @@ def test_doctor_finds_ports_that_are_taken_on_one_family(host: str, tmp_path: Pa
 
 
 def test_a_node_does_not_import_the_command_line_libraries() -> None:
-    code = "import sys, convoymq.cli.serve, convoymq.model.config; print(*sys.modules)"
+    code = (
+        "import sys, convoymq.cli.serve, convoymq.edges.configuration as c; c.load();"
+        "print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"typer", "rich", "click", "asyncio"} & set(done.stdout.split())
 

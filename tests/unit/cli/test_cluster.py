@@ -16,7 +16,7 @@ from tests.ports import cluster_ports
 
 from convoymq.cli.app import Sampler
 from convoymq.cli.cluster import LocalCluster, _metric, read_state
-from convoymq.model.config import load
+from convoymq.edges.configuration import load
 from convoymq.model.errors import Misuse, Unavailable
 from convoymq.node.resources import machine_memory_bytes, memory_limit
 

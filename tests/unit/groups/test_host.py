@@ -8,12 +8,14 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import structlog
 from msgspec.msgpack import encode
 
+from convoymq.broker.replica_views import ReplicaViews
 from convoymq.edges.http import metrics
 from convoymq.groups import transfer
 from convoymq.groups.deferred import OPENING_MS
@@ -23,6 +25,7 @@ from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CMD_PURGE, CMD_SETTLE, commands, pack_ranges
 from convoymq.kernels.entries import ENTRY_COMMANDS, ENTRY_MEMBERSHIP
 from convoymq.kernels.link_frames import FRAME_FORWARD, frame
+from convoymq.metadata.machine import MetadataMachine
 from convoymq.node.notes import log_note
 from convoymq.replication.machine import NEVER, Effect
 from convoymq.replication.raft.types import VOTE, RaftConfig
@@ -215,7 +218,9 @@ class Net:
         """Renders the metrics of a host, as a node does."""
         text = metrics._Text(open_metrics=False)
         text.gauge("identity_info", 1, {"rabbitmq_node": str(node)})
-        metrics._hosted(text, self.hosts[node])
+        metrics._hosted(
+            text, SimpleNamespace(replicas=ReplicaViews(self.hosts[node], MetadataMachine()))
+        )
         text.render()
 
     def note(self, node: int, event: str, fields: dict[str, Any]) -> None:

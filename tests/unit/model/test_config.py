@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from convoymq.edges import configuration
+from convoymq.edges.amqp091.config import AmqpConfig
+from convoymq.edges.configuration import load
 from convoymq.model import config
-from convoymq.model.config import Address, ConfigError, load
+from convoymq.model.config import Address, ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
@@ -21,7 +24,8 @@ def test_file_is_below_environment_and_environment_below_flags(tmp_path: Path) -
     path = tmp_path / "convoy.conf"
     path.write_text("heartbeat = 1 # s\nframe_max=8192\n\n# note\nchannel_max = 3\n")
     made = load(path, {"CONVOY_FRAME_MAX": "9000", "CONVOY_CHANNEL_MAX": "4"}, {"channel_max": "5"})
-    assert (made.amqp.heartbeat_s, made.amqp.frame_max, made.amqp.channel_max) == (1, 9000, 5)
+    amqp = made.of(AmqpConfig)
+    assert (amqp.heartbeat_s, amqp.frame_max, amqp.channel_max) == (1, 9000, 5)
 
 
 def test_unknown_key_names_the_nearest_and_the_line(tmp_path: Path) -> None:
@@ -67,8 +71,8 @@ def test_values_at_the_bound_and_one_past_it(key: str, good: list[str], bad: lis
 
 
 def test_every_bound_is_enforced_and_every_default_lies_inside() -> None:
-    for (section, name), key in config.key_table().items():
-        default = getattr(getattr(config.Config(), section), name)
+    for (section, name), key in configuration.keys().table.items():
+        default = getattr(configuration.keys().part(config.Config(), section), name)
         if key.low is None or key.high is None or default is None:
             continue
         assert key.low <= default <= key.high, key.name
@@ -88,7 +92,7 @@ def test_peers_listeners_and_loopback_users_are_collected() -> None:
     )
     assert made.cluster.peers == (Address("127.0.0.1", 1, 1), Address("127.0.0.1", 2, 2))
     assert made.listeners.tcp == (Address("localhost", 1), Address("127.0.0.2", 2))
-    assert made.amqp.loopback_users == ("eve",)
+    assert made.defaults.loopback_users == ("eve",)
 
 
 @pytest.mark.parametrize(
@@ -128,4 +132,4 @@ def test_secrets_are_not_printed() -> None:
 
 
 def test_the_page_is_what_the_program_says() -> None:
-    assert PAGE.read_text("utf-8") == config.reference()
+    assert PAGE.read_text("utf-8") == configuration.reference()

@@ -12,8 +12,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from convoymq.edges.configuration import load
 from convoymq.edges.tls import client_tls
-from convoymq.model.config import load
 from convoymq.model.errors import Unavailable
 from convoymq.model.process import resident_bytes
 from convoymq.node.logs import LogOutput

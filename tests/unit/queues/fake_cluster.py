@@ -15,7 +15,6 @@ from typing import Any
 import structlog
 
 from convoymq.broker.facade import Broker
-from convoymq.broker.settings import BrokerSettings
 from convoymq.groups.group_time import GroupTime
 from convoymq.groups.status import GroupStatus, HostCounters
 from convoymq.kernels.batch import CommandBuilder
@@ -25,6 +24,7 @@ from convoymq.metadata.access import SHA256, hash_sha256
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.metadata.machine import MetadataMachine, User
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.tables import Table
 from convoymq.node.notes import log_note
 from convoymq.replication.raft.membership import Membership
@@ -259,7 +259,7 @@ class FakeTransport:
 
 
 class FakeNode:
-    def __init__(self, cluster: FakeCluster, node: int, settings: BrokerSettings) -> None:
+    def __init__(self, cluster: FakeCluster, node: int, settings: DefaultsConfig) -> None:
         self.id = node
         self.sessions = 0
         self.host = FakeHost(cluster, node)
@@ -295,11 +295,11 @@ class FakeCluster:
     """`async with FakeCluster(directory, nodes=3) as cluster`."""
 
     def __init__(
-        self, directory: Path, nodes: int = 1, settings: BrokerSettings | None = None
+        self, directory: Path, nodes: int = 1, settings: DefaultsConfig | None = None
     ) -> None:
         self.directory = directory
         self.size = nodes
-        self.settings = settings or BrokerSettings()
+        self.settings = settings or DefaultsConfig()
         self.nodes: dict[int, FakeNode] = {}
         self.groups: dict[int, Group] = {}
         self.frames: list[tuple[int, int, bytes]] = []

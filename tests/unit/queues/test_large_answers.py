@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from convoymq.broker import cluster_queries
-from convoymq.broker.settings import BrokerSettings
 from convoymq.kernels.link_frames import FRAME_CONTROL, frame_header
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import Refused, ReservationRefused, Unavailable
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.reservation_reads import RunsRequest
@@ -215,7 +215,7 @@ async def test_who_waits_for_a_node_that_is_lost_or_for_too_long_is_told(
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
-    settings = BrokerSettings(operation_timeout_ms=10_000)
+    settings = DefaultsConfig(operation_timeout_ms=10_000)
     async with FakeCluster(tmp_path, nodes=2, settings=settings) as made:
         yield made
 

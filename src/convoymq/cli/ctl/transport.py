@@ -278,7 +278,7 @@ def _default_directory() -> str:
             return str(find_cluster(DATA_DEFAULT))
         except Misuse:
             return str(DATA_DEFAULT)
-    from convoymq.model.config import load
+    from convoymq.edges.configuration import load
 
     try:
         return load(Path(config), os.environ).node.data_dir

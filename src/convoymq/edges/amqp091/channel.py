@@ -32,10 +32,10 @@ from convoymq.edges.amqp091.consumers import (
 )
 from convoymq.edges.amqp091.deliveries import Deliveries
 from convoymq.edges.amqp091.errors import as_broker_error
-from convoymq.edges.amqp091.permissions import Permissions
 from convoymq.edges.amqp091.publishing import names_of
 from convoymq.edges.amqp091.timeouts import AcknowledgementTimeouts
 from convoymq.edges.amqp091.transactions import Transaction
+from convoymq.edges.permissions import Permissions
 from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget, record
 from convoymq.kernels.channel_codec import CHANNEL_CLOSING, ChannelCodec, ConsumerDeliveries
@@ -448,7 +448,7 @@ class Channel:
 
     def on_too_big(self, size: int) -> None:
         """A body above the limit was announced."""
-        limit = self.connection.settings.max_message_size_bytes
+        limit = self.connection.message_size_max
         self.refuse(refusals.message_too_big(size, limit), spec.BASIC, spec.BasicPublish.METHOD_ID)
 
     # --- what the queues say ---------------------------------------------------------------

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from convoymq.broker.records import User
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091.channel import Channel
 from convoymq.edges.amqp091.codec import decode_method, encode_method
+from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.errors import REPLIES, Reply, Scope, reply_for, shortened
 from convoymq.edges.amqp091.handshake import (
     PROTOCOL_HEADERS,
@@ -29,11 +31,10 @@ from convoymq.edges.amqp091.handshake import (
 )
 from convoymq.edges.amqp091.heartbeats import Heartbeats
 from convoymq.edges.amqp091.opening import HANDLERS
-from convoymq.edges.amqp091.settings import AmqpSettings
 from convoymq.edges.amqp091.states import ENDING, MOVES, State
+from convoymq.edges.sasl import Login
 from convoymq.kernels import channel_codec, connection_buffer
 from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
-from convoymq.metadata.records import User
 from convoymq.model import refusals
 from convoymq.model.errors import (
     BrokerError,
@@ -97,7 +98,8 @@ class Connection:
         *,
         id: int,
         broker: Broker,
-        settings: AmqpSettings,
+        settings: AmqpConfig,
+        login: Login,
         outbox: Outbox,
         shell: Shell,
         fd: int = -1,
@@ -105,13 +107,19 @@ class Connection:
         local: tuple[str, int] = ("", 0),
         ssl: bool = False,
         certificate_name: str | None = None,
-        handshake_left_s: float | None = None,
+        handshake_left_s: float = 10.0,
+        message_size_max: int = 16 << 20,
     ) -> None:
-        """`handshake_left_s`: until `connection.open` is through; None = all that the settings
-        allow."""
+        """
+        Args:
+            handshake_left_s: until `connection.open` is through.
+            message_size_max: limit of bodies, bytes.
+        """
         self.id = id
         self.broker = broker
         self.settings = settings
+        self.login = login
+        self.message_size_max = message_size_max
         self.shell = shell
         self.peer = peer
         self.local = local
@@ -129,7 +137,7 @@ class Connection:
         self.heartbeat_s = 0
         self.connected_at_ms = int(time.time() * 1000)
         self.buffer = ConnectionBuffer(
-            self, outbox, fd, settings.initial_frame_max, settings.max_message_size_bytes
+            self, outbox, fd, settings.initial_frame_max, message_size_max
         )
         self.buffer.backlog_max = settings.channel_backlog_bytes_max
         self._pauses: set[str] = set()
@@ -146,8 +154,6 @@ class Connection:
         self._scan_s = 0.0
         self._scan_time_s = 0.0
         """Sum of the waits for scans: behind the clock, never ahead of it."""
-        if handshake_left_s is None:
-            handshake_left_s = settings.handshake_timeout_s
         self._timers: list[Timer] = [shell.call_later(handshake_left_s, self._handshake_late)]
 
     def enter(self, state: State) -> None:
@@ -347,7 +353,7 @@ class Connection:
             0,
             spec.ConnectionStart(
                 server_properties=server_properties(self.broker.cluster_name),
-                mechanisms=" ".join(self._mechanisms()).encode(),
+                mechanisms=" ".join(self.login.mechanisms(self.certificate_name)).encode(),
                 locales=b"en_US",
             ),
         )
@@ -441,11 +447,6 @@ class Connection:
         self.shell.spawn(wait())
 
     # --- handshake ---------------------------------------------------------------------------
-
-    def _mechanisms(self) -> tuple[str, ...]:
-        if self.certificate_name is None:
-            return tuple(each for each in self.settings.mechanisms if each != "EXTERNAL")
-        return self.settings.mechanisms
 
     def _handshake_late(self) -> None:
         if self.state is not State.OPEN and self.state not in ENDING:

@@ -130,7 +130,7 @@ def qos(channel: Channel, method: spec.BasicQos) -> None:
     """Sets how many deliveries may be unacknowledged. Raises Refused."""
     if method.prefetch_size:
         raise refusals.prefetch_size(method.prefetch_size)
-    if method.global_ and channel.connection.settings.permit_global_qos:
+    if method.global_ and channel.broker.settings.permit_global_qos:
         channel.global_prefetch = method.prefetch_count
         for consumer in channel.consumers.values():
             if not consumer.deliveries.no_ack:
@@ -151,7 +151,7 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
     tag = method.consumer_tag or generated_name("amq.ctag-")
     if tag in channel.consumers or tag == channel.replies.tag:
         raise refusals.consumer_tag_in_use(tag)
-    limit = channel.connection.settings.consumers_per_channel_max
+    limit = channel.connection.settings.consumer_max_per_channel
     if len(channel.consumers) >= limit:
         raise refusals.too_many_consumers(limit)
     queue = channel.find_queue(name)

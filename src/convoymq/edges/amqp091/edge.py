@@ -8,13 +8,14 @@ from collections.abc import Callable, Coroutine
 
 import structlog
 
+from convoymq.broker.access import AMQP
 from convoymq.broker.facade import Broker
-from convoymq.edges.amqp091.certificates import certificate_user
+from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.connection import Connection
-from convoymq.edges.amqp091.handshake import PROTOCOL_HEADERS
-from convoymq.edges.amqp091.settings import AmqpSettings
+from convoymq.edges.amqp091.handshake import PROTOCOL_HEADERS, amqplain
 from convoymq.edges.amqp091.sockets import SocketShell, TlsShell
-from convoymq.edges.edge import Certificate, Edge, Incoming, NodeParts, RunInput
+from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, RunInput
+from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.transport.listening import HangUpWatch
 
@@ -25,24 +26,15 @@ SHUTDOWN = "broker forced connection closure with reason 'shutdown'"
 
 def open_edge(parts: NodeParts) -> AmqpEdge:
     """Makes the edge as the node's configuration wants it."""
-    config, amqp = parts.config, parts.config.amqp
-    settings = AmqpSettings(
-        frame_max=amqp.frame_max,
-        channel_max=amqp.channel_max,
-        heartbeat_s=amqp.heartbeat_s,
-        handshake_timeout_s=config.listeners.handshake_timeout_ms / 1000,
-        max_message_size_bytes=amqp.max_message_size,
-        consumer_timeout_ms=amqp.consumer_timeout_ms,
-        permit_global_qos=parts.broker.settings.permit_global_qos,
-        consumers_per_channel_max=amqp.consumer_max_per_channel,
-        mechanisms=amqp.auth_mechanisms,
-        cert_login_from=amqp.cert_login_from,
-        cert_login_san_type=amqp.cert_login_san_type,
-        cert_login_san_index=amqp.cert_login_san_index,
-    )
     outbox = Outbox(parts.wake)
+    config = parts.config
     return AmqpEdge(
-        broker=parts.broker, settings=settings, outbox=outbox, run_input=parts.run_input
+        broker=parts.broker,
+        settings=config.of(AmqpConfig),
+        login=config.of(LoginConfig),
+        message_size_max=config.listeners.max_message_size,
+        outbox=outbox,
+        run_input=parts.run_input,
     )
 
 
@@ -63,12 +55,16 @@ class AmqpEdge(Edge):
         self,
         *,
         broker: Broker,
-        settings: AmqpSettings,
+        settings: AmqpConfig,
         outbox: Outbox,
+        login: LoginConfig | None = None,
+        message_size_max: int = 16 << 20,
         run_input: RunInput | None = None,
     ) -> None:
         self.broker = broker
         self.settings = settings
+        self.login = Login(broker.access, login or LoginConfig(), AMQP, {"AMQPLAIN": amqplain})
+        self.message_size_max = message_size_max
         self.outbox = outbox
         self.flush = outbox.flush
         self.run_input = run_input
@@ -116,31 +112,23 @@ class AmqpEdge(Edge):
         self, shell: SocketShell | TlsShell, fd: int, incoming: Incoming
     ) -> Connection:
         """Makes a connection, which has heard nothing yet."""
-        found = incoming.certificate
         connection = Connection(
             id=incoming.id,
             broker=self.broker,
             settings=self.settings,
+            login=self.login,
             outbox=self.outbox,
             shell=shell,
             fd=fd,
             peer=incoming.peer,
             local=incoming.local,
             ssl=incoming.tls,
-            certificate_name=self._user_of(found) if found else None,
+            certificate_name=self.login.user_of(incoming.certificate),
             handshake_left_s=incoming.handshake_left_s(),
+            message_size_max=self.message_size_max,
         )
         self.connections[connection.id] = connection
         return connection
-
-    def _user_of(self, certificate: Certificate) -> str | None:
-        settings = self.settings
-        return certificate_user(
-            certificate,
-            settings.cert_login_from,
-            settings.cert_login_san_type,
-            settings.cert_login_san_index,
-        )
 
     def connection_count(self) -> int:
         """See `Edge`."""
@@ -149,6 +137,31 @@ class AmqpEdge(Edge):
     def activity(self) -> int:
         """See `Edge`."""
         return int(self.outbox.bytes_received + self.outbox.bytes_sent)
+
+    def metrics(self) -> list[Metric]:
+        """See `Edge`."""
+        counters, labels = self.broker.counters, {"protocol": AMQP}
+        deliveries = counters.delivered + counters.delivered_no_ack
+        channels = [c for each in self.connections.values() for c in each.channels.values()]
+        found: list[Metric] = [
+            ("counter", f"global_{name}_total", labels, value)
+            for name, value in (
+                ("messages_received", counters.published),
+                ("messages_confirmed", counters.confirmed),
+                ("messages_unroutable_dropped", counters.dropped_unroutable),
+                ("messages_unroutable_returned", counters.returned_unroutable),
+                ("messages_delivered", deliveries + counters.get + counters.get_no_ack),
+                ("messages_delivered_consume_manual_ack", counters.delivered),
+                ("messages_delivered_consume_auto_ack", counters.delivered_no_ack),
+                ("messages_delivered_get_manual_ack", counters.get),
+                ("messages_delivered_get_auto_ack", counters.get_no_ack),
+                ("messages_get_empty", counters.get_empty),
+                ("messages_redelivered", counters.redelivered),
+                ("messages_acknowledged", counters.acknowledged),
+            )
+        ]
+        consumers = sum(len(channel.consumers) for channel in channels)
+        return [*found, ("gauge", "global_consumers", labels, consumers)]
 
     def gone(self, connection: Connection | None) -> None:
         """A connection's socket is closed."""

@@ -1,4 +1,4 @@
-"""Agreement before a connection is open: SASL answers and limits, sans IO."""
+"""Agreement before a connection is open: headers, AMQPLAIN and limits, sans IO."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from convoymq import __version__
 from convoymq.edges.amqp091 import _spec as spec
-from convoymq.edges.amqp091.settings import AmqpSettings
+from convoymq.edges.amqp091.config import AmqpConfig
+from convoymq.edges.sasl import Credentials, user_name
 from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
-from convoymq.model.errors import CommandFault, NotAllowed, SyntaxFault
+from convoymq.model.errors import NotAllowed, SyntaxFault
 from convoymq.model.refusals import tune_too_high, tune_too_low
 from convoymq.model.tables import Table, decode_body
 
@@ -16,15 +17,6 @@ PROTOCOL_HEADERS = (spec.PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
 """Headers of 0-9-1: the specification's, and the older form of 0-9 that old clients send."""
 CHANNEL_NUMBER_MAX = 65535
 FRAME_BYTES_MAX = 131072
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Name and password that a client presents. `password` None: the name is vouched for by a
-    certificate."""
-
-    user: str
-    password: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,55 +28,18 @@ class Tuned:
     heartbeat_s: int
 
 
-def credentials_of(
-    mechanism: str, response: bytes, settings: AmqpSettings, certificate_name: str | None = None
-) -> Credentials:
-    """Reads the SASL response of connection.start-ok.
-
-    Raises:
-        CommandFault: the mechanism was not offered.
-        SyntaxFault: the response is not what the mechanism asks for.
-    """
-    if mechanism not in settings.mechanisms:
-        raise CommandFault(f"unknown authentication mechanism '{mechanism}'")
-    match mechanism:
-        case "PLAIN":
-            return _plain(response)
-        case "AMQPLAIN":
-            return _amqplain(response)
-        case "ANONYMOUS":
-            return Credentials(settings.anonymous_user, settings.anonymous_password.encode())
-        case "EXTERNAL" if certificate_name is not None:
-            return Credentials(certificate_name, None)
-        case _:
-            raise CommandFault(f"unknown authentication mechanism '{mechanism}'")
-
-
-def _plain(response: bytes) -> Credentials:
-    parts = response.split(b"\x00")
-    if len(parts) != 3:
-        raise SyntaxFault("PLAIN response is not authzid NUL user NUL password")
-    return Credentials(_name(parts[1]), parts[2])
-
-
-def _amqplain(response: bytes) -> Credentials:
+def amqplain(response: bytes) -> Credentials:
+    """Reads the response of AMQPLAIN, a table. Raises SyntaxFault."""
     table: Table = decode_body(response)
     login, password = table.get("LOGIN"), table.get("PASSWORD")
     if login is None or password is None:
         raise SyntaxFault("AMQPLAIN response lacks LOGIN or PASSWORD")
     if not isinstance(login.value, bytes) or not isinstance(password.value, bytes):
         raise SyntaxFault("AMQPLAIN LOGIN and PASSWORD have to be strings")
-    return Credentials(_name(login.value), password.value)
+    return Credentials(user_name(login.value), password.value)
 
 
-def _name(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise SyntaxFault("user name is not UTF-8") from error
-
-
-def tuned(settings: AmqpSettings, channel_max: int, frame_max: int, heartbeat_s: int) -> Tuned:
+def tuned(settings: AmqpConfig, channel_max: int, frame_max: int, heartbeat_s: int) -> Tuned:
     """Checks what the client answers in connection.tune-ok.
 
     0 means "no limit" and is refused where the server has one.
@@ -187,9 +142,8 @@ def text_of(properties: Table, key: str) -> str:
 __all__ = [
     "SERVER_CAPABILITIES",
     "ClientCapabilities",
-    "Credentials",
     "Tuned",
-    "credentials_of",
+    "amqplain",
     "server_properties",
     "text_of",
     "tuned",

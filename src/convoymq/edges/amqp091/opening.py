@@ -10,13 +10,11 @@ import structlog
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091.handshake import (
     ClientCapabilities,
-    Credentials,
-    credentials_of,
     text_of,
     tuned,
 )
 from convoymq.edges.amqp091.states import State
-from convoymq.metadata.records import User
+from convoymq.edges.sasl import Credentials
 from convoymq.model import refusals
 from convoymq.model.errors import AccessRefused, BrokerError
 
@@ -37,8 +35,8 @@ def start_ok(connection: Connection, method: spec.ConnectionStartOk) -> None:
     connection.client_properties = method.client_properties
     connection.capabilities = ClientCapabilities.of(method.client_properties)
     connection.mechanism = method.mechanism
-    credentials = credentials_of(
-        method.mechanism, method.response, connection.settings, connection.certificate_name
+    credentials = connection.login.credentials(
+        method.mechanism, method.response, connection.certificate_name
     )
     connection.enter(State.AUTHENTICATING)
     connection.pause("authentication")
@@ -47,7 +45,7 @@ def start_ok(connection: Connection, method: spec.ConnectionStartOk) -> None:
 
 async def _authenticate(connection: Connection, credentials: Credentials) -> None:
     try:
-        connection.user = await _login(connection, credentials)
+        connection.user = await connection.login.user(credentials, connection.peer[0])
     except BrokerError as error:
         _login_refused(connection, error, credentials.user)
         return
@@ -70,14 +68,6 @@ async def _authenticate(connection: Connection, credentials: Credentials) -> Non
     connection.resume("authentication")
 
 
-async def _login(connection: Connection, credentials: Credentials) -> User:
-    if credentials.password is None:
-        return connection.broker.access.external_user(credentials.user)
-    return await connection.broker.access.authenticate(
-        credentials.user, credentials.password, connection.peer[0]
-    )
-
-
 def _login_refused(connection: Connection, error: BrokerError, user: str) -> None:
     log.warning("amqp.login_refused", connection=connection.name, user=user, reason=error.text)
     if connection.state is not State.AUTHENTICATING:
@@ -89,7 +79,7 @@ def _login_refused(connection: Connection, error: BrokerError, user: str) -> Non
         connection.refuse(refusals.login_refused(connection.mechanism), 0, 0, 0)
         return
     # Such a client takes a closed socket for the refusal; silence slows guessing down.
-    connection.later(connection.settings.failed_login_delay_s, connection.tear_down)
+    connection.later(connection.login.config.failed_login_delay_s, connection.tear_down)
 
 
 def tune_ok(connection: Connection, method: spec.ConnectionTuneOk) -> None:

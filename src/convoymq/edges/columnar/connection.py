@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from convoymq import __version__
-from convoymq.broker.access import COLUMNAR
+from convoymq.broker.records import User
 from convoymq.edges.columnar.errors import as_error
 from convoymq.edges.columnar.fields import Authenticate, read
 from convoymq.edges.columnar.requests import Requests
 from convoymq.edges.columnar.turns import Slice
-from convoymq.metadata.records import User
+from convoymq.edges.permissions import Permissions
+from convoymq.edges.sasl import Credentials
 from convoymq.model.columnar import (
     ANSWER,
     HANDSHAKE_FRAME_MAX,
@@ -125,6 +126,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         self._turn = asyncio.Lock()
         self._writing = False
         self._held: list[Parts] = []
+        self.permissions = Permissions(self)
         self.requests = Requests(self)
 
     # --- the transport ---------------------------------------------------------------------
@@ -454,9 +456,8 @@ class FetchConnection(asyncio.BufferedProtocol):
                     ErrorCode.PRECONDITION_FAILED,
                     f"mechanism {request.mechanism!r} is not known; PLAIN is",
                 )
-            user = await self.broker.access.authenticate(
-                request.user, request.password.encode(), self.peer[0], protocol=COLUMNAR
-            )
+            credentials = Credentials(request.user, request.password.encode())
+            user = await self.edge.login.user(credentials, self.peer[0])
             self.broker.access.open_vhost(user, request.vhost)
             await self.broker.limits.open_connection(
                 user.name, request.vhost, lambda: self._register(user, request.vhost)
@@ -519,7 +520,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         before and the node has room for it."""
         async with self._turn:
             await self._drained.wait()
-            size = await self.edge.budget.take(self.edge.settings.answer_bytes)
+            size = await self.edge.budget.take(self.edge.settings.answer_max)
             try:
                 yield
                 await self._drained.wait()

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from convoymq.broker.access import COLUMNAR
 from convoymq.broker.facade import Broker
+from convoymq.edges.columnar.config import FetchConfig
 from convoymq.edges.columnar.counters import FetchCounters
-from convoymq.edges.columnar.settings import FetchSettings
 from convoymq.edges.columnar.turns import Budget, Turns
 from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts
+from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.model.columnar import PREFACE_MAGIC
 from convoymq.model.late_imports import import_late
 from convoymq.model.machine import machine_id
@@ -29,22 +31,17 @@ STOP_TIMEOUT_S = 1.0
 
 def open_edge(parts: NodeParts) -> FetchEdge | None:
     """Makes the edge as the node's configuration wants it."""
-    fetch = parts.config.fetch
+    fetch = parts.config.of(FetchConfig)
     if not fetch.enabled:
         return None
-    settings = FetchSettings(
-        frame_max=fetch.frame_max,
-        answer_bytes=fetch.answer_max,
-        buffer_bytes=fetch.buffer_max,
-        connections_max=fetch.connections_max,
-        write_timeout_s=fetch.write_timeout_ms / 1000,
-        request_timeout_s=fetch.request_timeout_ms / 1000,
-        slice_s=fetch.slice_us / 1_000_000,
-        rest_s=fetch.rest_us / 1_000_000,
-        message_size_max=parts.config.amqp.max_message_size,
+    return FetchEdge(
+        broker=parts.broker,
+        settings=fetch,
+        login=parts.config.of(LoginConfig),
         machine=machine_id() if fetch.local_reads else "",
+        message_size_max=parts.config.listeners.max_message_size,
+        activity=parts.activity,
     )
-    return FetchEdge(broker=parts.broker, settings=settings, activity=parts.activity)
 
 
 class FetchEdge(Edge):
@@ -57,18 +54,31 @@ class FetchEdge(Edge):
         self,
         *,
         broker: Broker,
-        settings: FetchSettings | None = None,
+        settings: FetchConfig | None = None,
+        login: LoginConfig | None = None,
+        machine: str = "",
+        message_size_max: int = 16 << 20,
         activity: Callable[[], int] = int,
     ) -> None:
-        """`activity`: a number that changes when AMQP clients of this node send or receive, or
-        writers have something stored here."""
+        """
+        Args:
+            machine: clients that name it read from the node's files what lies there; "" = none do.
+            message_size_max: limit of bodies of produced messages, bytes.
+            activity: a number that changes when AMQP clients of this node send or receive, or
+                writers have something stored here.
+        """
         self.broker = broker
-        self.settings = settings if settings is not None else FetchSettings()
+        self.settings = settings if settings is not None else FetchConfig()
+        self.login = Login(broker.access, login or LoginConfig(), COLUMNAR)
+        self.machine = machine
+        self.message_size_max = message_size_max
         self.counters = FetchCounters()
-        self.turns = Turns(self.settings.slice_s, self.settings.rest_s, activity)
-        self.budget = Budget(self.settings.buffer_bytes)
+        self.turns = Turns(
+            self.settings.slice_us / 1_000_000, self.settings.rest_us / 1_000_000, activity
+        )
+        self.budget = Budget(self.settings.buffer_max)
         """Answers that are built or not yet read."""
-        self.input = Budget(self.settings.buffer_bytes)
+        self.input = Budget(self.settings.buffer_max)
         """Requests that are being read or worked on."""
         self.connections: dict[int, FetchConnection] = {}
         self.unblocked = asyncio.Event()
@@ -99,7 +109,7 @@ class FetchEdge(Edge):
             # Imported with the first connection (`connect`).
             from convoymq.edges.columnar.topic_routes import RouteWatch
 
-            self._route_watch = RouteWatch(self.broker.metadata)
+            self._route_watch = RouteWatch(self.broker.tree.topics)
         return self._route_watch
 
     def admit(self, connection: FetchConnection) -> bool:

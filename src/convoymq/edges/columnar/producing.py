@@ -218,7 +218,7 @@ class Producing(NullEvents):
         except ValueError as error:
             self._edge.counters.malformed += 1
             raise ColumnarError(ErrorCode.PRECONDITION_FAILED, f"columnar frame: {error}") from None
-        limit = self._edge.settings.message_size_max
+        limit = self._edge.message_size_max
         if columns.value_max > limit:
             raise ColumnarError(
                 ErrorCode.PRECONDITION_FAILED,
@@ -286,9 +286,7 @@ class Producing(NullEvents):
 
     def _named_queue(self, request: Produce, name: str) -> Queue:
         connection = self._connection
-        self._broker.access.check_permission(
-            connection.user, connection.vhost, "write", "queue", name
-        )
+        connection.permissions.check("write", "queue", name)
         queue: Queue = self._broker.queue_admin.find_queue(connection.vhost, name, connection.id)
         if QueueType(queue.type).is_managed:
             raise managed_queue(queue_subject(connection.vhost, name))

@@ -47,9 +47,9 @@ from convoymq.queues.interface import Queue
 from convoymq.queues.reservation_reads import RunsRequest
 
 if TYPE_CHECKING:
+    from convoymq.broker.records import QueueRecord
     from convoymq.edges.columnar.connection import FetchConnection
     from convoymq.edges.columnar.topic_members import TopicMembers
-    from convoymq.metadata.machine import QueueRecord
 
 NEAR_NAMES_MAX = 3
 NEAR_CANDIDATES_MAX = 500
@@ -174,9 +174,7 @@ class Requests:
         """Returns a queue that the user may read. Raises ColumnarError, BrokerError. A type that
         can't be reserved says so itself."""
         connection = self._connection
-        self._broker.access.check_permission(
-            connection.user, connection.vhost, "read", "queue", name
-        )
+        connection.permissions.check("read", "queue", name)
         try:
             found: Queue = self._broker.queue_admin.find_queue(
                 connection.vhost, name, connection.id
@@ -203,7 +201,7 @@ class Requests:
 
     def _records(self, names: Sequence[str] | None = None) -> list[QueueRecord]:
         """Queues of the virtual host, or those of these names."""
-        place = self._broker.metadata.tree.vhosts.get(self._connection.vhost)
+        place = self._broker.tree.vhosts.find(self._connection.vhost)
         if place is None:
             return []
         known: Mapping[str, QueueRecord] = place.queues
@@ -212,11 +210,8 @@ class Requests:
         return [known[name] for name in dict.fromkeys(names) if name in known]
 
     def _may_read(self, name: str) -> bool:
-        connection = self._connection
         try:
-            self._broker.access.check_permission(
-                connection.user, connection.vhost, "read", "queue", name
-            )
+            self._connection.permissions.check("read", "queue", name)
         except AccessRefused:
             return False
         return True
@@ -270,7 +265,7 @@ class Requests:
         """Returns the row of a queue as far as this node knows it; what another has to be asked for
         goes to `far`."""
         broker = self._broker
-        declared = broker.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
+        declared = broker.tree.vhosts.get(record.vhost).topology.find_queue(record.name)
         row: dict[str, object] = {
             "name": record.name,
             "type": record.type.value,
@@ -288,7 +283,7 @@ class Requests:
             # Another connection's, or its home node is away.
             return row
         if record.type.is_replicated:
-            leader = getattr(queue, "leader", None) or broker.host.leader_of(record.group)
+            leader = getattr(queue, "leader", None) or broker.replicas.leader_of(record)
         else:
             leader = record.home
         row["leader"] = None if leader is None else broker.node_name_of(leader)
@@ -337,8 +332,8 @@ class Requests:
     def _answer_bytes(self) -> int:
         settings = self._settings
         if self._edge.turns.others_active():
-            return min(settings.answer_bytes, settings.answer_bytes_beside)
-        return settings.answer_bytes
+            return min(settings.answer_max, settings.answer_bytes_beside)
+        return settings.answer_max
 
     def _rows(self, columns: int, max_rows: int, max_bytes: int) -> Rows:
         return Rows(
@@ -362,7 +357,7 @@ class Requests:
             # many requests may wait, and none shall hold rows meanwhile.
             async with self._limit(max(wait_ms, BEHIND_WAIT_MS)):
                 await stream.fetch_chunks(request.offset, request.end, 1, 1, wait_ms)
-        if request.machine and request.machine == self._settings.machine:
+        if request.machine and request.machine == self._edge.machine:
             descriptor = stream.read_descriptor(request.offset, request.end)
             if descriptor is not None:
                 first, high = stream.bounds()
@@ -375,7 +370,7 @@ class Requests:
             rows = self._rows(request.columns, request.max_rows, request.max_bytes)
             at = request.offset
             # A portion from another node costs a round trip.
-            portion = self._settings.pull_bytes if here else self._settings.answer_bytes
+            portion = self._settings.pull_bytes if here else self._settings.answer_max
             while True:
                 size = min(portion, rows.room)
                 async with self._limit(BEHIND_WAIT_MS):

@@ -14,9 +14,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from convoymq.broker.records import TopicRecord
 from convoymq.broker.topics.cuts import Position
 from convoymq.broker.topics.group_messages import GroupName, pack_heartbeat, unpack_leases
 from convoymq.broker.topics.member import MemberParts, RunBatch
+from convoymq.broker.topics.vocabulary import (
+    WEAK,
+    PartitionQueue,
+    awaited,
+    reads,
+    retry_exchange_of,
+)
 from convoymq.edges.columnar.building import Rows
 from convoymq.edges.columnar.fields import read
 from convoymq.edges.columnar.member_fields import (
@@ -31,14 +39,8 @@ from convoymq.edges.columnar.member_fields import (
     Start,
 )
 from convoymq.edges.columnar.turns import Slice
-from convoymq.metadata.records import TopicRecord
-from convoymq.metadata.topic_settings import WEAK, retry_exchange_of
-from convoymq.metadata.topics import find_topic, topic_missing
 from convoymq.model.columnar import Frame, Op
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
-from convoymq.queues.partition import reads
-from convoymq.queues.partition.queue import PartitionQueue
-from convoymq.queues.stream.queue import awaited
 from convoymq.streamlog.reader import Run
 from convoymq.topics.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
 from convoymq.topics.commands import AckRanges, DoneParked, Park
@@ -112,13 +114,8 @@ class TopicMembers:
         """Returns the topic of a group that the user may read. Raises AccessRefused, NotFound."""
         connection = self._connection
         name = f"{request.topic}/{request.group}"
-        self._broker.access.check_permission(
-            connection.user, connection.vhost, "read", "queue", name
-        )
-        record = find_topic(self._broker.metadata.tree, connection.vhost, request.topic)
-        if record is None:
-            raise topic_missing(connection.vhost, request.topic)
-        return record
+        connection.permissions.check("read", "queue", name)
+        return self._broker.tree.topics.get(connection.vhost, request.topic)
 
     def _name(self, request: GroupRequest) -> GroupName:
         return GroupName(self._connection.vhost, request.topic, request.group)

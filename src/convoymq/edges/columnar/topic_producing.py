@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
+from convoymq.broker.topics.vocabulary import REFUSE, null_key_of
 from convoymq.edges.columnar.fields import TopicProduce, TopicProducerSession, read
 from convoymq.edges.columnar.producing import records_of
 from convoymq.edges.columnar.turns import Slice
@@ -21,7 +22,6 @@ from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_records import encode_enqueue, enqueue_flags
 from convoymq.kernels.columns import ROUTING_KEY
 from convoymq.kernels.ordered_runs import find_misplaced
-from convoymq.metadata.topic_settings import REFUSE, null_key_of
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.message_properties import check_records
@@ -32,13 +32,12 @@ from convoymq.topics.lineage import PartitionState
 from convoymq.topics.refusals import Code, ProducerFenced
 
 if TYPE_CHECKING:
+    from convoymq.broker.records import TopicRecord
+    from convoymq.broker.topics.vocabulary import PartitionClient, PartitionQueue
     from convoymq.edges.columnar.connection import FetchConnection
     from convoymq.edges.columnar.producing import Producing
     from convoymq.edges.columnar.topic_routes import TopicRoutes
-    from convoymq.metadata.records import TopicRecord
     from convoymq.queues.interface import QueueClient
-    from convoymq.queues.partition.client import PartitionClient
-    from convoymq.queues.partition.queue import PartitionQueue
 
 RUNS_MAX = 65_536
 ASK_TIMEOUT_S = 5.0
@@ -115,9 +114,7 @@ class TopicProducing(NullEvents):
     def _writable(self, topic: str) -> TopicRecord:
         """Returns a topic that the user may publish to. Raises AccessRefused, NotFound."""
         connection = self._connection
-        self._broker.access.check_permission(
-            connection.user, connection.vhost, "write", "exchange", topic
-        )
+        connection.permissions.check("write", "exchange", topic)
         return self._routes.known(topic)
 
     def _find(self, record: TopicRecord, pid: int) -> PartitionQueue | None:

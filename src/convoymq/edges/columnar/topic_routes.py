@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from convoymq.broker.topics.vocabulary import GROUP_SEPARATOR
 from convoymq.edges.columnar.fields import TopicRoute, read
-from convoymq.metadata.machine import Change, ChangeKind
-from convoymq.metadata.topics import GROUP_SEPARATOR, find_topic, topic_missing
 from convoymq.model.columnar import ANSWER_MAP_MAX, Frame
 from convoymq.model.errors import AccessRefused, PreconditionFailed
 from convoymq.topics.lineage import Lineage
 
 if TYPE_CHECKING:
+    from convoymq.broker.records import TopicRecord, User
+    from convoymq.broker.tree import TopicView
     from convoymq.edges.columnar.connection import FetchConnection
-    from convoymq.metadata.records import TopicRecord, User
-    from convoymq.metadata.store import MetadataStore
 
 ROWS_UNMEASURED = 10_000
 """Lines of a lineage that fit an answer, whatever their numbers are."""
@@ -31,16 +30,15 @@ ROWS_UNMEASURED = 10_000
 class RouteWatch:
     """Wakes who waits for a topic to change. One per node."""
 
-    def __init__(self, metadata: MetadataStore) -> None:
+    def __init__(self, topics: TopicView) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
-        metadata.watch(self._on_change)
+        topics.watch(self._on_change)
 
-    def _on_change(self, change: Change) -> None:
-        if change.kind in (ChangeKind.TOPIC, ChangeKind.RESTORED):
-            waiting, self._waiting = self._waiting, set()
-            for each in waiting:
-                if not each.done():
-                    each.set_result(None)
+    def _on_change(self) -> None:
+        waiting, self._waiting = self._waiting, set()
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
 
     async def wait(self) -> None:
         """Returns when some topic has changed."""
@@ -112,11 +110,7 @@ class TopicRoutes:
 
     def known(self, topic: str) -> TopicRecord:
         """Returns a topic of the connection's virtual host. Raises NotFound."""
-        vhost = self._connection.vhost
-        record = find_topic(self._broker.metadata.tree, vhost, topic)
-        if record is None:
-            raise topic_missing(vhost, topic)
-        return record
+        return self._broker.tree.topics.get(self._connection.vhost, topic)
 
     def _check_access(self, user: User, vhost: str, topic: str, group: str | None) -> None:
         """Raises AccessRefused unless the user may write the topic's exchange, or read."""

@@ -21,20 +21,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from convoymq.broker.access import HTTP
 from convoymq.broker.facade import Broker
+from convoymq.broker.records import User
 from convoymq.edges.http import metrics
-from convoymq.edges.http.bodies import (
-    LARGE_BODY_BYTES_MAX,
-    ApiError,
-    Bodies,
-)
+from convoymq.edges.http.bodies import ApiError, Bodies
 from convoymq.edges.http.call import Call, Status, object_not_found
 from convoymq.edges.http.handlers import ROUTES
 from convoymq.edges.http.json_values import as_json, listed
 from convoymq.edges.http.lists import Page, only_columns
 from convoymq.edges.http.resources import Rates
 from convoymq.edges.http.routes import find
+from convoymq.edges.http.served import Served
 from convoymq.edges.http.topics import refusal_of
-from convoymq.metadata.machine import User
+from convoymq.edges.sasl import Credentials, Login
 from convoymq.model.errors import (
     AccessRefused,
     BrokerError,
@@ -48,8 +46,6 @@ from convoymq.topics.refusals import TopicRefused
 
 log = structlog.get_logger()
 
-FAILED_LOGIN_DELAY_S = 3.0
-"""As for AMQP: silence slows guessing down."""
 LOGIN_TAGS = frozenset({"management", "policymaker", "monitoring", "administrator"})
 AMQP_SUBJECTS = frozenset({"queues", "exchanges", "bindings"})
 WWW_AUTHENTICATE = 'Basic realm="RabbitMQ Management"'
@@ -59,8 +55,7 @@ def make_api(
     broker: Broker,
     *,
     bodies: Bodies | None = None,
-    failed_login_delay_s: float = FAILED_LOGIN_DELAY_S,
-    message_bytes_max: int = LARGE_BODY_BYTES_MAX,
+    served: Served | None = None,
     user: User | None = None,
 ) -> ASGIApp:
     """Returns the application for the HTTP API.
@@ -68,7 +63,9 @@ def make_api(
     Args:
         user: who asks, in all requests; None = whose name and password a request has.
     """
-    api = _Api(broker, bodies or Bodies(), failed_login_delay_s, message_bytes_max, user)
+    served = served or Served()
+    login = Login(broker.access, served.login, HTTP)
+    api = _Api(broker, bodies or Bodies(), served, login, user)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,7 +86,7 @@ def make_api(
     return app
 
 
-def make_metrics(broker: Broker) -> ASGIApp:
+def make_metrics(broker: Broker, served: Served | None = None) -> ASGIApp:
     """Returns the application for Prometheus."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +95,10 @@ def make_metrics(broker: Broker) -> ASGIApp:
         path = scope["path"].rstrip("/")
         if path in ("/metrics", "/metrics/per-object"):
             response = await _metrics(
-                broker, Request(scope, receive), per_object=path.endswith("per-object")
+                broker,
+                served or Served(),
+                Request(scope, receive),
+                per_object=path.endswith("per-object"),
             )
         else:
             response = Response("Not Found", 404)
@@ -107,11 +107,13 @@ def make_metrics(broker: Broker) -> ASGIApp:
     return app
 
 
-async def _metrics(broker: Broker, request: Request, *, per_object: bool = False) -> Response:
+async def _metrics(
+    broker: Broker, served: Served, request: Request, *, per_object: bool = False
+) -> Response:
     open_metrics = metrics.wants_open_metrics(request.headers.get("accept", ""))
     text = await metrics.render(
         broker,
-        broker.cluster.node_info(),
+        served.edges(),
         per_object=per_object,
         open_metrics=open_metrics,
     )
@@ -123,15 +125,15 @@ async def _metrics(broker: Broker, request: Request, *, per_object: bool = False
 class _Api:
     broker: Broker
     bodies: Bodies
-    failed_login_delay_s: float
-    message_bytes_max: int
+    served: Served
+    login: Login
     user: User | None
     rates: Rates = field(default_factory=Rates)
 
     async def answer(self, request: Request) -> Response:
         segments = _segments(request)
         if segments == ["metrics"]:
-            return await _metrics(self.broker, request)
+            return await _metrics(self.broker, self.served, request)
         if not segments or segments[0] != "api":
             if segments == [""]:
                 return Response("ConvoyMQ: the HTTP API is under /api\n", media_type="text/plain")
@@ -141,9 +143,7 @@ class _Api:
             segments.pop()
         handler, path = find(ROUTES, request.method, segments)
         user = self.user or await self._authenticate(request)
-        call = Call(
-            self.broker, self.rates, self.bodies, request, user, path, self.message_bytes_max
-        )
+        call = Call(self.broker, self.rates, self.bodies, request, user, path, self.served)
         result = await handler(call)
         if isinstance(result, Status):
             headers = {"location": result.location} if result.location else None
@@ -165,11 +165,11 @@ class _Api:
         peer = request.client.host if request.client is not None else ""
         try:
             name, password = _credentials(given)
-            user = await self.broker.access.authenticate(name, password, peer, protocol=HTTP)
+            user = await self.login.user(Credentials(name, password), peer)
         except (ValueError, AccessRefused) as error:
             reason = error.text if isinstance(error, AccessRefused) else "malformed credentials"
             log.warning("management.login_refused", peer=peer, user=name, reason=reason)
-            await asyncio.sleep(self.failed_login_delay_s)
+            await asyncio.sleep(self.login.config.failed_login_delay_s)
             raise ApiError(401, "not_authorized", "Login failed") from None
         if not LOGIN_TAGS.intersection(user.tags):
             raise ApiError(401, "not_authorized", "Not management user")

@@ -21,8 +21,6 @@ from convoymq.model.json import JsonObject
 
 BODY_BYTES_MAX = 1 << 20
 """Of a request that describes one thing."""
-LARGE_BODY_BYTES_MAX = 20_000_000
-"""Of definitions and of a message to publish; RabbitMQ's bound of all requests."""
 AT_ONCE_BYTES_MAX = 16 << 10
 LARGE_AT_ONCE = 2
 """Large bodies that are read and parsed at a time; others wait."""

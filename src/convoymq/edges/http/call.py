@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from convoymq.broker.changes import Command
 from convoymq.broker.facade import Broker
+from convoymq.broker.records import User
 from convoymq.edges.http.bodies import BODY_BYTES_MAX, ApiError, Bodies, bad_request
 from convoymq.edges.http.fields import only_keys
 from convoymq.edges.http.resources import Rates
-from convoymq.metadata.commands import Command
-from convoymq.metadata.machine import User
+from convoymq.edges.http.served import Served
 from convoymq.model.json import JsonObject
 
 OPERATOR = User(name="", tags=("administrator",))
@@ -50,7 +51,7 @@ class Call:
     request: Request
     user: User
     path: dict[str, str]
-    message_bytes_max: int
+    served: Served
 
     @property
     def is_administrator(self) -> bool:
@@ -65,10 +66,8 @@ class Call:
     @property
     def visible(self) -> set[str]:
         """Virtual hosts that the user may see."""
-        tree = self.broker.metadata.tree
-        if self.is_monitor:
-            return set(tree.vhosts)
-        return {vhost for user, vhost in tree.permissions if user == self.user.name}
+        tree = self.broker.tree
+        return tree.vhosts.names() if self.is_monitor else tree.users.vhosts_of(self.user.name)
 
     @property
     def is_operator(self) -> bool:
@@ -83,7 +82,7 @@ class Call:
     def vhost(self) -> str:
         """Returns the path's virtual host. Raises 404 or 401."""
         name = self.path["vhost"]
-        if name not in self.broker.metadata.tree.vhosts:
+        if name not in self.broker.tree.vhosts.names():
             raise object_not_found()
         self.need(name in self.visible)
         return name
@@ -127,4 +126,4 @@ class Call:
 
 async def change(call: Call, command: Command) -> bool:
     """Changes the tree; False when nothing was created or removed."""
-    return bool(await call.broker.metadata.execute(command))
+    return bool(await call.broker.tree.execute(command))

@@ -11,13 +11,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from convoymq.broker.facade import Broker
-from convoymq.edges.http import policy_rows
-from convoymq.edges.http.fields import tags_of, truth
-from convoymq.edges.http.json_values import as_json
-from convoymq.edges.http.messages import table_from_json
-from convoymq.metadata.access import SHA256
-from convoymq.metadata.commands import (
+from convoymq.broker.changes import (
+    SHA256,
     Bind,
     Command,
     DeclareExchange,
@@ -29,10 +24,15 @@ from convoymq.metadata.commands import (
     PutUserLimit,
     PutVhost,
     PutVhostLimit,
+    Rehearsal,
+    set_global_parameter,
+    set_traced,
 )
-from convoymq.metadata.global_parameters import set_global_parameter
-from convoymq.metadata.rehearsal import Rehearsal
-from convoymq.metadata.traced_vhosts import set_traced
+from convoymq.broker.facade import Broker
+from convoymq.edges.http import policy_rows
+from convoymq.edges.http.fields import tags_of, truth
+from convoymq.edges.http.json_values import as_json
+from convoymq.edges.http.messages import table_from_json
 from convoymq.model.errors import BrokerError, PreconditionFailed
 from convoymq.model.json import JsonObject
 from convoymq.model.refusals import exchange_subject, queue_subject
@@ -95,7 +95,7 @@ class Step:
 
     async def perform(self, broker: Broker) -> None:
         """Carries it out in the cluster. Raises BrokerError."""
-        await broker.metadata.execute(self.command)
+        await broker.tree.execute(self.command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class _VhostStep(Step):
 
     async def perform(self, broker: Broker) -> None:
         """See `Step`."""
-        if self.command.name not in broker.metadata.tree.vhosts:
+        if self.command.name not in broker.tree.vhosts.names():
             await Step.perform(self, broker)
 
 
@@ -145,7 +145,7 @@ class _ExchangeStep(Step):
     async def perform(self, broker: Broker) -> None:
         """See `Step`."""
         asked = self.command
-        if broker.metadata.tree.vhost(asked.vhost).topology.find_exchange(asked.name) is None:
+        if broker.tree.vhosts.get(asked.vhost).topology.find_exchange(asked.name) is None:
             await Step.perform(self, broker)
 
 
@@ -205,7 +205,7 @@ class _QueueStep(Step):
     async def perform(self, broker: Broker) -> None:
         """See `Step`."""
         asked = self.command
-        if asked.name not in broker.metadata.tree.vhost(asked.vhost).queues:
+        if asked.name not in broker.tree.vhosts.get(asked.vhost).queues:
             await broker.declarations.declare_queue(
                 asked.vhost,
                 asked.name,

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from convoymq import __version__
+from convoymq.broker.changes import Rehearsal
 from convoymq.broker.facade import Broker
 from convoymq.edges.http import policy_rows, resources
 from convoymq.edges.http.bodies import ApiError
@@ -29,7 +30,6 @@ from convoymq.edges.http.definition_steps import (
     steps_of,
 )
 from convoymq.edges.http.messages import table_from_json
-from convoymq.metadata.rehearsal import Rehearsal
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import BrokerError, PreconditionFailed
 from convoymq.model.json import JsonObject
@@ -80,8 +80,7 @@ def _binding_row(vhost: str, binding: Binding) -> JsonObject:
 def export(broker: Broker, vhost: str | None = None) -> JsonObject:
     """Returns all definitions, or those of one virtual host. Messages, exclusive queues, ordered
     topics and what is always there are left out."""
-    tree = broker.metadata.tree
-    visible = {vhost} if vhost is not None else set(tree.vhosts)
+    visible = {vhost} if vhost is not None else broker.tree.vhosts.names()
     queues = [
         {
             "name": queue.name,
@@ -90,7 +89,7 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
             "auto_delete": queue.auto_delete,
             "arguments": queue.arguments.to_plain(),
         }
-        for place in resources.vhosts_of(broker, visible)
+        for place in broker.tree.vhosts.all(visible)
         for queue in place.topology.queues()
         if queue.exclusive_owner is None and not queue.type.is_managed
     ]
@@ -104,7 +103,7 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
     ]
     bindings = [
         _binding_row(place.name, binding)
-        for place in resources.vhosts_of(broker, visible)
+        for place in broker.tree.vhosts.all(visible)
         for binding in place.topology.bindings()
         if binding.destination.kind is not DestinationKind.QUEUE
         or (place.name, binding.destination.name) in kept
@@ -132,11 +131,11 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
             "original_cluster_name": broker.cluster_name,
             "explanation": f"Definitions of cluster '{broker.cluster_name}'",
             "users": [
-                resources.user_row(tree.users[name], tree.user_limits.get(name))
-                for name in sorted(tree.users)
+                resources.user_row(user, broker.tree.users.limits_of(user.name))
+                for user in broker.tree.users.all()
             ],
             "vhosts": [
-                resources.vhost_row(broker, place) for place in resources.vhosts_of(broker, visible)
+                resources.vhost_row(broker, place) for place in broker.tree.vhosts.all(visible)
             ],
             "permissions": resources.permissions(broker),
             "topic_permissions": resources.topic_permissions(broker),
@@ -158,7 +157,7 @@ async def examine(
     return await asyncio.get_running_loop().run_in_executor(
         None,
         _examine,
-        broker.metadata.tree.snapshot(),
+        broker.tree.snapshot(),
         document,
         vhost,
         broker.declarations.default_queue_type,

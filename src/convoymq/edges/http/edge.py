@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from convoymq.edges.edge import Edge, NodeParts
-from convoymq.edges.http.process import places_info, process_info, watermark_setting
+from convoymq.edges.http.config import ManagementConfig
+from convoymq.edges.http.served import served_by
 from convoymq.edges.http.server import ManagementServer
-from convoymq.model.json import JsonObject
 
 
 def open_edge(parts: NodeParts) -> ManagementEdge:
-    """Makes the edge as the node's configuration wants it, and tells the broker of the process."""
+    """Makes the edge as the node's configuration wants it."""
     config = parts.config
-    places = places_info(config, parts.data.path)
-
-    def node_info() -> JsonObject:
-        setting = watermark_setting(config, parts.watermarks)
-        live = process_info(parts.data.path, parts.watermarks)
-        return {**live, **places, "vm_memory_high_watermark_setting": setting}
-
-    parts.broker.cluster.node_info = node_info
-    parts.broker.watermarks = parts.watermarks
-    parts.broker.link_info = parts.links.info
-    parts.broker.clock_skew = parts.links.clock_skew
+    own = config.of(ManagementConfig)
     return ManagementEdge(
         ManagementServer(
             parts.broker,
-            [(address.host, address.port) for address in config.management.tcp],
-            [(address.host, address.port) for address in config.management.prometheus],
-            message_bytes_max=config.amqp.max_message_size,
+            [(address.host, address.port) for address in own.tcp],
+            [(address.host, address.port) for address in own.prometheus],
+            served=served_by(config, parts.edges),
             backlog=config.listeners.backlog,
         )
     )

@@ -12,8 +12,8 @@ from convoymq.broker.facade import Broker
 from convoymq.broker.firehose import Copy, Origin
 from convoymq.broker.message_checks import check_message
 from convoymq.broker.peek import Peeked
+from convoymq.broker.records import User
 from convoymq.kernels.batch import record as record_of
-from convoymq.metadata.machine import User
 from convoymq.model.content_header import Properties, PropertyType
 from convoymq.model.errors import (
     BrokerError,

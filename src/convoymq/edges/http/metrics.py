@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from convoymq import __version__
 from convoymq.broker.facade import Broker
+from convoymq.broker.local_queues import AT_LEAST_ONCE_NAME, STRATEGIES
 from convoymq.edges.http.json_values import count_in
 from convoymq.edges.http.metric_help import HELP
 from convoymq.edges.http.topic_metrics import write_topics
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import JsonObject
-from convoymq.queues.dead_letter_publisher import AT_LEAST_ONCE_NAME, STRATEGIES
 from convoymq.queues.slices import in_slices
 
 if TYPE_CHECKING:
-    from convoymq.groups.host import ReplicaHost
-    from convoymq.groups.replica import Replica
-    from convoymq.trace.recorder import Traces
+    from convoymq.edges.edge import Edge
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -39,15 +37,16 @@ QUEUE_METRICS = (
     ("convoy_queue_deduplication_bytes", "deduplication_bytes"),
 )
 """Names of the gauges of a queue, and of its row's columns."""
-RAFT_METRICS: tuple[tuple[str, Callable[[Replica], float]], ...] = (
-    ("raft_term", lambda replica: replica.core.term),
-    ("raft_commit_index", lambda replica: replica.core.commit_index),
-    ("raft_last_applied", lambda replica: replica.last_applied),
-    ("raft_last_written_index", lambda replica: replica.log.written_index),
-    ("raft_snapshot_index", lambda replica: replica.log.snapshot_index),
-    ("raft_num_segments", lambda replica: len(replica.log.segments)),
+RAFT_METRICS = (
+    ("raft_term", "term"),
+    ("raft_commit_index", "commit_index"),
+    ("raft_last_applied", "last_applied"),
+    ("raft_last_written_index", "written_index"),
+    ("raft_snapshot_index", "snapshot_index"),
+    ("raft_num_segments", "segments"),
 )
-"""Names of the gauges of a queue's replica on this node; sums where no queue is named."""
+"""Names of the gauges of a queue's replica on this node, and of its view's fields; sums where no
+queue is named."""
 RAFT_FORMER_NAMES = {
     "raft_commit_index": "raft_log_commit_index",
     "raft_last_applied": "raft_log_last_applied_index",
@@ -104,7 +103,7 @@ def _escaped(text: str) -> str:
 
 async def render(
     broker: Broker,
-    node_info: JsonObject,
+    edges: Sequence[Edge] = (),
     *,
     per_object: bool = False,
     open_metrics: bool = False,
@@ -112,6 +111,7 @@ async def render(
     """Returns the metrics; lines of queues are made while the event loop goes on.
 
     Args:
+        edges: their own metrics are added.
         per_object: a line per queue instead of sums.
     """
     text = _Text(open_metrics=open_metrics)
@@ -119,14 +119,14 @@ async def render(
     _edges(text, broker)
     rows = [row async for row in in_slices(broker.cluster.local_rows())]
     await _queues(text, broker, rows, per_object=per_object)
-    _process(text, broker, node_info)
+    _process(text, broker, broker.node.info())
     write_topics(text, broker, per_object=per_object)
     _replication(text, broker)
     await _raft(text, broker, per_object=per_object)
-    if broker.traces is not None:
-        _traces(text, broker.traces)
-    for kind, name, labels, value in broker.edge_metrics():
-        text.add(kind, name, value, labels)
+    _traces(text, broker)
+    for edge in edges:
+        for kind, name, labels, value in edge.metrics():
+            text.add(kind, name, value, labels)
     return text.render()
 
 
@@ -164,24 +164,6 @@ def _edges(text: _Text, broker: Broker) -> None:
         text.counter(f"{name}_total", getattr(counters, name))
     for name in ("declared", "created", "deleted"):
         text.counter(f"queues_{name}_total", getattr(counters, f"queues_{name}"))
-    labels = {"protocol": "amqp091"}
-    deliveries = counters.delivered + counters.delivered_no_ack
-    for name, value in (
-        ("messages_received", counters.published),
-        ("messages_confirmed", counters.confirmed),
-        ("messages_unroutable_dropped", counters.dropped_unroutable),
-        ("messages_unroutable_returned", counters.returned_unroutable),
-        ("messages_delivered", deliveries + counters.get + counters.get_no_ack),
-        ("messages_delivered_consume_manual_ack", counters.delivered),
-        ("messages_delivered_consume_auto_ack", counters.delivered_no_ack),
-        ("messages_delivered_get_manual_ack", counters.get),
-        ("messages_delivered_get_auto_ack", counters.get_no_ack),
-        ("messages_get_empty", counters.get_empty),
-        ("messages_redelivered", counters.redelivered),
-        ("messages_acknowledged", counters.acknowledged),
-    ):
-        text.counter(f"global_{name}_total", value, labels)
-    text.gauge("global_consumers", consumers, labels)
     text.counter("convoy_direct_replies_dropped_total", counters.dropped_replies)
     _dead_letters(text, broker)
     text.counter("auth_attempts_total", counters.auth_attempts)
@@ -191,8 +173,7 @@ def _edges(text: _Text, broker: Broker) -> None:
 
 def _dead_letters(text: _Text, broker: Broker) -> None:
     """Writes the counters of messages that left queues unacknowledged."""
-    left = {"quorum": broker.local.dead_lettered()}
-    left |= {name: host.dead_lettered() for name, host in broker.local.hosts.items()}
+    left = dict(broker.local.dead_letters_by_type())
     for reason in ("rejected", "delivery_limit", "expired", "maxlen"):
         for name, counts in left.items():
             for strategy in STRATEGIES:
@@ -212,9 +193,9 @@ async def _queues(
     text: _Text, broker: Broker, found: list[JsonObject], *, per_object: bool
 ) -> None:
     infos = {count_in(row, "group"): row for row in found}
-    records = broker.metadata.tree.queue_index.by_group
     # A queue that is being deleted is here for a moment longer than in the tree.
-    rows = [(records[group], row) for group, row in infos.items() if group in records]
+    found_here = ((broker.tree.queues.of_group(group), row) for group, row in infos.items())
+    rows = [(record, row) for record, row in found_here if record is not None]
     text.gauge("queues", len(rows))
     if per_object:
         async for record, row in in_slices(rows):
@@ -224,14 +205,7 @@ async def _queues(
     else:
         for metric, key in QUEUE_METRICS:
             text.gauge(metric, sum(_value(row, key) for _, row in rows))
-    leaderless = sum(
-        1
-        for record in records.values()
-        if record.type.is_replicated
-        and broker.node_id in record.members
-        and broker.host.leader_of(record.group) is None
-    )
-    text.gauge("convoy_queues_leaderless", leaderless)
+    text.gauge("convoy_queues_leaderless", broker.replicas.leaderless())
 
 
 def _value(row: JsonObject, key: str) -> float:
@@ -258,10 +232,13 @@ def _process(text: _Text, broker: Broker, info: JsonObject) -> None:
     text.gauge("alarms_free_disk_space_watermark", int("disk" in alarms))
     used, most = count_in(info, "fd_used"), count_in(info, "fd_total", 1)
     text.gauge("alarms_file_descriptor_limit", int(used >= most))
-    text.gauge("convoy_clock_skew_ms", broker.clock_skew()[0])
+    text.gauge("convoy_clock_skew_ms", broker.node.clock_skew()[0])
 
 
-def _traces(text: _Text, traces: Traces) -> None:
+def _traces(text: _Text, broker: Broker) -> None:
+    traces = broker.traces
+    if traces is None:
+        return
     text.gauge("convoy_trace_queues", traces.queues)
     text.counter("convoy_trace_rows_lost_total", traces.rows_lost)
     text.counter("convoy_trace_write_errors_total", traces.write_errors)
@@ -271,23 +248,20 @@ def _replication(text: _Text, broker: Broker) -> None:
     local, proxied = broker.local.deliveries()
     text.counter("convoy_deliveries_local_total", local)
     text.counter("convoy_deliveries_proxied_total", proxied)
-    _hosted(text, broker.host)
+    _hosted(text, broker)
     _linked(text, broker)
 
 
 async def _raft(text: _Text, broker: Broker, *, per_object: bool) -> None:
     """Writes what RabbitMQ tells of its Raft groups, here of the replicas on this node."""
-    host = broker.host
-    records = broker.metadata.tree.queue_index.by_group
-    found = [(records[group], host.groups[group]) for group in host.groups if group in records]
     sums = dict.fromkeys((name for name, _ in RAFT_METRICS), 0.0)
     latency = 0.0
-    async for record, replica in in_slices(found):
-        own = replica.applying.commit_latency_ms / 1000 if replica.is_leader else 0.0
+    async for record, replica in in_slices(broker.replicas.of_queues()):
+        own = replica.commit_latency_ms / 1000
         latency = max(latency, own)
         labels = {"vhost": record.vhost, "queue": record.name}
-        for name, read in RAFT_METRICS:
-            value = read(replica)
+        for name, field in RAFT_METRICS:
+            value = getattr(replica, field)
             sums[name] += value
             if per_object:
                 _raft_gauge(text, name, value, labels)
@@ -297,9 +271,10 @@ async def _raft(text: _Text, broker: Broker, *, per_object: bool) -> None:
         for name, total in sums.items():
             _raft_gauge(text, name, total)
         _raft_gauge(text, "raft_commit_latency_seconds", latency)
-    text.gauge("raft_wal_files", host.storage.wal.generation)
-    text.gauge("raft_entries", host.counters.entries_appended)
-    text.gauge("raft_bytes_written", host.counters.bytes_appended)
+    counters = broker.replicas.counters()
+    text.gauge("raft_wal_files", broker.replicas.storage().wal_files)
+    text.gauge("raft_entries", counters["entries_appended"])
+    text.gauge("raft_bytes_written", counters["bytes_appended"])
 
 
 def _raft_gauge(text: _Text, name: str, value: float, labels: dict[str, str] | None = None) -> None:
@@ -310,21 +285,17 @@ def _raft_gauge(text: _Text, name: str, value: float, labels: dict[str, str] | N
 
 
 def _linked(text: _Text, broker: Broker) -> None:
-    for link in broker.link_info():
+    for link in broker.node.links():
         peer = {"peer": broker.node_name_of(int(link["node"]))}
         text.gauge("convoy_link_full", int(link["full"]), peer)
         text.counter("convoy_link_sent_bytes_total", link["bytes_out"], peer)
         text.counter("convoy_link_received_bytes_total", link["bytes_in"], peer)
 
 
-def _hosted(text: _Text, host: ReplicaHost) -> None:
-    groups = host.groups.values()
-    led = sum(1 for replica in groups if replica.is_leader)
-    text.gauge("convoy_groups_led", led)
-    text.gauge("convoy_groups_followed", len(groups) - led)
-    text.gauge("convoy_replicas_behind", sum(1 for replica in groups if replica.is_behind))
-    counters = getattr(host, "counters", None)
-    for name in getattr(type(counters), "__slots__", ()):
-        value = getattr(counters, name)
-        if isinstance(value, int | float):
-            text.counter(f"convoy_raft_{name}_total", value)
+def _hosted(text: _Text, broker: Broker) -> None:
+    replicas = broker.replicas.counts()
+    text.gauge("convoy_groups_led", replicas.led)
+    text.gauge("convoy_groups_followed", replicas.followed)
+    text.gauge("convoy_replicas_behind", replicas.behind)
+    for name, value in broker.replicas.counters().items():
+        text.counter(f"convoy_raft_{name}_total", value)

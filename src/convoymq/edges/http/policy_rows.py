@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from convoymq.broker.changes import (
+    USER_LIMITS,
+    VHOST_LIMITS,
+    PutPolicy,
+    PutUserLimit,
+    PutVhostLimit,
+    check_limit,
+)
 from convoymq.broker.facade import Broker
-from convoymq.edges.http.resources import vhosts_of
-from convoymq.metadata.commands import PutPolicy, PutUserLimit, PutVhostLimit
-from convoymq.metadata.global_parameters import global_parameters
-from convoymq.metadata.limits import USER_LIMITS, VHOST_LIMITS, check_limit
 from convoymq.model.json import JsonObject
 from convoymq.routing.policies import Policy, check_policy
 from convoymq.routing.policy_keys import checked_definition, invalid, term
@@ -38,7 +42,7 @@ def policy_rows(broker: Broker, visible: set[str], *, operator: bool) -> list[Js
     """Returns all policies, or all operator policies."""
     return [
         policy_row(vhost.name, policy)
-        for vhost in vhosts_of(broker, visible)
+        for vhost in broker.tree.vhosts.all(visible)
         for policy in vhost.policies.of(operator=operator)
     ]
 
@@ -78,15 +82,15 @@ def vhost_limit_rows(broker: Broker, visible: set[str]) -> list[JsonObject]:
     """Limits of virtual hosts that have any."""
     return [
         {"vhost": vhost.name, "value": dict(vhost.limits)}
-        for vhost in vhosts_of(broker, visible)
+        for vhost in broker.tree.vhosts.all(visible)
         if vhost.limits
     ]
 
 
 def user_limit_rows(broker: Broker) -> list[JsonObject]:
     """Limits of users that have any."""
-    limits = broker.metadata.tree.user_limits
-    return [{"user": user, "value": dict(limits[user])} for user in sorted(limits)]
+    users = broker.tree.users
+    return [{"user": name, "value": users.limits_of(name)} for name in users.limited()]
 
 
 def vhost_limit_commands(vhost: str, value: object) -> Iterator[PutVhostLimit]:
@@ -148,7 +152,7 @@ def _number(name: str, value: object) -> int:
 
 def global_parameter_rows(broker: Broker) -> list[JsonObject]:
     """Returns the global parameters."""
-    found = global_parameters(broker.metadata.tree.settings, broker.cluster_name)
+    found = broker.tree.parameters.all(broker.cluster_name)
     return [{"name": name, "value": value} for name, value in found.items()]
 
 
@@ -156,7 +160,7 @@ def parameter_rows(broker: Broker, visible: set[str]) -> list[JsonObject]:
     """Returns the rows that definitions and RabbitMQ's tools know as parameters: operator policies
     and limits of virtual hosts."""
     rows: list[JsonObject] = []
-    for vhost in vhosts_of(broker, visible):
+    for vhost in broker.tree.vhosts.all(visible):
         if vhost.limits:
             rows.append(
                 {

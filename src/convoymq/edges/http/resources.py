@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
 from convoymq import __version__
 from convoymq.broker.facade import Broker
+from convoymq.broker.queue_facts import group_state, settings_in_force
+from convoymq.broker.records import QueueRecord, User, Vhost
+from convoymq.edges.configuration import listeners as listeners_of
 from convoymq.edges.http.json_values import count_in, part
-from convoymq.metadata.machine import QueueRecord, User, Vhost
-from convoymq.metadata.maintenance import drained_nodes
 from convoymq.model.compatibility import COMPATIBLE_VERSION, RELEASE_4_3
+from convoymq.model.config import Config
 from convoymq.model.json import JsonObject
 from convoymq.model.tables import Table
-from convoymq.queues.classic.machine import DROP_HEAD
-from convoymq.queues.group_queue import group_state
 from convoymq.queues.interface import SINGLE_ACTIVE
-from convoymq.queues.quorum.queue import REJECT_PUBLISH_DLX
 from convoymq.queues.slices import in_slices
 from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue
-from convoymq.routing.policies import Chosen, Policies, effective_settings
+from convoymq.routing.policies import Chosen, Policies
 from convoymq.routing.types import (
     Binding,
     DestinationKind,
@@ -170,7 +169,7 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> JsonObjec
             "connections": sum(node.get("connections", 0) for node in nodes.values()),
             "channels": len(channels),
             "exchanges": sum(
-                1 for vhost in vhosts_of(broker, visible) for _ in vhost.topology.exchanges()
+                1 for vhost in broker.tree.vhosts.all(visible) for _ in vhost.topology.exchanges()
             ),
             "queues": len(rows),
             "consumers": sum(count_in(row, "consumers") for row in rows),
@@ -205,15 +204,10 @@ def churn(nodes: dict[str, JsonObject], rates: Rates) -> JsonObject:
 
 def listeners(broker: Broker) -> list[JsonObject]:
     """Returns the listeners of the nodes, as they announced them."""
-    names = {
-        "link": "clustering",
-        "amqp": "amqp",
-        "amqps": "amqp/ssl",
-        "http": "http",
-        "metrics": "http/prometheus",
-    }
+    names = {"link": "clustering"}
+    names |= {listener.name: listener.protocol for listener in listeners_of(Config())}
     rows = []
-    for node in sorted(broker.metadata.tree.nodes.values(), key=lambda node: node.id):
+    for node in broker.tree.nodes.all():
         for key, protocol in names.items():
             address = node.addresses.get(key)
             if address:
@@ -249,9 +243,9 @@ def contexts(broker: Broker, node: str | None = None) -> list[JsonObject]:
 async def nodes(broker: Broker) -> list[JsonObject]:
     """Returns all nodes of the cluster, those that are down too."""
     known = await broker.cluster.list_nodes()
-    drained = drained_nodes(broker.metadata.tree.settings)
+    drained = broker.tree.nodes.drained()
     rows = []
-    for record in sorted(broker.metadata.tree.nodes.values(), key=lambda node: node.id):
+    for record in broker.tree.nodes.all():
         live = known.get(record.name)
         row: JsonObject = {
             "name": record.name,
@@ -280,19 +274,12 @@ async def nodes(broker: Broker) -> list[JsonObject]:
     return rows
 
 
-def vhosts_of(broker: Broker, visible: set[str]) -> Iterator[Vhost]:
-    """Virtual hosts by name, the visible ones."""
-    for name in sorted(broker.metadata.tree.vhosts):
-        if name in visible:
-            yield broker.metadata.tree.vhosts[name]
-
-
 async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[JsonObject]:
     """Virtual hosts with what they hold."""
     rows = await queues(broker, rates)
     running = {broker.node_name_of(node): "running" for node in broker.running_nodes()}
     made = []
-    for vhost in vhosts_of(broker, visible):
+    for vhost in broker.tree.vhosts.all(visible):
         own = [row for row in rows if row["vhost"] == vhost.name]
         made.append(
             {
@@ -319,13 +306,8 @@ def vhost_row(broker: Broker, vhost: Vhost) -> JsonObject:
 async def queues(broker: Broker, rates: Rates) -> list[JsonObject]:
     """Returns all queues, with what their leading nodes say of them."""
     live = await broker.cluster.queue_infos()
-    records = [
-        record
-        for vhost in broker.metadata.tree.vhosts.values()
-        for _, record in sorted(vhost.queues.items())
-    ]
     made = []
-    async for record in in_slices(records):
+    async for record in in_slices(list(broker.tree.queues.all())):
         row = queue_row(broker, record, live.get(record.group), rates)
         if row is not None:
             made.append(row)
@@ -340,7 +322,7 @@ def queue_row(
     The state of a replicated queue is its `group_state`; a classic queue is `down` while its node
     is, and `crashed` after an error of its own, until it is opened anew.
     """
-    vhost = broker.metadata.tree.vhosts.get(record.vhost)
+    vhost = broker.tree.vhosts.find(record.vhost)
     declared = vhost.topology.find_queue(record.name) if vhost is not None else None
     if vhost is None or declared is None:
         return None
@@ -400,16 +382,9 @@ def _release_shown(record: QueueRecord) -> JsonObject:
 
 
 def _settings_shown(queue: Queue, policies: Policies) -> JsonObject:
-    """Returns the settings that act in a queue. A quorum queue takes `reject-publish-dlx` as
-    `drop-head`."""
-    settings = dict(effective_settings(queue, policies))
-    if queue.type is not QueueType.QUORUM or settings.get("overflow") != REJECT_PUBLISH_DLX:
-        return {"effective_settings": settings}
-    return {
-        "effective_settings": {**settings, "overflow": DROP_HEAD},
-        "overflow_warning": f"quorum queues do not serve {REJECT_PUBLISH_DLX}: "
-        "what is over the limit is dropped from the head",
-    }
+    """Returns the settings that act in a queue."""
+    settings, warning = settings_in_force(queue, policies)
+    return {"effective_settings": settings, **({"overflow_warning": warning} if warning else {})}
 
 
 def _policies_shown(chosen: Chosen) -> JsonObject:
@@ -441,7 +416,7 @@ def exchanges(broker: Broker, visible: set[str]) -> list[JsonObject]:
     """Returns all exchanges."""
     return [
         exchange_row(vhost, exchange)
-        for vhost in vhosts_of(broker, visible)
+        for vhost in broker.tree.vhosts.all(visible)
         for exchange in vhost.topology.exchanges()
     ]
 
@@ -473,7 +448,7 @@ def binding_row(vhost: str, binding: Binding) -> JsonObject:
 def bindings(broker: Broker, visible: set[str]) -> list[JsonObject]:
     """Returns all bindings, the implicit ones of the default exchange included."""
     rows = []
-    for vhost in vhosts_of(broker, visible):
+    for vhost in broker.tree.vhosts.all(visible):
         rows += [default_binding(vhost.name, name) for name in sorted(vhost.queues)]
         rows += [binding_row(vhost.name, binding) for binding in vhost.topology.bindings()]
     return rows
@@ -522,13 +497,12 @@ def permissions(broker: Broker) -> list[JsonObject]:
             "write": rules.write,
             "read": rules.read,
         }
-        for (user, vhost), rules in sorted(broker.metadata.tree.permissions.items())
+        for (user, vhost), rules in broker.tree.users.permissions()
     ]
 
 
 def topic_permissions(broker: Broker) -> list[JsonObject]:
     """Returns all topic permissions."""
-    tree = broker.metadata.tree
     return [
         {
             "user": user,
@@ -537,7 +511,7 @@ def topic_permissions(broker: Broker) -> list[JsonObject]:
             "write": rule.write,
             "read": rule.read,
         }
-        for (user, vhost), rules in sorted(tree.topic_permissions.items())
+        for (user, vhost), rules in broker.tree.users.topic_permissions()
         for exchange, rule in sorted(rules.items())
     ]
 

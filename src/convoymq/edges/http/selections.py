@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoymq.broker.browse import Place
-from convoymq.broker.message_checks import check_message
-from convoymq.edges.http.bodies import bad_request
-from convoymq.edges.http.fields import number_in, object_in, text_in
-from convoymq.edges.http.messages import content_in, payload_in, row_of
-from convoymq.metadata.machine import User
-from convoymq.model.errors import PeerError
-from convoymq.model.json import JsonObject
-from convoymq.model.refusals import message_too_big
-from convoymq.queues.quorum.browsing import (
+from convoymq.broker.browse import (
     ROWS_MAX,
+    SPEC_BYTES_MAX,
     Cursor,
     Filter,
     Page,
+    Place,
     Question,
     Row,
+    Summary,
 )
-from convoymq.queues.quorum.operations import SPEC_BYTES_MAX, Summary
+from convoymq.broker.message_checks import check_message
+from convoymq.broker.records import User
+from convoymq.edges.http.bodies import bad_request
+from convoymq.edges.http.fields import number_in, object_in, text_in
+from convoymq.edges.http.messages import content_in, payload_in, row_of
+from convoymq.model.errors import PeerError
+from convoymq.model.json import JsonObject
+from convoymq.model.refusals import message_too_big
 from convoymq.queues.records import names_of, read_record, with_body
 
 COUNT_DEFAULT = 100

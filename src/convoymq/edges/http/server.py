@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from convoymq.broker.facade import Broker
+from convoymq.edges.http.served import Served
 from convoymq.edges.http.times import Times
 from convoymq.transport.listening import BACKLOG, listen
 
@@ -36,7 +37,7 @@ class ManagementServer:
         api: Sequence[tuple[str, int]],
         prometheus: Sequence[tuple[str, int]] = (),
         *,
-        message_bytes_max: int | None = None,
+        served: Served | None = None,
         times: Times | None = None,
         backlog: int = BACKLOG,
     ) -> None:
@@ -44,10 +45,9 @@ class ManagementServer:
         Args:
             api, prometheus: addresses as (host, port); port 0 takes a free one.
             backlog: connections that the system accepts ahead of the node.
-            message_bytes_max: body limit of messages; None = what fits into a request.
         """
         self._broker = broker
-        self._message_bytes_max = message_bytes_max
+        self._served = served
         times = times or Times()
         self._listeners = [
             *(_Listener(address, self._make_api, times, backlog) for address in api),
@@ -76,14 +76,12 @@ class ManagementServer:
     def _make_api(self) -> ASGIApp:
         from convoymq.edges.http.app import make_api
 
-        if self._message_bytes_max is None:
-            return make_api(self._broker)
-        return make_api(self._broker, message_bytes_max=self._message_bytes_max)
+        return make_api(self._broker, served=self._served)
 
     def _make_metrics(self) -> ASGIApp:
         from convoymq.edges.http.app import make_metrics
 
-        return make_metrics(self._broker)
+        return make_metrics(self._broker, self._served)
 
 
 class _Listener:

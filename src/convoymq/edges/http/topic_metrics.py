@@ -82,7 +82,7 @@ def _counts(text: Text, parts: TopicParts) -> None:
 def _groups(text: Text, broker: Broker, parts: TopicParts, *, per_object: bool) -> None:
     from convoymq.broker.topics.measures import group_waits
 
-    waits = group_waits(broker.metadata.tree.vhosts.values(), int(time.time() * 1000))
+    waits = group_waits(broker.tree.vhosts.all(), int(time.time() * 1000))
     text.gauge(f"{OWN}group_versions_behind_max", max((w.versions for w in waits), default=0))
     text.gauge(f"{OWN}group_wait_seconds_max", max((w.seconds for w in waits), default=0.0))
     stalls = parts.coordinators.stalls

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from convoymq.broker.topics.vocabulary import TOPIC_SETTINGS
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.fields import number, text_in
-from convoymq.metadata.topic_settings import TOPIC_SETTINGS
 from convoymq.model.json import JsonObject
 from convoymq.routing.policy_keys import AUTOSCALE_KEYS
 from convoymq.topics.refusals import Code

@@ -1,4 +1,4 @@
-"""Sections about clients and operators: protocols, defaults, traces, alarms, HTTP, log."""
+"""Sections about clients and operators: defaults, traces, alarms, log."""
 
 from __future__ import annotations
 
@@ -7,216 +7,13 @@ from dataclasses import dataclass
 from convoymq.model.compatibility import RELEASE_4_1, RELEASES
 from convoymq.model.config.keys import key
 from convoymq.model.config.values import (
-    Address,
     parse_bool,
     parse_bytes,
     parse_float,
     parse_int,
-    parse_listener,
     parse_optional_int,
     parse_words,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AmqpConfig:
-    """AMQP: offers to clients, and their limits."""
-
-    heartbeat_s: int = key(
-        "heartbeat",
-        60,
-        "Heartbeat interval offered to clients; 0 = none: dead clients stay until TCP notices.",
-        parse=parse_int,
-        unit="s",
-        low=0,
-        high=65535,
-    )
-    frame_max: int = key(
-        "frame_max",
-        131_072,
-        "Largest frame offered to clients, 8 bytes of framing included.",
-        parse=parse_bytes,
-        unit="bytes",
-        low=8192,
-        high=131_072,
-    )
-    channel_max: int = key(
-        "channel_max",
-        2047,
-        "Channels of a connection offered to clients.",
-        parse=parse_int,
-        low=1,
-        high=65535,
-    )
-    max_message_size: int = key(
-        "max_message_size",
-        16 << 20,
-        "A larger message closes its channel. Large messages hold up everything behind them.",
-        parse=parse_bytes,
-        unit="bytes",
-        low=1024,
-        high=512 << 20,
-    )
-    consumer_timeout_ms: int | None = key(
-        "consumer_timeout",
-        1_800_000,
-        """A delivery that a consumer has not acknowledged for this long is late. It returns to a
-        quorum queue, and the consumer is cancelled; arguments and policies may say otherwise
-        (docs/concepts.md). Any other late delivery closes its channel. `none` = never, then a
-        hanging consumer keeps its messages for ever.""",
-        parse=parse_optional_int,
-        unit="ms",
-        low=10_000,
-        high=10**10,
-    )
-    consumer_max_per_channel: int = key(
-        "consumer_max_per_channel",
-        65_535,
-        "Consumers of one channel.",
-        parse=parse_int,
-        low=1,
-        high=1_000_000,
-    )
-    auth_mechanisms: tuple[str, ...] = key(
-        "auth_mechanisms",
-        ("PLAIN", "AMQPLAIN", "ANONYMOUS"),
-        """SASL mechanisms offered to clients: `PLAIN`, `AMQPLAIN`, `ANONYMOUS` (as guest, from
-        where guest may come), `EXTERNAL` (by TLS certificate, on connections that have one).
-        `auth_mechanisms.N` for single ones.""",
-        parse=parse_words,
-        collects="auth_mechanisms.",
-    )
-    cert_login_from: str = key(
-        "ssl_cert_login_from",
-        "distinguished_name",
-        "Which part of a client's certificate is its user name for `EXTERNAL`.",
-        choices=("distinguished_name", "common_name", "subject_alternative_name"),
-    )
-    cert_login_san_type: str = key(
-        "ssl_cert_login_san_type",
-        "dns",
-        "With `subject_alternative_name`: which kind of names counts.",
-        choices=("dns", "ip", "email", "uri"),
-    )
-    cert_login_san_index: int = key(
-        "ssl_cert_login_san_index",
-        0,
-        "Which of the names of that kind is the user's, counted from 0.",
-        parse=parse_int,
-        low=0,
-        high=100,
-    )
-    loopback_users: tuple[str, ...] = key(
-        "loopback_users",
-        ("guest",),
-        """Users that may only connect from this machine; `none` = nobody is restricted.
-        `loopback_users.NAME = false` takes one out. Opening up `guest` opens the broker to
-        everybody.""",
-        parse=parse_words,
-        collects="loopback_users.",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchConfig:
-    """The columnar protocol on the AMQP port (`fetch.*`)."""
-
-    enabled: bool = key(
-        "fetch.enabled",
-        True,
-        """Whether connections that begin with the columnar protocol's preface are served. `false`:
-        they are closed like those of an unknown protocol.""",
-        parse=parse_bool,
-    )
-    local_reads: bool = key(
-        "fetch.local_reads",
-        True,
-        """Whether clients on this machine may be told in which files of this node a stream's
-        messages lie, to read them there. Only who may open the files can; `false`: all rows go
-        through the node.""",
-        parse=parse_bool,
-    )
-    frame_max: int = key(
-        "fetch.frame_max",
-        64 << 20,
-        """Largest request or answer. A message that does not fit cannot be fetched; a connection
-        may cost twice as much memory.""",
-        parse=parse_bytes,
-        unit="bytes",
-        low=1 << 20,
-        high=1 << 30,
-    )
-    answer_max: int = key(
-        "fetch.answer_max",
-        4 << 20,
-        """Rows are added to an answer up to this size, whatever a client asks for. Larger: fewer
-        round trips, but longer pauses for the AMQP clients of this node while one is finished.""",
-        parse=parse_bytes,
-        unit="bytes",
-        low=64 << 10,
-        high=1 << 30,
-    )
-    buffer_max: int = key(
-        "fetch.buffer_max",
-        256 << 20,
-        """Bytes of answers that are being built or not yet read by their clients, of all
-        connections, and as many of large requests that are read or worked on; further ones wait for
-        their turn.""",
-        parse=parse_bytes,
-        unit="bytes",
-        low=1 << 20,
-        high=1 << 40,
-    )
-    connections_max: int = key(
-        "fetch.connections_max",
-        1_000,
-        "Connections of this protocol; more are refused with an error.",
-        parse=parse_int,
-        low=1,
-        high=1_000_000,
-    )
-    write_timeout_ms: int = key(
-        "fetch.write_timeout",
-        30_000,
-        """A client that reads nothing of its answer for this long is dropped. Shorter: drivers in a
-        long pause have to connect again.""",
-        parse=parse_int,
-        unit="ms",
-        low=100,
-        high=3_600_000,
-    )
-    request_timeout_ms: int = key(
-        "fetch.request_timeout",
-        60_000,
-        """A request that has no answer by then gets an error: a queue without a majority must not
-        hold its clients for ever.""",
-        parse=parse_int,
-        unit="ms",
-        low=1_000,
-        high=3_600_000,
-    )
-    slice_us: int = key(
-        "fetch.slice",
-        500,
-        """How long work for this protocol may keep the event loop before AMQP has its turn; four
-        times that while nobody else is active. Longer: more rows per second, higher latency of
-        everything else.""",
-        parse=parse_int,
-        unit="µs",
-        low=50,
-        high=100_000,
-    )
-    rest_us: int = key(
-        "fetch.rest",
-        1_000,
-        """How long this protocol's work rests after each slice while AMQP clients are active, of
-        this node or of others that it logs for. 0: one drain takes a whole core, and the system
-        lets AMQP's bytes wait for it.""",
-        parse=parse_int,
-        unit="µs",
-        low=0,
-        high=100_000,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +78,10 @@ class TraceConfig:
 class DefaultsConfig:
     """Defaults: content of a new cluster, and values where a client gives none."""
 
+    disconnect_timeout_ms: int = 60_000
+    """Longest absence of a node before its exclusive queues end. Sooner when its process is known
+    to be gone."""
+
     user: str = key("default_user", "guest", "Administrator made when a cluster forms.")
     password: str = key(
         "default_pass",
@@ -289,6 +90,15 @@ class DefaultsConfig:
         secret=True,
     )
     vhost: str = key("default_vhost", "/", "Virtual host made when a cluster forms.")
+    loopback_users: tuple[str, ...] = key(
+        "loopback_users",
+        ("guest",),
+        """Users that may only connect from this machine; `none` = nobody is restricted.
+        `loopback_users.NAME = false` takes one out. Opening up `guest` opens the broker to
+        everybody.""",
+        parse=parse_words,
+        collects="loopback_users.",
+    )
     compatibility: str = key(
         "rabbitmq_compatibility",
         RELEASE_4_1,
@@ -487,6 +297,11 @@ class DefaultsConfig:
         high=1 << 20,
     )
 
+    @property
+    def operation_timeout_s(self) -> float:
+        """`operation_timeout_ms` in seconds."""
+        return self.operation_timeout_ms / 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconciliationConfig:
@@ -580,24 +395,6 @@ class AlarmsConfig:
         unit="ms",
         low=50,
         high=60_000,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagementConfig:
-    """The HTTP API and the metrics."""
-
-    tcp: tuple[Address, ...] = key(
-        "management.tcp.port",
-        (Address("localhost", 15672),),
-        "HTTP API: a port, an address and port, or `none`, as `listeners.tcp.default`.",
-        parse=parse_listener,
-    )
-    prometheus: tuple[Address, ...] = key(
-        "prometheus.tcp.port",
-        (Address("localhost", 15692),),
-        "Metrics for Prometheus: a port, an address and port, or `none`, as the others.",
-        parse=parse_listener,
     )
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from convoymq.model.config.client_sections import (
     AlarmsConfig,
-    AmqpConfig,
     DefaultsConfig,
-    FetchConfig,
     LogConfig,
-    ManagementConfig,
     ReconciliationConfig,
     TraceConfig,
 )
-from convoymq.model.config.keys import Key
+from convoymq.model.config.keys import Key, Section
 from convoymq.model.config.node_sections import (
     ClusterConfig,
     ListenersConfig,
@@ -27,6 +24,8 @@ from convoymq.model.config.node_sections import (
     SslConfig,
 )
 from convoymq.model.config.values import Address
+
+S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +37,20 @@ class Config:
     ssl: SslConfig = field(default_factory=SslConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
-    amqp: AmqpConfig = field(default_factory=AmqpConfig)
-    fetch: FetchConfig = field(default_factory=FetchConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     defaults: DefaultsConfig = field(default_factory=DefaultsConfig)
     reconciliation: ReconciliationConfig = field(default_factory=ReconciliationConfig)
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
-    management: ManagementConfig = field(default_factory=ManagementConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    edges: Mapping[type[Section], Section] = field(default_factory=dict)
+    """Sections of edges that were given anything."""
     file: str = field(default="", compare=False)
     """Absolute path of the configuration file that was read; empty = none."""
+
+    def of(self, kind: type[S]) -> S:
+        """Returns the section of an edge."""
+        found = self.edges.get(kind)
+        return found if isinstance(found, kind) else kind()
 
     @property
     def link_address(self) -> Address:
@@ -65,35 +68,32 @@ class Config:
         return f"convoy-{self.node.id}@{socket.gethostname().split('.')[0]}"
 
 
-@cache
-def sections() -> dict[str, Any]:
-    """Returns name → class of the parts that have keys, in the order of the document."""
-    hints = typing.get_type_hints(Config)
-    return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+class Keys:
+    """All keys: of a node itself, and of the edges that it may have.
 
+    Args:
+        edges: sections of the edges.
+    """
 
-@cache
-def key_table() -> dict[tuple[str, str], Key]:
-    """Returns (section, field) → key, in the order of the document."""
-    return {
-        (name, entry.name): entry.metadata["key"]
-        for name, section in sections().items()
-        for entry in dataclasses.fields(section)
-    }
+    def __init__(self, edges: Iterable[type[Section]] = ()) -> None:
+        self.edges = tuple(edges)
+        hints = typing.get_type_hints(Config)
+        own = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+        self.sections: dict[str, Any] = own | {kind.NAME: kind for kind in self.edges}
+        """Name -> class of the parts that have keys, in the order of the document."""
+        self.table: dict[tuple[str, str], Key] = {
+            (name, entry.name): entry.metadata["key"]
+            for name, section in self.sections.items()
+            for entry in dataclasses.fields(section)
+            if "key" in entry.metadata
+        }
+        """(section, field) -> key, in the order of the document."""
+        self.by_name = {name: place for place, key in self.table.items() for name in key.names}
+        """Name of a key -> (section, field)."""
+        self.by_prefix = {key.collects: at for at, key in self.table.items() if key.collects}
+        """Prefix of names of the user's choice -> (section, field)."""
 
-
-@cache
-def by_name() -> dict[str, tuple[str, str]]:
-    """Returns the name → (section, field)."""
-    return {name: place for place, key in key_table().items() for name in key.names}
-
-
-@cache
-def by_prefix() -> dict[str, tuple[str, str]]:
-    """Prefix of names of the user's choice → (section, field)."""
-    return {key.collects: place for place, key in key_table().items() if key.collects}
-
-
-def known_keys() -> list[str]:
-    """Returns all key names, without those that end in a name of the user's choice."""
-    return list(by_name())
+    def part(self, config: Config, name: str) -> object:
+        """Returns a section of a configuration by its name."""
+        kind = self.sections[name]
+        return config.of(kind) if kind in self.edges else getattr(config, name)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from convoymq.model.config.values import (
+    Listener,
     parse_address,
     parse_addresses,
     parse_bool,
@@ -37,6 +38,22 @@ class Key:
     def name(self) -> str:
         """Returns the first of its names."""
         return self.names[0]
+
+
+class Section:
+    """A part of the configuration: a frozen dataclass, some of whose fields have keys."""
+
+    __slots__ = ()
+
+    NAME: ClassVar[str]
+    """Name in lists of the configuration; for sections of edges."""
+
+    def listeners(self) -> tuple[Listener, ...]:
+        """Returns what the section has the node listen for, without addresses too."""
+        return ()
+
+    def check(self) -> None:
+        """Raises ValueError for a combination that no single key can judge."""
 
 
 def key(

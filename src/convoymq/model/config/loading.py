@@ -7,15 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from convoymq.model.config.config import (
-    Config,
-    by_name,
-    by_prefix,
-    key_table,
-    known_keys,
-    sections,
-)
-from convoymq.model.config.keys import Key, number_text
+from convoymq.model.config.config import Config, Keys
+from convoymq.model.config.keys import Key, Section, number_text
 from convoymq.model.config.rabbitmq_keys import in_flat_file, refusal
 from convoymq.model.config.values import parse_bool
 from convoymq.model.errors import Refused
@@ -33,7 +26,8 @@ class ConfigError(Refused):
 class _Builder:
     """Collects values by place; later sources replace what earlier ones said."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
         self.values: dict[tuple[str, str], Any] = {}
         self.collected: dict[tuple[str, str], dict[str, object]] = {}
 
@@ -46,9 +40,9 @@ class _Builder:
                 raise ConfigError(f"{where}: {name} was already given at {seen[name]}")
             seen[name] = where
             flat = in_flat_file(name)
-            place = by_name().get(name) or by_name().get(flat)
+            place = self.keys.by_name.get(name) or self.keys.by_name.get(flat)
             if place is not None:
-                self.values[place] = _value(key_table()[place], name, text, where)
+                self.values[place] = _value(self.keys.table[place], name, text, where)
                 continue
             why = refusal(flat, text)
             if why is not None:
@@ -56,17 +50,23 @@ class _Builder:
                     raise ConfigError(f"{where}: {name} = {text}: not served: {why}")
                 continue
             prefix = name[: name.rfind(".") + 1]
-            place = by_prefix().get(prefix)
-            if place is None or len(name) == len(prefix) or _is_misspelt(name, prefix):
-                raise ConfigError(f"{where}: unknown key {name}{_hint(name, known_keys())}")
+            place = self.keys.by_prefix.get(prefix)
+            if place is None or len(name) == len(prefix) or self._is_misspelt(name, prefix):
+                raise ConfigError(f"{where}: unknown key {name}{_hint(name, self.keys.by_name)}")
             collected.setdefault(place, {})[name[len(prefix) :]] = self._member(
                 place, name, text, where
             )
         for place, members in collected.items():
             self._merge(place, members)
 
+    def _is_misspelt(self, name: str, prefix: str) -> bool:
+        """Returns whether a name of the user's choice after the prefix is nearly that of a known
+        key."""
+        own = [key[len(prefix) :] for key in self.keys.by_name if key.startswith(prefix)]
+        return _nearest(name[len(prefix) :].lower(), own, 0.7) != ""
+
     def _member(self, place: tuple[str, str], name: str, text: str, where: str) -> object:
-        key = key_table()[place]
+        key = self.keys.table[place]
         try:
             if key.collects == "loopback_users.":
                 return parse_bool(text)
@@ -75,7 +75,7 @@ class _Builder:
             raise ConfigError(f"{where}: {name} = {text}: {error}") from None
 
     def _merge(self, place: tuple[str, str], members: dict[str, Any]) -> None:
-        key = key_table()[place]
+        key = self.keys.table[place]
         if key.collects == "loopback_users.":
             users = list(self.values.get(place, ("guest",)))
             for user, restricted in members.items():
@@ -89,12 +89,13 @@ class _Builder:
         self.values[place] = before + tuple(a for one in members.values() for a in one)
 
     def build(self, file: str) -> Config:
-        kinds = sections()
         chosen: dict[str, dict[str, object]] = {}
         for (section, name), value in self.values.items():
             chosen.setdefault(section, {})[name] = value
+        kinds = self.keys.sections
         made = {name: kinds[name](**values) for name, values in chosen.items()}
-        config = Config(file=file, **made)
+        edges = {kind: made.pop(kind.NAME) for kind in self.keys.edges if kind.NAME in made}
+        config = Config(file=file, edges=edges, **made)
         _validate(config)
         return config
 
@@ -112,13 +113,6 @@ def _value(key: Key, name: str, text: str, where: str) -> object:
         bounds = f"{number_text(key.low)} and {number_text(key.high)}"
         raise ConfigError(f"{where}: {name} = {text}: must lie between {bounds}")
     return value
-
-
-def _is_misspelt(name: str, prefix: str) -> bool:
-    """Returns whether a name of the user's choice after the prefix is nearly that of a known
-    key."""
-    own = [key[len(prefix) :] for key in known_keys() if key.startswith(prefix)]
-    return _nearest(name[len(prefix) :].lower(), own, 0.7) != ""
 
 
 def _nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
@@ -159,8 +153,11 @@ def _validate(config: Config) -> None:
         raise ConfigError(
             "listeners.ssl.default needs ssl_options.certfile and ssl_options.keyfile"
         )
-    if config.fetch.answer_max > config.fetch.frame_max:
-        raise ConfigError("fetch.answer_max must not be larger than fetch.frame_max")
+    for section in config.edges.values():
+        try:
+            section.check()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     ids = [peer.node for peer in cluster.peers]
     if any(ids) and not all(ids):
         raise ConfigError("cluster.peers must have an id in front of every address, or of none")
@@ -195,8 +192,10 @@ def parse_text(text: str, where: str = "convoy.conf") -> list[tuple[str, str, st
     return pairs
 
 
-def _environment_pairs(environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    names = {_variable(name): name for name in known_keys()}
+def _environment_pairs(
+    environment: Mapping[str, str], known: Iterable[str]
+) -> list[tuple[str, str, str]]:
+    names = {_variable(name): name for name in known}
     pairs = []
     for variable in sorted(environment):
         ignored = variable.startswith(ENVIRONMENT_OTHERS) or variable == "CONVOY_CONFIG_FILE"
@@ -217,6 +216,7 @@ def load(
     path: str | Path | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
+    edges: Iterable[type[Section]] = (),
 ) -> Config:
     """Returns the configuration: defaults < file < environment < flags.
 
@@ -224,11 +224,12 @@ def load(
         path: the file; None = none.
         environment: usually `os.environ`; variables without the prefix are ignored.
         flags: key → value as text, as given on the command line.
+        edges: sections of the edges (`edges.configuration`).
 
     Raises:
         ConfigError: unknown key, bad value or a bad combination; the text names key and place.
     """
-    builder = _Builder()
+    builder = _Builder(Keys(edges))
     if path is not None:
         file = Path(path)
         try:
@@ -238,6 +239,6 @@ def load(
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: cannot be read: {error}") from None
         builder.source(parse_text(text, str(file)))
-    builder.source(_environment_pairs(environment or {}))
+    builder.source(_environment_pairs(environment or {}, builder.keys.by_name))
     builder.source((name, value, "flag") for name, value in (flags or {}).items())
     return builder.build("" if path is None else str(Path(path).absolute()))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convoymq.model.config.keys import key
+from convoymq.model.config.keys import Section, key
 from convoymq.model.config.values import (
     Address,
+    Listener,
     parse_address,
     parse_addresses,
     parse_bool,
@@ -61,7 +62,7 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListenersConfig:
+class ListenersConfig(Section):
     """Listeners for clients."""
 
     tcp: tuple[Address, ...] = key(
@@ -109,6 +110,22 @@ class ListenersConfig:
         low=1,
         high=1_000_000,
     )
+    max_message_size: int = key(
+        "max_message_size",
+        16 << 20,
+        "A larger message closes its channel. Large messages hold up everything behind them.",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1024,
+        high=512 << 20,
+    )
+
+    def listeners(self) -> tuple[Listener, ...]:
+        """See `Section`."""
+        return (
+            Listener("amqp", "amqp", "AMQP", "listeners.tcp.default", self.tcp),
+            Listener("amqps", "amqp/ssl", "AMQP with TLS", "listeners.ssl.default", self.ssl),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from convoymq.model.config.config import sections
+from convoymq.model.config.config import Keys
 from convoymq.model.config.keys import Key, number_text
 from convoymq.model.config.rabbitmq_keys import FIXED, INSTEAD
 
@@ -19,7 +19,7 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def reference() -> str:
+def reference(keys: Keys) -> str:
     """Returns docs/configuration.md: every key with its type, default, bounds and meaning."""
     lines = [
         "# Configuration",
@@ -32,11 +32,13 @@ def reference() -> str:
         "same. An unknown key is an error. This page is made by",
         "`convoy config --reference`.",
     ]
-    for kind in sections().values():
+    for kind in keys.sections.values():
         lines += ["", f"## {(kind.__doc__ or '').splitlines()[0].rstrip('.')}", ""]
         defaults = kind()
         for entry in dataclasses.fields(kind):
-            key: Key = entry.metadata["key"]
+            key: Key | None = entry.metadata.get("key")
+            if key is None:
+                continue
             facts = [key.type_name + (f" ({key.unit})" if key.unit else "")]
             if key.choices:
                 facts[0] = "one of " + ", ".join(f"`{choice}`" for choice in key.choices)

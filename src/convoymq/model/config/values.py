@@ -20,6 +20,21 @@ class Address:
         return f"{self.node}@{host}:{self.port}" if self.node else f"{host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Addresses on which a section has the node listen for one purpose."""
+
+    name: str
+    """Name in the node's record, which other nodes read."""
+    protocol: str
+    """Name in RabbitMQ's lists of listeners."""
+    title: str
+    """Name for people."""
+    key: str
+    """Configuration key of the addresses."""
+    addresses: tuple[Address, ...]
+
+
 _BYTE_UNITS = {
     "": 1,
     "b": 1,

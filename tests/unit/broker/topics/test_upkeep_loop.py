@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import structlog
 
-from convoymq.broker.settings import BrokerSettings
 from convoymq.broker.topics.group_messages import GroupName
 from convoymq.broker.topics.member import Member
 from convoymq.broker.topics.upkeep_loop import UpkeepLoop
@@ -17,6 +16,7 @@ from convoymq.edges.http.metrics import render
 from convoymq.metadata.commands import PutVhostLimit
 from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topics import partition_queue_name
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import PreconditionFailed
 from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.queues.partition.queue import PartitionQueue
@@ -32,7 +32,7 @@ DAY_MS = 24 * 3600 * 1000
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
-    settings = BrokerSettings(topic_group_ttl_ms=10_000, cluster_queues_max=20)
+    settings = DefaultsConfig(topic_group_ttl_ms=10_000, cluster_queues_max=20)
     async with FakeCluster(tmp_path, nodes=3, settings=settings) as made:
         made.raise_versions()
         yield made
@@ -81,9 +81,7 @@ async def becomes(cluster: FakeCluster, condition: Callable[[], bool]) -> None:
 async def metrics(cluster: FakeCluster) -> str:
     """The metrics of the node whose loop acts."""
     broker = cluster.nodes[1].broker
-    broker.link_info = list
-    info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit", "proc_used"), 1)
-    return await render(broker, info | dict.fromkeys(("disk_free", "disk_free_limit"), 1))
+    return await render(broker)
 
 
 async def create(cluster: FakeCluster, partitions: int = 1, **settings: Any) -> None:

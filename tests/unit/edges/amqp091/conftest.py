@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from convoymq.edges.amqp091.settings import AmqpSettings
+from convoymq.edges.amqp091.config import AmqpConfig
 from tests.unit.edges.amqp091.fakes import Client, FakeBroker
 
 
@@ -22,8 +22,8 @@ def make_client(broker: FakeBroker) -> Callable[..., Client]:
     """Makes clients of the same broker."""
     ids = itertools.count(1)
 
-    def make(settings: AmqpSettings | None = None) -> Client:
-        return Client(broker, settings, next(ids))
+    def make(settings: AmqpConfig | None = None, **options: int) -> Client:
+        return Client(broker, settings, next(ids), **options)
 
     return make
 

@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 from convoymq.broker.route_versions import RouteVersions
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091 import codec
+from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.connection import Connection
-from convoymq.edges.amqp091.settings import AmqpSettings
+from convoymq.edges.amqp091.handshake import amqplain
 from convoymq.edges.amqp091.states import State
+from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.kernels import batch
 from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
 from convoymq.kernels.route_cache import RouteCacheVersion
 from convoymq.model import refusals
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import AccessRefused
 from convoymq.model.refusals import exchange_subject, queue_subject
 from convoymq.model.tables import Table
@@ -305,6 +308,7 @@ class FakeBroker:
     def __init__(self) -> None:
         self.node_name = "convoy@test"
         self.cluster_name = "test"
+        self.settings = DefaultsConfig()
         self.access = self.declarations = self.queue_admin = self.publishing = self
         self.route_versions = RouteVersions(RouteCacheVersion)
         listeners: list[Callable[[frozenset[str]], None]] = []
@@ -359,7 +363,7 @@ class FakeBroker:
     def new_session(self) -> int:
         return (1 << 56) | next(self._sessions)
 
-    async def authenticate(self, user: str, password: bytes, host: str) -> Any:
+    async def authenticate(self, user: str, password: bytes, host: str, *, protocol: str) -> Any:
         await asyncio.sleep(0)
         if (user, password) != ("guest", b"guest"):
             raise AccessRefused("no")
@@ -582,7 +586,11 @@ class Client:
     """One connection under test, seen from the client's side."""
 
     def __init__(
-        self, broker: FakeBroker, settings: AmqpSettings | None = None, id: int = 1
+        self,
+        broker: FakeBroker,
+        settings: AmqpConfig | None = None,
+        id: int = 1,
+        message_size_max: int = 16 << 20,
     ) -> None:
         self.broker = broker
         self.shell = FakeShell()
@@ -590,7 +598,9 @@ class Client:
         self.connection = Connection(
             id=id,
             broker=broker,
-            settings=settings or AmqpSettings(),
+            settings=settings or AmqpConfig(),
+            login=Login(broker.access, LoginConfig(), "amqp091", {"AMQPLAIN": amqplain}),
+            message_size_max=message_size_max,
             outbox=self.outbox,
             shell=self.shell,
             peer=("127.0.0.1", 50000),

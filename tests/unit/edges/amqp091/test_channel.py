@@ -12,7 +12,7 @@ import pytest
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091 import codec, declarations
 from convoymq.edges.amqp091.channel import Channel
-from convoymq.edges.amqp091.settings import AmqpSettings
+from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.states import State
 from convoymq.kernels import batch
 from convoymq.model.tables import Table
@@ -97,7 +97,7 @@ async def test_large_frames_are_split_for_a_client_with_a_small_frame_max(
     await client.declare("q")
     body = bytes(range(256)) * 700
     await fill(client, "q", body)
-    small = make_client(AmqpSettings(frame_max=4096))
+    small = make_client(AmqpConfig(frame_max=4096))
     await small.open()
     await small.channel()
     small.send(1, spec.BasicGet(queue="q"))
@@ -392,7 +392,7 @@ async def test_message_errors(client: Client) -> None:
 
 
 async def test_too_big_a_message_closes_the_channel(make_client: MakeClient) -> None:
-    client = make_client(AmqpSettings(max_message_size_bytes=100))
+    client = make_client(message_size_max=100)
     await client.open()
     await client.channel()
     queue = await client.declare("q")
@@ -691,7 +691,7 @@ async def test_what_consumers_ask_of_streams_only_is_refused(
 
 
 async def test_too_many_consumers(make_client: MakeClient) -> None:
-    client = make_client(AmqpSettings(consumers_per_channel_max=1))
+    client = make_client(AmqpConfig(consumer_max_per_channel=1))
     await client.open()
     await client.channel()
     await client.declare("q")
@@ -704,7 +704,7 @@ async def test_too_many_consumers(make_client: MakeClient) -> None:
 
 
 async def test_late_acknowledgement_closes_the_channel(make_client: MakeClient) -> None:
-    client = make_client(AmqpSettings(consumer_timeout_ms=120_000, heartbeat_s=0))
+    client = make_client(AmqpConfig(consumer_timeout_ms=120_000, heartbeat_s=0))
     await client.open()
     await client.channel()
     await client.declare("q")
@@ -729,7 +729,7 @@ async def test_late_acknowledgement_closes_the_channel(make_client: MakeClient) 
 
 
 async def test_prompt_acknowledgements_are_never_late(make_client: MakeClient) -> None:
-    client = make_client(AmqpSettings(consumer_timeout_ms=120_000, heartbeat_s=0))
+    client = make_client(AmqpConfig(consumer_timeout_ms=120_000, heartbeat_s=0))
     await client.open()
     await client.channel()
     await client.declare("q")
@@ -871,7 +871,7 @@ async def test_closed_channel_gives_everything_back(client: Client) -> None:
 
 
 async def test_slow_reader_gets_no_more_than_its_buffer(make_client: MakeClient) -> None:
-    settings = AmqpSettings(output_bytes_high=10_000, output_bytes_low=1_000)
+    settings = AmqpConfig(output_bytes_high=10_000, output_bytes_low=1_000)
     client = make_client(settings)
     await client.open()
     await client.channel()
@@ -900,7 +900,7 @@ async def test_a_cancelled_consumer_without_acks_loses_nothing_it_was_not_sent(
 ) -> None:
     """What was sent is settled, the rest goes back, also while the client does not read: a strict
     single active consumer's successor waits for both."""
-    settings = AmqpSettings(output_bytes_high=10_000, output_bytes_low=1_000)
+    settings = AmqpConfig(output_bytes_high=10_000, output_bytes_low=1_000)
     client = make_client(settings)
     await client.open()
     await client.channel()
@@ -932,7 +932,7 @@ async def test_a_cancelled_consumer_without_acks_loses_nothing_it_was_not_sent(
 async def test_a_queue_keeps_what_a_slow_reader_has_no_room_for(
     make_client: MakeClient,
 ) -> None:
-    settings = AmqpSettings(output_bytes_high=10_000, output_bytes_low=1_000, held_bytes_max=5_000)
+    settings = AmqpConfig(output_bytes_high=10_000, output_bytes_low=1_000, held_bytes_max=5_000)
     client = make_client(settings)
     await client.open()
     await client.channel()
@@ -1190,7 +1190,7 @@ async def test_commit_of_acknowledgements_that_are_lost_is_refused(client: Clien
 async def test_acknowledgements_of_a_transaction_keep_their_stream_open(
     make_client: MakeClient,
 ) -> None:
-    client = make_client(AmqpSettings(clients_per_channel_max=2))
+    client = make_client(AmqpConfig(clients_per_channel_max=2))
     await client.open()
     await client.channel()
     held = await client.declare("held")
@@ -1297,7 +1297,7 @@ async def test_direct_reply_to_errors(client: Client) -> None:
 
 
 async def test_streams_to_many_queues_are_bounded(make_client: MakeClient) -> None:
-    client = make_client(AmqpSettings(clients_per_channel_max=10))
+    client = make_client(AmqpConfig(clients_per_channel_max=10))
     await client.open()
     await client.channel()
     await client.ask(1, spec.ConfirmSelect())

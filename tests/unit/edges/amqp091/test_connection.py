@@ -9,7 +9,7 @@ import pytest
 
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091 import codec
-from convoymq.edges.amqp091.settings import AmqpSettings
+from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.states import State
 from convoymq.model.tables import Table
 from tests.unit.edges.amqp091.fakes import Client, FakeBroker
@@ -24,14 +24,14 @@ def start_ok(
     return spec.ConnectionStartOk(client_properties=table, mechanism=mechanism, response=response)
 
 
-async def started(make_client: MakeClient, settings: AmqpSettings | None = None) -> Client:
+async def started(make_client: MakeClient, settings: AmqpConfig | None = None) -> Client:
     client = make_client(settings)
     client.send_bytes(spec.PROTOCOL_HEADER)
     await client.heard()
     return client
 
 
-async def tuning(make_client: MakeClient, settings: AmqpSettings | None = None) -> Client:
+async def tuning(make_client: MakeClient, settings: AmqpConfig | None = None) -> Client:
     client = await started(make_client, settings)
     assert isinstance(await client.ask(0, start_ok()), spec.ConnectionTune)
     return client
@@ -328,7 +328,7 @@ async def test_first_method_of_a_channel_is_open(client: Client) -> None:
 
 
 async def test_channel_max_is_enforced(make_client: MakeClient) -> None:
-    client = make_client(AmqpSettings(channel_max=2))
+    client = make_client(AmqpConfig(channel_max=2))
     await client.open()
     await client.channel(1)
     await client.channel(2)
@@ -340,7 +340,7 @@ async def test_channel_max_is_enforced(make_client: MakeClient) -> None:
 
 
 async def test_any_channel_number_may_be_used(make_client: MakeClient) -> None:
-    client = make_client(AmqpSettings(channel_max=2))
+    client = make_client(AmqpConfig(channel_max=2))
     await client.open()
     await client.channel(65535)
     await client.channel(7)
@@ -486,7 +486,7 @@ async def test_a_waiting_channel_does_not_stall_the_others(
 async def test_what_a_waiting_channel_keeps_is_bounded(
     make_client: MakeClient, broker: FakeBroker
 ) -> None:
-    client = make_client(AmqpSettings(channel_backlog_bytes_max=1000))
+    client = make_client(AmqpConfig(channel_backlog_bytes_max=1000))
     await client.open()
     await client.channel()
     queue = await client.declare("q")

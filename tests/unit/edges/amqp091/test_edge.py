@@ -17,8 +17,8 @@ import trustme
 from convoymq.edges.acceptor import SharedPorts
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091 import codec
+from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.edge import AmqpEdge
-from convoymq.edges.amqp091.settings import AmqpSettings
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.transport import listening
 from convoymq.transport.listening import has_ipv6
@@ -42,7 +42,7 @@ class Edge:
         self.broker = broker
         self.outbox = Outbox(self.schedule)
         made: Any = broker
-        self.amqp = AmqpEdge(broker=made, settings=AmqpSettings(), outbox=self.outbox)
+        self.amqp = AmqpEdge(broker=made, settings=AmqpConfig(), outbox=self.outbox)
         self.ports = SharedPorts([self.amqp], **options)
         self.host = host
         self.port = port

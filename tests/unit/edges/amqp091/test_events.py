@@ -9,8 +9,8 @@ import pytest
 
 from convoymq.edges.acceptor import SharedPorts
 from convoymq.edges.amqp091 import _spec as spec
+from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.edge import AmqpEdge
-from convoymq.edges.amqp091.settings import AmqpSettings
 from convoymq.edges.amqp091.states import State
 from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
 from convoymq.model.errors import InvariantViolated, Unavailable
@@ -91,7 +91,7 @@ async def test_exclusive_queues_without_a_majority(
 @pytest.mark.provokes("amqp.task_failed", "amqp.accept_failed")
 async def test_a_port_goes_on_after_faults(broker: FakeBroker) -> None:
     made: Any = broker
-    edge = AmqpEdge(broker=made, settings=AmqpSettings(), outbox=Outbox())
+    edge = AmqpEdge(broker=made, settings=AmqpConfig(), outbox=Outbox())
     ports = SharedPorts([edge])
     await ports.listen("localhost", 0)
     edge.spawn(broken())

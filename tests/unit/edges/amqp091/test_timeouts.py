@@ -8,8 +8,8 @@ import pytest
 
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091 import timeouts
+from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.connection import SCAN_S
-from convoymq.edges.amqp091.settings import AmqpSettings
 from convoymq.model.tables import Table
 from tests.unit.edges.amqp091.fakes import Client, FakeQueue
 from tests.unit.edges.amqp091.test_channel import MakeClient, consume, fill
@@ -19,7 +19,7 @@ LATE = "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. T
 
 
 async def ready(make_client: MakeClient, configured_ms: int | None = 120_000) -> Client:
-    client = make_client(AmqpSettings(consumer_timeout_ms=configured_ms, heartbeat_s=0))
+    client = make_client(AmqpConfig(consumer_timeout_ms=configured_ms, heartbeat_s=0))
     await client.open(consumer_cancel_notify=True)
     await client.channel()
     return client
@@ -110,7 +110,7 @@ async def test_a_changed_policy_counts_at_the_next_scan(make_client: MakeClient)
 async def test_a_client_that_hears_of_no_cancel_has_its_channel_closed(
     make_client: MakeClient,
 ) -> None:
-    client = make_client(AmqpSettings(consumer_timeout_ms=120_000, heartbeat_s=0))
+    client = make_client(AmqpConfig(consumer_timeout_ms=120_000, heartbeat_s=0))
     await client.open()
     await client.channel()
     await client.declare("q", **QUORUM)

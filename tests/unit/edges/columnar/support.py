@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from convoymq.edges.columnar.config import FetchConfig
 from convoymq.edges.columnar.connection import FetchConnection
 from convoymq.edges.columnar.edge import FetchEdge
-from convoymq.edges.columnar.settings import FetchSettings
 from convoymq.edges.http.metrics import render
 from convoymq.kernels.batch import CMD_ENQUEUE, CommandBuilder, PublishTarget
 from convoymq.kernels.column_frame import ColumnFrame, build_frame
@@ -300,16 +300,24 @@ class FakeStream(Queue):
 class Rig:
     """`async with Rig(directory) as rig`: one node and its columnar server."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(
+        self, directory: Path, machine: str = "", message_size_max: int = 16 << 20, **settings: Any
+    ) -> None:
         self.cluster = FakeCluster(directory)
-        self.settings = FetchSettings(**settings)
+        self.machine = machine
+        self.message_size_max = message_size_max
+        self.settings = FetchConfig(**settings)
         self.streams: dict[str, FakeStream] = {}
 
     async def __aenter__(self) -> Rig:
         await self.cluster.__aenter__()
         self.broker = self.cluster.nodes[1].broker
-        self.edge = FetchEdge(broker=self.broker, settings=self.settings)
-        self.broker.edge_metrics = self.edge.metrics
+        self.edge = FetchEdge(
+            broker=self.broker,
+            settings=self.settings,
+            machine=self.machine,
+            message_size_max=self.message_size_max,
+        )
         find: Callable[..., Queue] = self.broker.queue_admin.find_queue
 
         def find_queue(vhost: str, name: str, owner: int | None = None) -> Queue:
@@ -333,7 +341,7 @@ class Rig:
 
     async def show(self) -> str:
         """The metrics, as Prometheus gets them."""
-        return await render(self.broker, {})
+        return await render(self.broker, [self.edge])
 
     def peer(self) -> Peer:
         return Peer(self.edge)

@@ -146,7 +146,7 @@ async def test_at_most_64_requests_are_under_way(rig: Rig, client: Peer) -> None
 
 @pytest.mark.provokes("fetch.slow_reader_dropped")
 async def test_a_client_that_does_not_read_costs_one_answer_and_is_dropped(tmp_path: Path) -> None:
-    async with Rig(tmp_path, write_timeout_s=0.05, step_bytes=1 << 16) as rig:
+    async with Rig(tmp_path, write_timeout_ms=50, step_bytes=1 << 16) as rig:
         rig.stream("s", [bytes(1000)] * 3000)
         peer = await rig.client()
         before = len(peer.transport.written)
@@ -219,7 +219,7 @@ async def test_stopping_closes_everything(rig: Rig, client: Peer) -> None:
 
 
 async def test_the_node_s_budget_makes_requests_wait(tmp_path: Path) -> None:
-    async with Rig(tmp_path, buffer_bytes=1 << 20, answer_bytes=1 << 20) as rig:
+    async with Rig(tmp_path, buffer_max=1 << 20, answer_max=1 << 20) as rig:
         rig.stream("s", [bytes(500)] * 1500)
         slow, other = await rig.client(), await rig.client()
         slow.transport.stuck = True
@@ -236,9 +236,7 @@ async def test_the_node_s_budget_makes_requests_wait(tmp_path: Path) -> None:
 async def test_slow_readers_are_dropped_sooner_when_others_wait_for_their_room(
     tmp_path: Path,
 ) -> None:
-    async with Rig(
-        tmp_path, buffer_bytes=1 << 20, answer_bytes=1 << 19, pressed_timeout_s=0.05
-    ) as rig:
+    async with Rig(tmp_path, buffer_max=1 << 20, answer_max=1 << 19, pressed_timeout_s=0.05) as rig:
         rig.stream("s", [bytes(500)] * 900)
         slow = [await rig.client() for _ in range(5)]
         for peer in slow:
@@ -253,7 +251,7 @@ async def test_slow_readers_are_dropped_sooner_when_others_wait_for_their_room(
 
 
 async def test_requests_of_much_payload_stop_reading(tmp_path: Path) -> None:
-    async with Rig(tmp_path, frame_max=1 << 20, answer_bytes=1 << 20) as rig:
+    async with Rig(tmp_path, frame_max=1 << 20, answer_max=1 << 20) as rig:
         await rig.queue("q")
         peer = await rig.client()
         rig.broker.alarms.set("memory", True)
@@ -280,7 +278,7 @@ async def test_last_words_are_not_overtaken_by_a_reset(rig: Rig, client: Peer) -
 
 
 async def test_large_requests_wait_for_room_before_they_are_read(tmp_path: Path) -> None:
-    async with Rig(tmp_path, buffer_bytes=1 << 20) as rig:
+    async with Rig(tmp_path, buffer_max=1 << 20) as rig:
         await rig.queue("q")
         one, two = await rig.client(), await rig.client()
         frame = values_frame([bytes(1000)] * 800)
@@ -303,7 +301,7 @@ async def test_large_requests_wait_for_room_before_they_are_read(tmp_path: Path)
 
 @pytest.mark.provokes("fetch.slow_writer_dropped")
 async def test_who_has_room_and_does_not_write_is_dropped(tmp_path: Path) -> None:
-    async with Rig(tmp_path, write_timeout_s=0.05) as rig:
+    async with Rig(tmp_path, write_timeout_ms=50) as rig:
         peer = await rig.client()
         frame = values_frame([bytes(1000)] * 800)
         request = b"".join(encode_frame(Op.PRODUCE, 0, 9, {"queue": "q"}, frame))
@@ -314,7 +312,7 @@ async def test_who_has_room_and_does_not_write_is_dropped(tmp_path: Path) -> Non
 
 
 async def test_a_connection_that_goes_gives_its_room_back(tmp_path: Path) -> None:
-    async with Rig(tmp_path, buffer_bytes=1 << 20) as rig:
+    async with Rig(tmp_path, buffer_max=1 << 20) as rig:
         await rig.queue("q")
         frame = values_frame([bytes(1000)] * 800)
         request = b"".join(encode_frame(Op.PRODUCE, 0, 9, {"queue": "q"}, frame))

@@ -60,7 +60,7 @@ async def test_what_clients_do_is_counted(tmp_path: Path) -> None:
         client.feed(large[:1000])
         await until(lambda: rig.edge.input.used)
         await rig.show()
-    async with Rig(tmp_path / "2", write_timeout_s=0.5, step_bytes=1 << 16) as rig:
+    async with Rig(tmp_path / "2", write_timeout_ms=500, step_bytes=1 << 16) as rig:
         rig.stream("s", [bytes(1000)] * 3000)
         client = await rig.client()
         client.transport.stuck = True

@@ -35,9 +35,9 @@ class World:
         self.runner = asyncio.Runner()
         self.rig = Rig(
             directory,
-            request_timeout_s=0.2,
+            request_timeout_ms=200,
             frame_max=1 << 20,
-            answer_bytes=1 << 18,
+            answer_max=1 << 18,
             alarm_wait_s=0.05,
             wait_ms_max=5,
         )

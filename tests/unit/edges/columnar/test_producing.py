@@ -263,7 +263,7 @@ async def test_an_alarm_makes_publishers_wait_and_then_says_so(tmp_path: Path) -
 
 
 async def test_a_queue_without_leader_is_given_up_in_time(tmp_path: Path) -> None:
-    async with Rig(tmp_path, request_timeout_s=0.05) as rig:
+    async with Rig(tmp_path, request_timeout_ms=50) as rig:
         await rig.queue("q")
         peer = await rig.client()
         rig.cluster.has_leaders = False

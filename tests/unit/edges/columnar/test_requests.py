@@ -143,7 +143,7 @@ async def test_fetch_compresses_on_request(rig: Rig, client: Peer, compression: 
 
 
 async def test_large_answers_are_built_in_many_turns(tmp_path: Path) -> None:
-    async with Rig(tmp_path, slice_s=0.0, step_bytes=128 << 10) as rig:
+    async with Rig(tmp_path, slice_us=0, step_bytes=128 << 10) as rig:
         values = [b"%06d" % i * 40 for i in range(12_000)]
         rig.stream("s", values)
         peer = await rig.client()
@@ -173,7 +173,7 @@ async def test_answers_are_smaller_while_others_are_active(tmp_path: Path) -> No
 async def test_answers_end_at_the_server_s_bound(rig: Rig, client: Peer) -> None:
     rig.stream("s", [bytes(1000)] * 9000)
     answer = await client.ask(Op.FETCH, stream="s", offset=0, max_bytes=1 << 40)
-    assert answer.payload.nbytes <= rig.settings.answer_bytes
+    assert answer.payload.nbytes <= rig.settings.answer_max
     assert 0 < ColumnFrame(answer.payload).next < 9000
 
 
@@ -199,7 +199,7 @@ async def test_a_stream_that_says_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "BEHIND_WAIT_MS", 0)
-    async with Rig(tmp_path, request_timeout_s=0.02) as rig:
+    async with Rig(tmp_path, request_timeout_ms=20) as rig:
         rig.stream("s", rows("a")).hold = asyncio.Event()
         peer = await rig.client()
         for offset in (0, 1):

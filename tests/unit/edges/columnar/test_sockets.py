@@ -16,8 +16,8 @@ import uvloop
 
 from convoymq.client import Client, ClientConfig, TlsConfig, errors
 from convoymq.edges.acceptor import SharedPorts
+from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.edge import AmqpEdge
-from convoymq.edges.amqp091.settings import AmqpSettings
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.model.columnar import PREFACE
 from tests.patience import PATIENCE_S
@@ -33,7 +33,7 @@ AMQP = b"AMQP\x00\x00\x09\x01"
 
 def amqp_edge(rig: Rig) -> AmqpEdge:
     outbox = Outbox(lambda: asyncio.get_running_loop().call_soon(outbox.flush))
-    return AmqpEdge(broker=rig.broker, settings=AmqpSettings(), outbox=outbox)
+    return AmqpEdge(broker=rig.broker, settings=AmqpConfig(), outbox=outbox)
 
 
 def on_listener(

@@ -13,11 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
+from convoymq.edges.amqp091.config import AmqpConfig
+from convoymq.edges.amqp091.edge import AmqpEdge
 from convoymq.edges.http.app import make_api, make_metrics
 from convoymq.edges.http.handlers import ROUTES
 from convoymq.edges.http.messages import content_in, properties_json
 from convoymq.edges.http.metrics import render
+from convoymq.edges.http.served import Served
 from convoymq.edges.http.server import ManagementServer
+from convoymq.edges.sasl import LoginConfig
+from convoymq.kernels.connection_buffer import Outbox
 from convoymq.metadata.machine import User
 from convoymq.model.tables import Decimal, Field, Table
 from convoymq.queues import slices
@@ -33,9 +38,14 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
 
 
 def client(
-    cluster: FakeCluster, user: str = "guest", password: str = "guest", peer: str = "127.0.0.1"
+    cluster: FakeCluster,
+    user: str = "guest",
+    password: str = "guest",
+    peer: str = "127.0.0.1",
+    **served: Any,
 ) -> httpx.AsyncClient:
-    api = make_api(cluster.nodes[1].broker, failed_login_delay_s=0.0)
+    login = LoginConfig(failed_login_delay_s=0.0)
+    api = make_api(cluster.nodes[1].broker, served=Served(login=login, **served))
     transport = httpx.ASGITransport(api, client=(peer, 1))
     return httpx.AsyncClient(transport=transport, base_url="http://api/api", auth=(user, password))
 
@@ -448,7 +458,8 @@ async def test_metrics_name_what_dashboards_ask_for(cluster: FakeCluster) -> Non
     await cluster.queue(1, "q")
     broker = cluster.nodes[1].broker
     broker.counters.published = 12_345_678
-    transport = httpx.ASGITransport(make_metrics(broker))
+    amqp = AmqpEdge(broker=broker, settings=AmqpConfig(), outbox=Outbox())
+    transport = httpx.ASGITransport(make_metrics(broker, Served(edges=lambda: [amqp])))
     async with httpx.AsyncClient(transport=transport, base_url="http://m") as metrics:
         text = (await metrics.get("/metrics")).text
         assert 'rabbitmq_identity_info{rabbitmq_node="n1",rabbitmq_cluster="fake"' in text
@@ -471,12 +482,12 @@ async def test_raft_is_told_under_the_names_of_rabbitmq(cluster: FakeCluster) ->
     group = next(group for group in broker.host.groups if group > 0)
     replica = broker.host.groups[group]
     replica.applying.commit_latency_ms = 25
-    text = await render(broker, {})
+    text = await render(broker)
     assert f"rabbitmq_raft_term {replica.core.term}\n" in text
     assert f"rabbitmq_raft_commit_index {replica.core.commit_index}\n" in text
     assert f"rabbitmq_raft_last_applied {replica.last_applied}\n" in text
     assert "rabbitmq_raft_commit_latency_seconds 0.025\n" in text
-    per_object = await render(broker, {}, per_object=True)
+    per_object = await render(broker, per_object=True)
     labels = '{vhost="/",queue="q"}'
     assert f"rabbitmq_raft_last_written_index{labels} {replica.log.written_index}\n" in per_object
     assert f"rabbitmq_raft_num_segments{labels} {len(replica.log.segments)}\n" in per_object
@@ -489,7 +500,7 @@ async def test_others_have_their_turns_while_lines_of_queues_are_made(
     for number in range(count):
         await cluster.queue(1, f"q{number}")
     monkeypatch.setattr(slices, "SLICE_NS", 0)
-    made = asyncio.create_task(render(cluster.nodes[1].broker, {}, per_object=True))
+    made = asyncio.create_task(render(cluster.nodes[1].broker, per_object=True))
     turns = 0
     while not made.done():
         turns += 1

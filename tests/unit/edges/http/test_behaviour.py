@@ -13,15 +13,18 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from convoymq.broker.node_view import NodeView
 from convoymq.edges.http import app as app_module
-from convoymq.edges.http import handlers, process
+from convoymq.edges.http import handlers
 from convoymq.edges.http import server as server_module
 from convoymq.edges.http.app import make_api, make_metrics
+from convoymq.edges.http.served import Served
 from convoymq.edges.http.server import ManagementServer
 from convoymq.edges.http.times import Times
 from convoymq.metadata.commands import DeleteQueue, DeleteVhost, PutNode
 from convoymq.metadata.machine import User
 from convoymq.model.tables import Field, Table
+from convoymq.node import process_info as process
 from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.queue import LocalQueue
 from tests.patience import PATIENCE_S
@@ -249,7 +252,7 @@ async def test_bodies_are_bounded(cluster: FakeCluster, api: httpx.AsyncClient) 
     ):
         answer = await ok(api.request(method, path, content=b" " * (size + 1)), 400)
         assert answer["reason"] == f"a body of this request has at most {size} bytes"
-    small = make_api(cluster.nodes[1].broker, message_bytes_max=10)
+    small = make_api(cluster.nodes[1].broker, served=Served(message_bytes_max=10))
     transport = httpx.ASGITransport(small, client=("127.0.0.1", 1))
     message = {"routing_key": "q", "payload": "x" * 11}
     async with httpx.AsyncClient(
@@ -463,7 +466,7 @@ async def test_contexts_and_sockets_are_shown(cluster: FakeCluster, api: httpx.A
     shown = [(row["node"], row["description"], row["port"]) for row in contexts]
     assert shown == [("n2", "RabbitMQ Management", "15672"), ("n2", "RabbitMQ Prometheus", "15692")]
     cluster.nodes[2].broker.connections.add(Connection(1, "guest"))
-    cluster.nodes[2].broker.cluster.node_info = process.process_info
+    cluster.nodes[2].broker.cluster.node = NodeView(info=process.process_info)
     row = await ok(api.get("/nodes/n2"))
     assert row["contexts"] == contexts
     assert (row["sockets_used"], row["sockets_total"]) == (1, row["fd_total"])
@@ -748,7 +751,7 @@ async def test_half_a_request_is_given_up(cluster: FakeCluster, sent: bytes) -> 
 
 async def test_a_client_that_reads_nothing_is_given_up(cluster: FakeCluster) -> None:
     broker = cluster.nodes[1].broker
-    broker.cluster.node_info = lambda: {"pad": "x" * 8_000_000}
+    broker.cluster.node = NodeView(info=lambda: {"pad": "x" * 8_000_000})
     server = ManagementServer(broker, [("127.0.0.1", 0)], times=Times(answer_s=0.05))
     await server.start()
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,13 +211,12 @@ async def test_replicas_that_are_behind_do_not_stand_in(
 async def test_the_target_size_of_the_cluster_counts(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
-    broker = cluster.nodes[1].broker
-    broker.settings = replace(broker.settings, cluster_size_target=4)
-    answer = await check(api, "reached-target-cluster-size", 503)
+    async with client(cluster, cluster_size_target=4) as asked:
+        answer = await check(asked, "reached-target-cluster-size", 503)
     assert answer["reason"] == "3 of 4 nodes run"
-    broker.settings = replace(broker.settings, cluster_size_target=2)
     cluster.down.add(3)
-    assert await check(api, "reached-target-cluster-size") == HEALTHY
+    async with client(cluster, cluster_size_target=2) as asked:
+        assert await check(asked, "reached-target-cluster-size") == HEALTHY
 
 
 async def test_the_aliveness_test_fails_with_what_it_does(
@@ -281,29 +279,29 @@ async def metrics_text(api: httpx.AsyncClient) -> str:
 async def test_the_limit_of_connections_is_watched(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
-    broker = cluster.nodes[1].broker
     found = await check(api, "below-node-connection-limit")
     assert found == {**HEALTHY, "current": 0, "limit": 65_536}
-    broker.settings = replace(broker.settings, connections_max=0)
-    found = await check(api, "below-node-connection-limit", 503)
+    async with client(cluster, connections_max=0) as asked:
+        found = await check(asked, "below-node-connection-limit", 503)
     assert (found["status"], found["current"], found["limit"]) == ("failed", 0, 0)
 
 
 async def test_certificates_that_end_soon_fail_their_check(
     cluster: FakeCluster, api: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    broker = cluster.nodes[1].broker
     assert await check(api, "certificate-expiration/1/weeks") == HEALTHY, "no TLS, no certificate"
     await announce(cluster, 1, {"amqps": "127.0.0.1:5671", "amqp": "127.0.0.1:5672"})
     path = tmp_path / "node.pem"
     path.write_text(certificate(tmp_path, 20))
-    broker.settings = replace(broker.settings, certificate_file=str(path))
-    assert await check(api, "certificate-expiration/2/weeks") == HEALTHY
-    found = await check(api, "certificate-expiration/1/months", 503)
-    assert found["reason"] == "Certificates expiring"
-    (row,) = found["expired"]
-    assert (row["node"], row["port"], row["certfile"]) == ("n1", 5671, str(path))
-    for name in ("certificate-expiration/1/moons", "certificate-expiration/x/days"):
-        assert (await check(api, name, 400))["reason"].startswith("Invalid expiration")
-    path.unlink()
-    assert "cannot be read" in (await check(api, "certificate-expiration/1/days", 503))["reason"]
+    async with client(cluster, certificate_file=str(path)) as asked:
+        assert await check(asked, "certificate-expiration/2/weeks") == HEALTHY
+        found = await check(asked, "certificate-expiration/1/months", 503)
+        assert found["reason"] == "Certificates expiring"
+        (row,) = found["expired"]
+        assert (row["node"], row["port"], row["certfile"]) == ("n1", 5671, str(path))
+        for name in ("certificate-expiration/1/moons", "certificate-expiration/x/days"):
+            assert (await check(asked, name, 400))["reason"].startswith("Invalid expiration")
+        path.unlink()
+        assert (
+            "cannot be read" in (await check(asked, "certificate-expiration/1/days", 503))["reason"]
+        )

@@ -14,6 +14,8 @@ import pytest
 import structlog
 
 from convoymq.broker.alarms import Watermarks
+from convoymq.broker.node_view import NodeView
+from convoymq.model.config import Config
 from convoymq.model.errors import BrokerError, Misuse, NotFound, Unavailable
 from convoymq.node import operator_access
 from convoymq.node.operator_access import OperatorAccess
@@ -28,7 +30,14 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
 
 def access_of(cluster: FakeCluster, number: int) -> OperatorAccess:
     fake = cluster.nodes[number]
-    node = SimpleNamespace(id=number, broker=fake.broker, usable=True, shown_name=f"n{number}")
+    node = SimpleNamespace(
+        id=number,
+        broker=fake.broker,
+        usable=True,
+        shown_name=f"n{number}",
+        config=Config(),
+        edges=(),
+    )
     return OperatorAccess(node, fake.control)  # type: ignore[arg-type]
 
 
@@ -168,7 +177,8 @@ async def test_every_member_of_a_queue_tells_of_its_log(
 async def test_watermarks_move(
     cluster: FakeCluster, accesses: dict[int, OperatorAccess], body: Any, found: tuple[int, int]
 ) -> None:
-    marks = cluster.nodes[1].broker.watermarks = Watermarks(600, 7, 1000)
+    marks = Watermarks(600, 7, 1000)
+    cluster.nodes[1].broker.cluster.node = NodeView(watermarks=marks)
     await ask(accesses[1], "PUT", "convoy/node/watermarks", body, 204)
     assert (marks.memory, marks.disk) == found
 
@@ -184,7 +194,8 @@ async def test_watermarks_move(
 async def test_watermarks_that_make_no_sense_are_refused(
     cluster: FakeCluster, accesses: dict[int, OperatorAccess], body: Any
 ) -> None:
-    marks = cluster.nodes[1].broker.watermarks = Watermarks(600, 7, 1000)
+    marks = Watermarks(600, 7, 1000)
+    cluster.nodes[1].broker.cluster.node = NodeView(watermarks=marks)
     await ask(accesses[1], "PUT", "convoy/node/watermarks", body, 400)
     assert (marks.memory, marks.disk) == (600, 7)
 

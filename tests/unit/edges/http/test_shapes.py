@@ -19,6 +19,8 @@ from structlog.testing import capture_logs
 
 from convoymq.edges.http.app import make_api
 from convoymq.edges.http.handlers import ROUTES
+from convoymq.edges.http.served import Served
+from convoymq.edges.sasl import LoginConfig
 from convoymq.metadata.access import SHA256, hash_sha256
 from convoymq.metadata.commands import PutPermission, PutUser, PutVhost
 from tests.patience import PATIENCE_S
@@ -213,7 +215,9 @@ def test_no_request_of_any_shape_fails(
 
     async def send() -> httpx.Response:
         await prepare(cluster)
-        app = make_api(cluster.nodes[1].broker, failed_login_delay_s=0.0)
+        app = make_api(
+            cluster.nodes[1].broker, served=Served(login=LoginConfig(failed_login_delay_s=0.0))
+        )
         transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
         auth = ("guest", "guest")
         async with httpx.AsyncClient(transport=transport, base_url="http://api", auth=auth) as api:

@@ -91,7 +91,7 @@ async def delete_binding(call: Call) -> Status:
 def _found_binding(
     call: Call, vhost: str, source: str, destination: Destination, row: JsonObject
 ) -> Binding:
-    topology = call.broker.metadata.tree.vhosts[vhost].topology
+    topology = call.broker.tree.vhosts.get(vhost).topology
     # Nothing is awaited between the row and this.
     for found in topology.bindings(source=source, destination=destination):
         if resources.binding_row(vhost, found)["properties_key"] == row["properties_key"]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from convoymq.broker.changes import CLUSTER_NAME, hash_sha256, set_global_parameter
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import DONE, Call, Status, change, object_not_found
 from convoymq.edges.http.fields import text_in
-from convoymq.edges.http.handlers.nodes import machine_versions
 from convoymq.edges.http.rabbitmq_flags import flag_rows
 from convoymq.edges.http.routes import Routes
-from convoymq.metadata.access import hash_sha256
-from convoymq.metadata.global_parameters import CLUSTER_NAME, set_global_parameter
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import JsonObject
 
@@ -115,7 +113,7 @@ def _check_own_node(call: Call) -> None:
     call.need(call.is_administrator)
     own, wanted = call.broker.node_name, call.path["node"]
     if wanted != own:
-        if all(node.name != wanted for node in call.broker.metadata.tree.nodes.values()):
+        if call.broker.tree.nodes.named(wanted) is None:
             raise object_not_found()
         raise bad_request(f"this is {own}: each node counts for itself")
 
@@ -125,10 +123,10 @@ async def feature_flags(call: Call) -> list[JsonObject]:
     """Lists the features that wait until every node supports them: the versions of the machines
     after their first. Those of queues are enabled when every queue of this node has them; where
     there is none, when every node of the cluster supports them. Behind them, RabbitMQ's own."""
-    host = call.broker.host
+    replicas = call.broker.replicas
     in_force = {
-        kind: known.get("in_force_min", host.floor_of(kind))
-        for kind, known in machine_versions(call.broker).items()
+        kind: known.get("in_force_min", replicas.floor_of(kind))
+        for kind, known in replicas.versions().items()
     }
     versions: list[JsonObject] = [
         {
@@ -139,7 +137,7 @@ async def feature_flags(call: Call) -> list[JsonObject]:
             "stability": "stable",
             "provided_by": "convoymq",
         }
-        for kind, known in machine_versions(call.broker).items()
+        for kind, known in replicas.versions().items()
         for version in range(2, known["newest"] + 1)
     ]
     return versions + flag_rows()
@@ -155,7 +153,7 @@ async def enable_feature_flag(call: Call) -> Status:
             if row["state"] == "enabled":
                 return Status(DONE)
             kind, _, version = str(row["name"]).rpartition("_version_")
-            if call.broker.host.floor_of(kind) >= int(version):
+            if call.broker.replicas.floor_of(kind) >= int(version):
                 return Status(DONE)
             raise bad_request(
                 f"{row['name']} is enabled by itself when all nodes support it "
@@ -167,9 +165,9 @@ async def enable_feature_flag(call: Call) -> Status:
 @routes.listing("deprecated-features/used")
 async def deprecated_features_used(call: Call) -> list[JsonObject]:
     """Lists the deprecated features that are in use now."""
-    tree = call.broker.metadata.tree
     used = set()
-    if any(not record.durable and record.owner is None for record in tree.records()):
+    records = call.broker.tree.queues.all()
+    if any(not record.durable and record.owner is None for record in records):
         used.add("transient_nonexcl_queues")
     channels = await call.broker.cluster.list_channels()
     if any(channel.get("global_prefetch_count") for channel in channels):

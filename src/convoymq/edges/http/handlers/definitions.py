@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from convoymq.edges.http import definitions
-from convoymq.edges.http.bodies import LARGE_BODY_BYTES_MAX
 from convoymq.edges.http.call import DONE, Call, Status
 from convoymq.edges.http.routes import Routes
+from convoymq.edges.http.served import LARGE_BODY_BYTES_MAX
 from convoymq.model.json import JsonObject
 
 routes = Routes()

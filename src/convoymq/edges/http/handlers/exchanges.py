@@ -25,7 +25,7 @@ async def exchanges_in(call: Call) -> list[JsonObject]:
 
 def existing_exchange(call: Call) -> Exchange:
     """Returns the path's exchange. Raises 404 or 401."""
-    place = call.broker.metadata.tree.vhosts[call.vhost()]
+    place = call.broker.tree.vhosts.get(call.vhost())
     try:
         return place.topology.exchange(exchange_name(call.path["name"]))
     except NotFound:
@@ -35,7 +35,7 @@ def existing_exchange(call: Call) -> Exchange:
 @routes.add("GET", "exchanges/{vhost}/{name}")
 async def exchange(call: Call) -> JsonObject:
     found = existing_exchange(call)
-    row = resources.exchange_row(call.broker.metadata.tree.vhosts[call.vhost()], found)
+    row = resources.exchange_row(call.broker.tree.vhosts.get(call.vhost()), found)
     # Of whom and to whom is not counted: `rates_mode` is basic.
     return row | {"incoming": [], "outgoing": []}
 

@@ -52,7 +52,7 @@ async def aliveness(call: Call) -> Verdict:
         )  # fmt: skip
         await messages.publish(
             broker, vhost, "", routing_key=ALIVENESS_QUEUE, properties={}, payload="test_message",
-            payload_encoding="string", user=call.user, size_max=call.message_bytes_max,
+            payload_encoding="string", user=call.user, size_max=call.served.message_bytes_max,
         )  # fmt: skip
         rows = await messages.get_messages(
             broker, vhost, ALIVENESS_QUEUE, count=1, ack_mode="ack_requeue_false", encoding="auto",
@@ -67,9 +67,9 @@ async def aliveness(call: Call) -> Verdict:
 async def check_alarms(call: Call) -> Verdict:
     broker = call.broker
     alarms = [
-        {"node": broker.node_name_of(node), "resource": name}
-        for node in broker.metadata.tree.nodes
-        for name in sorted(broker.alarms.of(node))
+        {"node": node.name, "resource": name}
+        for node in broker.tree.nodes.all()
+        for name in sorted(broker.alarms.of(node.id))
     ]
     return _unhealthy("resource alarm(s) in effect", alarms=alarms) if alarms else _healthy()
 
@@ -97,7 +97,7 @@ def _broken_here(call: Call) -> list[JsonObject]:
     groups = broker.local.broken()
     return [
         {"name": record.name, "virtual_host": record.vhost, "type": record.type.value}
-        for record in broker.metadata.tree.records()
+        for record in broker.tree.queues.all()
         if record.group in groups
     ]
 
@@ -130,14 +130,14 @@ async def check_metadata(call: Call) -> Verdict:
 
 @routes.add("GET", "health/checks/metadata-store/initialized/with-data")
 async def check_metadata_data(call: Call) -> Verdict:
-    tree = call.broker.metadata.tree
-    if not tree.vhosts or call.broker.node_id not in tree.nodes:
+    tree = call.broker.tree
+    if not tree.vhosts.names() or tree.nodes.find(str(call.broker.node_id)) is None:
         return _unhealthy("the metadata store has no data")
     return _metadata_health(call)
 
 
 def _metadata_health(call: Call) -> Verdict:
-    if call.broker.metadata.leader is None:
+    if call.broker.tree.leader is None:
         return _unhealthy("the metadata store has no leader")
     return _healthy()
 
@@ -145,7 +145,7 @@ def _metadata_health(call: Call) -> Verdict:
 @routes.add("GET", "health/checks/reached-target-cluster-size")
 async def check_cluster_size(call: Call) -> Verdict:
     broker = call.broker
-    wanted = broker.settings.cluster_size_target or len(broker.metadata.tree.nodes)
+    wanted = call.served.cluster_size_target or len(broker.tree.nodes)
     running = len(broker.running_nodes())
     return _healthy() if running >= wanted else _unhealthy(f"{running} of {wanted} nodes run")
 
@@ -207,7 +207,7 @@ def _own_listeners(call: Call) -> list[JsonObject]:
 @routes.add("GET", "health/checks/below-node-connection-limit")
 async def check_connection_limit(call: Call) -> Verdict:
     broker = call.broker
-    current, limit = len(broker.connections), broker.settings.connections_max
+    current, limit = len(broker.connections), call.served.connections_max
     if current < limit:
         return {**_healthy(), "current": current, "limit": limit}
     return _unhealthy("node connection limit is reached", current=current, limit=limit)
@@ -222,7 +222,7 @@ async def check_certificates(call: Call) -> Verdict:
     if within is None or not 0 <= within <= CERTIFICATE_UNITS_MAX:
         raise bad_request("Invalid expiration value.")
     listeners = [row for row in _own_listeners(call) if row["protocol"] == "amqp/ssl"]
-    path = call.broker.settings.certificate_file
+    path = call.served.certificate_file
     if not listeners or not path:
         return _healthy()
     try:

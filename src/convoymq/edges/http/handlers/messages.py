@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from convoymq.edges.http import messages
-from convoymq.edges.http.bodies import LARGE_BODY_BYTES_MAX, ApiError, bad_request
+from convoymq.edges.http.bodies import ApiError, bad_request
 from convoymq.edges.http.call import DONE, Call, Status
 from convoymq.edges.http.fields import exchange_name, number, number_in, object_in, text_in
 from convoymq.edges.http.handlers.queues import existing_queue
 from convoymq.edges.http.routes import Routes
+from convoymq.edges.http.served import LARGE_BODY_BYTES_MAX
 from convoymq.model.errors import NotFound
 from convoymq.model.json import JsonObject
 
@@ -36,7 +37,7 @@ async def _publish(call: Call, vhost: str, name: str, body: JsonObject) -> JsonO
         routing_key=routing_key,
         properties=object_in(body, "properties"),
         user=call.user,
-        size_max=call.message_bytes_max,
+        size_max=call.served.message_bytes_max,
         payload=text_in(body, "payload"),
         payload_encoding=text_in(body, "payload_encoding", "string"),
     )
@@ -59,7 +60,7 @@ async def peek(call: Call) -> JsonObject:
     position = number(call.path["position"])
     if position is None or position < 1:
         raise bad_request("a position is a number from 1 on")
-    record = call.broker.metadata.tree.vhosts[vhost].queues[name]
+    record = call.broker.tree.queues.get(vhost, name)
     found = await call.broker.peeking.peek(record, position)
     if found is None:
         raise ApiError(404, "not_found", "Target queue does not have a message at that position")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 
 from convoymq import __version__
-from convoymq.broker.facade import Broker
+from convoymq.broker.changes import ForgetNode
 from convoymq.compiled_modules import build_text
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import ApiError, bad_request
@@ -13,12 +13,9 @@ from convoymq.edges.http.call import DONE, Call, Status, object_not_found
 from convoymq.edges.http.fields import number, object_in
 from convoymq.edges.http.json_values import count_in
 from convoymq.edges.http.routes import Routes
-from convoymq.groups.replica import Replica
-from convoymq.metadata.commands import ForgetNode
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.json import JsonObject
 from convoymq.queues.slices import in_slices
-from convoymq.replication import versions as supported
 
 routes = Routes()
 
@@ -52,13 +49,11 @@ async def node_memory(call: Call) -> JsonObject:
     if row["name"] != broker.node_name:
         return {"memory": found}
     parts = dict.fromkeys(MEMORY_OF_KINDS.values(), 0)
-    async for replica in in_slices(list(broker.host.groups.values())):
-        name = MEMORY_OF_KINDS.get(replica.machine.KIND)
-        index_bytes = getattr(replica.machine, "memory_bytes", None)
-        if name is not None and index_bytes is not None:
-            parts[name] += index_bytes()
-    storage = broker.host.storage
-    parts["binary"] = storage.memory_bytes + storage.cache_bytes
+    async for kind, size in in_slices(broker.replicas.index_bytes()):
+        name = MEMORY_OF_KINDS.get(kind)
+        if name is not None:
+            parts[name] += size
+    parts["binary"] = broker.replicas.storage().memory_bytes
     parts["other_proc"] = max(0, total - sum(parts.values()))
     return {"memory": {**parts, **found}}
 
@@ -69,13 +64,12 @@ async def forget_node(call: Call) -> Status:
     if it runs, or if queues cannot let go of it now."""
     call.need(call.is_administrator)
     broker, force = call.broker, call.flag("force")
-    text, tree = call.path["node"], broker.metadata.tree
-    number = next((n.id for n in tree.nodes.values() if text in (n.name, str(n.id))), None)
-    manager = broker.membership_manager
-    if number is None or manager is None:
+    found = broker.tree.nodes.find(call.path["node"])
+    if found is None:
         raise object_not_found()
+    number = found.id
     try:
-        manager.check_forget(number, force=force)
+        broker.membership.check_forget(number, force=force)
         rows = await broker.membership.release(number, broker.group_size_of)
         failed = [row for row in rows if row["result"] != "ok"]
         if failed and not force:
@@ -85,8 +79,8 @@ async def forget_node(call: Call) -> Status:
                 f"{failed[0]['result']}"
             )
         # A node may have been forgotten or declared needed meanwhile.
-        manager.check_forget(number, force=force)
-        await broker.metadata.execute(ForgetNode(id=number))
+        broker.membership.check_forget(number, force=force)
+        await broker.tree.execute(ForgetNode(id=number))
     except PreconditionFailed as error:
         raise ApiError(409, "conflict", error.text) from None
     return Status(DONE)
@@ -97,7 +91,7 @@ async def put_watermarks(call: Call) -> Status:
     """Moves this node's alarms until its next start: `memory` and `disk`, in bytes as `absolute` or
     as a share of the machine's memory as `relative`."""
     call.need(call.is_administrator)
-    body, marks = await call.json(), call.broker.watermarks
+    body, marks = await call.json(), call.broker.node.watermarks
     if marks is None:
         raise bad_request("memory and disk are not watched here")
     memory, disk = (_bytes_in(body, key, marks.machine_memory) for key in ("memory", "disk"))
@@ -127,9 +121,9 @@ async def groups_of_node(call: Call) -> JsonObject:
     """Counts the groups that have the node as a member; a forgotten one should end with 0."""
     call.need(call.is_monitor)
     node = number(call.path["node"])
-    if node is None or call.broker.membership_manager is None:
+    if node is None:
         raise object_not_found()
-    return {"groups": call.broker.membership_manager.groups_with(node)}
+    return {"groups": call.broker.membership.groups_with(node)}
 
 
 @routes.add("GET", "convoy/node")
@@ -137,22 +131,21 @@ async def own_node(call: Call) -> JsonObject:
     """Describes the node that answers, for `convoy status`."""
     call.need(call.is_monitor)
     broker = call.broker
-    replicas = list(broker.host.groups.values())
-    led = sum(1 for replica in replicas if replica.is_leader)
+    replicas = broker.replicas.counts()
     local, proxied = broker.local.deliveries()
     counters = broker.counters
-    skew_ms, skewed = broker.clock_skew()
+    skew_ms, skewed = broker.node.clock_skew()
     return {
-        "state": "running" if broker.metadata.leader is not None else "no majority",
+        "state": "running" if broker.tree.leader is not None else "no majority",
         "id": broker.node_id,
         "name": broker.node_name,
         "cluster_name": broker.cluster_name,
-        "metadata_leader": broker.metadata.leader,
-        "groups_led": led,
-        "groups_followed": len(replicas) - led,
-        "replicas_behind": sum(map(_behind, replicas)) + len(broker.host.stopped),
+        "metadata_leader": broker.tree.leader,
+        "groups_led": replicas.led,
+        "groups_followed": replicas.followed,
+        "replicas_behind": replicas.lacking,
         "replicas_stopped": broker.local.stopped_rows(),
-        "versions": machine_versions(broker),
+        "versions": broker.replicas.versions(),
         "connections": len(broker.connections),
         "published": counters.published,
         "confirmed": counters.confirmed,
@@ -163,31 +156,6 @@ async def own_node(call: Call) -> JsonObject:
         "clock_skew_ms": skew_ms,
         "uptime_ms": broker.cluster.uptime_ms,
         "build": f"{__version__}, {build_text()}, Python {platform.python_version()}",
-        "links": broker.link_info(),
-        **broker.cluster.node_info(),
+        "links": broker.node.links(),
+        **broker.node.info(),
     }
-
-
-def machine_versions(broker: Broker) -> dict[str, dict[str, int]]:
-    """Per kind of machine what this build supports, and the lowest and highest version that is in
-    force in a group with a replica here."""
-    found = {}
-    replicas = list(broker.host.groups.values())
-    for kind, (oldest, newest) in sorted(supported.supports().items()):
-        here = [each.machine.version for each in replicas if kind == each.machine.KIND]
-        found[kind] = {"oldest": oldest, "newest": newest}
-        if here:
-            found[kind] |= {"in_force_min": min(here), "in_force_max": max(here)}
-    return found
-
-
-def _behind(replica: Replica) -> int:
-    """Replicas that cannot replace another one yet, as far as this node knows: a leader's followers
-    that lack something committed or have no vote, and an own one that lost its data and catches up.
-    A restart elsewhere had better wait."""
-    core = replica.core
-    own = int(replica.faulty != "" or core.lost_state or core.quarantined)
-    if not replica.is_leader:
-        return own
-    peers = core.progress.values()
-    return own + sum(1 for peer in peers if not peer.voter or peer.match < core.commit_index)

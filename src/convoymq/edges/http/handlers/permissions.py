@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from convoymq.broker.changes import (
+    DeletePermission,
+    DeleteTopicPermission,
+    PutPermission,
+    PutTopicPermission,
+)
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import (
     DONE,
@@ -13,12 +19,6 @@ from convoymq.edges.http.call import (
 )
 from convoymq.edges.http.fields import text_in
 from convoymq.edges.http.routes import Routes
-from convoymq.metadata.commands import (
-    DeletePermission,
-    DeleteTopicPermission,
-    PutPermission,
-    PutTopicPermission,
-)
 from convoymq.model.json import JsonObject
 
 routes = Routes()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from convoymq.broker.changes import (
+    DeletePolicy,
+    PutUserLimit,
+    PutVhostLimit,
+    clear_global_parameter,
+    set_global_parameter,
+)
 from convoymq.edges.http import policy_rows as rows_of
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import DONE, Call, Status, change, object_not_found, put_status
 from convoymq.edges.http.handlers.exchanges import existing_exchange
 from convoymq.edges.http.handlers.queues import existing_queue
 from convoymq.edges.http.routes import Routes
-from convoymq.metadata.commands import DeletePolicy, PutUserLimit, PutVhostLimit
-from convoymq.metadata.global_parameters import (
-    check_number,
-    clear_global_parameter,
-    set_global_parameter,
-)
 from convoymq.model.json import JsonObject
 
 routes = Routes()
@@ -63,7 +64,7 @@ _register("operator-policies", operator=True)
 @routes.listing("convoy/queues/{vhost}/{name}/policies")
 async def policies_of_queue(call: Call) -> list[JsonObject]:
     vhost, name = existing_queue(call)
-    place = call.broker.metadata.tree.vhosts[vhost]
+    place = call.broker.tree.vhosts.get(vhost)
     queue = place.topology.find_queue(name)
     found = place.policies.all_for_queue(queue) if queue is not None else []
     return [rows_of.policy_row(vhost, policy) for policy in found]
@@ -72,7 +73,7 @@ async def policies_of_queue(call: Call) -> list[JsonObject]:
 @routes.listing("convoy/exchanges/{vhost}/{name}/policies")
 async def policies_of_exchange(call: Call) -> list[JsonObject]:
     found = existing_exchange(call)
-    policies = call.broker.metadata.tree.vhosts[call.vhost()].policies
+    policies = call.broker.tree.vhosts.get(call.vhost()).policies
     return [
         rows_of.policy_row(call.vhost(), policy) for policy in policies.all_for_exchange(found.name)
     ]
@@ -138,7 +139,7 @@ async def delete_user_limit(call: Call) -> Status:
 def _user(call: Call) -> str:
     call.need(call.is_administrator)
     name = call.path["user"]
-    if name not in call.broker.metadata.tree.users:
+    if call.broker.tree.users.find(name) is None:
         raise object_not_found()
     return name
 
@@ -196,7 +197,7 @@ async def delete_parameter(call: Call) -> Status:
     if row["component"] == rows_of.OPERATOR_POLICY:
         await change(call, DeletePolicy(vhost=vhost, name=call.path["name"], operator=True))
         return Status(DONE)
-    for name in list(call.broker.metadata.tree.vhosts[vhost].limits):
+    for name in list(call.broker.tree.vhosts.get(vhost).limits):
         await change(call, PutVhostLimit(vhost=vhost, name=name))
     return Status(DONE)
 
@@ -221,12 +222,12 @@ async def global_parameter(call: Call) -> JsonObject:
 @routes.add("PUT", "global-parameters/{name}")
 async def put_global_parameter(call: Call) -> Status:
     call.need(call.is_administrator)
-    name, body, tree = call.path["name"], await call.json(), call.broker.metadata.tree
+    name, body, tree = call.path["name"], await call.json(), call.broker.tree
     if "value" not in body:
         raise bad_request("key value is missing")
     command = set_global_parameter(name, body["value"])  # type: ignore[arg-type]
-    check_number(tree.settings, name)
-    created = command.name not in tree.settings
+    tree.parameters.check_number(name)
+    created = not tree.parameters.has(command)
     await change(call, command)
     return put_status(created)
 

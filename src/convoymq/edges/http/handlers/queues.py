@@ -31,7 +31,7 @@ async def queues_in(call: Call) -> list[JsonObject]:
 @routes.add("GET", "queues/{vhost}/{name}")
 async def queue(call: Call) -> JsonObject:
     broker = call.broker
-    record = broker.metadata.tree.vhosts[call.vhost()].queues.get(call.path["name"])
+    record = broker.tree.queues.find(call.vhost(), call.path["name"])
     if record is None:
         raise object_not_found()
     live = (await broker.cluster.queue_infos()).get(record.group)
@@ -58,7 +58,7 @@ async def put_queue(call: Call) -> Status:
     if target is not None and isinstance(target.value, bytes):
         call.may("read", "queue", name)
         call.may("write", "exchange", target.term())
-    place = call.broker.metadata.tree.vhosts.get(vhost)
+    place = call.broker.tree.vhosts.find(vhost)
     exists = place is not None and name in place.queues
     await call.broker.declarations.declare_queue(
         vhost,
@@ -74,7 +74,7 @@ async def put_queue(call: Call) -> Status:
 def existing_queue(call: Call) -> tuple[str, str]:
     """Returns virtual host and name of the path's queue. Raises 404 or 401."""
     vhost, name = call.vhost(), call.path["name"]
-    if name not in call.broker.metadata.tree.vhosts[vhost].queues:
+    if name not in call.broker.tree.vhosts.get(vhost).queues:
         raise object_not_found()
     return vhost, name
 

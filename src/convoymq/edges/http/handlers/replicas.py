@@ -8,12 +8,12 @@ from typing import TypeVar
 from convoymq.broker.balance import Strategy
 from convoymq.broker.leadership import RATE_DEFAULT, RebalanceRequest
 from convoymq.broker.membership import MemberKind
+from convoymq.broker.records import QueueRecord
 from convoymq.broker.selection import Selection
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found
 from convoymq.edges.http.fields import number_in, text_in, truth
 from convoymq.edges.http.routes import Routes
-from convoymq.metadata.machine import QueueRecord
 from convoymq.model.json import JsonObject
 
 REBALANCE_TIMEOUT_S = 10.0
@@ -26,7 +26,7 @@ routes = Routes()
 
 def node_named(call: Call, text: str) -> int:
     """Returns the node of that name or number. Raises 404."""
-    for node in call.broker.metadata.tree.nodes.values():
+    for node in call.broker.tree.nodes.all():
         if text in (node.name, str(node.id)):
             return node.id
     raise object_not_found()
@@ -34,7 +34,7 @@ def node_named(call: Call, text: str) -> int:
 
 def _visible_record(call: Call) -> QueueRecord:
     """Returns the path's queue, for who sees its virtual host. Raises 404 or 401."""
-    record = call.broker.metadata.tree.vhosts[call.vhost()].queues.get(call.path["name"])
+    record = call.broker.tree.queues.find(call.vhost(), call.path["name"])
     if record is None:
         raise object_not_found()
     return record

@@ -32,7 +32,7 @@ async def scheduled(call: Call) -> JsonObject:
     if limit is None or not 1 <= limit <= LIMIT_MAX:
         raise bad_request(f"limit must be a number from 1 to {LIMIT_MAX}")
     after = _place(query["after"]) if "after" in query else None
-    record = call.broker.metadata.tree.vhosts[vhost].queues[name]
+    record = call.broker.tree.queues.get(vhost, name)
     queue = call.broker.queue_admin.find_queue(vhost, name)
     found = await call.broker.scheduled.messages(queue, record, after, limit)
     rows = [_row(each) for each in found]

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import uuid
 
-from convoymq.broker.browse import Place
+from convoymq.broker.browse import (
+    EXCHANGE,
+    FIRST,
+    NAME_BYTES_MAX,
+    ORIGIN,
+    QUEUE,
+    RETRIES,
+    ROWS_MAX,
+    Filter,
+    MoveSpec,
+    Place,
+    Question,
+)
+from convoymq.broker.records import QueueRecord
 from convoymq.edges.http import selections
-from convoymq.edges.http.bodies import LARGE_BODY_BYTES_MAX, ApiError, bad_request
+from convoymq.edges.http.bodies import ApiError, bad_request
 from convoymq.edges.http.call import Call
 from convoymq.edges.http.fields import exchange_name, text_in
 from convoymq.edges.http.handlers.queues import existing_queue
 from convoymq.edges.http.routes import Routes
-from convoymq.metadata.machine import QueueRecord
+from convoymq.edges.http.served import LARGE_BODY_BYTES_MAX
 from convoymq.model.errors import NotFound
 from convoymq.model.json import JsonObject
-from convoymq.queues.quorum.browsing import ROWS_MAX, Filter, Question
-from convoymq.queues.quorum.moves import EXCHANGE, FIRST, ORIGIN, QUEUE, RETRIES, MoveSpec
-from convoymq.queues.quorum.operations import NAME_BYTES_MAX
 
 routes = Routes()
 GONE = "the message is not in the queue any more"
@@ -26,7 +36,7 @@ def _record(call: Call) -> QueueRecord:
     """Returns the path's queue; whoever may read it may look at it, and take messages out."""
     vhost, name = existing_queue(call)
     call.may("read", "queue", name)
-    return call.broker.metadata.tree.vhosts[vhost].queues[name]
+    return call.broker.tree.queues.get(vhost, name)
 
 
 @routes.add("GET", "convoy/queues/{vhost}/{name}/messages")
@@ -97,7 +107,7 @@ async def republish(call: Call) -> JsonObject:
         queue=spec.queue,
         exchange=spec.exchange,
         key=spec.key,
-        record=selections.edited_record(found, body, call.user, call.message_bytes_max),
+        record=selections.edited_record(found, body, call.user, call.served.message_bytes_max),
     )
     summary = await call.broker.browsing.claim(record, id, [place], edited.pack())
     return selections.operation_json(id, summary)
@@ -137,19 +147,19 @@ def _operation_in(body: JsonObject) -> str:
 
 def _target_in(call: Call, record: QueueRecord, body: JsonObject) -> MoveSpec:
     """Returns a queue, or an exchange with a routing key; without one the messages keep theirs."""
-    tree, vhost = call.broker.metadata.tree, record.vhost
+    place, vhost = call.broker.tree.vhosts.get(record.vhost), record.vhost
     if ("queue" in body) == ("exchange" in body):
         raise bad_request("messages are moved to either a queue or an exchange")
     if "queue" in body:
         queue = text_in(body, "queue")
-        if queue not in tree.vhosts[vhost].queues:
+        if queue not in place.queues:
             raise bad_request(f"no queue '{queue}' in vhost '{vhost}'")
         _may_write(call, vhost, "", (queue,))
         return MoveSpec(to=QUEUE, queue=queue)
     exchange = exchange_name(text_in(body, "exchange"))
     key = text_in(body, "routing_key") if body.get("routing_key") is not None else None
     try:
-        tree.vhosts[vhost].topology.exchange_for_publish(exchange)
+        place.topology.exchange_for_publish(exchange)
     except NotFound as error:
         # What is missing is not the path.
         raise bad_request(f"404 NOT_FOUND - {error.text}") from None

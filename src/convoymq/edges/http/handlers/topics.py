@@ -52,7 +52,7 @@ def _not_found(text: str) -> ApiError:
 def _vhost(call: Call) -> str:
     """Returns the path's virtual host. Raises 404 or 401."""
     vhost = call.path["vhost"]
-    if vhost not in call.broker.metadata.tree.vhosts:
+    if vhost not in call.broker.tree.vhosts.names():
         raise _not_found(f"no vhost '{vhost}'")
     return call.vhost()
 
@@ -60,7 +60,7 @@ def _vhost(call: Call) -> str:
 def _topic(call: Call) -> tuple[str, str]:
     """Returns virtual host and name of the path's topic. Raises 404 or 401."""
     vhost, name = _vhost(call), call.path["name"]
-    if name not in call.broker.metadata.tree.vhosts[vhost].topics:
+    if name not in call.broker.tree.vhosts.get(vhost).topics:
         raise _not_found(f"no topic '{name}' in vhost '{vhost}'")
     return vhost, name
 
@@ -76,7 +76,7 @@ def _group(call: Call) -> tuple[str, str, str]:
     """Returns virtual host, topic and group of the path. Raises 404 or 401."""
     vhost, name = _topic(call)
     group = call.path["group"]
-    if group not in call.broker.metadata.tree.vhosts[vhost].topics[name].groups:
+    if group not in call.broker.tree.vhosts.get(vhost).topics[name].groups:
         raise _not_found(f"no group '{group}' of topic '{name}' in vhost '{vhost}'")
     return vhost, name, group
 
@@ -195,7 +195,7 @@ async def move(call: Call) -> object:
 
 
 def _node(call: Call, text: str) -> int:
-    for node in call.broker.metadata.tree.nodes.values():
+    for node in call.broker.tree.nodes.all():
         if text in (node.name, str(node.id)):
             return node.id
     raise _not_found(f"no node '{text}'")
@@ -365,8 +365,8 @@ async def replace(call: Call) -> Status:
     if len(keys) != 1:
         raise bad_request("a body replaces that of one key")
     payload = body_in(body)
-    if len(payload) > call.message_bytes_max:
-        raise message_too_big(len(payload), call.message_bytes_max)
+    if len(payload) > call.served.message_bytes_max:
+        raise message_too_big(len(payload), call.served.message_bytes_max)
     await _admin(call).parked.replace(*place, keys[0], payload, call.user)
     return Status(DONE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from convoymq.broker.access import HTTP
+from convoymq.broker.changes import SHA256, DeleteUser, PutUser, hash_sha256
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import (
@@ -15,8 +16,6 @@ from convoymq.edges.http.call import (
 )
 from convoymq.edges.http.fields import tags_of, text_in
 from convoymq.edges.http.routes import Routes
-from convoymq.metadata.access import SHA256, hash_sha256
-from convoymq.metadata.commands import DeleteUser, PutUser
 from convoymq.model.errors import AccessRefused
 from convoymq.model.json import JsonObject
 
@@ -26,27 +25,24 @@ routes = Routes()
 @routes.listing("users")
 async def users(call: Call) -> list[JsonObject]:
     call.need(call.is_administrator)
-    tree = call.broker.metadata.tree
-    return [
-        resources.user_row(tree.users[name], tree.user_limits.get(name))
-        for name in sorted(tree.users)
-    ]
+    users = call.broker.tree.users
+    return [resources.user_row(user, users.limits_of(user.name)) for user in users.all()]
 
 
 @routes.listing("users/without-permissions")
 async def users_without_permissions(call: Call) -> list[JsonObject]:
-    allowed = {user for user, _ in call.broker.metadata.tree.permissions}
+    allowed = {user for (user, _), _ in call.broker.tree.users.permissions()}
     return [row for row in await users(call) if row["name"] not in allowed]
 
 
 @routes.add("GET", "users/{user}")
 async def user(call: Call) -> JsonObject:
     call.need(call.is_administrator)
-    tree = call.broker.metadata.tree
-    found = tree.users.get(call.path["user"])
+    users = call.broker.tree.users
+    found = users.find(call.path["user"])
     if found is None:
         raise object_not_found()
-    return resources.user_row(found, tree.user_limits.get(found.name))
+    return resources.user_row(found, users.limits_of(found.name))
 
 
 @routes.add("PUT", "users/{user}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from convoymq.broker.changes import DeleteVhost, PutPermission, set_traced
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import (
     DONE,
@@ -14,8 +15,6 @@ from convoymq.edges.http.call import (
 from convoymq.edges.http.definition_steps import vhost_command
 from convoymq.edges.http.fields import truth
 from convoymq.edges.http.routes import Routes
-from convoymq.metadata.commands import DeleteVhost, PutPermission
-from convoymq.metadata.traced_vhosts import set_traced
 from convoymq.model.json import JsonObject
 
 routes = Routes()
@@ -39,7 +38,7 @@ async def vhost(call: Call) -> JsonObject:
 async def put_vhost(call: Call) -> Status:
     call.need(call.is_administrator)
     name, body = call.path["vhost"], await call.json()
-    exists = name in call.broker.metadata.tree.vhosts
+    exists = name in call.broker.tree.vhosts.names()
     created = False
     # Tracing alone leaves the description and the rest as they are.
     if not exists or body.keys() - {"name", "tracing"}:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.edges.amqp091.certificates import certificate_user
+from convoymq.edges.certificate_users import certificate_user
 
 CERTIFICATE: Any = {
     "subject": (

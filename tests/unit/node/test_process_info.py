@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from convoymq.broker.alarms import Watermarks
-from convoymq.edges.http.process import places_info, watermark_setting
-from convoymq.model.config import load
+from convoymq.edges.configuration import load
+from convoymq.node.process_info import places_info, watermark_setting
 
 
 def test_a_node_knows_where_its_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

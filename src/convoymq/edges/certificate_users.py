@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from convoymq.edges.edge import Certificate
+if TYPE_CHECKING:
+    from convoymq.edges.edge import Certificate
 
 _ATTRIBUTES = {
     "commonName": "CN",

@@ -1,21 +1,30 @@
-"""Permissions of a channel's user: looked up once, and again when the tree changes."""
+"""Permissions of a connection's user: looked up once, and again when the tree changes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from convoymq.edges.amqp091.connection import Connection
+    from convoymq.broker.facade import Broker
+    from convoymq.broker.records import User
 
 DEFAULT_EXCHANGE_RESOURCE = "amq.default"
 GRANTED_MAX = 4096
-"""Permissions that a channel remembers."""
+"""Permissions that one object remembers."""
+
+
+class Asking(Protocol):
+    """A connection, whose user and virtual host may not be known yet."""
+
+    broker: Broker
+    user: User
+    vhost: str
 
 
 class Permissions:
-    """The permissions that were granted on one channel."""
+    """The permissions that were granted to a connection, or to one channel of it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Asking) -> None:
         self._connection = connection
         self._broker = connection.broker
         self._granted: set[tuple[str, str, str]] = set()

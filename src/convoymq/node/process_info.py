@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -80,3 +81,17 @@ def process_info(
         found = os.statvfs(data_directory)
         info["disk_free"] = found.f_bavail * found.f_frsize
     return info
+
+
+def node_info(
+    config: Config, data_directory: Path, watermarks: Watermarks
+) -> Callable[[], JsonObject]:
+    """Returns what collects the facts of a node that lists and metrics show."""
+    places = places_info(config, data_directory)
+
+    def collect() -> JsonObject:
+        setting = watermark_setting(config, watermarks)
+        live = process_info(data_directory, watermarks)
+        return {**live, **places, "vm_memory_high_watermark_setting": setting}
+
+    return collect

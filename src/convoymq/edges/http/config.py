@@ -1,0 +1,41 @@
+"""Section of the configuration of the HTTP API and the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from convoymq.model.config.keys import Section, key
+from convoymq.model.config.values import Address, Listener, parse_listener
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagementConfig(Section):
+    """The HTTP API and the metrics."""
+
+    NAME: ClassVar[str] = "management"
+
+    tcp: tuple[Address, ...] = key(
+        "management.tcp.port",
+        (Address("localhost", 15672),),
+        "HTTP API: a port, an address and port, or `none`, as `listeners.tcp.default`.",
+        parse=parse_listener,
+    )
+    prometheus: tuple[Address, ...] = key(
+        "prometheus.tcp.port",
+        (Address("localhost", 15692),),
+        "Metrics for Prometheus: a port, an address and port, or `none`, as the others.",
+        parse=parse_listener,
+    )
+
+    def listeners(self) -> tuple[Listener, ...]:
+        """See `Section`."""
+        return (
+            Listener("http", "http", "HTTP API", "management.tcp.port", self.tcp),
+            Listener(
+                "metrics", "http/prometheus", "metrics", "prometheus.tcp.port", self.prometheus
+            ),
+        )
+
+
+SECTION = ManagementConfig
