@@ -153,11 +153,11 @@ class Node:
         self._stop.set()
 
     def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """An error in a callback that nobody expected."""
+        """Logs an error that a callback raised."""
         error = context.get("exception")
         self.log.error("node.fault", message=context.get("message"), exc_info=error)
         if isinstance(error, InvariantViolated):
-            # What this node believes is wrong: the others must not hear more of it.
+            # The state of this node is wrong: it must not send any of it to the others.
             os._exit(EXIT_FAULT)
 
     def _watch_signals(self) -> None:
@@ -171,7 +171,7 @@ class Node:
                 self._loop.add_signal_handler(number, action)
 
     def _reopen_log(self) -> None:
-        """The log file was moved away: goes on in a new one under its name."""
+        """Opens the log file again, which was moved away: a new one gets its name."""
         try:
             self._output.reopen()
         except OSError as error:
@@ -304,7 +304,7 @@ class Node:
         timeout_s = max(0.1, self.config.node.stop_timeout_ms / 1000)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                # Leaders elsewhere first: clients that reconnect shall find everything served.
+                # Leaderships move first, so that clients that reconnect find every queue served.
                 self.host.transfer_all()
                 self.rounds.end()
                 await self._until(lambda: not self._leads_with_others(), 1.0)
@@ -327,7 +327,7 @@ class Node:
         self.ticks.close()
         if self.resources is not None:
             self.resources.stop()
-        # Only now: what this process answers for is closed.
+        # The last step: other nodes take this process for ended.
         await self.links.goodbye()
         self._shell.close()
         self.log.info("node.stopped")
@@ -369,7 +369,7 @@ class Node:
         log_note(self.log, event, fields)
 
     def _on_replica_stopped(self, group: int, reason: str) -> None:
-        """Without the tree of users and queues a node can serve nobody."""
+        """Ends the node when its replica of the tree has stopped: it can serve no client."""
         if group == 0:
             self.fail(ReplicaStopped(f"the replica of the metadata group has stopped: {reason}"))
 

@@ -60,7 +60,7 @@ class ControlPlane:
         """
 
     def handle(self, kind: int, handler: Handler) -> None:
-        """Registers who answers requests of a kind; called with (node, decoded body)."""
+        """Registers the handler of requests of a kind; called with (node, decoded body)."""
 
         async def answer(node: int, body: object, reply: Reply) -> None:
             reply(await handler(node, body))
@@ -68,28 +68,28 @@ class ControlPlane:
         self.handle_replying(kind, answer)
 
     def handle_replying(self, kind: int, handler: ReplyingHandler) -> None:
-        """The same for who decides when the answer is sent; called with (node, decoded body,
-        reply). The answer leaves in `reply`, which may be called later, or never."""
+        """Registers a handler that decides when the answer is sent; called with (node, decoded
+        body, reply). `reply` sends the answer; it may be called later, or never."""
         assert kind in CONTROL_KINDS
         assert kind not in self._handlers
         self._handlers[kind] = handler
 
     def handle_raw(self, kind: int, handler: RawHandler) -> None:
-        """Registers who takes raw frames of a kind; called with (node, whole frame)."""
+        """Registers the handler of raw frames of a kind; called with (node, whole frame)."""
         assert CONTROL_KINDS[kind].raw
         assert kind not in self._raw
         self._raw[kind] = handler
 
     def handle_late(self, kind: int, make: Callable[[], object]) -> None:
-        """Has `make` register who answers requests of a kind when the first one comes."""
+        """Calls `make`, which registers the handler of a kind, when its first request arrives."""
         self._makers[kind] = make
 
     async def request(self, node: int, kind: int, body: object, timeout: float) -> Body:
         """Asks a node, itself included, and returns the answer.
 
         Raises:
-            Refused: the node said no, or its release does not know the request.
-            Unavailable: it is away, or did not answer in time.
+            Refused: the node refused, or its release does not know the request.
+            Unavailable: the node is not connected, or did not answer in time.
         """
         if node == self.node_id:
             own: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -120,7 +120,7 @@ class ControlPlane:
             raise PreconditionFailed(f"node {node} has an older release, which does not do this")
 
     def tell(self, node: int, kind: int, body: object) -> None:
-        """Sends a note; lost when the node is away."""
+        """Sends a note, which is lost when the node is not connected."""
         if self.transport.is_connected(node):
             self._send(node, 0, 0, kind, body)
 
@@ -134,7 +134,7 @@ class ControlPlane:
         )
 
     def on_frame(self, node: int, data: bytes) -> None:
-        """A CONTROL frame came in. Raises PeerError when it is malformed."""
+        """Takes a CONTROL frame. Raises PeerError when it is malformed."""
         try:
             _, _, flags, _, number, kind, _, _ = frame_header(data)
             if kind in self._raw:
@@ -150,7 +150,7 @@ class ControlPlane:
             self._makers.pop(kind)()
         handler = self._handlers.get(kind)
         if handler is None or self._closed:
-            # Of a later release; or the node stops, and its links end soon.
+            # The kind is of a later release; or this node stops, and its links end soon.
             return
         # Answers may take long; the set keeps the tasks until they are done, `close` ends them.
         task = asyncio.get_running_loop().create_task(
@@ -160,13 +160,13 @@ class ControlPlane:
         task.add_done_callback(self._tasks.discard)
 
     def on_node_down(self, node: int) -> None:
-        """The link is gone: nobody answers from there, nor waits for an answer."""
+        """Fails the requests to a node whose link is gone."""
         for asked, answer in list(self._waiting.values()):
             if asked == node and not answer.done():
                 answer.set_exception(Unavailable(f"node {node} is not connected"))
 
     async def close(self) -> None:
-        """Ends answers under way; nothing is answered any more."""
+        """Ends the answers under way. Later requests get none."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()

@@ -116,7 +116,8 @@ def is_urgent(data: bytes) -> bool:
     type = data[4]
     if not _urgent_types[type] or (type == FRAME_CONTROL and not _urgent_controls[data[24]]):
         return False
-    return int.from_bytes(data[:4], "little") <= URGENT_SIZE_MAX
+    # Nearly every urgent frame is this short.
+    return not (data[2] or data[3]) or int.from_bytes(data[:4], "little") <= URGENT_SIZE_MAX
 
 
 link_frame(FRAME_APPEND, "APPEND", "groups")
