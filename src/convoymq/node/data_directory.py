@@ -205,18 +205,6 @@ class DataDirectory:
             self.versions[kind] = version
             self._save()
 
-    def note(self, name: str, value: object) -> None:
-        """Keeps a further value under a name of its own; None removes it."""
-        if value is None:
-            self._content.pop(name, None)
-        else:
-            self._content[name] = value
-        self._save()
-
-    def noted(self, name: str) -> object:
-        """Returns what `note` kept; None = nothing."""
-        return self._content.get(name)
-
     def _save(self) -> None:
         identity, founding = self.identity, self.founding
         self._content |= {

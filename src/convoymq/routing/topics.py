@@ -96,11 +96,6 @@ class TopicTrie:
         for node in active:
             yield from node.destinations
 
-    @property
-    def is_empty(self) -> bool:
-        """Returns whether no pattern is left."""
-        return not self._root.children and not self._root.destinations
-
 
 def _step(active: Iterable[_Node], word: str) -> Iterable[_Node]:
     for node in active:

@@ -83,16 +83,12 @@ def test_who_gives_up_a_founding_is_another_directory(tmp_path: Path) -> None:
     directory.close()
 
 
-def test_a_recovery_keeps_the_former_ids_and_notes_stay(tmp_path: Path) -> None:
+def test_a_recovery_keeps_the_former_ids(tmp_path: Path) -> None:
     directory = DataDirectory(str(tmp_path), 1)
     directory.recover("d" * 32, (CLUSTER,))
-    directory.note("recovery", {"step": 1})
     directory.close()
     directory = DataDirectory(str(tmp_path), 1)
     assert (directory.cluster, directory.identity.former) == ("d" * 32, (CLUSTER,))
-    assert directory.noted("recovery") == {"step": 1}
-    directory.note("recovery", None)
-    assert directory.noted("recovery") is None
     directory.close()
 
 

@@ -107,7 +107,8 @@ def test_removing_leaves_the_rest_and_in_the_end_nothing(
         }  # fmt: skip
         assert set(trie.match(key)) == expected
         trie.remove(pattern, to_queue(name))
-    assert trie.is_empty
+    assert not trie._root.children
+    assert not trie._root.destinations
 
 
 def test_a_long_key_and_two_wildcards_stay_cheap() -> None:
