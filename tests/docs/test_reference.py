@@ -18,8 +18,8 @@ from convoymq.edges.amqp091.edge import AmqpEdge
 from convoymq.edges.columnar.edge import FetchEdge
 from convoymq.edges.http.metric_help import HELP
 from convoymq.edges.http.metrics import render
-from convoymq.groups.host import HostCounters
 from convoymq.kernels.connection_buffer import Outbox
+from convoymq.shells.groups.host import HostCounters
 from convoymq.trace.recorder import Traces, TraceSettings
 from tests.provocation import check, documented_events, observing
 from tests.unit.queues.fake_cluster import FakeCluster

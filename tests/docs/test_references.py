@@ -91,7 +91,7 @@ def test_a_reference_that_leads_nowhere_is_found() -> None:
     assert missing_in(good) == []
     assert missing_in("`node/node.py:Node.walk`") == ["node/node.py:Node.walk"]
     assert missing_in("`nodes.py:Node.run`") == ["nodes.py:Node.run"]
-    assert missing_in("`groups/replicas.py`") == ["groups/replicas.py"]
+    assert missing_in("`shells/groups/replicas.py`") == ["shells/groups/replicas.py"]
 
 
 @pytest.mark.parametrize("page", LINKING)

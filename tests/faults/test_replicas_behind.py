@@ -15,10 +15,10 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
-from convoymq.groups import transfer
 from convoymq.kernels.columns import OFFSET, VALUE
 from convoymq.kernels.link_frames import FRAME_APPEND, FRAME_RAFT
 from convoymq.replication.raft.types import REJOIN
+from convoymq.shells.groups import transfer
 from tests.faults.conftest import BASE_PORT, StartCluster
 from tests.faults.proxies import HEADER_SIZE, ProxiedCluster, SeenFrame
 from tests.faults.test_damage import (

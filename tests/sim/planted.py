@@ -265,8 +265,8 @@ def lost_log_votes() -> None:
     first=210,
 )
 def returned_member_votes() -> None:
-    from convoymq.groups.replica import Replica
     from convoymq.replication.raft.membership import Learner
+    from convoymq.shells.groups.replica import Replica
 
     _changes().new_learner = lambda self, node, number=0, promote_at=0: Learner(node, 0, number)
     start = Replica.start
@@ -989,8 +989,8 @@ def activation_ignores_priority() -> None:
 
 @plant("a replica that is far behind is called live", "slow,spike,delay,freeze", unaided=True)
 def live_however_far_behind() -> None:
-    from convoymq.groups.replica import Replica
     from convoymq.replication.raft.types import REPLICATE
+    from convoymq.shells.groups.replica import Replica
 
     def planted(self: Any, node: int) -> bool:
         peer = self.core.progress.get(node)
@@ -1003,7 +1003,7 @@ def live_however_far_behind() -> None:
 
 @plant("every node is taken for one with a live replica", "crash,membership", unaided=True)
 def everybody_is_live() -> None:
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.replica import Replica
 
     Replica.is_live = lambda self, node: True  # type: ignore[method-assign]
 
@@ -1372,7 +1372,7 @@ def version_raised_too_early() -> None:
 
 @plant("a version counts from when it is proposed, not from its entry", "none", "mixed", first=11)
 def version_counts_from_its_proposal() -> None:
-    from convoymq.groups.version_raising import VersionRaising
+    from convoymq.shells.groups.version_raising import VersionRaising
 
     propose = VersionRaising.propose
 

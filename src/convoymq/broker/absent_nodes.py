@@ -4,11 +4,11 @@ too long."""
 from __future__ import annotations
 
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.groups.host import ReplicaHost
 from convoymq.kernels.batch import CMD_NODE_DOWN
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.clock import Clock
 from convoymq.replication.machine import FLAG_NODE_GONE
+from convoymq.shells.groups.host import ReplicaHost
 
 
 class AbsentNodes:

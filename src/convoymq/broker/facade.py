@@ -46,7 +46,6 @@ from convoymq.broker.scheduled import Scheduled
 from convoymq.broker.tasks import Tasks
 from convoymq.broker.topics.local import LocalTopics
 from convoymq.broker.tree import TreeView
-from convoymq.groups.host import ReplicaHost
 from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
@@ -59,6 +58,7 @@ from convoymq.model.rounds import pass_on, run_each
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import HostParts, QueueHost, home_drivers
 from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
+from convoymq.shells.groups.host import ReplicaHost
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import Traces
 from convoymq.transport.control import ControlPlane

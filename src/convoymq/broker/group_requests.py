@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TypeAlias
 
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.groups.host import ReplicaHost
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError, Refused, Unavailable
+from convoymq.shells.groups.host import ReplicaHost
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_GROUP_ADMIN
 

@@ -27,12 +27,12 @@ from convoymq.broker.group_requests import (
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.selection import Selection
 from convoymq.broker.tasks import Tasks
-from convoymq.groups.host import ReplicaHost
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
 from convoymq.queues.interface import Row
 from convoymq.queues.slices import in_slices
+from convoymq.shells.groups.host import ReplicaHost
 
 if TYPE_CHECKING:
     from convoymq.broker.cluster_queries import ClusterQueries

@@ -19,8 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from convoymq.groups.host import ReplicaHost
-from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.compatibility import COMPATIBILITY, TYPE_GIVEN
@@ -44,6 +42,8 @@ from convoymq.queues.session_audit import Ask as AskSessions
 from convoymq.routing.policies import effective_settings
 from convoymq.routing.policy_keys import Setting
 from convoymq.routing.types import Queue as DeclaredQueue
+from convoymq.shells.groups.host import ReplicaHost
+from convoymq.shells.groups.replica import Replica
 from convoymq.trace.recorder import QueueTrace, Traces
 from convoymq.transport.interfaces import Transport
 

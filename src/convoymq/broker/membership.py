@@ -23,11 +23,11 @@ from convoymq.broker.leadership import Leadership
 from convoymq.broker.local_queues import successors
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.selection import ALL, Selection
-from convoymq.groups.host import ReplicaHost
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.metadata.members import MembershipManager
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.interface import Row
+from convoymq.shells.groups.host import ReplicaHost
 
 NEVER = 1 << 62
 """Index that a member would have to reach to get a vote, when it shall get none."""

@@ -13,8 +13,6 @@ from convoymq.broker.group_requests import AGAIN, DONE, Answer, GroupRequests
 from convoymq.broker.membership import AT_ONCE, NEVER
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.selection import Selection
-from convoymq.groups.host import ReplicaHost
-from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.metadata.reads import METADATA_GROUP
 from convoymq.model.errors import (
@@ -27,6 +25,8 @@ from convoymq.model.errors import (
 from convoymq.model.replica_status import REPLICA_COLUMNS
 from convoymq.queues.interface import Row
 from convoymq.replication.raft.types import ROLE_NAMES
+from convoymq.shells.groups.host import ReplicaHost
+from convoymq.shells.groups.replica import Replica
 
 STATUS_TIMEOUT_S = 2.0
 UPKEEP_TIMEOUT_S = 60.0

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from convoymq.broker.cluster_queries import ClusterQueries
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.queue_logs import membership_of
-from convoymq.groups.host import ReplicaHost
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.model.json import JsonObject
 from convoymq.queues.slices import in_slices
+from convoymq.shells.groups.host import ReplicaHost
 
 METADATA_NAME = "rabbitmq_metadata"
 

@@ -15,8 +15,6 @@ from convoymq.broker.balance import MemberStep, reconciling_step
 from convoymq.broker.membership import AT_ONCE, NEVER, QueueMembership
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.tasks import Tasks
-from convoymq.groups.host import ReplicaHost
-from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import Change, MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.config import ReconciliationConfig
@@ -24,6 +22,8 @@ from convoymq.model.errors import BrokerError
 from convoymq.queues.slices import in_slices
 from convoymq.routing.policies import effective_settings
 from convoymq.routing.queue_types import rules_of
+from convoymq.shells.groups.host import ReplicaHost
+from convoymq.shells.groups.replica import Replica
 
 log = structlog.get_logger()
 

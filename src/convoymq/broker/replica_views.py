@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from convoymq.groups.host import ReplicaHost
-from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.replication import versions as supported
+from convoymq.shells.groups.host import ReplicaHost
+from convoymq.shells.groups.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ from convoymq.transport.frame_kinds import KIND_FOUND, KIND_JOIN
 from convoymq.transport.handshake import PeerHello
 
 if TYPE_CHECKING:
-    from convoymq.groups.host import ReplicaHost
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.host import ReplicaHost
+    from convoymq.shells.groups.replica import Replica
     from convoymq.storage.store import Storage
     from convoymq.transport.links import Links
 

@@ -20,9 +20,6 @@ import structlog
 from convoymq.edges.acceptor import SharedPorts
 from convoymq.edges.edge import NodeParts
 from convoymq.edges.registry import import_edges, open_edges
-from convoymq.groups.host import ReplicaHost
-from convoymq.groups.sessions import SessionNumbers
-from convoymq.groups.settings import host_config
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.members import MembershipManager
@@ -49,6 +46,9 @@ from convoymq.node.resources import ResourceWatch, watermarks
 from convoymq.node.rounds import Rounds, Ticks
 from convoymq.node.storage_shell import open_storage
 from convoymq.replication import versions as supported
+from convoymq.shells.groups.host import ReplicaHost
+from convoymq.shells.groups.sessions import SessionNumbers
+from convoymq.shells.groups.settings import host_config
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.types import StorageFault
 from convoymq.transport.clocks import wall_and_boot_ms

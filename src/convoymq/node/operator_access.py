@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from convoymq.broker.facade import Broker
     from convoymq.edges.edge import Edge
-    from convoymq.groups.host import ReplicaHost
     from convoymq.model.config import Config
+    from convoymq.shells.groups.host import ReplicaHost
 
 log = structlog.get_logger()
 

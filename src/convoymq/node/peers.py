@@ -16,8 +16,8 @@ from convoymq.transport.dispatch import FrameDispatch
 
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
-    from convoymq.groups.host import ReplicaHost
     from convoymq.node.cluster_entry import ClusterEntry
+    from convoymq.shells.groups.host import ReplicaHost
     from convoymq.transport.control import ControlPlane
     from convoymq.transport.links import Links
 
@@ -57,7 +57,7 @@ class Peers:
         self._host = host
         self._entry = entry
         self.frames.own("control", control.on_frame)
-        self.frames.own("groups", host.on_frame, host.on_frame_failed)
+        self.frames.own("shells.groups", host.on_frame, host.on_frame_failed)
 
     def _frame_failed(self, node: int, data: bytes, error: Exception) -> None:
         if isinstance(error, BrokerError | ValueError):

@@ -28,15 +28,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import structlog
 
-from convoymq.groups.recovery_plan import (
-    METADATA_GROUP,
-    CopyReport,
-    GroupPlace,
-    NodeReport,
-    Outcome,
-    Plan,
-    make_plan,
-)
 from convoymq.kernels.entries import ENTRY_COMMANDS, ENTRY_VERSION, decode_version
 from convoymq.metadata.commands import RecordRecovery
 from convoymq.metadata.machine import MetadataMachine
@@ -50,13 +41,22 @@ from convoymq.model.errors import (
 from convoymq.node.admin_socket import Progress
 from convoymq.replication.raft.membership import Membership
 from convoymq.replication.raft.types import LOST_STATE, QUARANTINED
+from convoymq.shells.groups.recovery_plan import (
+    METADATA_GROUP,
+    CopyReport,
+    GroupPlace,
+    NodeReport,
+    Outcome,
+    Plan,
+    make_plan,
+)
 from convoymq.transport.control import Body
 from convoymq.transport.frame_kinds import KIND_RECOVERY
 
 if TYPE_CHECKING:
-    from convoymq.groups.host import ReplicaHost
     from convoymq.metadata.commands import Command
     from convoymq.model.clock import Clock
+    from convoymq.shells.groups.host import ReplicaHost
     from convoymq.storage.log import GroupLog
     from convoymq.storage.store import Storage
     from convoymq.transport.handshake import PeerHello

@@ -23,7 +23,7 @@ from convoymq.transport.clocks import until_beat
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
     from convoymq.edges.edge import Edge
-    from convoymq.groups.host import ReplicaHost
+    from convoymq.shells.groups.host import ReplicaHost
     from convoymq.transport.links import Links
 
 TICK_S = 0.1

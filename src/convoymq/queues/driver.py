@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
-from convoymq.groups.room import Waiting
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
@@ -25,6 +24,7 @@ from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.reservation_reads import Ask
 from convoymq.replication.machine import Machine
 from convoymq.routing.queue_types import TypeRules, add_type
+from convoymq.shells.groups.room import Waiting
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import TracedMachine
 from convoymq.transport.control import ControlPlane

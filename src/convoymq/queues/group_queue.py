@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from convoymq.groups.election_timer import ElectionTimer
-from convoymq.groups.group_time import GroupTime
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CommandBuilder, PendingBudget
 from convoymq.kernels.entries import Entry
@@ -49,13 +47,15 @@ from convoymq.replication.machine import (
     FLAG_NODE_GONE,
     Effect,
 )
+from convoymq.shells.groups.election_timer import ElectionTimer
+from convoymq.shells.groups.group_time import GroupTime
 from convoymq.storage.types import EntryGone
 from convoymq.transport.interfaces import Transport
 
 if TYPE_CHECKING:
-    from convoymq.groups.room import Waiting
     from convoymq.logformat.segment import FilePlace, Segment
     from convoymq.queues.session_client import SessionClient
+    from convoymq.shells.groups.room import Waiting
 
 STATUS_GAP = 2
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from convoymq.groups.replica import Replica
 from convoymq.kernels.entries import ENTRY_MEMBERSHIP, HEADER_SIZE, Entry
 from convoymq.replication.raft.membership import decode_membership
+from convoymq.shells.groups.replica import Replica
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.referee import GroupReferee
 from convoymq.sim.trace import Trace

@@ -25,9 +25,9 @@ import zlib
 
 import msgspec
 
-from convoymq.groups.replica import Replica
 from convoymq.kernels.entries import Entry
 from convoymq.replication.machine import Effect, Machine
+from convoymq.shells.groups.replica import Replica
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.referee import GroupReferee
 from convoymq.sim.trace import Trace

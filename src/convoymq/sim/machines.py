@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Protocol
 
-from convoymq.groups.effect_sink import EffectSink
-from convoymq.groups.replica import Replica
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
 from convoymq.replication.machine import Effect, Machine
+from convoymq.shells.groups.effect_sink import EffectSink
+from convoymq.shells.groups.replica import Replica
 from convoymq.sim.faults import Plan, draw_plan
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.nodes import FIRST_INCARNATION, SimNode

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from convoymq.groups.host import ReplicaHost
 from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
 from convoymq.model.errors import Unavailable
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
@@ -26,6 +25,7 @@ from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import RaftConfig
+from convoymq.shells.groups.host import ReplicaHost
 from convoymq.sim.clock import NodeClock, Process, Timer
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
@@ -205,7 +205,7 @@ class SimNode:
         )
         self.frames = FrameDispatch(_raise)
         self.frames.own("control", self._on_control)
-        self.frames.own("groups", self.host.on_frame)
+        self.frames.own("shells.groups", self.host.on_frame)
         self.host.on_stopped = self.on_replica_stopped
         self.host.on_note = self.on_note
         self.answers = LargeAnswers(self.transport, self.host.await_room, self.clock)

@@ -90,7 +90,7 @@ class _Reservation:
 
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.replica import Replica
     from convoymq.sim.nodes import SimNode
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from convoymq.groups.replica import Replica
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import Replica as QueueReplica
 from convoymq.queues.quorum.client import QuorumClient
@@ -28,6 +27,7 @@ from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.replication.machine import EFFECT_DELIVER, Effect
 from convoymq.replication.raft.types import REPLICATE
+from convoymq.shells.groups.replica import Replica
 from convoymq.sim.delivery_model import InvariantBroken
 
 if TYPE_CHECKING:

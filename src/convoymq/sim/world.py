@@ -16,13 +16,13 @@ from random import Random
 
 import msgspec
 
-from convoymq.groups.replica import Replica
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
 from convoymq.model.compatibility import COMPATIBILITY, RELEASES
 from convoymq.queues.quorum.settings import machine_settings, settings_of_release
 from convoymq.replication.machine import Effect
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
+from convoymq.shells.groups.replica import Replica
 from convoymq.sim.clients import Channel, Workload
 from convoymq.sim.clock import Scheduler
 from convoymq.sim.dead_letters import POLICIES

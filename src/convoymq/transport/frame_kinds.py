@@ -120,13 +120,13 @@ def is_urgent(data: bytes) -> bool:
     return not (data[2] or data[3]) or int.from_bytes(data[:4], "little") <= URGENT_SIZE_MAX
 
 
-link_frame(FRAME_APPEND, "APPEND", "groups")
-link_frame(FRAME_APPEND_REPLY, "APPEND_REPLY", "groups", urgent=True)
-link_frame(FRAME_COMMIT, "COMMIT", "groups")
-link_frame(FRAME_FORWARD, "FORWARD", "groups")
-link_frame(FRAME_APPLIED, "APPLIED", "groups")
-link_frame(FRAME_DELIVER, "DELIVER", "groups")
-link_frame(FRAME_RAFT, "RAFT", "groups")
+link_frame(FRAME_APPEND, "APPEND", "shells.groups")
+link_frame(FRAME_APPEND_REPLY, "APPEND_REPLY", "shells.groups", urgent=True)
+link_frame(FRAME_COMMIT, "COMMIT", "shells.groups")
+link_frame(FRAME_FORWARD, "FORWARD", "shells.groups")
+link_frame(FRAME_APPLIED, "APPLIED", "shells.groups")
+link_frame(FRAME_DELIVER, "DELIVER", "shells.groups")
+link_frame(FRAME_RAFT, "RAFT", "shells.groups")
 # Each CONTROL kind says whether it waits and whether it is bulk.
 link_frame(FRAME_CONTROL, "CONTROL", "control", urgent=True, waits=True)
 link_frame(FRAME_HEARTBEAT, "HEARTBEAT", LINKS, urgent=True)

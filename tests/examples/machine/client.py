@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from convoymq.groups.effect_sink import EffectSink
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, Effect
+from convoymq.shells.groups.effect_sink import EffectSink
 from tests.examples.machine.machine import CMD_ADD
 
 

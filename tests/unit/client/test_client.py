@@ -611,7 +611,7 @@ def test_the_library_is_small() -> None:
     code = (
         "import sys, convoymq.client\n"
         "heavy = {'asyncio', 'uvloop', 'pyarrow', 'pyspark', 'numpy', 'structlog', 'ssl',"
-        " 'convoymq.queues', 'convoymq.groups', 'convoymq.edges'}\n"
+        " 'convoymq.queues', 'convoymq.shells', 'convoymq.edges'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from convoymq.groups.recovery_plan import CopyReport, NodeReport
 from convoymq.kernels import batch
 from convoymq.kernels.entries import ENTRY_VERSION, Entry, encode_version, make_entry
 from convoymq.metadata.commands import Bootstrap, RecordRecovery, encode_command
@@ -20,6 +19,7 @@ from convoymq.model.errors import PreconditionFailed, Unavailable
 from convoymq.node import recovery
 from convoymq.node.recovery import Recovery
 from convoymq.replication.raft.types import LOST_STATE, QUARANTINED, WITHHELD
+from convoymq.shells.groups.recovery_plan import CopyReport, NodeReport
 from convoymq.transport.identity import NodeIdentity
 
 SESSION = 1 << 56 | 7 << 24

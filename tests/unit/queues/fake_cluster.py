@@ -15,8 +15,6 @@ from typing import Any
 import structlog
 
 from convoymq.broker.facade import Broker
-from convoymq.groups.group_time import GroupTime
-from convoymq.groups.status import GroupStatus, HostCounters
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
 from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame_header
@@ -29,6 +27,8 @@ from convoymq.model.tables import Table
 from convoymq.node.notes import log_note
 from convoymq.replication.raft.membership import Membership
 from convoymq.routing.types import Destination, DestinationKind
+from convoymq.shells.groups.group_time import GroupTime
+from convoymq.shells.groups.status import GroupStatus, HostCounters
 from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
 from tests.patience import PATIENCE_S

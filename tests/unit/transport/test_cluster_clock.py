@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoymq.groups.group_time import GroupTime
+from convoymq.shells.groups.group_time import GroupTime
 from convoymq.transport.cluster_clock import TOLERANCE_MS, WINDOW_MS, ClusterClock
 
 DAY_MS = 86_400_000

@@ -48,11 +48,11 @@ def control(kind: int, body: bytes = b"", *, request: int = 0, flags: int = 0) -
 def test_a_frame_reaches_the_owner_of_its_type() -> None:
     frames = Frames()
     frames.own("control")
-    frames.own("groups")
+    frames.own("shells.groups")
     entry, note = frame(FRAME_APPEND, 0, 5, 0, 0, 0, 0), control(KIND_LIST)
     frames.dispatch.on_frame(PEER, entry)
     frames.dispatch.on_frame(PEER, note)
-    assert frames.taken == [("groups", entry), ("control", note)]
+    assert frames.taken == [("shells.groups", entry), ("control", note)]
 
 
 def test_another_room_owns_frames_by_one_row_and_one_call() -> None:
@@ -86,7 +86,7 @@ def test_frames_wait_until_the_node_is_open() -> None:
     """In their order, but for answers and the kinds that a node needs to open."""
     frames = Frames(holding=True)
     frames.own("control")
-    frames.own("groups")
+    frames.own("shells.groups")
     waiting = [control(kind, b"%d" % n) for n in range(3) for kind in (KIND_CLASSIC, KIND_LIST)]
     early = [
         control(KIND_JOIN, request=1),
@@ -143,7 +143,7 @@ def test_a_fault_stops_what_the_frame_was_for_or_is_reported() -> None:
     def take(_node: int, _data: bytes) -> None:
         raise raised
 
-    frames.dispatch.own("groups", take, lambda data, _: failed.append(data))
+    frames.dispatch.own("shells.groups", take, lambda data, _: failed.append(data))
     frames.dispatch.own("control", take)
     entry, note = frame(FRAME_APPEND, 0, 5, 0, 0, 0, 0), control(KIND_LIST)
     frames.dispatch.on_frame(PEER, entry)

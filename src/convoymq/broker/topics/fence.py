@@ -25,9 +25,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 import structlog
 
 from convoymq.broker.topics.controller_loop import TopicKey
-from convoymq.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
-from convoymq.groups.host import ReplicaHost
-from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine
 from convoymq.metadata.topics import find_topic, place_of_partition
 from convoymq.model.clock import Clock
@@ -35,6 +32,9 @@ from convoymq.model.errors import BrokerError
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.partition.codec import CMD_PARTITION, encode_command
 from convoymq.queues.partition.machine import PartitionGroupMachine
+from convoymq.shells.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
+from convoymq.shells.groups.host import ReplicaHost
+from convoymq.shells.groups.replica import Replica
 from convoymq.topics.controller import late_seal
 from convoymq.topics.server_lease import ServerLeases
 from convoymq.topics.topic import TopicState

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from convoymq.broker.topics.fence import RENEW_MS, PartitionFence
-from convoymq.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.model.errors import Unavailable
 from convoymq.queues.partition.codec import CMD_PARTITION, decode_command
 from convoymq.queues.partition.machine import PartitionGroupMachine
+from convoymq.shells.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
 from convoymq.topics.changes import Phase, Seal, plan_move
 from convoymq.topics.commands import Seal as SealCommand
 from convoymq.topics.routes import first_route

@@ -10,7 +10,6 @@ from typing import Any
 
 import structlog
 
-from convoymq.groups.group_time import GroupTime
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
@@ -23,6 +22,7 @@ from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.replication.machine import Effect
+from convoymq.shells.groups.group_time import GroupTime
 from convoymq.storage.types import EntryGone
 from tests.unit.queues.quorum.support import session_id
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from convoymq.groups.serving import BEHIND
 from convoymq.replication.raft.types import LEADER
+from convoymq.shells.groups.serving import BEHIND
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
     from convoymq.replication.raft.progress import Progress
+    from convoymq.shells.groups.replica import Replica
 
 LAG_TOLD_EVERY = 4
 LAG_BELIEVED_FOR = 10

@@ -13,7 +13,7 @@ from convoymq.kernels import batch
 from convoymq.replication.raft.types import LEADER
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.replica import Replica
 
 LEADER_IS = 32
 """Kind of a RAFT message outside the core: (kind, term, leader or 0). Term 0 asks."""

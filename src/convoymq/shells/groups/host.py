@@ -17,13 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from convoymq.groups.deferred import Deferred
-from convoymq.groups.effect_sink import EffectSink
-from convoymq.groups.replica import Replica
-from convoymq.groups.room import RoomQueues
-from convoymq.groups.serving import LEADER_IS
-from convoymq.groups.status import GroupStatus, HostCounters
-from convoymq.groups.watched import Watched
 from convoymq.kernels import link_frames
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
@@ -37,6 +30,13 @@ from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Learner, Membership
 from convoymq.replication.raft.types import RaftConfig, Received
 from convoymq.replication.versions import Supports
+from convoymq.shells.groups.deferred import Deferred
+from convoymq.shells.groups.effect_sink import EffectSink
+from convoymq.shells.groups.replica import Replica
+from convoymq.shells.groups.room import RoomQueues
+from convoymq.shells.groups.serving import LEADER_IS
+from convoymq.shells.groups.status import GroupStatus, HostCounters
+from convoymq.shells.groups.watched import Watched
 from convoymq.storage.types import Damage, GroupPlan
 from convoymq.transport.interfaces import Transport
 

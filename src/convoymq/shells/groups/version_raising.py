@@ -10,7 +10,7 @@ from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import LEADER
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.replica import Replica
 
 
 class VersionRaising:

@@ -21,8 +21,8 @@ from convoymq.kernels.entries import split_entries
 from convoymq.model.errors import BrokerError, PeerError, StorageFault, UnsupportedVersion
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
     from convoymq.replication.raft.types import Received
+    from convoymq.shells.groups.replica import Replica
 
 BEGIN = 48
 STATE = 49

@@ -2,9 +2,9 @@
 import cython
 from libc.stdint cimport int64_t
 
-from convoymq.groups.sender cimport EntrySender
-from convoymq.groups.serving cimport Serving
-from convoymq.groups.snapshots cimport SnapshotTransfers
+from convoymq.shells.groups.sender cimport EntrySender
+from convoymq.shells.groups.serving cimport Serving
+from convoymq.shells.groups.snapshots cimport SnapshotTransfers
 from convoymq.kernels.entries cimport Entry
 from convoymq.replication.raft.core cimport RaftCore
 from convoymq.storage.log cimport GroupLog

@@ -2,10 +2,10 @@
 import cython
 from libc.stdint cimport int64_t
 
-from convoymq.groups.applying cimport Applying
-from convoymq.groups.sender cimport EntrySender
-from convoymq.groups.serving cimport Serving
-from convoymq.groups.snapshots cimport SnapshotTransfers
+from convoymq.shells.groups.applying cimport Applying
+from convoymq.shells.groups.sender cimport EntrySender
+from convoymq.shells.groups.serving cimport Serving
+from convoymq.shells.groups.snapshots cimport SnapshotTransfers
 from convoymq.kernels.batch cimport CommandBuilder
 from convoymq.kernels.entries cimport Entry
 from convoymq.replication.raft.core cimport RaftCore

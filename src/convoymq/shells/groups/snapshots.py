@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.groups import transfer
-from convoymq.groups.transfer import SnapshotReceiving, SnapshotSending
 from convoymq.model.errors import InvariantViolated, UnsupportedVersion
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.membership import decode_membership
 from convoymq.replication.raft.types import LEADER, REPLICATE, Received
+from convoymq.shells.groups import transfer
+from convoymq.shells.groups.transfer import SnapshotReceiving, SnapshotSending
 from convoymq.storage.types import GroupPlan, Snapshot
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
     from convoymq.replication.raft.progress import Progress
+    from convoymq.shells.groups.replica import Replica
 
 
 class SnapshotTransfers:

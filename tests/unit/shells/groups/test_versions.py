@@ -7,7 +7,6 @@ from typing import Any
 import crc32c
 import pytest
 
-from convoymq.groups import transfer
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CMD_PURGE, commands
 from convoymq.kernels.entries import ENTRY_VERSION, decode_version, encode_version, make_entry
@@ -15,7 +14,8 @@ from convoymq.model.errors import InvariantViolated, Misuse, UnknownCommand
 from convoymq.replication.raft.membership import Learner, Membership
 from convoymq.replication.raft.types import RaftConfig
 from convoymq.replication.versions import command_table
-from tests.unit.groups.test_host import GROUP, ListMachine, Net
+from convoymq.shells.groups import transfer
+from tests.unit.shells.groups.test_host import GROUP, ListMachine, Net
 
 POISON = 666
 

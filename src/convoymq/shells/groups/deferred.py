@@ -14,8 +14,8 @@ from convoymq.model.clock import Timer
 from convoymq.model.rounds import run_each
 
 if TYPE_CHECKING:
-    from convoymq.groups.host import ReplicaHost
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.host import ReplicaHost
+    from convoymq.shells.groups.replica import Replica
 
 IDLE_ELECTIONS_MS = 10
 IDLE_ELECTIONS = 10

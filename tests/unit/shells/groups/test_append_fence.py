@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from convoymq.groups.append_fence import ANY_TERM, NO_TERM, WAITING_BYTES_MAX, AppendFence
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.replication.raft.types import LEADER
+from convoymq.shells.groups.append_fence import ANY_TERM, NO_TERM, WAITING_BYTES_MAX, AppendFence
 
 TERM = 4
 

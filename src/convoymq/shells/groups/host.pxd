@@ -2,8 +2,8 @@
 import cython
 from libc.stdint cimport int64_t
 
-from convoymq.groups.replica cimport Replica
-from convoymq.groups.watched cimport Watched
+from convoymq.shells.groups.replica cimport Replica
+from convoymq.shells.groups.watched cimport Watched
 
 cdef class ReplicaHost:
     cdef public int node

@@ -17,10 +17,6 @@ from msgspec.msgpack import encode
 
 from convoymq.broker.replica_views import ReplicaViews
 from convoymq.edges.http import metrics
-from convoymq.groups import transfer
-from convoymq.groups.deferred import OPENING_MS
-from convoymq.groups.host import ReplicaHost
-from convoymq.groups.replica import BEHIND
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CMD_PURGE, CMD_SETTLE, commands, pack_ranges
 from convoymq.kernels.entries import ENTRY_COMMANDS, ENTRY_MEMBERSHIP
@@ -30,6 +26,10 @@ from convoymq.node.notes import log_note
 from convoymq.replication.machine import NEVER, Effect
 from convoymq.replication.raft.types import VOTE, RaftConfig
 from convoymq.replication.versions import check_version, command_table
+from convoymq.shells.groups import transfer
+from convoymq.shells.groups.deferred import OPENING_MS
+from convoymq.shells.groups.host import ReplicaHost
+from convoymq.shells.groups.replica import BEHIND
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, StorageConfig, StorageFault

@@ -12,7 +12,7 @@ from convoymq.kernels.batch import CommandBuilder
 from convoymq.replication.raft.types import LEADER
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.replica import Replica
 
 WAITING_BYTES_MAX: Final = 1 << 20
 ANY_TERM: Final = -1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from convoymq.replication.machine import Effect
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.replica import Replica
 
 
 class EffectSink(Protocol):

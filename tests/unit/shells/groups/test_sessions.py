@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoymq.groups.sessions import SessionNumbers
 from convoymq.model.errors import ResourceExhausted
+from convoymq.shells.groups.sessions import SessionNumbers
 
 BASE = 3 << 56 | 9 << 24
 

@@ -19,7 +19,7 @@ from convoymq.replication.raft.membership import decode_membership
 from convoymq.replication.raft.types import LEADER
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.replica import Replica
 
 COMMANDS = ENTRY_COMMANDS
 NOOP = ENTRY_NOOP

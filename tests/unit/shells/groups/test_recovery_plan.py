@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from convoymq.groups.recovery_plan import (
+from convoymq.shells.groups.recovery_plan import (
     CopyReport,
     GroupPlace,
     NodeReport,

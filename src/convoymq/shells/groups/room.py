@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 from convoymq.model.rounds import run_each
 
 if TYPE_CHECKING:
-    from convoymq.groups.host import ReplicaHost
-    from convoymq.groups.replica import Replica
-    from convoymq.groups.watched import Watched
+    from convoymq.shells.groups.host import ReplicaHost
+    from convoymq.shells.groups.replica import Replica
+    from convoymq.shells.groups.watched import Watched
 
 
 class Waiting(Protocol):

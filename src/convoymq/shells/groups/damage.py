@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from convoymq.storage.types import Damage
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.replica import Replica
 
 
 class DamagedLog:

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from convoymq.groups.effect_sink import EffectSink
-from convoymq.groups.serving import LEADER_IS
 from convoymq.kernels.batch import CommandBuilder
+from convoymq.shells.groups.effect_sink import EffectSink
+from convoymq.shells.groups.serving import LEADER_IS
 
 if TYPE_CHECKING:
-    from convoymq.groups.host import ReplicaHost
+    from convoymq.shells.groups.host import ReplicaHost
 
 
 class Watched:

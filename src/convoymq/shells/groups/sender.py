@@ -17,8 +17,8 @@ from convoymq.model.errors import StorageFault
 from convoymq.replication.raft.types import LEADER, REPLICATE, SNAPSHOT
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
     from convoymq.replication.raft.progress import Progress
+    from convoymq.shells.groups.replica import Replica
 
 
 class EntrySender:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoymq.groups.group_time import GroupTime
+from convoymq.shells.groups.group_time import GroupTime
 
 HOUR_MS = 3_600_000
 

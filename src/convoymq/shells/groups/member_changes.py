@@ -11,7 +11,7 @@ from convoymq.replication.raft.membership import Learner, Membership
 from convoymq.replication.raft.types import LEADER
 
 if TYPE_CHECKING:
-    from convoymq.groups.replica import Replica
+    from convoymq.shells.groups.replica import Replica
 
 
 class MemberChanges:

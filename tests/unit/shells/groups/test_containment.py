@@ -13,7 +13,7 @@ from convoymq.kernels.link_frames import FRAME_APPLIED, frame, frame_header
 from convoymq.model.errors import InvariantViolated
 from convoymq.replication.machine import EFFECT_TIMER, Effect
 from convoymq.storage.types import StorageFault
-from tests.unit.groups.test_host import GROUP, ListMachine, Net, Sink
+from tests.unit.shells.groups.test_host import GROUP, ListMachine, Net, Sink
 
 OTHER = GROUP + 1
 NODES = (1, 2, 3)

@@ -17,18 +17,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from convoymq.groups import transfer
-from convoymq.groups.applying import Applying
-from convoymq.groups.damage import DamagedLog
-from convoymq.groups.effect_sink import EffectSink
-from convoymq.groups.election_timer import ElectionTimer
-from convoymq.groups.group_time import GroupTime
-from convoymq.groups.lagging import LaggingReplicas
-from convoymq.groups.member_changes import MemberChanges
-from convoymq.groups.sender import EntrySender
-from convoymq.groups.serving import BEHIND, LEADER_IS, Serving
-from convoymq.groups.snapshots import SnapshotTransfers
-from convoymq.groups.version_raising import VersionRaising
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import (
@@ -53,10 +41,22 @@ from convoymq.replication.raft import types
 from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Membership, decode_membership
 from convoymq.replication.raft.types import LEADER, REPLICATE, ROLE_NAMES, Received
+from convoymq.shells.groups import transfer
+from convoymq.shells.groups.applying import Applying
+from convoymq.shells.groups.damage import DamagedLog
+from convoymq.shells.groups.effect_sink import EffectSink
+from convoymq.shells.groups.election_timer import ElectionTimer
+from convoymq.shells.groups.group_time import GroupTime
+from convoymq.shells.groups.lagging import LaggingReplicas
+from convoymq.shells.groups.member_changes import MemberChanges
+from convoymq.shells.groups.sender import EntrySender
+from convoymq.shells.groups.serving import BEHIND, LEADER_IS, Serving
+from convoymq.shells.groups.snapshots import SnapshotTransfers
+from convoymq.shells.groups.version_raising import VersionRaising
 
 if TYPE_CHECKING:
-    from convoymq.groups.append_fence import AppendFence
-    from convoymq.groups.host import ReplicaHost
+    from convoymq.shells.groups.append_fence import AppendFence
+    from convoymq.shells.groups.host import ReplicaHost
     from convoymq.storage.log import GroupLog
 
 HEADER = link_frames.HEADER_SIZE
