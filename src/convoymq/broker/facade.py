@@ -26,6 +26,7 @@ from convoymq.broker.ignored_arguments import IgnoredArguments
 from convoymq.broker.leadership import Leadership, Rebalancer
 from convoymq.broker.limits import ClientLimits
 from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.locations import QueueLocations
 from convoymq.broker.maintenance import Maintenance
 from convoymq.broker.membership import QueueMembership
 from convoymq.broker.node_view import NodeView
@@ -56,7 +57,7 @@ from convoymq.model.config import DefaultsConfig, ReconciliationConfig
 from convoymq.model.late_imports import import_late
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
-from convoymq.queues.driver import HostParts, QueueHost, home_drivers
+from convoymq.queues.driver import HostParts, QueueHost, hosted_drivers
 from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.storage.types import Directory
@@ -147,7 +148,8 @@ class Broker:
         self.nodes = ClusterNodes(node_id, incarnation, tree, control.transport)
         control.is_older = self.nodes.is_older
         self.local = self._make_local(stored_groups)
-        self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
+        self.placement = Placement(node_id, tree, self.local.leader_of, settings.quorum_group_size)
+        self.locations = QueueLocations(self.nodes, tree, self.local)
         self.replicas = ReplicaViews(host, tree)
         self.access = Access(tree, settings, self.connections, self.counters)
         self.local_topics = LocalTopics(tree, self.local)
@@ -283,10 +285,11 @@ class Broker:
             on_routes=self.route_versions.bump,
             wanted=wake,
             await_room=self.host.await_room,
+            record_members=self.metadata.submit,
             note=self.host.note,
             dead_letters=self.local.ask.dead_letters,
         )
-        return {driver.rules.name: driver.make_host(parts) for driver in home_drivers()}
+        return {driver.rules.name: driver.make_host(parts) for driver in hosted_drivers()}
 
     # --- what this node and its cluster are ------------------------------------------------
 

@@ -32,6 +32,7 @@ from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
 from convoymq.queues.interface import Row
 from convoymq.queues.slices import in_slices
+from convoymq.routing.queue_types import PlacementKind
 from convoymq.shells.groups.host import ReplicaHost
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Leadership:
             Refused: it leads already, is no voting member, is away or drained.
             Unavailable: it could not in time, mostly because it is behind.
         """
-        if not record.type.is_replicated:
+        if record.placement is not PlacementKind.RAFT:
             raise PreconditionFailed("Cannot transfer leadership of a non-quorum queue")
         if node not in self._tree.nodes or not self._nodes.is_up(node):
             raise PreconditionFailed(f"node_not_running: node {self._nodes.name_of(node)}")

@@ -41,6 +41,7 @@ from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
 from convoymq.queues.session_audit import Ask as AskSessions
 from convoymq.routing.policies import effective_settings
 from convoymq.routing.policy_keys import Setting
+from convoymq.routing.queue_types import PlacementKind
 from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.shells.groups.replica import Replica
@@ -80,7 +81,7 @@ class LocalQueues:
     """Node -> latest incarnation known here."""
     new_session: Callable[[], int]
     hosts: Mapping[str, QueueHost] = field(default_factory=dict)
-    """Type -> its queues that are kept on one node."""
+    """Type -> host of its queues, where they are no Raft groups."""
     limits: FlowLimits | None = None
     ask: GroupQuestions = field(default_factory=GroupQuestions)
     ask_sessions: AskSessions | None = None
@@ -189,12 +190,14 @@ class LocalQueues:
         if record is None:
             self._end_queue(group)
             return
-        was_open = self.get(group) is not None
-        if record.type.is_replicated:
+        queue = self.get(group)
+        if queue is not None:
+            queue.follow(record.members, record.config)
+        if record.placement is PlacementKind.RAFT:
             self._follow_members(record)
         else:
             self._open_own(record)
-        if was_open:
+        if queue is not None:
             self._configure(record)
 
     @property
@@ -243,8 +246,6 @@ class LocalQueues:
         """Opens, joins or leaves the group of a queue, as its record says."""
         group = record.group
         queue = self.queues.get(group)
-        if queue is not None:
-            queue.members = record.members
         if self.node in record.members:
             if queue is None:
                 self._open_group(record)
@@ -271,10 +272,17 @@ class LocalQueues:
         known = self.get(record.group)
         if known is not None:
             return known
-        if record.type.is_replicated:
+        if record.placement is PlacementKind.RAFT:
             return None if self.node in record.members else self._open_group(record)
         host = self.hosts.get(record.type.value)
         return host.find(record, self._arguments(record)) if host is not None else None
+
+    def leader_of(self, record: QueueRecord) -> int | None:
+        """Returns the leader, master or home of a queue, as far as this node knows."""
+        if record.placement is PlacementKind.HOME:
+            return record.home
+        queue = self.get(record.group)
+        return queue.known_leader if queue is not None else None
 
     def may_open(self, record: QueueRecord) -> bool:
         """Returns whether a queue that `find` does not have may be open later: the tree is
@@ -307,7 +315,7 @@ class LocalQueues:
         """Opens a queue on this node, with a replica or without, if it is not open."""
         if self.get(record.group) is not None:
             return
-        if record.type.is_replicated:
+        if record.placement is PlacementKind.RAFT:
             self._open_group(record)
             return
         host = self.hosts.get(record.type.value)
@@ -315,9 +323,8 @@ class LocalQueues:
             host.open(record, self._arguments(record), self._settings(record))
 
     def _open_own(self, record: QueueRecord) -> None:
-        """Opens a queue that has a replica, or its home, on this node."""
-        own = self.node in record.members if record.type.is_replicated else record.home == self.node
-        if own:
+        """Opens a queue of which this node is a member, or the home."""
+        if self.node in record.members:
             self.open(record)
 
     def _open_group(self, record: QueueRecord) -> GroupQueue:
@@ -529,7 +536,7 @@ class LocalQueues:
         ]
 
     def backlog_bytes(self) -> int:
-        """Returns the bytes that queues on one node have waiting for the disk."""
+        """Returns the bytes that hosted queues have waiting for the disk."""
         return sum(host.backlog_bytes() for host in self.hosts.values())
 
     def deliveries(self) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from convoymq.broker.group_requests import (
 from convoymq.broker.leadership import Leadership
 from convoymq.broker.local_queues import successors
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.selection import ALL, Selection
+from convoymq.broker.selection import ALL, Selection, check_group
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.metadata.members import MembershipManager
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
@@ -102,7 +102,7 @@ class QueueMembership:
             Refused: the queue is not replicated, or the node is not in the cluster or is away.
             Unavailable: not in time; it may still be done.
         """
-        self._check(record)
+        check_group(record)
         if node not in self._tree.nodes or not self._nodes.is_up(node):
             raise PreconditionFailed(f"node_not_running: node {self._nodes.name_of(node)}")
         votes = kind is not MemberKind.NON_VOTER
@@ -118,15 +118,11 @@ class QueueMembership:
             Refused: it is the last one, or the queue is not replicated.
             Unavailable: not in time; it may still be done.
         """
-        self._check(record)
+        check_group(record)
         return await self._change(
             record, "delete_member", node,
             is_done=lambda members: node not in members,
         )  # fmt: skip
-
-    def _check(self, record: QueueRecord) -> None:
-        if not record.type.is_replicated:
-            raise PreconditionFailed("classic_queue_not_supported: it has no replicas")
 
     async def _change(
         self,

@@ -10,6 +10,7 @@ from convoymq.broker.local_queues import LocalQueues
 from convoymq.kernels.batch import record
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import PeerError, PreconditionFailed
+from convoymq.routing.queue_types import PlacementKind
 
 TIMEOUT_S = 5.0
 
@@ -41,7 +42,7 @@ class Peeking:
             PreconditionFailed: the queue is no quorum queue.
             Unavailable: nobody leads it, or it did not answer in time.
         """
-        if not queue.type.is_replicated:
+        if queue.placement is not PlacementKind.RAFT:
             raise PreconditionFailed(f"Cannot peek into a {queue.type.value} queue")
         found = await self._requests.ask_leader(
             queue.group, queue.members, "peek", position, timeout_s=TIMEOUT_S

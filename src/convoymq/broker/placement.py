@@ -13,7 +13,7 @@ from convoymq.metadata.placement import (
     choose_members,
 )
 from convoymq.model.tables import EMPTY, Table
-from convoymq.queues.driver import GroupDriver, QueueDriver, driver_of
+from convoymq.queues.driver import driver_of
 from convoymq.routing.policies import Policies, effective_settings
 from convoymq.routing.queue_arguments import type_name_of
 from convoymq.routing.types import Queue
@@ -45,7 +45,7 @@ class Placement:
     """Chooses by this node's copy of the tree.
 
     Args:
-        leader_of: who leads a group, as far as known.
+        leader_of: node that leads a queue, as far as known.
         group_size: members of a queue whose declaration does not say.
     """
 
@@ -53,7 +53,7 @@ class Placement:
         self,
         node: int,
         tree: MetadataMachine,
-        leader_of: Callable[[int], int | None],
+        leader_of: Callable[[QueueRecord], int | None],
         group_size: int = 3,
     ) -> None:
         self._node = node
@@ -69,14 +69,8 @@ class Placement:
         topology = self._tree.vhosts[record.vhost].topology
         declared = topology.find_queue(record.name)
         arguments = placed(declared, topology.policies) if declared is not None else EMPTY
-        return self._group_size_for(driver_of(record.type.value), arguments)
-
-    def _group_size_for(self, driver: QueueDriver | None, arguments: Table) -> int:
-        if isinstance(driver, GroupDriver):
-            size = arguments.get(driver.group_size_argument)
-            if size is not None and isinstance(size.value, int) and size.value > 0:
-                return size.value
-        return self._group_size
+        driver = driver_of(record.type.value)
+        return driver.size(arguments, self._group_size) if driver is not None else self._group_size
 
     def members_for(
         self, arguments: Table, running: Sequence[int], default_locator: str = CLIENT_LOCAL
@@ -95,10 +89,9 @@ class Placement:
             leaders = self._count_leaders()
         leader = choose_leader(locator, client_node=self._node, running=running, leaders=leaders)
         leaders[leader] = leaders.get(leader, 0) + 1
-        if not isinstance(driver, GroupDriver):
-            return (leader,)
+        size = driver.size(arguments, self._group_size) if driver is not None else 1
         return choose_members(
-            self._group_size_for(driver, arguments),
+            size,
             leader=leader,
             nodes=set(self._tree.nodes) | {self._node},
             running=running,
@@ -147,7 +140,6 @@ class Placement:
             leaders = self._leaders = {}
             for record in records.values():
                 # Where nobody is known to lead, the designated leader is expected to.
-                node = self._leader_of(record.group) if record.type.is_replicated else None
-                node = node or record.home
+                node = self._leader_of(record) or record.home
                 leaders[node] = leaders.get(node, 0) + 1
         return self._leaders

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from convoymq.queues.classic.machine import DROP_HEAD
-from convoymq.queues.group_queue import group_state
 from convoymq.queues.quorum.queue import REJECT_PUBLISH_DLX
 from convoymq.routing.policies import Policies, effective_settings
 from convoymq.routing.types import Queue, QueueType
@@ -22,6 +21,3 @@ def settings_in_force(queue: Queue, policies: Policies) -> tuple[Mapping[str, ob
         "what is over the limit is dropped from the head"
     )
     return {**settings, "overflow": DROP_HEAD}, warning
-
-
-__all__ = ["group_state", "settings_in_force"]

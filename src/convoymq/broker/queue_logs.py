@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable
 from convoymq.broker.group_requests import AGAIN, DONE, Answer, GroupRequests
 from convoymq.broker.membership import AT_ONCE, NEVER
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.selection import Selection
+from convoymq.broker.selection import Selection, check_group
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.metadata.reads import METADATA_GROUP
 from convoymq.model.errors import (
     BrokerError,
-    PreconditionFailed,
     Refused,
     StorageFault,
     Unavailable,
@@ -71,7 +70,7 @@ class QueueLogs:
     async def status(self, record: QueueRecord) -> list[Row]:
         """Returns a row for each member of a queue, by `COLUMNS`; those that do not answer have
         their state only. Raises PreconditionFailed."""
-        _check(record)
+        check_group(record)
         return await self._rows(record.members, record.group)
 
     async def metadata_status(self) -> list[Row]:
@@ -125,7 +124,7 @@ class QueueLogs:
             PreconditionFailed: the queue has no replicas.
             Unavailable: a member is away, or could not in time.
         """
-        _check(record)
+        check_group(record)
         await self._ask_members(record, "reclaim")
 
     async def _ask_members(self, record: QueueRecord, name: str) -> None:
@@ -212,8 +211,3 @@ async def _until(condition: Callable[[], bool]) -> None:
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise Unavailable("the write-ahead log could not be emptied in time") from None
-
-
-def _check(record: QueueRecord) -> None:
-    if not record.type.is_replicated:
-        raise PreconditionFailed("classic_queue_not_supported: it has no replicas")

@@ -10,6 +10,7 @@ from convoymq.broker.queue_logs import membership_of
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.model.json import JsonObject
 from convoymq.queues.slices import in_slices
+from convoymq.routing.queue_types import PlacementKind
 from convoymq.shells.groups.host import ReplicaHost
 
 METADATA_NAME = "rabbitmq_metadata"
@@ -56,7 +57,7 @@ class QuorumChecks:
                 }
             )
         async for record in in_slices(list(self._tree.records())):
-            if record.type.is_replicated and self._is_critical(
+            if record.placement is PlacementKind.RAFT and self._is_critical(
                 record.group, record.members, behind
             ):
                 found.append(_row(record))

@@ -77,20 +77,6 @@ class ReplicaViews:
             lacking=sum(map(_lacking, replicas)) + len(self._host.stopped),
         )
 
-    def leaderless(self) -> int:
-        """Returns the number of queues with a replica here that have no leader."""
-        return sum(
-            1
-            for record in self._tree.queue_index.by_group.values()
-            if record.type.is_replicated
-            and self._host.node in record.members
-            and self._host.leader_of(record.group) is None
-        )
-
-    def leader_of(self, record: QueueRecord) -> int | None:
-        """Returns the node that leads a queue, as far as known here."""
-        return self._host.leader_of(record.group)
-
     def index_bytes(self) -> Iterator[tuple[str, int]]:
         """Yields (kind of machine, bytes of its indexes in memory), where they are counted."""
         for replica in list(self._host.groups.values()):

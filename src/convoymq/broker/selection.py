@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.patterns import compile_pattern
+from convoymq.routing.queue_types import PlacementKind
 
 ALL = "all"
 TYPES = (ALL, "quorum", "stream")
@@ -34,8 +35,14 @@ class Selection:
     def matches(self, record: QueueRecord) -> bool:
         """Returns whether a queue is selected."""
         return (
-            record.type.is_replicated
+            record.placement is PlacementKind.RAFT
             and self.type in (ALL, record.type.value)
             and compile_pattern(self.vhost_pattern).search(record.vhost)
             and compile_pattern(self.queue_pattern).search(record.name)
         )
+
+
+def check_group(record: QueueRecord) -> None:
+    """Raises PreconditionFailed for a queue that is no Raft group: it has no replicas of a log."""
+    if record.placement is not PlacementKind.RAFT:
+        raise PreconditionFailed("classic_queue_not_supported: it has no replicas")

@@ -18,6 +18,7 @@ from convoymq.metadata.replicas import Host, Replica
 from convoymq.metadata.store import MetadataStore
 from convoymq.model.errors import BrokerError, EntryGone, NotFound, PreconditionFailed
 from convoymq.replication.raft.membership import Membership
+from convoymq.routing.queue_types import PlacementKind
 
 log = structlog.get_logger()
 
@@ -286,7 +287,7 @@ class MembershipManager:
             raise PreconditionFailed(f"node {node} is running: stop it first")
         if not force:
             for record in tree.records():
-                if record.type.is_replicated and record.members == (node,):
+                if record.placement is not PlacementKind.HOME and record.members == (node,):
                     raise PreconditionFailed(
                         f"node {node} has the only replica of queue '{record.name}'"
                     )

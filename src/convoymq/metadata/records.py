@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from convoymq.routing.policies import Policies, topic_settings
+from convoymq.routing.queue_types import PlacementKind
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import QueueType
 
@@ -62,7 +63,7 @@ class QueueRecord:
     type: QueueType
     durable: bool
     members: tuple[int, ...]
-    """The designated leader, or the home node of a classic queue, first."""
+    """Nodes that have the queue: the designated leader, the master, or the home first."""
     owner: str | None
     created_ms: int
     joined: tuple[int, ...] = ()
@@ -77,6 +78,11 @@ class QueueRecord:
     """The declaration said the type."""
 
     @property
+    def placement(self) -> PlacementKind:
+        """Returns where the queue is, and what decides which of its members serves."""
+        return self.type.placement
+
+    @property
     def home(self) -> int:
         """Returns the node that shall lead at first, or the only one."""
         return self.members[0]
@@ -85,7 +91,7 @@ class QueueRecord:
     def is_fleeting(self) -> bool:
         """Returns whether what the queue holds is gone with the process of its home."""
         kept = self.durable and self.owner is None
-        return not kept and not self.type.is_replicated
+        return not kept and self.placement is PlacementKind.HOME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ from convoymq.model.refusals import queue_subject, unserved_argument
 from convoymq.model.tables import decode_body
 from convoymq.routing.declarations import check_binding, check_exchange, check_queue
 from convoymq.routing.policies import Policy, check_policy
-from convoymq.routing.queue_types import rules_of, type_names, unreplicated_type_with
+from convoymq.routing.queue_types import PlacementKind, home_type_with, rules_of, type_names
 from convoymq.routing.types import Destination, DestinationKind
 
 NAME_BYTES_MAX = 255
@@ -164,10 +164,11 @@ def _declare_queue(command: DeclareQueue, tree: MetadataMachine) -> DeclareQueue
     for name, first in rules.first_versions.items() if rules is not None else ():
         if tree.version < first and name in arguments:
             subject = queue_subject(command.vhost, command.name)
-            by = unreplicated_type_with(name, tree.version)
+            by = home_type_with(name, tree.version)
             raise unserved_argument(name, subject, queue_type.value, served_by=by, early=True)
     check_queue_limit(tree, command.vhost, command.name)
-    members = command.members if queue_type.is_replicated else command.members[:1]
+    has_home = queue_type.placement is PlacementKind.HOME
+    members = command.members[:1] if has_home else command.members
     recorded = tree.version >= COMPATIBILITY_VERSION
     return msgspec.structs.replace(
         command,

@@ -41,6 +41,7 @@ from convoymq.model.errors import (
 from convoymq.node.admin_socket import Progress
 from convoymq.replication.raft.membership import Membership
 from convoymq.replication.raft.types import LOST_STATE, QUARANTINED
+from convoymq.routing.queue_types import PlacementKind
 from convoymq.shells.groups.recovery_plan import (
     METADATA_GROUP,
     CopyReport,
@@ -314,7 +315,7 @@ class Recovery:
         places += [
             GroupPlace(group=r.group, vhost=r.vhost, name=r.name, members=r.members)
             for r in machine.records()
-            if r.type.is_replicated
+            if r.placement is PlacementKind.RAFT
         ]
         return {
             "nodes": nodes,

@@ -1,8 +1,9 @@
 """Drivers of queue types, and their registry.
 
 Nothing outside of a driver asks for the name of a type. A new type is a driver of its own and a
-line that registers it (`queues/drivers.py`; tests/examples/queue_type is a worked example). Its
-queues are either Raft groups (`GroupDriver`), or kept on one node, their home (`HomeDriver`).
+line that registers it (`queues/drivers.py`; tests/examples has worked examples). Its rules say the
+placement: its queues are Raft groups (`GroupDriver`), or a host of the type's own keeps them
+(`HostedDriver`), on one node each (`HomeDriver`) or on a view of nodes.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
+from convoymq.metadata.commands import SetMembers
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
-from convoymq.queues.group_queue import FlowLimits, GroupQueue, Host
+from convoymq.queues.group_queue import FlowLimits, GroupQueue, Host, group_state
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.reservation_reads import Ask
 from convoymq.replication.machine import Machine
-from convoymq.routing.queue_types import TypeRules, add_type
+from convoymq.routing.queue_types import PlacementKind, TypeRules, add_type
 from convoymq.shells.groups.room import Waiting
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import TracedMachine
@@ -90,7 +92,7 @@ class QueueMachine(Machine, TracedMachine, Protocol):
 
 
 class Reports(Protocol):
-    """Reports of queues with a home to their node's broker."""
+    """Reports of hosted queues to their node's broker."""
 
     def on_unused(self, record: QueueRecord) -> None:
         """The last consumer left a queue."""
@@ -124,6 +126,8 @@ class HostParts:
     """To be called when there is work for `end_of_round`."""
     await_room: Callable[[int, Waiting], None]
     """`ReplicaHost.await_room`."""
+    record_members: Callable[[SetMembers, Answer], object]
+    """Has other members of a queue recorded in the tree."""
     note: Callable[..., None]
     """(event, fields by name): logs an event of a queue."""
     dead_letters: DeadLetterOptions | None = None
@@ -131,7 +135,7 @@ class HostParts:
 
 
 class QueueHost(Protocol):
-    """One node's queues of a type that is kept on one node."""
+    """One node's queues of a type that is no Raft group, and its handles of those elsewhere."""
 
     @property
     def crashed(self) -> Iterable[int]:
@@ -142,8 +146,8 @@ class QueueHost(Protocol):
         """Returns those of them that `open` is to be called for again now."""
 
     def open(self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]) -> Queue:
-        """Opens a queue at its home, with its effective settings (`Queue.configure`); one that has
-        ended when that fails."""
+        """Opens a queue on one of its members, with its effective settings (`Queue.configure`); one
+        that has ended when that fails."""
 
     def find(self, record: QueueRecord, arguments: Table) -> Queue | None:
         """Returns this node's handle of a queue. Opens no queue: a handle of one that lives
@@ -168,7 +172,7 @@ class QueueHost(Protocol):
         """The link to another node broke."""
 
     def rows(self) -> Iterator[Row]:
-        """Yields the rows for management of the queues whose home this node is."""
+        """Yields the rows for management of the queues that this node leads, or is the home of."""
 
     def sessions(self) -> Iterable[int]:
         """Sessions of this node's clients."""
@@ -187,13 +191,53 @@ class QueueHost(Protocol):
         """Writes what waits and closes files."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLocation:
+    """Location of a queue, as far as one node knows it."""
+
+    members: tuple[int, ...]
+    """Nodes that have the queue, as its record says."""
+    online: tuple[int, ...]
+    """Those of them that can be reached."""
+    leader: int | None
+    """Leader, master or home; None: none is known."""
+    state: str
+    """`running`, or why the queue does not serve: `down`, or `minority` of a Raft group."""
+
+
 class QueueDriver(ABC):
     """Driver of a queue type."""
 
     rules: TypeRules
-    """Name, and what may be declared."""
+    """Name, placement, and what may be declared."""
     heeds_conditions = True
     """The conditions matter; otherwise they are taken and not looked at."""
+
+    @abstractmethod
+    def size(self, arguments: Table, default: int) -> int:
+        """Returns the number of members that a queue begins with. `default`: of one whose
+        declaration does not say it."""
+
+    def locate(
+        self, record: QueueRecord, leader: int | None, is_up: Callable[[int], bool]
+    ) -> QueueLocation:
+        """Returns the location of a queue.
+
+        Args:
+            leader: the leader, master or home, if one is known.
+            is_up: whether a node can be reached.
+        """
+        online = tuple(node for node in record.members if is_up(node))
+        return QueueLocation(
+            members=record.members,
+            online=online,
+            leader=leader,
+            state=self.state(leader, len(online), len(record.members)),
+        )
+
+    def state(self, leader: int | None, online: int, members: int) -> str:
+        """Returns the state of a queue with that leader and so many members."""
+        return "running" if leader is not None and online else "down"
 
 
 class GroupDriver(QueueDriver):
@@ -201,6 +245,17 @@ class GroupDriver(QueueDriver):
 
     group_size_argument: str
     """Argument for the number of members that a queue begins with."""
+
+    def size(self, arguments: Table, default: int) -> int:
+        """See `QueueDriver`."""
+        size = arguments.get(self.group_size_argument)
+        if size is not None and isinstance(size.value, int) and size.value > 0:
+            return size.value
+        return default
+
+    def state(self, leader: int | None, online: int, members: int) -> str:
+        """See `QueueDriver`."""
+        return group_state(leader, online, members)
 
     @abstractmethod
     def make_machine(self, arguments: Table, release: str) -> QueueMachine:
@@ -217,12 +272,20 @@ class GroupDriver(QueueDriver):
         """Returns a node's handle of a queue, which is also its group's effect sink."""
 
 
-class HomeDriver(QueueDriver):
-    """A type whose queues are kept on one node each."""
+class HostedDriver(QueueDriver):
+    """A type whose queues are kept by hosts of its own: one for each node."""
 
     @abstractmethod
     def make_host(self, parts: HostParts) -> QueueHost:
-        """Returns what keeps a node's queues of the type."""
+        """Returns the host of a node."""
+
+
+class HomeDriver(HostedDriver):
+    """A type whose queues are kept on one node each."""
+
+    def size(self, arguments: Table, default: int) -> int:
+        """See `QueueDriver`."""
+        return 1
 
 
 _DRIVERS: dict[str, QueueDriver] = {}
@@ -230,6 +293,8 @@ _DRIVERS: dict[str, QueueDriver] = {}
 
 def register(driver: QueueDriver) -> None:
     """Makes a type known, before a node starts."""
+    is_group = driver.rules.placement is PlacementKind.RAFT
+    assert is_group == isinstance(driver, GroupDriver), "a Raft group needs a group's driver"
     add_type(driver.rules)
     _DRIVERS[driver.rules.name] = driver
 
@@ -246,6 +311,6 @@ def group_driver_of(name: str) -> GroupDriver:
     return driver
 
 
-def home_drivers() -> list[HomeDriver]:
-    """Returns the drivers of types that are kept on one node."""
-    return [driver for driver in _DRIVERS.values() if isinstance(driver, HomeDriver)]
+def hosted_drivers() -> list[HostedDriver]:
+    """Returns the drivers of types whose queues are no Raft groups."""
+    return [driver for driver in _DRIVERS.values() if isinstance(driver, HostedDriver)]

@@ -641,7 +641,7 @@ class GroupQueue(Queue):
         self._block_index = -1
         self._block = b""
         now = self.clock.monotonic_ms()
-        leader = self.leader if self.leader is not None else self._host.leader_of(self.group)
+        leader = self.known_leader
         leaderless_since = self._leaderless_since(leader, now)
         for client in list(self._clients.values()):
             if client.blocked:
@@ -669,6 +669,15 @@ class GroupQueue(Queue):
             self._leaderless_since_ms = now_ms
         return self._leaderless_since_ms
 
+    @property
+    def known_leader(self) -> int | None:
+        """See `Queue`."""
+        return self.leader if self.leader is not None else self._host.leader_of(self.group)
+
+    def follow(self, members: tuple[int, ...], config: tuple[int, int]) -> None:
+        """See `Queue`."""
+        self.members = members
+
     def on_deleted(self) -> None:
         """The metadata say that the queue is gone. The node's batch of it is not sent any more."""
         if self.deleted:
@@ -695,7 +704,7 @@ class GroupQueue(Queue):
             raise Unavailable(f"queue '{self.name}' has no leader") from None
 
     def _is_led(self) -> bool:
-        if self.leader is None and self._host.leader_of(self.group) is None:
+        if self.known_leader is None:
             return False
         replica = self._host.replica(self.group)
         # The founder of a group leads before anybody has answered it.

@@ -292,6 +292,8 @@ class Queue(ABC):
     is_lost: bool = False
     """A transient queue whose node is gone: messages go past it, and its name is free. The tree
     deletes it soon."""
+    leader: int | None = None
+    """Node that leads the queue, if it has several members and one is known."""
     refuses_publishes: bool = False
     """The queue is full, and publishers are to hear so. When it changes, edges forget the routes
     that they remember."""
@@ -334,6 +336,14 @@ class Queue(ABC):
             Unavailable: the queue does not answer.
         """
         return True
+
+    @property
+    def known_leader(self) -> int | None:
+        """Returns the node that leads the queue, as far as this node knows."""
+        return self.leader
+
+    def follow(self, members: tuple[int, ...], config: tuple[int, int]) -> None:  # noqa: B027
+        """Takes note that the tree records other members. `config`: see `QueueRecord`."""
 
     def configure(self, settings: Mapping[str, object]) -> None:  # noqa: B027
         """Takes the effective settings of the queue: those of its arguments and policies, by the

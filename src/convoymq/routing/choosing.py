@@ -31,7 +31,8 @@ from convoymq.model.refusals import (
     unsupported_hash_property,
 )
 from convoymq.model.tables import Table
-from convoymq.routing.types import Destination, Queue, QueueType
+from convoymq.routing.queue_types import PlacementKind
+from convoymq.routing.types import Destination, Queue
 
 HASH_HEADER = "hash-header"
 HASH_PROPERTY = "hash-property"
@@ -145,7 +146,7 @@ def check_local_binding(routing_key: str, queue: Queue | None) -> None:
         raise binding_key_not_empty(routing_key)
     if queue is None:
         raise destination_not_found()
-    if queue.type is not QueueType.CLASSIC:
+    if queue.type.placement is not PlacementKind.HOME:
         raise unserved_destination_type(queue.type.value)
 
 

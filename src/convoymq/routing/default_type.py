@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from convoymq.model.tables import Table
 from convoymq.routing.queue_arguments import TYPE_ARGUMENT
+from convoymq.routing.queue_types import PlacementKind
 from convoymq.routing.types import QueueType
 
 
@@ -30,6 +31,6 @@ def with_default_type(
     fits = durable and not exclusive and not auto_delete and not server_named
     if wanted is QueueType.CLASSIC or not wanted.is_served:
         return arguments
-    if fits or not wanted.is_replicated:
+    if fits or wanted.placement is not PlacementKind.RAFT:
         return arguments.with_field(TYPE_ARGUMENT, wanted.value)
     return arguments

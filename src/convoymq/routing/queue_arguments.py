@@ -24,10 +24,11 @@ from convoymq.model.tables import INTEGER_CODES, Field, Table
 from convoymq.routing.queue_types import (
     Argument,
     Check,
+    PlacementKind,
+    home_type_with,
     own_arguments,
     rules_of,
     type_names,
-    unreplicated_type_with,
 )
 from convoymq.routing.types import QueueType
 
@@ -228,7 +229,7 @@ def check_arguments(subject: Subject, arguments: Table) -> QueueType:
             raise foreign_argument(name, subject, queue_type.value)
     for name in present:
         if name != TYPE_ARGUMENT and not rules.takes(name):
-            by = unreplicated_type_with(name)
+            by = home_type_with(name)
             raise unserved_argument(name, subject, queue_type.value, served_by=by)
     segment = arguments.get(SEGMENT_ARGUMENT)
     if segment and isinstance(segment.value, int) and segment.value > SEGMENT_BYTES_MAX:
@@ -275,10 +276,10 @@ def check_properties(
     """Refuses properties that the type can't have.
 
     Raises:
-        PreconditionFailed: a replicated queue that is not durable, exclusive, auto-delete or
+        PreconditionFailed: a queue of a Raft group that is not durable, exclusive, auto-delete or
             unnamed.
     """
-    if not queue_type.is_replicated:
+    if queue_type.placement is not PlacementKind.RAFT:
         return
     if server_named:
         raise server_named_queue(queue_type.value)

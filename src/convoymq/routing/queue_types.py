@@ -5,11 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from convoymq.model.tables import Field, Table
 
 Check = Callable[[Field, Table], "str | None"]
 """Returns the reason to refuse a value, as an Erlang term, or None."""
+
+
+class PlacementKind(Enum):
+    """Where queues of a type are, and what decides which of their nodes serves."""
+
+    HOME = "home"
+    """One node has the queue: its home."""
+    RAFT = "raft"
+    """The members are a Raft group, which elects a leader. Such queues are durable, named by the
+    client, and of no one connection."""
+    RING = "ring"
+    """The members are a view, in an order: the first is the master, the others have copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +41,7 @@ class TypeRules:
     """
 
     name: str
-    is_replicated: bool
-    """Queues of the type are Raft groups: durable, named by the client, of no one connection."""
+    placement: PlacementKind
     serves: frozenset[str]
     """Arguments that do what they say."""
     first_versions: Mapping[str, int] = field(default_factory=dict)
@@ -93,12 +105,12 @@ def own_arguments() -> Iterator[Argument]:
         yield from rules.own
 
 
-def unreplicated_type_with(argument: str, version: int | None = None) -> str | None:
-    """Returns the first type that serves an argument and is not replicated. `version`: of the
-    metadata machine; None: the newest."""
+def home_type_with(argument: str, version: int | None = None) -> str | None:
+    """Returns the first type with a home that serves an argument. `version`: of the metadata
+    machine; None: the newest."""
     for rules in _TYPES.values():
         is_new = version is not None and rules.first_versions.get(argument, 0) > version
-        if not rules.is_replicated and argument in rules.serves and not is_new:
+        if rules.placement is PlacementKind.HOME and argument in rules.serves and not is_new:
             return rules.name
     return None
 

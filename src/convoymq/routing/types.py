@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from convoymq.model.tables import EMPTY, Table
-from convoymq.routing.queue_types import rules_of
+from convoymq.routing.queue_types import PlacementKind, rules_of
 
 DEFAULT_EXCHANGE = ""
 RESERVED_PREFIX = "amq."
@@ -88,10 +88,10 @@ class QueueType(_StoredType):
         return rules is not None and rules.is_managed
 
     @property
-    def is_replicated(self) -> bool:
-        """Returns whether such a queue is a Raft group."""
+    def placement(self) -> PlacementKind:
+        """Returns where such queues are; those of a type that is not served are on one node."""
         rules = rules_of(self.value)
-        return rules is not None and rules.is_replicated
+        return rules.placement if rules is not None else PlacementKind.HOME
 
 
 class DestinationKind(Enum):

@@ -417,7 +417,7 @@ class ClusterNode(SimNode):
             machine_for=self._machine_for,
             lost_groups=self.saved.lost_groups,
         )
-        self.placement = Placement(self.number, self.tree, self.host.leader_of)
+        self.placement = Placement(self.number, self.tree, self.local.leader_of)
         self.queues = self.local.queues
         self.watch = self.local.watch
         self.store.watch(self._on_change)

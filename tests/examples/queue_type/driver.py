@@ -12,7 +12,7 @@ from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import INTEGER_CODES, Field, Table
 from convoymq.queues.driver import HomeDriver, HostParts
 from convoymq.queues.interface import Row
-from convoymq.routing.queue_types import Argument, TypeRules
+from convoymq.routing.queue_types import Argument, PlacementKind, TypeRules
 from tests.examples.queue_type.ring import Ring
 
 SIZE_ARGUMENT = "x-ring-size"
@@ -29,7 +29,7 @@ class RingDriver(HomeDriver):
 
     rules = TypeRules(
         name="ring",
-        is_replicated=False,
+        placement=PlacementKind.HOME,
         serves=frozenset(("x-queue-leader-locator",)),
         own=(Argument(SIZE_ARGUMENT, _size),),
     )

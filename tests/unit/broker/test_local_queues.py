@@ -87,7 +87,10 @@ class World:
             new_session=lambda: 1,
             **{"clock": unused, **options},
         )
-        self.placement = Placement(NODE, self.tree, lambda group: self.host.leader_of(group))
+        # Of all queues, as if this node had a handle of each.
+        self.placement = Placement(
+            NODE, self.tree, lambda record: self.host.leader_of(record.group)
+        )
 
     def put(self, name: str, group: int, *members: int, joined: tuple[int, ...] = ()) -> None:
         vhost = self.tree.vhosts["/"]

@@ -46,12 +46,16 @@ from convoymq.routing import (
     topics,
 )
 from convoymq.routing.matchers import Matcher
-from convoymq.routing.queue_types import TypeRules
+from convoymq.routing.queue_types import PlacementKind, TypeRules
 
 SESSION = 1 << 56 | 7 << 24
 EVERY_ARGUMENT = frozenset(argument.name for argument in queue_arguments.ARGUMENTS)
 LARGER = {
-    name: TypeRules(name=name, is_replicated=name in ("quorum", "stream"), serves=EVERY_ARGUMENT)
+    name: TypeRules(
+        name=name,
+        placement=PlacementKind.RAFT if name in ("quorum", "stream") else PlacementKind.HOME,
+        serves=EVERY_ARGUMENT,
+    )
     for name in ("classic", "quorum", "stream", "delayed")
 }
 
@@ -322,7 +326,7 @@ def test_types_of_later_releases_are_kept_as_they_are() -> None:
     log.record(Bind(vhost="/", source="x", kind="queue", destination="d"))
     machine = log.replay(larger=False)
     record = machine.vhosts["/"].queues["d"]
-    assert (record.type.value, record.type.is_served, record.type.is_replicated) == (
+    assert (record.type.value, record.type.is_served, record.placement) == (
         "delayed", False, False
     )  # fmt: skip
     topology = machine.vhosts["/"].topology

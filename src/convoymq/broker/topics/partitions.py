@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.metadata.machine import MetadataMachine, QueueRecord, TopicRecord
@@ -18,18 +18,11 @@ QUESTION_TIMEOUT_S = 2.0
 
 
 class TopicPartitions:
-    """Partitions of the topics, as this node's tree has them.
+    """Partitions of the topics, as this node's tree has them."""
 
-    Args:
-        leader_of: who leads a group, as far as known here.
-    """
-
-    def __init__(
-        self, tree: MetadataMachine, local: LocalQueues, leader_of: Callable[[int], int | None]
-    ) -> None:
+    def __init__(self, tree: MetadataMachine, local: LocalQueues) -> None:
         self._tree = tree
         self._local = local
-        self._leader_of = leader_of
 
     # --- queues ----------------------------------------------------------------------------
 
@@ -59,7 +52,7 @@ class TopicPartitions:
     def leader(self, topic: TopicRecord, pid: int) -> int:
         """Returns the node that leads a partition, or is expected to; 0 when it has no queue."""
         record = self.record(topic.vhost, topic.name, pid)
-        return 0 if record is None else self._leader_of(record.group) or record.home
+        return 0 if record is None else self._local.leader_of(record) or record.home
 
     def members(self, topic: TopicRecord, pid: int) -> tuple[int, ...]:
         """Returns the nodes that have a partition."""

@@ -43,7 +43,7 @@ class TopicParts:
         self._spawn = spawn
         self._tree = metadata.tree
         self._placement = broker.placement
-        self.partitions = TopicPartitions(metadata.tree, broker.local, broker.host.leader_of)
+        self.partitions = TopicPartitions(metadata.tree, broker.local)
         self.admin = TopicAdmin(
             metadata=metadata,
             nodes=broker.nodes,

@@ -282,10 +282,7 @@ class Requests:
         except Refused:
             # Another connection's, or its home node is away.
             return row
-        if record.type.is_replicated:
-            leader = getattr(queue, "leader", None) or broker.replicas.leader_of(record)
-        else:
-            leader = record.home
+        leader = broker.locations.leader_of(record)
         row["leader"] = None if leader is None else broker.node_name_of(leader)
         row["bytes"] = queue.info().get("message_bytes")
         if queue.features.reads_by_offset:

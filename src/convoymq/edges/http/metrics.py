@@ -205,7 +205,7 @@ async def _queues(
     else:
         for metric, key in QUEUE_METRICS:
             text.gauge(metric, sum(_value(row, key) for _, row in rows))
-    text.gauge("convoy_queues_leaderless", broker.replicas.leaderless())
+    text.gauge("convoy_queues_leaderless", broker.locations.leaderless())
 
 
 def _value(row: JsonObject, key: str) -> float:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from convoymq import __version__
 from convoymq.broker.facade import Broker
-from convoymq.broker.queue_facts import group_state, settings_in_force
+from convoymq.broker.queue_facts import settings_in_force
 from convoymq.broker.records import QueueRecord, User, Vhost
 from convoymq.edges.configuration import listeners as listeners_of
 from convoymq.edges.http.json_values import count_in, part
@@ -319,8 +319,8 @@ def queue_row(
 ) -> JsonObject | None:
     """Returns one queue; None when it is gone.
 
-    The state of a replicated queue is its `group_state`; a classic queue is `down` while its node
-    is, and `crashed` after an error of its own, until it is opened anew.
+    The state of a queue with several members is that of its `QueueLocation`; a classic queue is
+    `down` while its node is, and `crashed` after an error of its own, until it is opened anew.
     """
     vhost = broker.tree.vhosts.find(record.vhost)
     declared = vhost.topology.find_queue(record.name) if vhost is not None else None
@@ -344,12 +344,11 @@ def queue_row(
     facts = dict(live or {})
     leader = facts.get("leader")
     assert leader is None or isinstance(leader, int)
-    replicated = record.type.is_replicated
-    if replicated:
-        online = [broker.node_name_of(node) for node in record.members if broker.is_up(node)]
-        row["members"] = [broker.node_name_of(node) for node in record.members]
-        row["online"] = online
-        row["state"] = group_state(leader, len(online), len(record.members))
+    location = broker.locations.locate(record, leader)
+    if location is not None:
+        row["members"] = [broker.node_name_of(node) for node in location.members]
+        row["online"] = [broker.node_name_of(node) for node in location.online]
+        row["state"] = location.state
         facts.pop("state", None)
     if live is None:
         return row
@@ -364,7 +363,7 @@ def queue_row(
         facts.pop(hidden, None)
     row |= {key: value for key, value in facts.items() if value is not None}
     row["type"] = record.type.value
-    if replicated and leader is not None:
+    if location is not None and leader is not None:
         row["node"] = row["leader"] = broker.node_name_of(leader)
     row.setdefault("messages", 0)
     key = f"queue.{record.group}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.driver import HomeDriver, HostParts
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS, TAKE_OVER_ARGUMENT
-from convoymq.routing.queue_types import TypeRules
+from convoymq.routing.queue_types import PlacementKind, TypeRules
 
 SINCE_VERSION_2 = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
 """Arguments that the first version of the tree's rules refuses: a home of that release would take
@@ -17,7 +17,7 @@ class ClassicDriver(HomeDriver):
 
     rules = TypeRules(
         name="classic",
-        is_replicated=False,
+        placement=PlacementKind.HOME,
         serves=frozenset(
             (
                 "x-expires",

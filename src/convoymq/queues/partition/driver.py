@@ -17,7 +17,7 @@ from convoymq.queues.partition.rules import PARTITION
 from convoymq.queues.stream.driver import stream_settings
 from convoymq.routing.policies import TOPICS
 from convoymq.routing.policy_keys import TOPIC_KEYS
-from convoymq.routing.queue_types import Argument, TypeRules
+from convoymq.routing.queue_types import Argument, PlacementKind, TypeRules
 
 if TYPE_CHECKING:
     from convoymq.queues.partition.machine import PartitionGroupMachine
@@ -46,7 +46,7 @@ class PartitionDriver(GroupDriver):
 
     rules = TypeRules(
         name=PARTITION,
-        is_replicated=True,
+        placement=PlacementKind.RAFT,
         is_managed=True,
         serves=frozenset(
             (

@@ -18,7 +18,7 @@ from convoymq.routing.queue_arguments import (
     TAKE_OVER_ARGUMENT,
     takes_over_strictly,
 )
-from convoymq.routing.queue_types import TypeRules
+from convoymq.routing.queue_types import PlacementKind, TypeRules
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.queue import QuorumQueue
@@ -52,7 +52,7 @@ class QuorumDriver(GroupDriver):
 
     rules = TypeRules(
         name="quorum",
-        is_replicated=True,
+        placement=PlacementKind.RAFT,
         serves=frozenset(
             (
                 "x-single-active-consumer",

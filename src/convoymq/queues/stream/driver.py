@@ -14,7 +14,7 @@ from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.stream.machine import NO_LIMIT, StreamMachine
 from convoymq.routing.queue_arguments import TAKE_OVER_ARGUMENT
-from convoymq.routing.queue_types import TypeRules
+from convoymq.routing.queue_types import PlacementKind, TypeRules
 
 if TYPE_CHECKING:
     from convoymq.queues.stream.queue import StreamQueue
@@ -25,7 +25,7 @@ class StreamDriver(GroupDriver):
 
     rules = TypeRules(
         name="stream",
-        is_replicated=True,
+        placement=PlacementKind.RAFT,
         serves=frozenset(
             (
                 "x-max-length-bytes",

@@ -451,7 +451,7 @@ class StreamQueue(GroupQueue):
 
         Errors: OffsetOutOfRange, ReplicaBehind, Unavailable.
         """
-        node = self._leader() if leader else self._member()
+        node = self.known_leader if leader else self._member()
         if node is None:
             what = "leader" if leader else "replica that can be reached"
             answer(None, Unavailable(f"stream '{self.name}' has no {what}"))
@@ -474,16 +474,13 @@ class StreamQueue(GroupQueue):
         else:
             self._ask_node(node, request, wait_ms + ASK_TIMEOUT_MS, answered)
 
-    def _leader(self) -> int | None:
-        return self.leader if self.leader is not None else self._host.leader_of(self.group)
-
     def _member(self) -> int | None:
         """Returns a member to read from: this node, the leader while this node's replica is behind,
         else one that stays the same while it answers."""
         if self.machine() is not None:
             return self.node
         if self._own_machine() is not None:
-            leader = self._leader()
+            leader = self.known_leader
             if leader is not None and self._transport.is_connected(leader):
                 return leader
         preferred = self._preferred
@@ -547,7 +544,7 @@ class StreamQueue(GroupQueue):
         """Asks the leader; when it cannot be asked, a member that may be behind."""
 
         def answered(fields: Fields | None, error: BrokerError | None) -> None:
-            if error is not None and self._leader() != self.node:
+            if error is not None and self.known_leader != self.node:
                 self._ask_member(request, done)
             else:
                 done(fields, error)
