@@ -275,6 +275,7 @@ class Broker:
     ) -> dict[str, QueueHost]:
         parts = HostParts(
             node_id=self.node_id,
+            incarnation=self._incarnations[self.node_id],
             open_directory=open_directory,
             clock=self._clock,
             control=self.control,

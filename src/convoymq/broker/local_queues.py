@@ -192,7 +192,7 @@ class LocalQueues:
             return
         queue = self.get(group)
         if queue is not None:
-            queue.follow(record.members, record.config)
+            queue.follow_members(record.members, record.config)
         if record.placement is PlacementKind.RAFT:
             self._follow_members(record)
         else:

@@ -26,7 +26,7 @@ from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.reservation_reads import Ask
 from convoymq.replication.machine import Machine
 from convoymq.routing.queue_types import PlacementKind, TypeRules, add_type
-from convoymq.shells.groups.room import Waiting
+from convoymq.shells.capacity import Waiting
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import TracedMachine
 from convoymq.transport.control import ControlPlane
@@ -109,6 +109,8 @@ class HostParts:
     """Parts that a `QueueHost` is made with."""
 
     node_id: int
+    incarnation: int
+    """Counts the starts of the node."""
     open_directory: Callable[[str], Directory]
     """Returns a folder of that name, where the node keeps its data."""
     clock: Clock
@@ -198,7 +200,7 @@ class QueueLocation:
     members: tuple[int, ...]
     """Nodes that have the queue, as its record says."""
     online: tuple[int, ...]
-    """Those of them that can be reached."""
+    """Members that can be reached."""
     leader: int | None
     """Leader, master or home; None: none is known."""
     state: str

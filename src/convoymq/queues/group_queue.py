@@ -55,7 +55,7 @@ from convoymq.transport.interfaces import Transport
 if TYPE_CHECKING:
     from convoymq.logformat.segment import FilePlace, Segment
     from convoymq.queues.session_client import SessionClient
-    from convoymq.shells.groups.room import Waiting
+    from convoymq.shells.capacity import Waiting
 
 STATUS_GAP = 2
 
@@ -674,7 +674,7 @@ class GroupQueue(Queue):
         """See `Queue`."""
         return self.leader if self.leader is not None else self._host.leader_of(self.group)
 
-    def follow(self, members: tuple[int, ...], config: tuple[int, int]) -> None:
+    def follow_members(self, members: tuple[int, ...], config: tuple[int, int]) -> None:
         """See `Queue`."""
         self.members = members
 

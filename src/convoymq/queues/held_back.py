@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from convoymq.shells.groups.room import Waiting
+    from convoymq.shells.capacity import Waiting
 
 
 class Links(Protocol):

@@ -342,7 +342,7 @@ class Queue(ABC):
         """Returns the node that leads the queue, as far as this node knows."""
         return self.leader
 
-    def follow(self, members: tuple[int, ...], config: tuple[int, int]) -> None:  # noqa: B027
+    def follow_members(self, members: tuple[int, ...], config: tuple[int, int]) -> None:  # noqa: B027
         """Takes note that the tree records other members. `config`: see `QueueRecord`."""
 
     def configure(self, settings: Mapping[str, object]) -> None:  # noqa: B027

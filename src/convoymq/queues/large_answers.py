@@ -12,7 +12,7 @@ from convoymq.model.clock import Clock
 from convoymq.model.errors import Unavailable
 
 if TYPE_CHECKING:
-    from convoymq.shells.groups.room import Waiting
+    from convoymq.shells.capacity import Waiting
 
 
 class Links(Protocol):

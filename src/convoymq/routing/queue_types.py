@@ -14,7 +14,7 @@ Check = Callable[[Field, Table], "str | None"]
 
 
 class PlacementKind(Enum):
-    """Where queues of a type are, and what decides which of their nodes serves."""
+    """Placement of queues: their nodes, and what decides which of them serves."""
 
     HOME = "home"
     """One node has the queue: its home."""

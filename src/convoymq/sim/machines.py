@@ -14,7 +14,7 @@ from typing import Protocol
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
 from convoymq.replication.machine import Effect, Machine
-from convoymq.shells.groups.effect_sink import EffectSink
+from convoymq.shells.effect_sink import EffectSink
 from convoymq.shells.groups.replica import Replica
 from convoymq.sim.faults import Plan, draw_plan
 from convoymq.sim.invariants import GroupChecker
@@ -29,7 +29,7 @@ FAULTS = LINKS | PROCESSES
 SUBMIT_MAX_US = 20_000
 
 
-class SimulatedClient(EffectSink, Protocol):
+class SimulatedClient(EffectSink[Replica], Protocol):
     """The machine's effect sink on a node, and who submits commands there."""
 
     def attach(self, builder: CommandBuilder, session: int) -> None:

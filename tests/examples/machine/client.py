@@ -8,11 +8,11 @@ from typing import Any
 
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, Effect
-from convoymq.shells.groups.effect_sink import EffectSink
+from convoymq.shells.effect_sink import EffectSink
 from tests.examples.machine.machine import CMD_ADD
 
 
-class CounterClient(EffectSink):
+class CounterClient(EffectSink[Any]):
     """Implements `SimulatedClient` as well."""
 
     def __init__(self) -> None:

@@ -327,7 +327,7 @@ def test_types_of_later_releases_are_kept_as_they_are() -> None:
     machine = log.replay(larger=False)
     record = machine.vhosts["/"].queues["d"]
     assert (record.type.value, record.type.is_served, record.placement) == (
-        "delayed", False, False
+        "delayed", False, PlacementKind.HOME
     )  # fmt: skip
     topology = machine.vhosts["/"].topology
     assert topology.exchange("x").type.value == "x-other"

@@ -43,7 +43,7 @@ from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_CLASSIC, KIND_CLASSIC_COUNTS, KIND_RESERVATION
 
 if TYPE_CHECKING:
-    from convoymq.shells.groups.room import Waiting
+    from convoymq.shells.capacity import Waiting
 
 FLOW_ON_BYTES = 64 << 20
 """Bytes waiting for the disk above which publishers are stopped."""

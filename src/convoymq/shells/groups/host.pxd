@@ -3,7 +3,7 @@ import cython
 from libc.stdint cimport int64_t
 
 from convoymq.shells.groups.replica cimport Replica
-from convoymq.shells.groups.watched cimport Watched
+from convoymq.shells.watched cimport Watched
 
 cdef class ReplicaHost:
     cdef public int node
@@ -12,7 +12,7 @@ cdef class ReplicaHost:
     cdef public dict groups, stopped, versions, watched, incarnations, supports, _early, _removed
     cdef public set reachable, gone, active, full
     cdef public object on_note, on_membership_changed, on_stopped, on_version, after_seal
-    cdef public object room, deferred, await_room, on_room
+    cdef public object capacity, forwarding, deferred, await_room
     cdef public list _dirty, _apply, _notices
     cdef public bint _woken, _damaged, _queued
     cdef public int64_t _numbers, removals

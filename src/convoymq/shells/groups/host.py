@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
@@ -30,13 +30,14 @@ from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Learner, Membership
 from convoymq.replication.raft.types import RaftConfig, Received
 from convoymq.replication.versions import Supports
+from convoymq.shells.capacity import CapacityQueues, Waiting
+from convoymq.shells.effect_sink import EffectSink
+from convoymq.shells.forwarding import Forwarding
 from convoymq.shells.groups.deferred import Deferred
-from convoymq.shells.groups.effect_sink import EffectSink
 from convoymq.shells.groups.replica import Replica
-from convoymq.shells.groups.room import RoomQueues
 from convoymq.shells.groups.serving import LEADER_IS
 from convoymq.shells.groups.status import GroupStatus, HostCounters
-from convoymq.shells.groups.watched import Watched
+from convoymq.shells.watched import Watched
 from convoymq.storage.types import Damage, GroupPlan
 from convoymq.transport.interfaces import Transport
 
@@ -103,9 +104,9 @@ class ReplicaHost:
         self.after_seal: Callable[[], None] | None = None
         #: Nodes whose link takes no bulk.
         self.full = transport.full
-        self.room = RoomQueues(self)
-        self.await_room = self.room.wait
-        self.on_room = self.room.on_room
+        self.capacity = CapacityQueues(clock, self.full, self._fail, self.config.quorum_timeout_ms)
+        self.await_room = self.capacity.wait
+        self.forwarding = Forwarding(transport, self.capacity)
         self._early: dict[int, list[tuple[int, bytes]]] = {}
         #: Groups that were here and are no more, the last ones: their late frames are dropped.
         self._removed: dict[int, None] = {}
@@ -133,7 +134,7 @@ class ReplicaHost:
         group: int,
         members: Sequence[int],
         machine: Machine,
-        sink: EffectSink,
+        sink: EffectSink[Replica],
         *,
         leader_hint: int = 0,
         founder: tuple[int, int] = (0, 0),
@@ -178,7 +179,7 @@ class ReplicaHost:
             self.on_frame(node, data)
         return replica
 
-    def watch_group(self, group: int, members: Sequence[int], sink: EffectSink) -> None:
+    def watch_group(self, group: int, members: Sequence[int], sink: EffectSink[Replica]) -> None:
         """Makes `builder_of` work for a group without a replica here."""
         if group in self.groups:
             return
@@ -461,6 +462,17 @@ class ReplicaHost:
         """The node answers again."""
         self._reach(node)
 
+    def on_room(self, node: int) -> None:
+        """The link to a node takes bulk again."""
+        self.now = self.clock.monotonic_ms()
+        self.capacity.on_room(node)
+        self.wake()
+
+    def _fail(self, item: Waiting, error: Exception) -> None:
+        if item not in self.groups.values() and item not in self.watched.values():
+            raise error
+        self.stop_failed(cast("Replica | Watched", item), error)
+
     def _reach(self, node: int) -> None:
         self.now = self.clock.monotonic_ms()
         self.reachable.add(node)
@@ -483,7 +495,7 @@ class ReplicaHost:
     def _lose(self, node: int) -> None:
         self.now = self.clock.monotonic_ms()
         self.reachable.discard(node)
-        self.room.on_lost(node)
+        self.capacity.on_lost(node)
 
         def lose(replica: Replica) -> None:
             if replica.concerns(node):
@@ -546,7 +558,7 @@ class ReplicaHost:
         watched = item
         if watched.leader and watched.leader in self.reachable:
             data = watched.builder.take_forward(watched.group, watched.term)
-            self.room.forward(watched, watched.leader, watched.term, data)
+            self.forwarding.forward(watched, watched.leader, watched.term, data)
         else:
             watched.builder.discard_unsent()
             watched.wanted = True
@@ -709,6 +721,10 @@ class ReplicaHost:
         """Asked by storage: bodies of the log below that index need not stay in memory."""
         replica = self.groups.get(group)
         return replica.snapshots.needed_from() if replica is not None else 0
+
+    def ask_leader(self, node: int, group: int, *, wanted: bool) -> None:
+        """Asks a member which node leads a group; `wanted`: commands wait for it."""
+        self.send_raft(node, group, (LEADER_IS, 0, int(wanted)))
 
     def send_raft(self, node: int, group: int, message: tuple[int, ...]) -> None:
         """Sends a RAFT frame for a group without a replica that could."""

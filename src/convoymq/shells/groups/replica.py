@@ -41,10 +41,10 @@ from convoymq.replication.raft import types
 from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Membership, decode_membership
 from convoymq.replication.raft.types import LEADER, REPLICATE, ROLE_NAMES, Received
+from convoymq.shells.effect_sink import EffectSink
 from convoymq.shells.groups import transfer
 from convoymq.shells.groups.applying import Applying
 from convoymq.shells.groups.damage import DamagedLog
-from convoymq.shells.groups.effect_sink import EffectSink
 from convoymq.shells.groups.election_timer import ElectionTimer
 from convoymq.shells.groups.group_time import GroupTime
 from convoymq.shells.groups.lagging import LaggingReplicas
@@ -79,7 +79,7 @@ class Replica:
         group: int,
         log: GroupLog,
         machine: Machine,
-        sink: EffectSink,
+        sink: EffectSink[Replica],
         builder: CommandBuilder,
         members: Membership,
     ) -> None:
@@ -322,7 +322,7 @@ class Replica:
         leader, term = self.serving.leader_of_clients()
         if leader and leader in core.connected:
             data = builder.take_forward(self.group, term)
-            self.host.room.forward(self, leader, term, data)
+            self.host.forwarding.forward(self, leader, term, data)
         else:
             builder.discard_unsent()
             self.serving.wanted = True
@@ -371,7 +371,7 @@ class Replica:
         if self.dead:
             return
         if self.late:
-            self.host.room.send_late(self, node, *self.serving.leader_of_clients())
+            self.host.forwarding.send_late(self, node, *self.serving.leader_of_clients())
         if self.faulty:
             return
         sending = self.snapshots.sending.get(node)

@@ -104,7 +104,7 @@ class EntrySender:
         config = self.host.config
         while self.core.role == LEADER and peer.next_index <= log.last_index and peer.may_send():
             if peer.node in self.host.full:
-                self.host.room.wait(peer.node, replica)
+                self.host.capacity.wait(peer.node, replica)
                 return
             try:
                 entries = log.entries(peer.next_index, config.append_bytes_max)
@@ -222,7 +222,7 @@ class EntrySender:
                     core.on_answer(peer)
                 continue
             outstanding = True
-            if self.host.room.is_held_up(peer.node):
+            if self.host.capacity.is_held_up(peer.node, self.host.now):
                 # It is not the peer that makes no progress.
                 peer.owes_ms = peer.stalled_ms = now
                 continue

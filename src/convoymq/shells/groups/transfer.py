@@ -76,7 +76,7 @@ class SnapshotSending:
     def tick(self) -> None:
         """Asks again when nothing was heard for too long."""
         now_ms = self.replica.host.clock.monotonic_ms()
-        if self.replica.host.room.is_held_up(self.node):
+        if self.replica.host.capacity.is_held_up(self.node, self.replica.host.now):
             self._heard_ms = now_ms
         if now_ms - self._heard_ms >= self.replica.host.config.retransmit_ms:
             self.resume()
@@ -112,7 +112,7 @@ class SnapshotSending:
         host = self.replica.host
         while not self._ended and self._ahead < config.snapshot_chunks_in_flight:
             if self.node in host.full:
-                host.room.wait(self.node, self.replica)
+                host.capacity.wait(self.node, self.replica)
                 return
             offset, index = self._sent
             self._ahead += 1

@@ -1,22 +1,34 @@
 # cython: annotation_typing=False
-"""A group that this node has clients of, but no replica: it learns the leader, and forwards."""
+"""A queue that this node has clients of, but no copy: its commands go to the leader."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Never, Protocol
 
 from convoymq.kernels.batch import CommandBuilder
-from convoymq.shells.groups.effect_sink import EffectSink
-from convoymq.shells.groups.serving import LEADER_IS
+from convoymq.shells.effect_sink import EffectSink
+from convoymq.shells.forwarding import Forwarding
 
-if TYPE_CHECKING:
-    from convoymq.shells.groups.host import ReplicaHost
+
+class Shell(Protocol):
+    """Runs the queues of a node that are led by one of several members."""
+
+    watched: dict[int, Watched]
+    forwarding: Forwarding
+    reachable: set[int]
+    """Nodes that can be reached."""
+    active: set[int]
+    """Groups that are to be ticked."""
+    now: int
+
+    def ask_leader(self, node: int, group: int, *, wanted: bool) -> None:
+        """Asks a member which node leads; `wanted`: commands wait for it."""
 
 
 class Watched:
-    """A group without a replica here."""
+    """A group without a copy here."""
 
     __slots__ = (
         "asked_at", "builder", "group", "host", "late", "leader", "members", "sink", "term", "turn",
@@ -24,7 +36,7 @@ class Watched:
     )  # fmt: skip
 
     def __init__(
-        self, host: ReplicaHost, group: int, members: Sequence[int], sink: EffectSink
+        self, host: Shell, group: int, members: Sequence[int], sink: EffectSink[Never]
     ) -> None:
         self.host = host
         self.group = group
@@ -43,7 +55,7 @@ class Watched:
     def on_room(self, node: int) -> None:
         """The node takes bulk again."""
         if self.host.watched.get(self.group) is self:
-            self.host.room.send_late(self, node, self.leader, self.term)
+            self.host.forwarding.send_late(self, node, self.leader, self.term)
 
     def on_lost(self, _node: int) -> None:
         """The node is away."""
@@ -83,4 +95,4 @@ class Watched:
         if near:
             self.turn += 1
             node = near[self.turn % len(near)]
-            host.send_raft(node, self.group, (LEADER_IS, 0, int(self.wanted)))
+            host.ask_leader(node, self.group, wanted=self.wanted)
