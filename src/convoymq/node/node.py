@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from convoymq.edges.acceptor import SharedPorts
-from convoymq.edges.edge import NodeParts
-from convoymq.edges.registry import import_edges, open_edges
+from convoymq.edges.registry import import_edges
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.members import MembershipManager
@@ -44,6 +42,7 @@ from convoymq.node.process_info import node_info
 from convoymq.node.recovery import Recovery
 from convoymq.node.resources import ResourceWatch, watermarks
 from convoymq.node.rounds import Rounds, Ticks
+from convoymq.node.served_edges import ServedEdges
 from convoymq.node.storage_shell import open_storage
 from convoymq.replication import versions as supported
 from convoymq.shells.groups.host import ReplicaHost
@@ -57,8 +56,6 @@ from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.links import Links
 
 if TYPE_CHECKING:
-    import ssl
-
     from convoymq.broker.facade import Broker
     from convoymq.edges.edge import Edge
     from convoymq.trace.recorder import Traces
@@ -95,8 +92,8 @@ class Node:
         self.heap = FrozenHeap()
         self.memory = IdleMemory()
         self.resources: ResourceWatch | None = None
+        self.served: ServedEdges | None = None
         self.edges: tuple[Edge, ...] = ()
-        self.ports: SharedPorts | None = None
         self.broker: Broker | None = None
         self.watermarks = watermarks(config)
 
@@ -275,11 +272,11 @@ class Node:
     async def _start_and_wait(self) -> None:
         await self._form()
         await self._open_broker()
-        self._open_edges()
-        await self._listen()
         assert self.broker is not None
-        assert self.ports is not None
-        await self.broker.maintenance.attach(self.ports)
+        self.served = ServedEdges(self.config, self.broker, self.rounds, self._activity)
+        self.edges = self.served.all
+        self.rounds.carry_out(self.host, self.links, self.broker, self.edges)
+        await self.broker.maintenance.attach(await self.served.begin())
         self.usable = True
         self.heap.begin()
         self.ready.set()
@@ -294,7 +291,7 @@ class Node:
             log=self.log,
         )
         self.resources.look()
-        await self._start_edges(after_ready=True)
+        await self.served.begin_late()
         self.memory.release()
         await self._stop.wait()
 
@@ -308,12 +305,11 @@ class Node:
                 self.host.transfer_all()
                 self.rounds.end()
                 await self._until(lambda: not self._leads_with_others(), 1.0)
-                await self._stop_edges(after_ready=True)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CLIENTS_LEAVE_S):
-                        if self.ports is not None:
-                            self.ports.stop()
-                        await self._stop_edges(after_ready=False)
+                if self.served is not None:
+                    await self.served.end_late()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(CLIENTS_LEAVE_S):
+                            await self.served.end()
                 if self.broker is not None:
                     await self.broker.stop(TRACES_SHARE * timeout_s)
                 await self.control.close()
@@ -469,55 +465,10 @@ class Node:
         data, now_us = self.data, self.clock.now_us
         return make_traces(self.config, data.path, self.id, data.incarnation, self.machine, now_us)
 
-    def _open_edges(self) -> None:
-        assert self.broker is not None
-        parts = NodeParts(
-            config=self.config,
-            broker=self.broker,
-            wake=self.rounds.wake,
-            run_input=self.rounds.run_input,
-            activity=self._activity,
-            edges=lambda: self.edges,
-        )
-        self.edges = tuple(open_edges(parts))
-        self.rounds.carry_out(self.host, self.links, self.broker, self.edges)
-
     def _activity(self) -> int:
         # Clients of other nodes are here as what this node logs for them.
-        return self.storage.wal.bytes_written + sum(edge.activity() for edge in self.edges)
-
-    async def _listen(self) -> None:
-        config = self.config
-        await self._start_edges(after_ready=False)
-        self.ports = SharedPorts(
-            self.edges,
-            connections_max=config.listeners.connections_max,
-            handshake_timeout_s=config.listeners.handshake_timeout_ms / 1000,
-            backlog=config.listeners.backlog,
-            run_input=self.rounds.run_input,
-        )
-        context = self._client_tls()
-        for addresses, tls in ((config.listeners.tcp, None), (config.listeners.ssl, context)):
-            for address in addresses:
-                self.ports.add(address.host, address.port, tls)
-
-    def _client_tls(self) -> ssl.SSLContext | None:
-        if not self.config.listeners.ssl:
-            return None
-        # Takes OpenSSL with it, which a node without TLS does not load.
-        from convoymq.edges.tls import client_tls
-
-        return client_tls(self.config)
-
-    async def _start_edges(self, *, after_ready: bool) -> None:
-        for edge in self.edges:
-            if edge.after_ready == after_ready:
-                await edge.start()
-
-    async def _stop_edges(self, *, after_ready: bool) -> None:
-        await asyncio.gather(
-            *(edge.stop() for edge in self.edges if edge.after_ready == after_ready)
-        )
+        clients = self.served.activity() if self.served is not None else 0
+        return self.storage.wal.bytes_written + clients
 
     # -- resources --------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +20,7 @@ from convoymq.node.node import CONGESTED_SHARE, EXIT_FAULT, Node
 from convoymq.node.process import run
 from convoymq.node.registration import Registration, addresses
 from convoymq.node.resources import free_disk_bytes, machine_memory_bytes, memory_limit
-from convoymq.node.rounds import Rounds
 from convoymq.replication.versions import announced
-from convoymq.transport.listening import addresses_of
-from tests.sockets import backlog_of
 
 
 def test_the_memory_limit_is_a_share_or_a_size() -> None:
@@ -102,25 +98,6 @@ async def test_a_node_asks_again_until_it_is_known(tmp_path: Path) -> None:
 
 def test_all_machines_are_announced() -> None:
     assert announced().keys() == {"metadata", "partition", "quorum", "stream"}
-
-
-async def test_listeners_are_as_configured(tmp_path: Path) -> None:
-    flags = {
-        "data_dir": str(tmp_path),
-        "listeners.tcp.default": "0",
-        "tcp_listen_options.backlog": "7",
-    }
-    node = Node(load(flags=flags))
-    node.rounds = Rounds(asyncio.get_running_loop(), node.log, node.fail)
-    await node._listen()
-    assert node.ports is not None
-    await node.ports.open()
-    try:
-        sockets = node.ports.sockets
-        assert [sock.getsockname()[0] for sock in sockets] == list(addresses_of("localhost"))
-        assert {backlog_of(sock) for sock in sockets} == {7}
-    finally:
-        node.ports.stop()
 
 
 @pytest.mark.parametrize("where", ["storage", "classic"])
