@@ -27,7 +27,6 @@ class PeerHealth:
     mean_ms: float
     deviation_ms: float = 0.0
     suspected: bool = False
-    suspicions: int = 0
 
 
 class Detector:
@@ -99,7 +98,6 @@ class Detector:
         for node, peer in self.peers.items():
             if not peer.suspected and now_ms - peer.heard_ms > peer.timeout_ms:
                 peer.suspected = True
-                peer.suspicions += 1
                 found.append(node)
         return found
 
