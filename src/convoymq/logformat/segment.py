@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from crc32c import crc32c
@@ -176,39 +175,67 @@ def read_entries(
     return found
 
 
-def read_segment(
-    file: SizedReadable, group: int, clusters: ClusterIds
-) -> tuple[Segment, Sequence[tuple[int, int]]]:
-    """Returns a segment file's table and its runs of terms [(first index, term)]. Raises
+class SegmentTable:
+    """Places of the entries of a segment that is being written, and the rows that say so in it."""
+
+    __slots__ = ("indexes", "offsets", "rows", "sizes")
+
+    def __init__(self) -> None:
+        self.rows = bytearray()
+        self.indexes: array[int] = array("Q")
+        self.offsets: array[int] = array("I")
+        self.sizes: array[int] = array("I")
+
+    def add(self, index: int, term: int, at: int, size: int) -> None:
+        """An entry lies `at` so many bytes behind the segment's beginning."""
+        self.rows += INDEX_ROW.pack(index, term, at >> 3, size >> 3)
+        self.indexes.append(index)
+        self.offsets.append(at >> 3)
+        self.sizes.append(size >> 3)
+
+
+class FoundTable(NamedTuple):
+    """Table of a segment that was read."""
+
+    indexes: array[int]
+    offsets: array[int]
+    sizes: array[int]
+    runs: list[tuple[int, int]]
+    """Runs of terms: (first index, term)."""
+
+
+def read_table(
+    file: Readable, group: int, clusters: ClusterIds, start: int, size: int
+) -> FoundTable:
+    """Returns the table of the segment that lies in a file at `start`, `size` bytes long. Raises
     StorageFault."""
     name = file.name
-    size = file.size()
-    head = file.pread(SEGMENT_HEADER.size, 0)
+    head = file.pread(SEGMENT_HEADER.size, start)
     check_version(head, SEGMENT_MAGIC, name)
-    if size < SEGMENT_HEADER.size + FOOTER.size or head[:8] != SEGMENT_MAGIC:
-        raise StorageFault("not a segment file", path=name, offset=0)
+    short = len(head) != SEGMENT_HEADER.size or size < SEGMENT_HEADER.size + FOOTER.size
+    if short or head[:8] != SEGMENT_MAGIC:
+        raise StorageFault("not a segment file", path=name, offset=start)
     _, owner, _, cluster, checksum = SEGMENT_HEADER.unpack(head)
     if crc32c(head[:SEGMENT_HEADER_CHECKED]) != checksum or owner != group:
-        raise StorageFault("the segment's header is damaged", path=name, offset=0)
+        raise StorageFault("the segment's header is damaged", path=name, offset=start)
     clusters.check(cluster, name)
-    foot = file.pread(FOOTER.size, size - FOOTER.size)
+    end = start + size - FOOTER.size
+    foot = file.pread(FOOTER.size, end)
+    if len(foot) != FOOTER.size:
+        raise StorageFault("the file ends early", path=name, offset=end)
     magic, count, rows_checksum, at, checksum, _ = FOOTER.unpack(foot)
     if magic != FOOTER_MAGIC or crc32c(foot[:FOOTER_CHECKED]) != checksum:
-        raise StorageFault("the segment's end is damaged", path=name, offset=size - FOOTER.size)
-    rows = file.pread(count * INDEX_ROW.size, at)
+        raise StorageFault("the segment's end is damaged", path=name, offset=end)
+    rows = file.pread(count * INDEX_ROW.size, start + at)
     if crc32c(rows) != rows_checksum or len(rows) != count * INDEX_ROW.size or not count:
-        raise StorageFault("the segment's index is damaged", path=name, offset=at)
-    indexes: array[int] = array("Q")
-    offsets: array[int] = array("I")
-    sizes: array[int] = array("I")
-    terms: list[tuple[int, int]] = []
+        raise StorageFault("the segment's index is damaged", path=name, offset=start + at)
+    found = FoundTable(array("Q"), array("I"), array("I"), [])
     last_term = -1
     for index, term, offset, length in INDEX_ROW.iter_unpack(rows):
-        indexes.append(index)
-        offsets.append(offset)
-        sizes.append(length)
+        found.indexes.append(index)
+        found.offsets.append(offset + (start >> 3))
+        found.sizes.append(length)
         if term != last_term:
-            terms.append((index, term))
+            found.runs.append((index, term))
             last_term = term
-    order = int(name.rpartition("/")[2][:-4], 16)
-    return Segment(name, order, indexes, offsets, sizes), terms
+    return found

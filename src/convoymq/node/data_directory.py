@@ -24,6 +24,8 @@ FORMAT = 5
 
 Formats 1 (`node.json` does not name it) to 4 were those of development versions before 0.2.0.
 """
+PACKS_SINCE = ("metadata", 4)
+"""While this version of a machine is in force, releases before 0.4.0 do not open the directory."""
 FILE = "node.json"
 INCARNATION_MAX = (1 << 32) - 1
 
@@ -204,6 +206,11 @@ class DataDirectory:
         if version > self.versions.get(kind, 0):
             self.versions[kind] = version
             self._save()
+
+    def takes_packs(self) -> bool:
+        """Returns whether no release opens this directory any more that does not know packs."""
+        kind, version = PACKS_SINCE
+        return self.versions.get(kind, 0) >= version
 
     def _save(self) -> None:
         identity, founding = self.identity, self.founding

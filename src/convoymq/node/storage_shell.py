@@ -85,6 +85,7 @@ def open_storage(
         pressed=lambda: storage.wal_files_waiting > 1,
     )
     storage.set_identity(data.cluster, data.identity.former)
+    storage.may_pack = data.takes_packs
     report = storage.recover()
     storage.give_back = trim_malloc
     for damage in report.damages:

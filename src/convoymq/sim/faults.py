@@ -86,6 +86,8 @@ class Plan:
     """The streams are partitions of topics."""
     reservations: bool = False
     """Some channels read quorum queues through reservations."""
+    turn_chance: float = 0.0
+    """Chance that a tick of a storage ends the WAL file, so that it is emptied while short."""
     lag_entries_max: int = 10_000
     """Committed entries that a replica may lack and still count as live."""
     cluster: bool = False
@@ -129,7 +131,7 @@ def _disk(rng: Random, faults: Collection[str]) -> DiskConfig:
     )
 
 
-def _storage(rng: Random) -> StorageConfig:
+def _storage(rng: Random, seed: int) -> StorageConfig:
     return StorageConfig(
         wal_max_size_bytes=rng.choice((64 * 1024, 64 * 1024, 256 * 1024)),
         wal_preallocate=rng.random() < 0.7,
@@ -138,6 +140,8 @@ def _storage(rng: Random) -> StorageConfig:
         mem_table_max_bytes=rng.choice((0, 16_384, 1 << 20)),
         read_ahead_bytes=4096,
         snapshot_min_dead_bytes=rng.choice((0, 4096, 65_536)),
+        # Drawn apart, so that what seeds drew before stays.
+        pack_below_bytes=Random(seed ^ 0x9AC4).choice((0, 1024, 4096, 32_768)),
     )
 
 
@@ -217,7 +221,7 @@ def draw_plan(
     busy = rng.choice((0.3, 1.0, 2.0))
     network = _network(rng, seed, faults, overtake)
     disk = _disk(rng, faults)
-    storage = _storage(rng)
+    storage = _storage(rng, seed)
     clients = _clients(rng, seed, busy)
     settings = _settings(rng, seed, streams=streams, partitions=partitions)
     if cluster or streams:
@@ -245,6 +249,7 @@ def draw_plan(
         settings=settings,
         round_us_max=rng.choice((0, 50, 2000)),
         hash_every=rng.choice((1, 4, 16)),
+        turn_chance=Random(seed ^ 0x7042).choice((0.0, 0.0, 0.03, 0.2)),
         lag_entries_max=Random(seed ^ 0x1A6).choice((10_000, 10_000, 30, 3)),
     )
 

@@ -397,6 +397,9 @@ class SimNode:
 
     def _tick_storage(self) -> None:
         self.world.scheduler.after(STORAGE_TICK_MS * 1000, self.process, self._tick_storage)
+        chance = self.world.plan.turn_chance
+        if chance and self.world.scheduler.chance(chance):
+            self.storage.turn_wal()
         self.storage.tick()
 
     def _tick_queues(self) -> None:

@@ -17,7 +17,7 @@ cdef class GroupLog:
     cdef public object snapshot_membership, damaged, logged, on_written, on_vote_written, receiver
     cdef public bint known, removed, _truncated, dirty, remembered, cache_used, compacting
     cdef public object places, sizes
-    cdef public list segments, stale_names, _run_starts, _run_terms, _memory, _snapshot_waiting
+    cdef public list segments, stale_segments, _run_starts, _run_terms, _memory, _snapshot_waiting
     cdef public dict _cache
     @cython.locals(index=int64_t, term=int64_t, size=int64_t, data=bytes)
     cpdef append(self, Entry entry)

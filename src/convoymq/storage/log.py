@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from convoymq.kernels.entries import Entry
 from convoymq.logformat.entry import KIND_VOID, KIND_VOTE, check_entry
+from convoymq.logformat.pack import Section, drop_sections
 from convoymq.logformat.segment import ERA_SHIFT, FilePlace, Segment, read_entries
 from convoymq.logformat.wal_file import PLACE_FILE_SHIFT, PLACE_OFFSET_MASK
 from convoymq.model.errors import Misuse, Refused, check
@@ -89,8 +90,8 @@ class GroupLog:
         self.eras_used = 0
         self.stale_index = 0
         """Segment files still hold truncated entries from here on; 0 = none does."""
-        self.stale_names: list[str] = []
-        """Segment files that hold nothing but truncated entries."""
+        self.stale_segments: list[Segment] = []
+        """Segments that hold nothing but truncated entries."""
         self.known = False
         """The WAL on disk has a record of the group."""
         self.version = 0
@@ -200,7 +201,7 @@ class GroupLog:
     def _cut_segments(self, index: int) -> None:
         self.stale_index = min(self.stale_index or index, index)
         while self.segments and self.segments[-1].first >= index:
-            self.stale_names.append(self.segments.pop().name)
+            self.stale_segments.append(self.segments.pop())
         if self.segments and self.segments[-1].last >= index:
             self.segments[-1].cut(index)
 
@@ -329,12 +330,12 @@ class GroupLog:
 
     def segment_at(self, index: int) -> tuple[Segment, FilePlace] | None:
         """Returns the segment that holds an entry, and its file for other processes; None when it
-        lies elsewhere, or the log is damaged."""
+        lies elsewhere, in a pack as well, or the log is damaged."""
         if index >= self.base or self.damaged is not None:
             return None
         segment = self._segment_of(index)
-        if segment is None or segment.position(index) < 0:
-            return None
+        if segment is None or segment.position(index) < 0 or isinstance(segment, Section):
+            return None  # nobody reads a file by himself that has other groups' entries, too
         try:
             place = self.store.segment_file(segment).place()
         except OSError:
@@ -574,9 +575,10 @@ class GroupLog:
         self._run_terms = [term]
         self.places = array("Q")
         self.sizes = array("I")
+        drop_sections((*self.segments, *self.stale_segments))
         self.segments = []
         self.stale_index = 0
-        self.stale_names = []
+        self.stale_segments = []
         self.snapshot_index = 0
         self.snapshot_term = 0
         self.snapshot_membership = b""
@@ -659,8 +661,13 @@ class GroupLog:
         self.on_written = self.on_vote_written = _nothing
         self._reset(0, 0)
 
-    def moved(self, count: int, segments: list[Segment], keep: int) -> None:
-        """The first `count` entries left their WAL file; what is alive of them is in `segments`."""
+    def moved(
+        self, count: int, segments: list[Segment], keep: int, joined: Sequence[Segment] = ()
+    ) -> None:
+        """The first `count` entries left their WAL file; what is alive of them is in `segments`,
+        and what is alive in `joined`, the last segments before."""
+        if joined:
+            self.segments = [segment for segment in self.segments if segment not in joined]
         del self.places[:count]
         del self.sizes[:count]
         self.base += count

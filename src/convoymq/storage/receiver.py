@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from convoymq.kernels.entries import Entry
 from convoymq.logformat.entry import KIND_VOTE
-from convoymq.logformat.segment import ERA_SHIFT, Segment, group_path
+from convoymq.logformat.segment import ERA_SHIFT, Segment
 from convoymq.model.errors import Misuse, Refused
 from convoymq.storage.segments import SegmentWriter
 from convoymq.storage.snapshots import write_snapshot
@@ -101,7 +101,7 @@ class SnapshotReceiver:
                     log.claim_snapshot(log.snapshot_index)
                 done(error or Refused("the log was replaced meanwhile"))
                 return
-            old = [segment.name for segment in log.segments] + log.stale_names
+            old = [*log.segments, *log.stale_segments]
             log.replaced(snapshot, segments)
             log.begin_era(era)
             log.next_order += len(segments)
@@ -110,7 +110,7 @@ class SnapshotReceiver:
             log.void(snapshot.index, snapshot.term)
             wal.tell(durable)
             wal.kick()
-            store.remove_files(group_path(log.group), old)
+            store.drop_segments(log.group, old)
 
         if log.known:
             store.worker.submit(work, written)

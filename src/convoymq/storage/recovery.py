@@ -15,6 +15,8 @@ from convoymq.logformat.segment import ERA_SHIFT, ORDER_MASK, Segment, group_pat
 from convoymq.logformat.wal_file import PLACE_FILE_SHIFT
 from convoymq.storage.log import GroupLog
 from convoymq.storage.manifest import Manifest
+from convoymq.storage.packs import Found as PackFound
+from convoymq.storage.packs import Packs
 from convoymq.storage.segments import load_segment
 from convoymq.storage.snapshots import read_snapshot, snapshot_name
 from convoymq.storage.types import (
@@ -37,7 +39,9 @@ class Target(Protocol):
     config: StorageConfig
     manifest: Manifest
     wal: Wal
+    packs: Packs
     logs: dict[int, GroupLog]
+    left: dict[int, tuple[int, int]]
     suspects: int
     suspects_end: int
 
@@ -63,7 +67,11 @@ def recover(store: Target) -> RecoveryReport:
     )
     reader.read()
     store.wal.files.update(reader.files)
-    replaced = _load_groups(store, report, reader)
+    sections, unread = store.packs.load(store.directory, store.clusters, report)
+    replaced = _load_groups(store, report, reader, sections)
+    for path in unread:
+        _lose_pack(store, report, path)
+    store.packs.adopt()
     for hole in reader.holes:
         if hole.groups or hole.fallback:
             report.damages.append(hole.report())
@@ -76,7 +84,7 @@ def recover(store: Target) -> RecoveryReport:
         max(reader.sequence, 0),
         reader.previous,
         reader.leftovers,
-        damaged=bool(reader.suspects or any(hole.groups for hole in reader.holes)),
+        damaged=bool(reader.suspects or unread or any(hole.groups for hole in reader.holes)),
     )
     for group in replaced:
         # The WAL did not know yet; what follows must not be joined with what was dropped.
@@ -87,7 +95,22 @@ def recover(store: Target) -> RecoveryReport:
     return report
 
 
-def _load_groups(store: Target, report: RecoveryReport, reader: WalReader) -> list[int]:
+def _lose_pack(store: Target, report: RecoveryReport, path: str) -> None:
+    """Neither directory of a pack can be read: nobody can say whose entries were in it."""
+    reason = "the pack's directory cannot be read; it cannot be told whose data it was"
+    # Before what groups found of it by themselves.
+    report.damages.insert(0, Damage(file=path, offset=0, group=None, reason=reason))
+    for group, log in store.logs.items():
+        if log.damaged is None:
+            _mark(log, Damage(file=path, offset=0, group=group, reason=reason))
+
+
+def _load_groups(
+    store: Target,
+    report: RecoveryReport,
+    reader: WalReader,
+    packed: dict[int, list[PackFound]],
+) -> list[int]:
     """Makes the logs; returns groups whose WAL entries belong to a log that their snapshot
     replaced."""
     replaced = []
@@ -112,6 +135,7 @@ def _load_groups(store: Target, report: RecoveryReport, reader: WalReader) -> li
             on_disk.add(group)
     if report.stale:
         directory.sync("groups")
+    on_disk |= _lost_groups(store, packed, known={*on_disk, *reader.found}, reader=reader)
     for group in sorted(on_disk | set(reader.found)):
         log = store.open_group(group)
         found = reader.found.get(group)
@@ -126,7 +150,8 @@ def _load_groups(store: Target, report: RecoveryReport, reader: WalReader) -> li
         log.known = group in reader.found
         log.term, log.voted_for = found.term, found.voted_for
         try:
-            if _load_group(store, report, log, found, present=group in on_disk):
+            has_files = group in on_disk or group in packed
+            if _load_group(store, report, log, found, packed.get(group, []), present=has_files):
                 replaced.append(group)
         except StorageFault as fault:
             damage = Damage(
@@ -152,6 +177,24 @@ def _load_groups(store: Target, report: RecoveryReport, reader: WalReader) -> li
     return replaced
 
 
+def _lost_groups(
+    store: Target, packed: dict[int, list[PackFound]], known: set[int], reader: WalReader
+) -> set[int]:
+    """Returns the groups in packs of which the WAL has lost what it knew. What else it does not
+    know was removed: should it come back, it begins in an era of its own."""
+    lost = set()
+    for group, sections in packed.items():
+        if group in known:
+            continue
+        if group not in store.left and reader.is_suspect(group):
+            lost.add(group)
+            continue
+        era, generation = store.left.get(group, (0, 0))
+        newest = max([found.row.order >> ERA_SHIFT for found in sections])
+        store.left[group] = (max(era, newest + 1), generation)
+    return lost
+
+
 def _mark(log: GroupLog, damage: Damage) -> None:
     """Leaves a damaged group nothing but its vote."""
     log.clear()
@@ -159,7 +202,13 @@ def _mark(log: GroupLog, damage: Damage) -> None:
 
 
 def _load_group(
-    store: Target, report: RecoveryReport, log: GroupLog, found: Found, *, present: bool
+    store: Target,
+    report: RecoveryReport,
+    log: GroupLog,
+    found: Found,
+    sections: list[PackFound],
+    *,
+    present: bool,
 ) -> bool:
     """Joins a group's three sources; True when the WAL's entries are void. Raises StorageFault."""
     replaced = False
@@ -168,7 +217,7 @@ def _load_group(
     runs: list[tuple[int, int]] = []
     log.begin_era(found.era)
     if present:
-        segments, runs, snapshot = _load_directory(store, report, log, found.era)
+        segments, runs, snapshot = _load_segments(store, report, log, found.era, sections)
     if found.damage is not None:
         return False
     expected = found.last
@@ -219,13 +268,15 @@ def _load_group(
     return replaced
 
 
-def _load_directory(
-    store: Target, report: RecoveryReport, log: GroupLog, era: int
+def _load_segments(
+    store: Target, report: RecoveryReport, log: GroupLog, era: int, packed: list[PackFound]
 ) -> tuple[list[Segment], list[tuple[int, int]], Snapshot | None]:
     directory = store.directory
     path = group_path(log.group)
     names = directory.list(path)
-    orders = [int(name[:-4], 16) for name in names if name.endswith(".seg")]
+    files = {int(name[:-4], 16): f"{path}/{name}" for name in names if name.endswith(".seg")}
+    sections = {found.row.order: found for found in packed}
+    orders = sorted({*files, *sections})
     log.eras_used = max([era, *(order >> ERA_SHIFT for order in orders)])
     for name in names:
         if name.endswith(".part"):
@@ -242,14 +293,25 @@ def _load_directory(
     log.next_order += max([o + 1 for o in orders if o >> ERA_SHIFT == era], default=0) & ORDER_MASK
     segments: list[Segment] = []
     runs: list[tuple[int, int]] = []
-    for name in names:
-        if not name.endswith(".seg"):
+    joined = {
+        order
+        for since, upto in [(found.row.since, order) for order, found in sections.items()]
+        for order in orders
+        if since <= order < upto
+    }
+    for order in orders:
+        if order >> ERA_SHIFT != era:
+            if order in files:
+                directory.remove(files[order])
+                report.stale.append(files[order])
             continue
-        if int(name[:-4], 16) >> ERA_SHIFT != era:
-            directory.remove(f"{path}/{name}")
-            report.stale.append(f"{path}/{name}")
+        if order in joined:
             continue
-        segment, terms = load_segment(directory, log.group, f"{path}/{name}", store.clusters)
+        if order in files:
+            name = files[order]
+            segment, terms = load_segment(directory, log.group, name, order, store.clusters)
+        else:
+            segment, terms = sections[order].get()
         report.segments += 1
         segments = [*_cut(log, segments, segment.first), segment]
         runs = [run for run in runs if run[0] < segment.first]
@@ -262,7 +324,7 @@ def _cut(log: GroupLog, segments: list[Segment], index: int) -> list[Segment]:
     left = [segment for segment in segments if segment.first < index]
     if len(left) < len(segments) or (left and left[-1].last >= index):
         log.stale_index = min(log.stale_index or index, index)
-        log.stale_names += [segment.name for segment in segments[len(left) :]]
+        log.stale_segments += segments[len(left) :]
     if left and left[-1].last >= index:
         left[-1].cut(index)
     return left

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from convoymq.logformat.entry import check_term
 from convoymq.logformat.identity import NO_CLUSTER, ClusterIds
 from convoymq.logformat.segment import (
-    INDEX_ROW,
     Segment,
+    SegmentTable,
     group_path,
-    read_segment,
+    read_table,
     segment_footer,
     segment_header,
     segment_name,
@@ -41,6 +41,17 @@ class Piece:
         self.indexes = indexes
         self.offsets = offsets
         self.sizes = sizes
+
+
+def piece_of(file: File, segment: Segment, ranges: Iterable[tuple[int, int]]) -> Piece:
+    """Returns the entries of a segment in the index ranges; `file`: where the segment lies."""
+    piece = Piece(file, array("Q"), array("I"), array("I"))
+    for a, b in ranges:
+        low, high = segment.lower(a), segment.lower(b + 1)
+        piece.indexes.extend([segment.index_at(i) for i in range(low, high)])
+        piece.offsets.extend(segment.offsets[low:high])
+        piece.sizes.extend(segment.sizes[low:high])
+    return piece
 
 
 def read_piece(piece: Piece, group: int) -> Iterator[tuple[int, int, memoryview]]:
@@ -99,25 +110,19 @@ class SegmentWriter:
         self._buffers: list[bytes | memoryview] = []
         self._buffered = 0
         self._at = 0
-        self._rows = bytearray()
-        self._indexes: array[int] = array("Q")
-        self._offsets: array[int] = array("I")
-        self._sizes: array[int] = array("I")
-        self._finished: list[tuple[str, array[int], array[int], array[int]]] = []
+        self._table = SegmentTable()
+        self._finished: list[tuple[str, SegmentTable]] = []
 
     def add(self, index: int, term: int, data: bytes | memoryview) -> None:
         """Appends an entry; indexes ascend."""
         size = len(data)
         if self._file is not None and (
-            len(self._indexes) >= self._entries_max or self._at + size > self._size_max
+            len(self._table.indexes) >= self._entries_max or self._at + size > self._size_max
         ):
             self._close()
         if self._file is None:
             self._open()
-        self._rows += INDEX_ROW.pack(index, term, self._at >> 3, size >> 3)
-        self._indexes.append(index)
-        self._offsets.append(self._at >> 3)
-        self._sizes.append(size >> 3)
+        self._table.add(index, term, self._at, size)
         self._buffers.append(data)
         self._buffered += size
         self._at += size
@@ -133,8 +138,7 @@ class SegmentWriter:
         self._file = file
         self._buffers = [head]
         self._buffered = self._at = len(head)
-        self._rows = bytearray()
-        self._indexes, self._offsets, self._sizes = array("Q"), array("I"), array("I")
+        self._table = SegmentTable()
 
     def _write(self) -> None:
         assert self._file is not None
@@ -158,14 +162,14 @@ class SegmentWriter:
 
     def _close(self) -> None:
         assert self._file is not None
-        rows = bytes(self._rows)
+        rows = bytes(self._table.rows)
         foot = segment_footer(rows, self._at)
         self._buffers += [rows, foot]
         self._buffered += len(rows) + len(foot)
         self._at += len(rows) + len(foot)
         self._write()
         self._file.sync()
-        self._finished.append((self._file.name, self._indexes, self._offsets, self._sizes))
+        self._finished.append((self._file.name, self._table))
         self._file.close()
         self._file = None
 
@@ -174,10 +178,10 @@ class SegmentWriter:
         if self._file is not None:
             self._close()
         segments = []
-        for temporary, indexes, offsets, sizes in self._finished:
+        for temporary, table in self._finished:
             name = segment_name(self._group, order)
             self._directory.rename(temporary, name)
-            segments.append(Segment(name, order, indexes, offsets, sizes))
+            segments.append(Segment(name, order, table.indexes, table.offsets, table.sizes))
             order += 1
         if segments:
             self._directory.sync(group_path(self._group))
@@ -203,11 +207,11 @@ def copy_to_segments(
 
 
 def load_segment(
-    directory: Directory, group: int, name: str, clusters: ClusterIds
-) -> tuple[Segment, Sequence[tuple[int, int]]]:
+    directory: Directory, group: int, name: str, order: int, clusters: ClusterIds
+) -> tuple[Segment, list[tuple[int, int]]]:
     """Returns the segment's table and its runs of terms [(first index, term)]. Raises
     StorageFault."""
     file = directory.open(name)
-    found = read_segment(file, group, clusters)
+    table = read_table(file, group, clusters, 0, file.size())
     file.close()
-    return found
+    return Segment(name, order, table.indexes, table.offsets, table.sizes), table.runs

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from convoymq.logformat.entry import KIND_REMOVED, KIND_TAIL_MARKER, NO_GROUP
 from convoymq.logformat.identity import ClusterIds
+from convoymq.logformat.pack import Pack, Section, drop_sections
 from convoymq.logformat.segment import Segment, group_path
 from convoymq.logformat.wal_file import (
     MAP_BITS,
@@ -30,13 +31,13 @@ from convoymq.storage.live_parts import (
     below,
     clip,
     dead_since_snapshot,
-    dead_size,
-    size_of,
 )
 from convoymq.storage.log import GroupLog
 from convoymq.storage.manifest import Manifest
+from convoymq.storage.packs import PACK_SECTIONS, Made, Packs, Part, joinable
 from convoymq.storage.recovery import recover
-from convoymq.storage.segments import Piece, SegmentWriter, copy_to_segments, read_piece
+from convoymq.storage.segment_compaction import SegmentCompaction
+from convoymq.storage.segments import Piece, copy_to_segments, piece_of
 from convoymq.storage.snapshots import remove_former
 from convoymq.storage.types import (
     Damage,
@@ -60,8 +61,6 @@ FORGET_BYTES = 1 << 20
 FORGET_LOGS = 64
 """So many logs are looked at then."""
 RECLAIM_EVERY_TICKS = 8
-RECLAIM_ENTRIES = 1 << 16
-"""So many entries of segments are looked at then, or those of one group."""
 NEVER = 1 << 62
 """Generation of a WAL file that is never released."""
 
@@ -72,6 +71,27 @@ def _ignore(*_: object) -> None:
 
 def _keep_all(_group: int) -> int:
     return 0
+
+
+class _Copy:
+    """Copy of the entries of a group that are alive in a WAL file, on its way to segments."""
+
+    __slots__ = ("error", "file", "joined", "keep", "log", "made", "part", "plan", "version")
+
+    def __init__(
+        self, log: GroupLog, file: WalFile, plan: GroupPlan | None, keep: int, version: int
+    ) -> None:
+        self.log = log
+        self.file = file
+        self.plan = plan
+        self.keep = keep
+        self.version = version
+        self.part: Part | None = None
+        """The part of a pack that it becomes."""
+        self.joined: Sequence[Section] = ()
+        """Sections that go along, from other packs."""
+        self.made: list[Segment] = []
+        self.error: BaseException | None = None
 
 
 class Storage:
@@ -138,9 +158,14 @@ class Storage:
         """Removed groups that the WAL on disk knows."""
         self._line: deque[GroupLog] = deque()
         self._caches: OrderedDict[int, GroupLog] = OrderedDict()
-        self._open_segments: OrderedDict[str, Segment] = OrderedDict()
+        self._open_files: OrderedDict[str, Segment | Pack] = OrderedDict()
+        self.segment_compaction = SegmentCompaction(self)
+        self.packs = Packs(self)
+        self.may_pack: Callable[[], bool] = lambda: True
+        """Asked before packs are written: whether no release that does not know them opens them."""
         self._compacting_file: WalFile | None = None
         self._compacting_logs: list[GroupLog] = []
+        self._to_pack, self._packed = list[_Copy](), deque[_Copy]()
         self._in_step = False
         self._step_again = False
         self._stalled = False
@@ -148,8 +173,6 @@ class Storage:
         self._memory_peak = 0
         self._forget_above = FORGET_BYTES
         self._ticks = 0
-        self._reclaim_at = 0
-        self._reclaiming = False
         self.compacted_files = 0
 
     # Outside.
@@ -269,7 +292,9 @@ class Storage:
         self._ticks += 1
         if self._ticks % RECLAIM_EVERY_TICKS == 0:
             self._drop_idle_caches()
-            self._reclaim_next()
+            if self._compacting_file is None:
+                self.segment_compaction.reclaim_next()
+                self.packs.tidy()
         if self.memory_bytes > FORGET_BYTES:
             self._forget()
         held = self.memory_bytes + self.cache_bytes
@@ -359,24 +384,34 @@ class Storage:
                 log.drop_cache()
 
     def segment_file(self, segment: Segment) -> File:
-        """Returns the segment's open file. Raises OSError."""
-        if segment.file is None:
-            segment.file = self.directory.open(segment.name)
-            self._open_segments[segment.name] = segment
-            if len(self._open_segments) > SEGMENT_FILES_OPEN_MAX:
+        """Returns the open file that the segment is in. Raises OSError."""
+        holder = segment.pack if isinstance(segment, Section) else segment
+        if holder.file is None:
+            holder.file = self.directory.open(holder.name)
+            self._open_files[holder.name] = holder
+            if len(self._open_files) > SEGMENT_FILES_OPEN_MAX:
                 # The worker may still read it: the last reference closes it.
-                _, oldest = self._open_segments.popitem(last=False)
+                _, oldest = self._open_files.popitem(last=False)
                 oldest.file = None
-        file: File = segment.file
+        file: File = holder.file
         return file
 
-    def _forget_segment(self, segment: Segment) -> None:
-        self._open_segments.pop(segment.name, None)
-        segment.file = None
+    def forget_files(self, segments: Iterable[Segment]) -> None:
+        for segment in segments:
+            if not isinstance(segment, Section):
+                self.forget_file(segment)
 
-    def remove_files(self, path: str, names: Iterable[str]) -> None:
-        """Has the worker remove files and make that durable."""
-        doomed = list(names)
+    def forget_file(self, holder: Segment | Pack) -> None:
+        """The file is going to be removed or replaced."""
+        self._open_files.pop(holder.name, None)
+        holder.file = None
+
+    def drop_segments(self, group: int, segments: Sequence[Segment]) -> None:
+        """Nobody needs the group's segments any more: has the worker remove those that are files of
+        their own, and make that durable."""
+        drop_sections(segments)
+        path = group_path(group)
+        doomed = [segment.name for segment in segments if not isinstance(segment, Section)]
         if not doomed:
             return
         directory = self.directory
@@ -453,26 +488,49 @@ class Storage:
         """Moves one group's entries out of the file being emptied; releases it after the last."""
         file = self._compacting_file
         assert file is not None
-        while self._compacting_logs:
-            log = self._compacting_logs[-1]
-            if not log.removed and log.damaged is None and self._count_in(log, file):
+        if self._packed:
+            self._copied(self._packed.popleft())
+            return
+        while self._compacting_logs and len(self._to_pack) < PACK_SECTIONS:
+            log = self._compacting_logs.pop()
+            wanted = self._count_in(log, file) or _is_purgeable(log)
+            if wanted and not log.removed and log.damaged is None:
                 self._plan_compaction(log, file)
                 return
-            self._compacting_logs.pop()
-        self._compacting_file = None
-        if self.wal.written_sequence < self.wal.barrier:
-            self._stalled = True
+        if self._to_pack:
+            self._pack()
             return
+        if self.wal.written_sequence < self.wal.barrier:
+            self._stall()
+            return
+        purging = self.packs.purging()
+        if purging:
+            if not self.packs.purge(purging, self._purged):
+                self._stall()
+            return
+        self._compacting_file = None
         self.compacted_files += 1
         self.wal.release(file)
-        for group in [g for g, (_, held) in self.left.items() if held <= file.generation]:
+        gone = [g for g, (_, held) in self.left.items() if held <= file.generation]
+        packed = self.packs.groups() if gone else set()
+        for group in gone:
             # The worker removes the file before it writes anything for a new log of the group.
-            del self.left[group]
+            if group not in packed:
+                del self.left[group]
         next_file = self.wal.oldest_full()
         if next_file is not None:
             self._compacting_file = next_file
             self._compacting_logs = self._logs_in(next_file)
             self._step_again = True
+
+    def _stall(self) -> None:
+        """Not possible now: the file stays as it is, `tick` tries again."""
+        for copy in self._packed:
+            drop_sections(copy.made)
+        self._packed.clear()
+        self._to_pack = []
+        self._stalled = True
+        self._compacting_file = None
 
     def _logs_in(self, file: WalFile) -> list[GroupLog]:
         """Returns the logs of the groups with entries in the file; removed groups need nothing of
@@ -522,18 +580,27 @@ class Storage:
             wanted = clip([*below(plan.live_ranges, keep), (keep, last)], first, last)
         elif log.removed:
             wanted = []
+        copy = _Copy(log, file, plan, keep, log.version)
         if not wanted or not count:
-            self._copied(log, file, keep, log.version, [], None)
+            self._copied(copy)
             return
         # Only memory is copied here; what takes time per entry is the worker's.
         places, sizes = log.places[:count], log.sizes[:count]
+        alive = sum([sum(sizes[a - first : b - first + 1]) for a, b in wanted]) << 3
+        if alive < self.config.pack_below_bytes and self.may_pack():
+            self._gather(copy, _piece_of(file, first, places, sizes, wanted))
+            return
         order = log.next_order
         log.next_order += 2 + count // self.config.segment_max_entries
         # Two neighbours of what was closed for its size are together larger than the limit.
         log.next_order += 2 * (sum(sizes) << 3) // self.config.segment_max_size_bytes
-        version = log.version
         config, directory, group, pace = self.config, self.directory, log.group, self.pace
         cluster = self.clusters.current
+
+        def done(made: list[Segment] | None, error: BaseException | None) -> None:
+            copy.made, copy.error = made or [], error
+            self._copied(copy)
+
         self.worker.submit(
             lambda: copy_to_segments(
                 directory,
@@ -545,225 +612,110 @@ class Storage:
                 pace,
                 cluster,
             ),
-            lambda made, error: self._copied(log, file, keep, version, made or [], error, plan),
+            done,
         )
 
-    def _copied(
-        self,
-        log: GroupLog,
-        file: WalFile,
-        keep: int,
-        version: int,
-        made: list[Segment],
-        error: BaseException | None,
-        plan: GroupPlan | None = None,
-    ) -> None:
+    def _gather(self, copy: _Copy, piece: Piece) -> None:
+        """The group goes to the next pack, with what little it has at the end of others."""
+        log, plan = copy.log, copy.plan
+        order = since = log.next_order
+        log.next_order += 1
+        pieces = [piece]
+        joined = joinable(log, plan, self.config.pack_below_bytes)
+        if plan is not None and joined:
+            try:
+                pieces = [
+                    piece_of(self.segment_file(s), s, alive_ranges(s, plan.live_ranges, copy.keep))
+                    for s in joined
+                ]
+                pieces.append(piece)
+                copy.joined = joined
+                since = joined[0].since
+            except OSError:
+                pieces = [piece]
+        copy.part = Part(log.group, order, since, pieces)
+        self._to_pack.append(copy)
+        self._compact_next()
+
+    def _pack(self) -> None:
+        """Has the worker write a pack of what was gathered."""
+        copies, self._to_pack = self._to_pack, []
+
+        def done(made: Made | None, error: BaseException | None) -> None:
+            if made is None:
+                self._stall()
+                return
+            for copy, section, fault in zip(copies, made.sections, made.faults, strict=True):
+                copy.error = fault
+                if section is not None:
+                    section.pack.add(section)
+                    copy.made = [section]
+            self._packed.extend(copies)
+            self._compact_next()
+
+        self.packs.submit([copy.part for copy in copies if copy.part is not None], done)
+
+    def _purged(self, error: BaseException | None) -> None:
+        """Packs with truncated entries are gone, or the disk has refused."""
+        if error is None:
+            self._compact_next()
+        else:
+            self._stall()
+
+    def _copied(self, copy: _Copy) -> None:
+        """Takes what is alive of a group in the file over from the worker."""
+        log, error = copy.log, copy.error
         if isinstance(error, StorageFault):
             log.mark_damaged(error)
         elif error is not None:
-            # No space, most likely: the file stays as it is, `tick` tries again.
-            self._stalled = True
-            self._compacting_file = None
+            self._stall()  # no space, most likely
             return
-        elif log.removed or log.version != version:
-            self.remove_files(group_path(log.group), [segment.name for segment in made])
+        elif log.removed or log.version != copy.version:
+            self.drop_segments(log.group, copy.made)
         else:
-            log.moved(self._count_in(log, file), made, keep)
-            if log.stale_index and log.written_index >= log.stale_index:
+            log.moved(self._count_in(log, copy.file), copy.made, copy.keep, copy.joined)
+            drop_sections(copy.joined)
+            if _is_purgeable(log):
                 # What replaced truncated entries may go with this file: they must not come back.
                 self._purge_stale(log)
                 return
-            if plan is not None:
-                self._compact_segments(log, plan)
-        self._compacting_logs.pop()
+            if copy.plan is not None:
+                self.segment_compaction.compact(log, copy.plan)
         self._compact_next()
 
     def _purge_stale(self, log: GroupLog) -> None:
         """Rids the disk of truncated entries, then goes on with the compaction."""
         cut = [segment for segment in log.segments if segment.stale]
-        names, log.stale_names = log.stale_names, []
-        self.remove_files(group_path(log.group), names)
+        stale, log.stale_segments = log.stale_segments, []
+        for segment in (*stale, *cut):
+            if isinstance(segment, Section):
+                segment.purge = segment.pack.purge = True
+        self.drop_segments(log.group, stale)
         log.stale_index = 0
         version = log.version
+        files = [segment for segment in cut if not isinstance(segment, Section)]
 
         def rewritten(error: BaseException | None) -> None:
             if error is not None and not isinstance(error, StorageFault) and log.version == version:
                 log.stale_index = log.written_index
-                self._stalled = True
-                self._compacting_file = None
+                self._stall()
                 return
-            if len(cut) > 1 and log.version == version:
+            if len(files) > 1 and log.version == version:
                 self._purge_stale(log)
                 return
-            self._compacting_logs.pop()
             self._compact_next()
 
-        if cut and log.damaged is None:
-            self._rewrite(log, [(cut[0], [(cut[0].first, cut[0].last)])], rewritten)
+        if files and log.damaged is None:
+            self.segment_compaction.rewrite(
+                log, [(files[0], [(files[0].first, files[0].last)])], rewritten
+            )
         else:
             rewritten(None)
 
-    # Compaction of segments.
 
-    def _reclaim_next(self) -> None:
-        """Looks at groups that have segments, until one has something to give: a drained queue
-        gives its disk space back."""
-        if self.planner is None or self._reclaiming or self._compacting_file is not None:
-            return
-        groups = list(self.logs)
-        left = RECLAIM_ENTRIES
-        for _ in range(min(len(groups), 256)):
-            self._reclaim_at += 1
-            log = self.logs[groups[self._reclaim_at % len(groups)]]
-            if log.segments and log.damaged is None and log.receiver is None:
-                left -= sum([len(segment.sizes) for segment in log.segments])
-                if self._reclaim(log) or left <= 0:
-                    return
-
-    def _reclaim(self, log: GroupLog) -> bool:
-        """Frees what is dead in a group's segments, when that is at least half; whether it is."""
-        plan = self.planner(log.group) if self.planner is not None else None
-        if plan is None:
-            return False
-        size = sum([segment.size for segment in log.segments])
-        if dead_size(log.segments, plan) * 2 < size:
-            return False
-        snapshot_due = plan.applied > log.snapshot_index and plan.applied <= log.written_index
-        if not snapshot_due or plan.take_snapshot is None:
-            log.raise_first(max(log.first_index, min(log.snapshot_index + 1, plan.keep_from)))
-            self._compact_segments(log, plan)
-            return True
-        self._reclaiming = True
-        version = log.version
-
-        def saved(error: BaseException | None) -> None:
-            self._reclaiming = False
-            if error is None and log.version == version and not log.removed:
-                log.raise_first(max(log.first_index, min(log.snapshot_index + 1, plan.keep_from)))
-                self._compact_segments(log, plan)
-
-        log.save_snapshot(plan.take_snapshot(), saved)
-        return True
-
-    def _compact_segments(self, log: GroupLog, plan: GroupPlan) -> None:
-        """Removes dead segments, rewrites those that are mostly dead, joins small ones."""
-        if log.compacting:
-            return
-        keep = log.first_index
-        dead: list[Segment] = []
-        left: list[Segment] = []
-        runs: list[list[tuple[Segment, list[tuple[int, int]]]]] = [[]]
-        entries = 0
-        size = 0
-        for segment in log.segments:
-            ranges = alive_ranges(segment, plan.live_ranges, keep)
-            count = sum(segment.lower(b + 1) - segment.lower(a) for a, b in ranges)
-            if not count:
-                dead.append(segment)
-                continue
-            left.append(segment)
-            alive_size = size_of(segment, ranges)
-            sparse = alive_size * 2 < segment.size
-            small = (
-                count * 4 < self.config.segment_max_entries
-                and alive_size * 4 < self.config.segment_max_size_bytes
-            )
-            fits = (
-                entries + count <= self.config.segment_max_entries
-                and size + alive_size <= self.config.segment_max_size_bytes
-            )
-            if not (sparse or small):
-                runs.append([])
-                entries = size = 0
-                continue
-            if not fits:
-                runs.append([])
-                entries = size = 0
-            runs[-1].append((segment, ranges))
-            entries += count
-            size += alive_size
-        if dead:
-            log.segments = left
-            for segment in dead:
-                self._forget_segment(segment)
-            self.remove_files(group_path(log.group), [segment.name for segment in dead])
-        for run in runs:
-            worth = len(run) >= 4 or any(
-                size_of(segment, ranges) * 2 < segment.size for segment, ranges in run
-            )
-            if run and worth:
-                self._rewrite(log, run)
-                return
-
-    def _rewrite(
-        self,
-        log: GroupLog,
-        run: list[tuple[Segment, list[tuple[int, int]]]],
-        answer: Callable[[BaseException | None], None] = _ignore,
-    ) -> None:
-        """Has the worker replace some neighbouring segments by one with what is alive in them."""
-        pieces = []
-        try:
-            for segment, ranges in run:
-                piece = Piece(self.segment_file(segment), array("Q"), array("I"), array("I"))
-                for a, b in ranges:
-                    low, high = segment.lower(a), segment.lower(b + 1)
-                    piece.indexes.extend([segment.index_at(i) for i in range(low, high)])
-                    piece.offsets.extend(segment.offsets[low:high])
-                    piece.sizes.extend(segment.sizes[low:high])
-                pieces.append(piece)
-        except OSError as error:
-            fault = StorageFault(f"a segment cannot be opened: {error}")
-            log.mark_damaged(fault)
-            answer(fault)
-            return
-        old = [segment for segment, _ in run]
-        last = old[-1]
-        tag = log.next_order
-        log.next_order += 1
-        log.compacting = True
-        version = log.version
-        config, directory, group, pace = self.config, self.directory, log.group, self.pace
-        cluster = self.clusters.current
-
-        def work() -> list[Segment]:
-            # The limits held for each source; one file takes all, whatever a changed config says.
-            writer = SegmentWriter(
-                directory,
-                group,
-                tag,
-                1 << 30,
-                max(config.segment_max_size_bytes, 1 << 34),
-                pace,
-                cluster,
-            )
-            for piece in pieces:
-                for index, term, view in read_piece(piece, group):
-                    writer.add(index, term, view)
-            return writer.finish(last.order)
-
-        def done(made: list[Segment] | None, error: BaseException | None) -> None:
-            log.compacting = False
-            if isinstance(error, StorageFault):
-                log.mark_damaged(error)
-            elif made is not None and not log.removed and log.version == version:
-                self._replace(log, old, made)
-            answer(error)
-
-        self.worker.submit(work, done)
-
-    def _replace(self, log: GroupLog, old: list[Segment], made: list[Segment]) -> None:
-        """The segment file that was `old[-1]`'s has what is alive of all of them."""
-        still = [segment for segment in old if segment in log.segments]
-        for segment in old:
-            self._forget_segment(segment)
-        if not still:
-            return  # all truncated meanwhile: the log knows the names as stale
-        at = log.segments.index(still[0])
-        log.segments[at : at + len(still)] = made
-        if made[-1].last > still[-1].last:
-            log.truncated_meanwhile(still[-1].last + 1)
-        self.remove_files(group_path(log.group), [s.name for s in old if s is not old[-1]])
+def _is_purgeable(log: GroupLog) -> bool:
+    """Returns whether segments have entries of which it is durable that they were truncated."""
+    return 0 < log.stale_index <= log.written_index
 
 
 def _piece_of(

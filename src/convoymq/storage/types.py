@@ -186,6 +186,8 @@ class StorageConfig:
     """A read from disk fetches this much of what follows for the same group."""
     snapshot_min_dead_bytes: int = 256 * 1024
     """WAL compaction snapshots a group of which this much in the file is dead; else it copies."""
+    pack_below_bytes: int = 4096
+    """A group of which less than this is alive in a WAL file shares a pack with others."""
 
     def __post_init__(self) -> None:
         if not 64 * 1024 <= self.wal_max_size_bytes <= 1 << 38:

@@ -34,6 +34,7 @@ from convoymq.logformat.entry import (
     NO_GROUP,
 )
 from convoymq.logformat.identity import ClusterIds, check_version
+from convoymq.logformat.pack import PACK_DIRECTORY
 from convoymq.logformat.wal_file import (
     BATCH_HEADER_BYTES,
     FILE_HEADER,
@@ -283,7 +284,9 @@ class WalReader:
                 found.damage.groups.append(group)
 
     def _has_groups(self) -> bool:
-        return any(holds_data(self._directory, name) for name in self._directory.list("groups"))
+        packs = any(name.endswith(".pack") for name in self._directory.list(PACK_DIRECTORY))
+        groups = self._directory.list("groups")
+        return packs or any(holds_data(self._directory, name) for name in groups)
 
     def _open_files(
         self, *, known: bool

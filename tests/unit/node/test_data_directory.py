@@ -175,3 +175,19 @@ def test_versions_in_force_that_this_build_does_not_know_are_refused(tmp_path: P
     again = DataDirectory(str(tmp_path), 1, {"quorum": (1, 2)}, release="0.2.0")
     assert again.versions == {"quorum": 2}
     again.close()
+
+
+def test_packs_are_taken_when_no_earlier_release_opens_the_directory(tmp_path: Path) -> None:
+    supports = {"metadata": (1, 4)}
+    directory = DataDirectory(str(tmp_path), 1, supports, release="0.4.0")
+    assert not directory.takes_packs()
+    directory.raise_version("metadata", 3)
+    assert not directory.takes_packs()
+    directory.raise_version("metadata", 4)
+    assert directory.takes_packs()
+    directory.close()
+    with pytest.raises(Misuse, match="metadata machines of version 4"):
+        DataDirectory(str(tmp_path), 1, {"metadata": (1, 3)}, release="0.3.0")
+    again = DataDirectory(str(tmp_path), 1, supports, release="0.4.0")
+    assert again.takes_packs()
+    again.close()

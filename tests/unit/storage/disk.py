@@ -97,6 +97,8 @@ class Node:
         self.disk = disk or MemoryDirectory()
         self.models: dict[int, Model] = {}
         self.groups = [1, 2, 3, 4]
+        self.sizes = [0, 8, 100, 1000, 3000]
+        """Of bodies that `step` appends."""
         self.removed: set[int] = set()
         """Groups whose removal is durable."""
         self.removing: set[int] = set()
@@ -393,7 +395,7 @@ class Node:
         if group:
             self.log(group)
         if choice < 0.35:
-            self.append(group, rnd.randint(1, 8), rnd.choice([0, 8, 100, 1000, 3000]))
+            self.append(group, rnd.randint(1, 8), rnd.choice(self.sizes))
         elif choice < 0.42:
             log = self.log(group)
             self.append(group, 1, term=max(log.last_term, self.models[group].first_term) + 1)
