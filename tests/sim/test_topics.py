@@ -41,7 +41,7 @@ def test_seeds(block: int) -> None:
             break
 
 
-LATEST_KINDS = ("mute", "unheard")
+LATEST_KINDS = ("mute", "unheard", "keyless")
 LATER_KINDS = ("forget", "window", *LATEST_KINDS)
 
 

@@ -642,13 +642,18 @@ def acknowledged_without_copy() -> list[Patch]:
 
 @mutant("lanes of a weak topic take the newest message first", f"{CHANGES},park")
 def newest_first() -> list[Patch]:
-    def planted(self: Any, held: Any, lane: Any) -> Any:
-        queue = lane.queue if self.holds_keys else held.unkeyed
+    def planted(self: Any, held: Any, lane: Any, key: bytes) -> Any:
+        queue = lane.queue if self.holds_keys and key else held.unkeyed
         if len(queue) > 2:
             queue.rotate(1)
         return queue
 
     return [_weak_plans(retries=True), (GroupConsumer, "_queue_of", planted)]
+
+
+@mutant("messages without a key are parked in any order", f"{CHANGES},park,keyless")
+def unkeyed_messages_park_out_of_turn() -> list[Patch]:
+    return [(GroupConsumer, "_takes_unkeyed", lambda self, held: True)]
 
 
 @contextmanager

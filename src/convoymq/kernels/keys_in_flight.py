@@ -4,7 +4,8 @@
          └─▶ waits behind those of its key ──release of the one before──▶ ready ──take──▶ in flight
 
 A key is known by a hash of 64 bits: two keys with one hash wait for each other, and nothing else
-happens. Messages lie in an array of structs, without a Python object for any of them.
+happens. A message without a key has the hash 0, waits for none, and is not kept here. Messages lie
+in an array of structs, without a Python object for any of them.
 """
 
 import cython
@@ -196,8 +197,16 @@ class KeysInFlight:
         made: cython.pointer(Message)
         found: list = [first]
         while offset < end and room > 0:
-            self._grow()
             hash = get64(p)
+            if hash == 0:
+                # Nothing is behind a message without a key.
+                room -= 1
+                if run < 0:
+                    run = offset
+                offset += 1
+                p += 8
+                continue
+            self._grow()
             key = self._find_key(hash)
             if key != _NONE and self.waiting >= waiting_max:
                 break

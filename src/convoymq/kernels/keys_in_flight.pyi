@@ -29,7 +29,7 @@ class KeysInFlight:
 
         Args:
             batch: what `take` calls the batch.
-            hashes: 8 bytes for each message of the batch, a hash of its key.
+            hashes: 8 bytes for each message of the batch, a hash of its key; 0 without a key.
             at: place of the first message in them.
 
         Returns:

@@ -36,6 +36,7 @@ from cython.cimports.convoymq.kernels.bytes import (
     load16,
     load32,
     put32,
+    put64,
     uninitialized,
 )
 from cython.cimports.convoymq.kernels.content import walk_value
@@ -51,6 +52,7 @@ UNTAGGED = 1 << 62
 
 _UNTAGGED = cython.declare(uint64_t, 1 << 62)
 _C1 = cython.declare(uint32_t, 0xCC9E2D51)
+_WITH_KEY = cython.declare(uint32_t, 0x80000000)
 _C2 = cython.declare(uint32_t, 0x1B873593)
 
 
@@ -203,7 +205,7 @@ def order_key(record: bytes):
 def key_hashes(
     block: bytes, command: cython.Py_ssize_t, first: cython.Py_ssize_t, count: cython.Py_ssize_t
 ):
-    """Returns 64 bits of hash, little-endian, of the order key of each record."""
+    """Returns 64 bits of hash, little-endian, of the order key of each record; 0 without one."""
     records: Records
     open_records(bytes_pointer(block), len(block), command, first, count, cython.address(records))
     made: bytes = uninitialized(8 * count)
@@ -215,8 +217,11 @@ def key_hashes(
     for i in range(count):
         p = record_at(cython.address(records), first + i, cython.address(n))
         n = find_order_key(p, n, cython.address(key))
-        put32(out, murmur3(key, n, 0))
-        put32(out + 4, murmur3(key, n, _C1))
+        if n:
+            put32(out, murmur3(key, n, 0))
+            put32(out + 4, murmur3(key, n, _C1) | _WITH_KEY)
+        else:
+            put64(out, 0)
         out += 8
     return made
 

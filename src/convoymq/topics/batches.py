@@ -32,7 +32,7 @@ class Batch(Protocol):
         """Returns the order key of a message."""
 
     def hashes(self) -> bytes:
-        """Returns 8 bytes for each message: a hash of its key."""
+        """Returns 8 bytes for each message: a hash of its key, 0 without one."""
 
     def copy(self, offset: int) -> bytes:
         """Returns a message as it is parked."""

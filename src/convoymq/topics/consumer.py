@@ -15,6 +15,10 @@ The next message of a key is handed out only when the answer is there, so it nev
 acknowledgement of the one before is in force (I14). A parked key that resumes is handled in the
 same lane, head by head.
 
+A message without a key has no order to keep: it goes to whichever lane is free. When one of them
+has failed for good, those of the partition are settled one after the other, the lowest first, since
+they are parked in the order of their offsets.
+
 Where keys are not held (weak topics with a retry exchange) a lane takes the next message of the
 partition, whatever its key: a message without an outcome holds its lane and nothing else. The
 messages of a partition are begun in their order. What failed too often is to be parked as well;
@@ -130,7 +134,7 @@ class Held(HeldLease):
 
     lanes: list[Lane]
     unkeyed: deque[Work] = field(default_factory=deque)
-    """Messages that wait for any lane, where keys are not held."""
+    """Messages that wait for any lane: without a key, or where keys are not held."""
     acked: Cursor = field(default_factory=Cursor)
     parked: dict[bytes, ParkedEntry | None] = field(default_factory=dict)
     park_versions: ParkVersions = field(default_factory=ParkVersions)
@@ -251,16 +255,16 @@ class GroupConsumer(Leaseholder[Held]):
 
     def _queue(self, held: Held, work: Work) -> None:
         held.waiting_bytes += len(work.record.message)
-        self._queue_of(held, self._lane_of(held, work.key)).append(work)
+        self._queue_of(held, self._lane_of(held, work.key), work.key).append(work)
 
-    def _queue_of(self, held: Held, lane: Lane) -> deque[Work]:
-        """Returns what waits for a lane."""
-        return lane.queue if self.holds_keys else held.unkeyed
+    def _queue_of(self, held: Held, lane: Lane, key: bytes) -> deque[Work]:
+        """Returns where a message of a lane's key waits."""
+        return lane.queue if self.holds_keys and key else held.unkeyed
 
     def _queue_head(self, held: Held, key: bytes, head: ParkedEntry) -> None:
         """The head of a key that resumes waits in its lane once."""
         lane = self._lane_of(held, key)
-        works = [*self._queue_of(held, lane), *(each.work for each in held.lanes)]
+        works = [*self._queue_of(held, lane, key), *(each.work for each in held.lanes)]
         if not any(w is not None and w.key == key and w.parked is not None for w in works):
             self._queue(held, Work(key, head))
 
@@ -294,9 +298,34 @@ class GroupConsumer(Leaseholder[Held]):
             self._request(held, lane, done, now_ms)
         elif ok:
             self._ack(held, lane, work.record, now_ms)
+        elif self.holds_keys and not work.key:
+            lane.work = None
+            self._queue_unkeyed(held, work)
         else:
             self._park(held, lane, work.record, now_ms, follow=False)
         self.step(now_ms)
+
+    @staticmethod
+    def _queue_unkeyed(held: Held, work: Work) -> None:
+        """A message without a key waits again, in its place."""
+        held.waiting_bytes += len(work.record.message)
+        behind = (
+            at
+            for at, each in enumerate(held.unkeyed)
+            if each.parked is None and each.record.offset > work.record.offset
+        )
+        held.unkeyed.insert(next(behind, len(held.unkeyed)), work)
+
+    def _takes_unkeyed(self, held: Held) -> bool:
+        """Returns whether a lane may take a message that waits for any lane."""
+        if not self.holds_keys:
+            return True
+        works = [each.work for each in held.lanes if each.work is not None and not each.work.key]
+        failed = any(self._has_failed(work) for work in (*works, *held.unkeyed))
+        return not works or not (failed or self.is_parked(held, b""))
+
+    def _has_failed(self, work: Work) -> bool:
+        return 0 <= self.retries < work.failures
 
     def on_unhandled(self, handle: Handle, now_ms: int) -> None:
         """The application has not begun with a message, and will not now: its lane begins again
@@ -309,8 +338,7 @@ class GroupConsumer(Leaseholder[Held]):
             work, lane.work, lane.running = lane.work, None, False
             assert work is not None
             if not held.revoked:
-                held.waiting_bytes += len(work.record.message)
-                self._queue_of(held, lane).appendleft(work)
+                self._put_back(held, lane, work)
         self.step(now_ms)
 
     def on_answer(self, request: Request, answer: AckAnswer | ParkAnswer, now_ms: int) -> None:
@@ -345,10 +373,17 @@ class GroupConsumer(Leaseholder[Held]):
         head = held.parked.get(work.key)
         if answer.code is Code.NOT_PARKED and work.parked is None:
             # The key was released meanwhile: the message is handed out as any other.
-            held.waiting_bytes += len(work.record.message)
-            self._queue_of(held, lane).appendleft(work)
+            self._put_back(held, lane, work)
         elif head is not None:
             self._queue_head(held, work.key, head)
+
+    def _put_back(self, held: Held, lane: Lane, work: Work) -> None:
+        """A message waits again, before those that came behind it."""
+        if self.holds_keys and not work.key and work.parked is None:
+            self._queue_unkeyed(held, work)
+            return
+        held.waiting_bytes += len(work.record.message)
+        self._queue_of(held, lane, work.key).appendleft(work)
 
     def leave(self, now_ms: int) -> None:
         """Gives everything back and leaves the group."""
@@ -407,8 +442,10 @@ class GroupConsumer(Leaseholder[Held]):
                 self._start(held, number, lane, lane.work)
                 return
             lane.work = None
-        queue = self._queue_of(held, lane)
-        while queue and lane.work is None and not held.revoked:
+        while lane.work is None and not held.revoked:
+            queue = lane.queue or held.unkeyed
+            if not queue or (queue is held.unkeyed and not self._takes_unkeyed(held)):
+                break
             work = queue.popleft()
             held.waiting_bytes -= len(work.record.message)
             self._begin(held, number, lane, work, now_ms)
@@ -426,6 +463,8 @@ class GroupConsumer(Leaseholder[Held]):
         lane.work = work
         if self.is_parked(held, work.key):
             self._park(held, lane, record, now_ms, follow=True)
+        elif self.holds_keys and self._has_failed(work):
+            self._park(held, lane, record, now_ms, follow=False)
         else:
             self._start(held, number, lane, work)
 

@@ -22,6 +22,8 @@ MURMUR3_X86_32 = 1
 SEED_MAX = 0xFFFF_FFFF
 _MASK = 0xFFFF_FFFF
 _C1 = 0xCC9E_2D51
+_WITH_KEY = 0x8000_0000
+"""Set in the hash of a key, which is none without one."""
 _C2 = 0x1B87_3593
 
 
@@ -73,8 +75,8 @@ def check_hash(hash_id: int, seed: int) -> None:
 
 
 def key_hashes(keys: Iterable[bytes]) -> bytes:
-    """Return 64 bits of hash, little-endian, of each key."""
-    pairs = ((murmur3(key), murmur3(key, _C1)) for key in keys)
+    """Return 64 bits of hash, little-endian, of each key; 0 of an empty one, which is none."""
+    pairs = ((murmur3(key), murmur3(key, _C1) | _WITH_KEY) if key else (0, 0) for key in keys)
     return b"".join(struct.pack("<II", *pair) for pair in pairs)
 
 

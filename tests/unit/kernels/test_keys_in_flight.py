@@ -26,6 +26,8 @@ class Naive:
         self.flying: set[int] = set()
 
     def admit(self, hash: int, offset: int) -> bool:
+        if not hash:
+            return True
         of_key = self.keys.setdefault(hash, [])
         of_key.append(offset)
         if len(of_key) == 1:
@@ -103,6 +105,19 @@ def test_one_message_of_a_key_is_in_flight(seed: int, keys: int) -> None:
         assert table.ready == len(naive.ready)
 
 
+def test_messages_without_a_key_are_in_flight_at_once_and_not_kept() -> None:
+    table = KeysInFlight()
+    keys = struct.pack("<7Q", 0, 0, 5, 0, 5, 0, 0)
+    assert table.admit(0, keys, 0, 10, 17, 5, 9) == [16, 10, 14, 15, 16]
+    assert (table.heads, table.waiting, table.ready) == (1, 1, 0)
+    table.release(10, 11)
+    assert (table.heads, table.waiting, table.ready) == (1, 1, 0)
+    table.release(12, 16)
+    assert table.take(9) == [0, 14, 15]
+    # The bound of those that wait stops nothing that has no key.
+    assert table.admit(1, bytes(16), 0, 17, 19, 9, 0) == [19, 17, 19]
+
+
 def test_ready_messages_that_lie_together_come_in_one_run_of_each_batch() -> None:
     table = KeysInFlight()
     keys = struct.pack("<6Q", 1, 2, 3, 1, 2, 3)
@@ -138,5 +153,8 @@ def test_hashes_of_records_are_those_of_their_keys() -> None:
     (command,) = (each[6] for each in batch.commands(block) if each[0] == batch.CMD_ENQUEUE)
     assert key_hashes(block, command, 0, 4) == hashing.key_hashes(keys)
     assert key_hashes(block, command, 1, 2) == hashing.key_hashes(keys[1:3])
+    first, *others = struct.unpack("<4Q", hashing.key_hashes(keys))
+    assert first == 0
+    assert all(each >> 63 for each in others)
     with pytest.raises(ValueError, match="outside"):
         key_hashes(block, command, 2, 3)

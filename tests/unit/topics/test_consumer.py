@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from convoymq.topics.answers import FetchAnswer, GroupView, ParkAnswer, ParkedEntry, Record
-from convoymq.topics.commands import Park
+from convoymq.topics.answers import (
+    AckAnswer,
+    FetchAnswer,
+    GroupView,
+    ParkAnswer,
+    ParkedEntry,
+    Record,
+)
+from convoymq.topics.commands import Ack, Lease, Open, OpenCursor, Park, Produce, ResumeParked
 from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
 from convoymq.topics.heartbeats import Leases
+from convoymq.topics.partition import PartitionMachine
 from convoymq.topics.refusals import Code
 
 HEAD = ParkedEntry(0, 1, 3, b"m1")
@@ -156,3 +166,107 @@ def test_a_message_without_an_outcome_holds_its_lane_only_in_a_weak_topic() -> N
     (again,) = (a for a in member.take_actions() if isinstance(a, Handle))
     assert again.record == records[2]
     assert member.held[3].queued == 4
+
+
+def test_messages_without_a_key_go_to_whichever_lane_is_free() -> None:
+    member = GroupConsumer("g", "m", len, lanes=3, retries=0)
+    member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
+    records = [record(n, b"") for n in range(1, 6)]
+    fetched(member, *records, view=GroupView((1,), {}, 0))
+    handles = [a for a in member.take_actions() if isinstance(a, Handle)]
+    assert [handle.record for handle in handles] == records[:3]
+    # The second one failed for good: it is parked when the first one has an outcome.
+    member.on_handled(handles[1], False, 2)
+    member.on_handled(handles[2], True, 3)
+    (ack,) = (a for a in member.take_actions() if isinstance(a, Request))
+    assert isinstance(ack.command, Ack)
+    member.on_answer(ack, AckAnswer(Code.OK), 4)
+    assert not [a for a in member.take_actions() if isinstance(a, Handle | Request)]
+    member.on_handled(handles[0], True, 5)
+    (ack,) = (a for a in member.take_actions() if isinstance(a, Request))
+    member.on_answer(ack, AckAnswer(Code.OK), 6)
+    (park,) = (a for a in member.take_actions() if isinstance(a, Request))
+    assert isinstance(park.command, Park)
+    assert (park.command.offset, park.command.follow) == (2, False)
+    member.on_answer(park, ParkAnswer(Code.OK, version=1), 7)
+    (behind,) = (a for a in member.take_actions() if isinstance(a, Request))
+    assert isinstance(behind.command, Park)
+    assert (behind.command.offset, behind.command.follow) == (4, True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([b"", b"", b"a", b"bb"]), min_size=1, max_size=25),
+    st.lists(st.tuples(st.sampled_from("hhhhfuarvw"), st.integers(0, 50)), max_size=120),
+    st.integers(1, 4),
+)
+def test_every_message_ends_and_none_is_parked_out_of_order(
+    keys: list[bytes], steps: list[tuple[str, int]], lanes: int
+) -> None:
+    """Against a partition: handlers fail or are not called, answers come late, keys resume."""
+    machine = PartitionMachine(3, 0, 8, 0)
+    machine.apply(Open("creation", 0, 1))
+    machine.apply(OpenCursor("g", 1))
+    for key in keys:
+        machine.apply(Produce(1, 1, 0, 0, key))
+    machine.apply(Lease("g", 1, 1, "m"))
+    member = GroupConsumer("g", "m", len, lanes=lanes, retries=1, retry_ms=5)
+    member.on_leases(Leases("m", 0, 1, {3: 1}, frozenset()), 0)
+    now = 0
+    handles: list[Handle] = []
+    requests: list[Request] = []
+    fetches: list[Fetch] = []
+
+    def take() -> None:
+        for action in member.take_actions():
+            match action:
+                case Fetch():
+                    fetches.append(action)
+                case Handle():
+                    running = [each.key for each in handles if each.key]
+                    assert action.key not in running
+                    handles.append(action)
+                case Request():
+                    known = [each.number for each in requests]
+                    if action.number not in known:
+                        requests.append(action)
+
+    def answer(at: int) -> None:
+        request = requests.pop(at)
+        outcome = machine.apply(request.command)
+        machine.check_invariants()
+        assert outcome.code is not Code.DUPLICATE, request
+        member.on_answer(request, outcome, now)
+
+    def fetch() -> None:
+        asked = fetches.pop(0)
+        fetches.clear()
+        own = machine.groups["g"]
+        first = max(asked.offset, own.cursor.watermark, 1)
+        end = min(first + 3, len(keys) + 1)
+        view = (
+            machine.view("g") if asked.offset < 0 or asked.park_version < own.park_version else None
+        )
+        rows = tuple(record(n, keys[n - 1]) for n in range(first, end) if n not in own.cursor)
+        member.on_fetched(asked, FetchAnswer(Code.OK, rows, max(first, end), view), now)
+
+    for step, number in [*steps, *[(each, 0) for _ in range(300) for each in "wvahw"]]:
+        take()
+        if step in "hf" and handles:
+            member.on_handled(handles.pop(number % len(handles)), step == "h", now)
+        elif step == "u" and handles:
+            member.on_unhandled(handles.pop(number % len(handles)), now)
+        elif step == "a" and requests:
+            answer(number % len(requests))
+        elif step == "r":
+            parked = sorted(machine.groups["g"].parked.keys)
+            if parked:
+                machine.apply(ResumeParked("g", parked[number % len(parked)]))
+        elif step == "v" and fetches:
+            fetch()
+        elif step == "w":
+            now += 10
+            member.on_leases(Leases("m", now, 1, {3: 1}, frozenset()), now)
+            member.step(now)
+    assert machine.groups["g"].cursor.watermark == len(keys) + 1
+    assert not member.held[3].busy

@@ -147,7 +147,7 @@ class World:
         for offset in range(action.first, action.end):
             assert offset not in self.acked, "handed out after it was acknowledged"
             assert offset not in self.hand
-            if self.member.one_of_key:
+            if self.member.one_of_key and self.keys[offset - 1]:
                 key, cursor = action.batch.key(offset), self.machine.groups["g"].cursor
                 same = [n for n in self.first if self.keys[n - 1] == key and n < offset]
                 assert all(n in cursor for n in same), f"{offset} comes before {same} is settled"
@@ -346,6 +346,18 @@ def test_a_client_that_asks_for_it_has_one_message_of_a_key_at_a_time() -> None:
     assert not world.member.held[3].keys
 
 
+def test_messages_without_a_key_wait_for_none() -> None:
+    world = World([b"", b"a", b"", b"a", b""], window=4, one_of_key=True)
+    assert world.hand == [1, 2, 3, 5]
+    world.acknowledge(2)
+    world.acknowledge(0)
+    answer_all(world)
+    assert world.hand == [2, 5]
+    world.acknowledge(0)
+    answer_all(world)
+    assert world.hand == [5, 4]
+
+
 def test_what_fails_again_is_parked_with_what_comes_behind_it() -> None:
     world = World([b"a", b"a", b"b"], window=1)
     for _ in range(RETRIES + 1):
@@ -541,7 +553,7 @@ STEPS = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.sampled_from([b"x", b"y", b"z"]), min_size=1, max_size=25),
+    st.lists(st.sampled_from([b"x", b"y", b"z", b""]), min_size=1, max_size=25),
     STEPS,
     st.integers(1, 8),
     st.booleans(),

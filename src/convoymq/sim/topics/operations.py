@@ -35,6 +35,8 @@ VERSIONS_MAX = 14
 OPERATOR_MS = 40
 PRODUCER_TTL_MS = 600
 """Longer than any message waits for its outcome."""
+KEYLESS = 0.2
+"""Probability of a message without a key."""
 
 
 class Operations:
@@ -94,7 +96,8 @@ class Operations:
         if self.sent >= plan.messages or not world.chaos:
             return
         for _ in range(self.engine.draw(1, 3)):
-            key = b"k%d" % self.engine.draw(0, plan.keys - 1)
+            keyless = plan.has("keyless") and self.engine.chance(KEYLESS)
+            key = b"" if keyless else b"k%d" % self.engine.draw(0, plan.keys - 1)
             self.sent += 1
             producer = world.producers[self.engine.draw(0, plan.producers - 1)]
             producer.produce(self.sent, key)

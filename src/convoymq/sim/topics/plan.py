@@ -32,14 +32,15 @@ KINDS = (
     "lanes",
 )
 LATER_KINDS = ("expire", "forget", "window")
-LATEST_KINDS = ("mute", "unheard")
+LATEST_KINDS = ("mute", "unheard", "keyless")
 """Drawn by themselves: the plans of seeds stay as they were."""
 """Of faults and operations. `outage`: a partition's server dies for long, `cutoff`: it does not
 hear the controller, `silent`: it does not answer while it is to be sealed, `empty`: a partition is
 sealed again at once, `restart`: a producer begins a new session, `expire`: a group is without
 members for too long, `forget`: partitions forget producers that are silent, `window`: half of the
 members have a window of many messages, `mute`: a coordinator hears nothing of a partition for a
-while, `unheard`: nobody gets an answer of a partition for a while."""
+while, `unheard`: nobody gets an answer of a partition for a while, `keyless`: some messages have
+no key."""
 CHANGES = frozenset(("split", "merge", "move"))
 ALL_KINDS = (*KINDS, *LATER_KINDS, *LATEST_KINDS)
 LATER_SEED = 0x5EED

@@ -325,6 +325,9 @@ class Referee:
         if event.msg in self.seen[reader]:
             return
         self.seen[reader].add(event.msg)
+        if not event.key and self.holds_keys:
+            # A message without a key has no order to keep.
+            return
         if self.weak:
             self._check_weak_order(event)
             return
@@ -530,7 +533,7 @@ class Referee:
         """A13."""
         if not event.applied:
             return
-        if self.weak:
+        if self.weak or not event.key:
             self.effects[event.group, event.gen].setdefault(event.msg, event.created_v)
             return
         reader, key = (event.group, event.gen), (event.group, event.gen, event.key)

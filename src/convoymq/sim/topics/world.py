@@ -165,8 +165,8 @@ class World:
         """An effect arrives at the sink, which keeps the latest token of each key; that of a weak
         topic keeps what it has seen."""
         gen, version, offset = token
-        if self.plan.weak:
-            # Tokens say nothing where what comes late is behind what is newer.
+        if self.plan.weak or not key:
+            # Tokens say nothing where what comes late is behind what is newer, or without a key.
             applied = (group, gen, msg) not in self._seen
             self._seen.add((group, gen, msg))
         else:
