@@ -177,6 +177,14 @@ def two_of_a_key_at_once(copy: Copy) -> None:
     copy.of_kind(2, words.SETTLED, first_id=first)[0]["time_us"] += FAR_US
 
 
+def two_of_a_key_at_once_heard_of_as_they_settle(copy: Copy) -> None:
+    """The same of a member that lives in its client."""
+    first, second, *_ = copy.offsets_of(2, copy.first_key(2))
+    row = copy.of_kind(2, words.HANDED_OUT, first_id=second)[0]
+    row["flags"] |= words.ONE_OF_KEY | words.AT_SETTLING
+    copy.of_kind(2, words.SETTLED, first_id=first)[0]["time_us"] += FAR_US
+
+
 def left_out(copy: Copy) -> None:
     """Neither delivered nor acknowledged, and a later one of the key is."""
     offset = copy.offsets_of(2, copy.first_key(2))[0]
@@ -323,6 +331,7 @@ INJURIES: dict[Callable[[Copy], None], Invariant] = {
     read_before_the_step: Invariant.TOPIC_GATE,
     read_before_the_parent_is_done: Invariant.TOPIC_GATE,
     two_of_a_key_at_once: Invariant.TOPIC_DELIVERY_ORDER,
+    two_of_a_key_at_once_heard_of_as_they_settle: Invariant.TOPIC_DELIVERY_ORDER,
     overtaken: Invariant.TOPIC_DELIVERY_ORDER,
     left_out: Invariant.TOPIC_DELIVERY_ORDER,
     before_the_parents_acknowledgement: Invariant.TOPIC_DELIVERY_ORDER,

@@ -266,12 +266,13 @@ class TopicMembers:
         request = read(GroupSettle, frame.map)
         record, queue = await self._partition(request)
         if request.kind == "ack":
-            return await self._acknowledge(request, queue)
+            return await self._acknowledge(request, record, queue)
         lease = (request.group, request.group_epoch, request.epoch)
         answer: object
         if request.kind == "done":
             token = OrderToken(request.version, request.offset)
-            self._trace(request, queue, request.offset, parked=(request.key, request.version))
+            parked = (request.key, request.version)
+            self._trace(request, record, queue, request.offset, parked=parked)
             done = DoneParked(*lease, request.key, token, request.failed)
             answer = await queue.ask(done, self._settings.request_timeout_s)
         else:
@@ -292,12 +293,14 @@ class TopicMembers:
             await self._connection.send_rows(frame, told, await rows.finish(0, ""))
         return None
 
-    async def _acknowledge(self, request: GroupSettle, queue: PartitionQueue) -> Answer:
+    async def _acknowledge(
+        self, request: GroupSettle, record: TopicRecord, queue: PartitionQueue
+    ) -> Answer:
         if len(request.ranges) % 2:
             raise PreconditionFailed("GROUP_SETTLE: a range has a first and a last offset")
         lease = (request.group, request.group_epoch, request.epoch)
         for first, last in zip(request.ranges[::2], request.ranges[1::2], strict=True):
-            self._trace(request, queue, first, last)
+            self._trace(request, record, queue, first, last)
         command = AckRanges(*lease, tuple(request.ranges))
         answer = await queue.ask(command, self._settings.request_timeout_s)
         assert isinstance(answer, AckAnswer), answer
@@ -325,7 +328,7 @@ class TopicMembers:
         key = batch.key(request.offset)
         lp = logical_partition(key, record.logical, record.hash_seed)
         if not request.follow:
-            self._trace(request, queue, request.offset)
+            self._trace(request, record, queue, request.offset)
         copy = batch.copy(request.offset)
         command = Park(*lease, request.offset, key, lp, copy, request.follow)
         exchange = retry_exchange_of(record.settings, record.mode)
@@ -345,6 +348,7 @@ class TopicMembers:
     @staticmethod
     def _trace(
         request: GroupSettle,
+        record: TopicRecord,
         queue: PartitionQueue,
         first: int,
         last: int = -1,
@@ -356,6 +360,8 @@ class TopicMembers:
         trace = queue.trace
         if trace is None:
             return
+        # A member of ours has one message of a key at a time where keys are held.
+        one_of_key = parked is None and not retry_exchange_of(record.settings, record.mode)
         runs = [(first, max(first, last) + 1)]
         machine = queue.machine()
         own = None if machine is None else machine.state.groups.get(request.group)
@@ -363,7 +369,9 @@ class TopicMembers:
             runs = list(own.cursor.missing(*runs[0]))
         for low, high in runs:
             lease = (request.group, request.member, request.epoch)
-            trace.handed_out(*lease, low, high - low, 0, parked, at_settling=True)
+            trace.handed_out(
+                *lease, low, high - low, 0, parked, one_of_key=one_of_key, at_settling=True
+            )
 
 
 def _start(start: Start) -> Position:

@@ -13,7 +13,7 @@ from convoymq.client.topic_messages import COLUMNS, contents_of
 from convoymq.client.topic_rows import TopicRow, frame_of_rows
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
-from convoymq.model.trace import AT_SETTLING, HANDED_OUT
+from convoymq.model.trace import AT_SETTLING, HANDED_OUT, ONE_OF_KEY
 from convoymq.topics.hashing import logical_partition
 from convoymq.trace.recorder import Traces, TraceSettings
 from tests.patience import PATIENCE_S
@@ -144,9 +144,9 @@ async def test_what_a_member_had_is_traced_as_it_settles(
     rig.broker.traces.join(PATIENCE_S)
     given = [row for row in rows_of(tmp_path / "trace") if row["kind"] == HANDED_OUT]
     assert [(row["first_id"], row["count"], row["flags"]) for row in given] == [
-        (1, 2, AT_SETTLING),
-        (3, 1, AT_SETTLING),
-        (4, 1, AT_SETTLING),
+        (1, 2, AT_SETTLING | ONE_OF_KEY),
+        (3, 1, AT_SETTLING | ONE_OF_KEY),
+        (4, 1, AT_SETTLING | ONE_OF_KEY),
     ]
 
 
