@@ -19,6 +19,7 @@ import pytest
 from benchmarks.systems import connect
 
 from convoymq.client import Client, ClientConfig, errors
+from convoymq.client.rows import frame_of, headers_of, values_of
 from convoymq.kernels.column_frame import ColumnFrame, build_frame
 from convoymq.kernels.columns import HEADERS, KEY, OFFSET, ROUTING_KEY, TIMESTAMP, VALUE
 from convoymq.model.columnar import PREFACE, FrameReader, Op, encode_frame
@@ -161,6 +162,31 @@ def test_rows_keep_key_headers_timestamp_and_what_amqp_published(
             break
     channel.cancel()
     assert seen == [(b"one", "x"), (b"two", "y"), (b"three", None)]
+
+
+def test_a_tombstone_is_null_in_columns_and_an_empty_body_with_a_header_in_amqp(
+    client: Client, channel: Any, declared: Callable[..., str]
+) -> None:
+    stream = declared()
+    client.produce(frame_of([b"one", None, b""]), stream=stream)
+    channel.confirm_delivery()
+    for headers in ({"x-tombstone": True, "n": 3}, {"x-tombstone": "true"}):
+        channel.basic_publish("", stream, b"", pika.BasicProperties(headers=headers))
+    frame = client.fetch(stream, 0, end=5, columns=VALUE | HEADERS).frame
+    assert values_of(frame) == [b"one", None, b"", None, b""]
+    assert headers_of(frame) == [{}, {}, {}, {"n": b"3"}, {"x-tombstone": b"true"}]
+    channel.basic_qos(prefetch_count=10)
+    seen = []
+    for method, properties, body in channel.consume(
+        stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=PATIENCE_S
+    ):
+        assert method is not None
+        seen.append((body, (properties.headers or {}).get("x-tombstone")))
+        channel.basic_ack(method.delivery_tag)
+        if len(seen) == 5:
+            break
+    channel.cancel()
+    assert seen == [(b"one", None), (b"", True), (b"", None), (b"", True), (b"", "true")]
 
 
 def texts_of_headers(frame: ColumnFrame) -> list[tuple[bytes, bytes]]:

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
+from convoymq.client import Client, ClientConfig
+from convoymq.client.topic_producer import TopicProducer
+from convoymq.client.topic_reader import TopicReader
 from convoymq.spark.errors import OptionError
 from convoymq.spark.pipelines import apply as pipeline
 from convoymq.topics.hashing import logical_partition
@@ -241,6 +245,41 @@ def test_a_right_that_is_missing_is_told(
     query = rows.writeStream.options(**place).trigger(availableNow=True).start()
     assert query.awaitTermination(90)
     assert reading("guarded").sparkSession.read.parquet(place["path"]).count() == published.count
+
+
+# --- NULL values -------------------------------------------------------------------------------
+
+
+def test_tombstones_stay_null_through_streams_and_topics(
+    spark: SparkSession, nodes: Broker, reading: Callable[..., DataFrame]
+) -> None:
+    create(nodes.cluster, "gone", 2)
+    with nodes.channel() as channel:
+        channel.queue_declare("gone-too", durable=True, arguments={"x-queue-type": "stream"})
+        channel.confirm_delivery()
+        headers = {"x-tombstone": True}
+        channel.basic_publish("gone", "amqp", b"", pika.BasicProperties(headers=headers))
+    rows = spark.createDataFrame(
+        [("a", b"1"), ("b", None), ("c", b""), ("d", None)], "key string, value binary"
+    )
+    for target in ({"topic": "gone"}, {"topic": "gone-too"}):
+        writer = rows.repartition(1).write.format("convoymq").mode("append")
+        writer.options(servers=nodes.servers, **target).save()
+    expected = {"a": b"1", "b": None, "c": b"", "d": None}
+    stream = spark.read.format("convoymq").options(servers=nodes.servers, subscribe="gone-too")
+
+    def values(found: DataFrame) -> dict[str, bytes | None]:
+        rows = found.select(f.col("key").cast("string"), "value").collect()
+        return {key: None if value is None else bytes(value) for key, value in rows}
+
+    assert values(stream.load()) == expected
+    assert values(reading("gone", includeHeaders=True)) == {**expected, "amqp": None}
+    with Client(ClientConfig(tuple(nodes.servers.split(",")))) as client:
+        with TopicProducer(client, "gone") as producer:
+            producer.send("client", None)
+        rows_read = list(TopicReader(client, "gone"))
+        found = {each.key.decode(): each.body for rows in rows_read for each in rows.messages()}
+    assert found == {**expected, "amqp": None, "client": None}
 
 
 # --- sink --------------------------------------------------------------------------------------

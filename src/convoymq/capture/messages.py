@@ -31,6 +31,11 @@ def log_place(generation: int, sequence: int, ordinal: int) -> bytes:
     return _PLACE.pack(generation, LOG, sequence, ordinal)
 
 
+def tombstone_place(place: bytes) -> bytes:
+    """Returns the place of the tombstone behind a delete: before that of the next change."""
+    return place + b"\0"
+
+
 def sequence_of(gtid: str) -> int:
     """Returns the number of a transaction: the last part of domain-server-sequence."""
     return int(gtid.rsplit("-", 1)[1]) if gtid else 0

@@ -54,7 +54,7 @@ class Producer(Protocol):
     def send(
         self,
         key: bytes | str | None,
-        body: bytes,
+        body: bytes | None,
         headers: Mapping[str, str | bytes] | None = None,
         source_pos: bytes | None = None,
         *,
@@ -76,6 +76,8 @@ class Options:
     """Transactions whose statement an operator knows: the capture goes on behind them."""
     truncate_events: bool = False
     """TRUNCATE becomes an event with op `t`."""
+    tombstones: bool = False
+    """A deleted row's key gets a message without a value behind the delete."""
     allow_cascades: bool = False
     resnapshot: bool = False
     """Begins with a new snapshot. Its places are behind all that were given."""
@@ -254,16 +256,24 @@ class Capture:
 
     def _send(self, key: bytes, op: str, before: Row | None, after: Row | None, to: Source) -> None:
         """Sends a message, unless this session or one before it has done so."""
-        if to.place <= self._place:
-            return
-        self._place = to.place
-        if self._producer.is_stored(key, to.place):
-            return
-        body = messages.body_of(op, before, after, to)
+        if self._is_due(key, to.place):
+            self._put(key, messages.body_of(op, before, after, to), to.place)
+        if op == "d" and self._options.tombstones:
+            place = messages.tombstone_place(to.place)
+            if self._is_due(key, place):
+                self._put(key, None, place)
+
+    def _is_due(self, key: bytes, place: bytes) -> bool:
+        if place <= self._place:
+            return False
+        self._place = place
+        return not self._producer.is_stored(key, place)
+
+    def _put(self, key: bytes, body: bytes | None, place: bytes) -> None:
         while True:
             self._check_stop()
             try:
-                sending = self._producer.send(key, body, source_pos=to.place, timeout=WAIT_S)
+                sending = self._producer.send(key, body, source_pos=place, timeout=WAIT_S)
                 break
             except errors.Unavailable:
                 continue

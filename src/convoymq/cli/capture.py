@@ -115,6 +115,9 @@ PassOption = Annotated[
     list[str] | None,
     typer.Option("--pass", help="Goes on behind this transaction, a GTID (may be repeated)."),
 ]
+TombstonesOption = Annotated[
+    bool, typer.Option("--tombstones", help="Sends a tombstone behind every delete.")
+]
 CascadesOption = Annotated[
     bool, typer.Option("--allow-cascades", help="Takes tables whose foreign keys change rows.")
 ]
@@ -141,6 +144,7 @@ def capture(
     name: NameOption = "capture",
     server_id: ServerIdOption = 0,
     truncate: TruncateOption = Truncate.STOP,
+    tombstones: TombstonesOption = False,
     pass_: PassOption = None,
     allow_cascades: CascadesOption = False,
     resnapshot: ResnapshotOption = False,
@@ -173,6 +177,7 @@ def capture(
         keys=keys,
         passed=frozenset(pass_ or ()),
         truncate_events=truncate is Truncate.EVENT,
+        tombstones=tombstones,
         allow_cascades=allow_cascades,
         resnapshot=resnapshot,
         until_end=until_end,

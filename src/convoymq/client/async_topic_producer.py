@@ -68,7 +68,7 @@ class AsyncTopicProducer:
     async def send(
         self,
         key: bytes | str | None,
-        body: bytes,
+        body: bytes | None,
         headers: Headers | None = None,
         source_pos: bytes | None = None,
     ) -> asyncio.Future[TopicReceipt]:

@@ -435,7 +435,7 @@ class MemberThread(threading.Thread):
             for offset, content in zip(_offsets(answer), contents, strict=True):
                 if offset not in acked:
                     stored[fetch.pid, offset] = _Stored(content)
-                    records.append(Record(offset, 0, content.key, 0, 0, 1, content.body))
+                    records.append(Record(offset, 0, content.key, 0, 0, 1, content.body or b""))
         self._versions[fetch.pid] = _number(answer, "version")
         if answer.map.get("late"):
             self._late.add(fetch.pid)
@@ -461,7 +461,7 @@ class MemberThread(threading.Thread):
     def _head(self, lease: Lease, place: list[int], content: Content) -> ParkedEntry:
         version, offset, pid = place
         self._stored.setdefault(lease, {})[pid, offset] = _Stored(content)
-        return ParkedEntry(version, offset, pid, content.body)
+        return ParkedEntry(version, offset, pid, content.body or b"")
 
     # --- commands --------------------------------------------------------------------------
 

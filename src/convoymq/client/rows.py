@@ -16,9 +16,11 @@ from convoymq.kernels.columns import HEADERS, KEY, ROUTING_KEY, TIMESTAMP, VALUE
 
 
 def frame_of(
-    values: Sequence[bytes], keys: Sequence[bytes | None] | None = None, compression: str = ""
+    values: Sequence[bytes | None],
+    keys: Sequence[bytes | None] | None = None,
+    compression: str = "",
 ) -> bytes:
-    """Returns the frame that `Client.produce` takes: a row for each value.
+    """Returns the frame that `Client.produce` takes: a row for each value, None for a tombstone.
 
     Raises:
         ValueError: not as many keys as values, or a frame beyond the format's limits.
@@ -31,7 +33,8 @@ def frame_of(
 
 
 def values_of(frame: ColumnFrame) -> list[bytes | None]:
-    """Returns the bodies of a frame's messages. Raises ValueError without the value column."""
+    """Returns the bodies of a frame's messages, None for tombstones. Raises ValueError without the
+    value column."""
     return _column(frame, VALUE)
 
 

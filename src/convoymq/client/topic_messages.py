@@ -30,7 +30,8 @@ class Content:
 
     key: bytes
     """Order key."""
-    body: bytes
+    body: bytes | None
+    """None: a tombstone."""
     headers: dict[str, bytes | None]
     """Strings and byte arrays as their bytes, other values as the text that JSON has for them."""
     time_ms: int
@@ -58,8 +59,8 @@ class TopicMessage:
         return self.content.key
 
     @property
-    def body(self) -> bytes:
-        """Returns the body."""
+    def body(self) -> bytes | None:
+        """Returns the body; None of a tombstone."""
         return self.content.body
 
     @property
@@ -101,6 +102,6 @@ def contents_of(frame: ColumnFrame) -> list[Content]:
         routing_keys_of(frame), values_of(frame), headers_of(frame), times_of(frame), strict=True
     )
     return [
-        Content(headers.get(KEY_HEADER) or routing_key, body or b"", headers, time_ms)
+        Content(headers.get(KEY_HEADER) or routing_key, body, headers, time_ms)
         for routing_key, body, headers, time_ms in rows
     ]

@@ -122,7 +122,7 @@ class TopicProducer:
     def send(
         self,
         key: bytes | str | None,
-        body: bytes,
+        body: bytes | None,
         headers: Headers | None = None,
         source_pos: bytes | None = None,
         *,
@@ -181,7 +181,7 @@ class TopicProducer:
     def _sending(
         self,
         key: bytes | str | None,
-        body: bytes,
+        body: bytes | None,
         headers: Headers | None,
         source_pos: bytes | None,
     ) -> Sending:

@@ -28,7 +28,8 @@ class TopicRow(NamedTuple):
     """A message to be published."""
 
     key: bytes
-    body: bytes
+    body: bytes | None
+    """None: a null value, a tombstone."""
     headers: Headers | None = None
 
     @property
@@ -40,7 +41,7 @@ class TopicRow(NamedTuple):
     def size(self) -> int:
         """Returns about how many bytes it takes."""
         more = sum(len(name) + len(value) for name, value in (self.headers or {}).items())
-        return 64 + len(self.key) + len(self.body) + more
+        return 64 + len(self.key) + len(self.body or b"") + more
 
 
 class Texts(NamedTuple):
@@ -48,6 +49,8 @@ class Texts(NamedTuple):
 
     ends: Sequence[int]
     data: bytes | memoryview
+    nulls: frozenset[int] = frozenset()
+    """Numbers of those that are null: empty, with another meaning."""
 
 
 class HeaderTexts(NamedTuple):
@@ -56,8 +59,6 @@ class HeaderTexts(NamedTuple):
     ends: Sequence[int]
     names: Texts
     values: Texts
-    nulls: frozenset[int]
-    """Numbers of the fields without a value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +102,7 @@ class RowChunk(NamedTuple):
         return size
 
 
-def checked_row(key: bytes, body: bytes, headers: Headers | None) -> TopicRow:
+def checked_row(key: bytes, body: bytes | None, headers: Headers | None) -> TopicRow:
     """Returns a message; without a key if it is empty. Raises ValueError: no server would take
     it."""
     for name in headers or ():
@@ -138,23 +139,25 @@ def _as_chunk(row: TopicRow | RowChunk) -> RowChunk:
     fields = _fields(row, key)
     names = _texts([name for name, _ in fields])
     values = _texts([value for _, value in fields])
-    headers = HeaderTexts((0, len(fields)), names, values, frozenset()) if fields else None
+    headers = HeaderTexts((0, len(fields)), names, values) if fields else None
     return RowChunk(RowBlock(_texts([key]), _texts([row.body]), headers), 0, 1)
 
 
-def _texts(values: Sequence[bytes]) -> Texts:
-    return Texts([*accumulate(map(len, values), initial=0)], b"".join(values))
+def _texts(values: Sequence[bytes | None]) -> Texts:
+    texts = [value or b"" for value in values]
+    nulls = frozenset(at for at, value in enumerate(values) if value is None)
+    return Texts([*accumulate(map(len, texts), initial=0)], b"".join(texts), nulls)
 
 
 def _frame_of_chunks(chunks: Sequence[RowChunk]) -> bytes:
     parts = _joined(chunks)
     rows = sum(part.messages for part in parts)
     columns = VALUE | ROUTING_KEY
-    buffers = [b"", *_slices([(block.values, start, end) for block, start, end in parts])]
+    buffers = _slices([(block.values, start, end) for block, start, end in parts])
     if any(block.headers is not None for block, _, _ in parts):
         columns |= HEADERS
         buffers += _header_slices(parts)
-    buffers += _slices([(block.keys, start, end) for block, start, end in parts])
+    buffers += _slices([(block.keys, start, end) for block, start, end in parts])[1:]
     return build_frame(columns, rows, 0, rows, buffers)
 
 
@@ -170,15 +173,26 @@ def _joined(chunks: Sequence[RowChunk]) -> list[RowChunk]:
 
 
 def _slices(parts: Sequence[tuple[Texts, int, int]]) -> list[bytes]:
-    """Returns ends and bytes of a column of texts."""
+    """Returns validity, ends and bytes of a column of texts."""
     ends = array("i", (0,))
     data = []
-    for (bounds, text), start, end in parts:
+    nulls: list[int] = []
+    for (bounds, text, null), start, end in parts:
+        nulls += [at - start + len(ends) - 1 for at in null if start <= at < end]
         first = bounds[start]
         shift = ends[-1] - first
         ends.extend([bound + shift for bound in bounds[start + 1 : end + 1]])
         data.append(text[first : bounds[end]])
-    return [_native(ends), b"".join(data)]
+    return [_validity(nulls, len(ends) - 1), _native(ends), b"".join(data)]
+
+
+def _validity(nulls: Sequence[int], rows: int) -> bytes:
+    if not nulls:
+        return b""
+    valid = bytearray(b"\xff" * ((rows + 7) // 8))
+    for at in nulls:
+        valid[at >> 3] &= ~(1 << (at & 7))
+    return bytes(valid)
 
 
 def _header_slices(parts: Sequence[RowChunk]) -> list[bytes]:
@@ -186,7 +200,6 @@ def _header_slices(parts: Sequence[RowChunk]) -> list[bytes]:
     lists = array("i", (0,))
     names: list[tuple[Texts, int, int]] = []
     values: list[tuple[Texts, int, int]] = []
-    nulls: list[int] = []
     for block, start, end in parts:
         headers = block.headers
         if headers is None:
@@ -197,14 +210,7 @@ def _header_slices(parts: Sequence[RowChunk]) -> list[bytes]:
         lists.extend([bound + shift for bound in headers.ends[start + 1 : end + 1]])
         names.append((headers.names, first, last))
         values.append((headers.values, first, last))
-        nulls += [at + shift for at in headers.nulls if first <= at < last]
-    valid = b""
-    if nulls:
-        every = bytearray(b"\xff" * ((lists[-1] + 7) // 8))
-        for at in nulls:
-            every[at >> 3] &= ~(1 << (at & 7))
-        valid = bytes(every)
-    return [b"", _native(lists), *_slices(names), valid, *_slices(values)]
+    return [b"", _native(lists), *_slices(names)[1:], *_slices(values)]
 
 
 def _native(ends: array[int]) -> bytes:

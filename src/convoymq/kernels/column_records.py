@@ -89,6 +89,11 @@ from cython.cimports.convoymq.kernels.layout import (
     ENQUEUE_RECORDS,
     ENQUEUE_SAME_SIZE,
 )
+from cython.cimports.convoymq.kernels.tombstone import (
+    TOMBSTONE_FIELD_SIZE,
+    is_tombstone_name,
+    put_tombstone_field,
+)
 from cython.cimports.convoymq.kernels.utf8 import is_utf8
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
@@ -205,6 +210,7 @@ def _put_table(
     columns: uint32_t = frame.columns
     start: cython.p_uchar = q
     has_key: cython.bint = columns & KEY != 0 and not is_null(frame, KEY_NULLS, row)
+    no_body: cython.bint = columns & VALUE != 0 and is_null(frame, VALUE_NULLS, row)
     i: cython.Py_ssize_t
     low: cython.Py_ssize_t
     k: cython.Py_ssize_t
@@ -219,7 +225,7 @@ def _put_table(
             name = names + low
             if k > 255 or not is_utf8(name, k):
                 _refuse_row(row, "name of a header is longer than 255 bytes, or not UTF-8")
-            if has_key and _is_key_name(name, k):
+            if (has_key and _is_key_name(name, k)) or (no_body and is_tombstone_name(name, k)):
                 continue
             low = ends_at(frame, TEXT_ENDS, i)
             q = _put_field(
@@ -231,7 +237,7 @@ def _put_table(
                 is_null(frame, TEXT_NULLS, i),
             )
     elif old != cython.NULL:
-        if not has_key:
+        if not has_key and not no_body:
             string.memcpy(q, old, old_length)
             q += old_length
         else:
@@ -242,11 +248,13 @@ def _put_table(
                 if size < 0:
                     _refuse_row(row, "properties are broken")
                 size += 1 + k
-                if not _is_key_name(old + at + 1, k):
+                if not (has_key and _is_key_name(old + at + 1, k)) and not (
+                    no_body and is_tombstone_name(old + at + 1, k)
+                ):
                     string.memcpy(q, old + at, size)
                     q += size
                 at += size
-    elif not has_key:
+    elif not has_key and not no_body:
         return 0
     if has_key:
         low = ends_at(frame, KEY_ENDS, row)
@@ -258,6 +266,8 @@ def _put_table(
             ends_at(frame, KEY_ENDS, row + 1) - low,
             False,
         )
+    if no_body:
+        q = put_tombstone_field(q)
     store32(start, cython.cast(uint32_t, q - start - 4))
     return q - start
 
@@ -399,9 +409,13 @@ def encode_enqueue(
         head += bytes((len(routing_key),)) + routing_key
     head_length: cython.Py_ssize_t = len(head)
     prefix: bytes = message_id_prefix
-    # Routing key's length, header frame, table with key, delivery mode, timestamp, message id.
+    # Routing key's length, header frame, table with key and marker, delivery mode, timestamp,
+    # message id.
     bound: cython.Py_ssize_t = command_bound(
-        frame, first, count, head_length + 1 + 22 + 15 + 1 + 8 + 21 + len(prefix)
+        frame,
+        first,
+        count,
+        head_length + 1 + 22 + 15 + TOMBSTONE_FIELD_SIZE + 1 + 8 + 21 + len(prefix),
     )
     if bound > _COMMAND_MAX:
         raise ValueError(f"rows of {bound} bytes do not fit a command")

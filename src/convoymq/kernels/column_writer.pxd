@@ -15,6 +15,8 @@ cdef struct Row:
     unsigned char* key
     Py_ssize_t key_length
     bint has_table
+    # it has no body, and the marker for none
+    bint is_null
 
 cdef class ColumnWriter:
     cdef readonly uint32_t columns
@@ -28,6 +30,7 @@ cdef class ColumnWriter:
     cdef uint64_t expected
     cdef bint dense
     cdef bint key_nulls
+    cdef bint value_nulls
     cdef bint header_nulls
     cdef bint text_nulls
     cdef Py_ssize_t entries
@@ -40,6 +43,9 @@ cdef class ColumnWriter:
     # the x-key of the row that is read
     cdef unsigned char* key
     cdef Py_ssize_t key_length
+    # whether that row has no body, and then the marker
+    cdef bint is_empty
+    cdef bint is_marked
 
     cdef assembled(self, uint64_t next)
     cdef int reserve_rows(self, Py_ssize_t count) except? -1

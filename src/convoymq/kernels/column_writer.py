@@ -67,6 +67,7 @@ from cython.cimports.convoymq.kernels.columns import (
     TIMESTAMP,
     VALUE,
     VALUE_ENDS,
+    VALUE_NULLS,
     VALUES,
     Piece,
     Source,
@@ -78,6 +79,7 @@ from cython.cimports.convoymq.kernels.columns import (
 )
 from cython.cimports.convoymq.kernels.content import walk_value
 from cython.cimports.convoymq.kernels.layout import ENQUEUE_RECORDS
+from cython.cimports.convoymq.kernels.tombstone import is_tombstone_field
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import INT64_MAX, uint32_t, uint64_t
 
@@ -170,6 +172,7 @@ def _read_headers(writer: ColumnWriter, row: cython.pointer(Row)) -> cython.Py_s
     row.has_table = True
     wanted: cython.bint = writer.columns & HEADERS != 0
     entries: cython.Py_ssize_t = writer.entries
+    writer.is_empty = row.body_length == 0
     try:
         if writer.scan_headers(header + at + 4, size, wanted) < 0:
             raise ValueError("header table of a record is damaged")
@@ -178,6 +181,7 @@ def _read_headers(writer: ColumnWriter, row: cython.pointer(Row)) -> cython.Py_s
         raise
     row.key = writer.key
     row.key_length = writer.key_length
+    row.is_null = writer.is_marked
     if not wanted:
         return 0
     return (
@@ -205,6 +209,9 @@ def _append_row(
         put_bit(areas + KEY_NULLS, writer.rows, row.key != cython.NULL)
         put_end(areas + KEY_ENDS, areas[KEYS].end)
     if columns & VALUE:
+        if row.is_null:
+            writer.value_nulls = True
+        put_bit(areas + VALUE_NULLS, writer.rows, not row.is_null)
         writer.piece_count = pieces
         writer.value_bytes += cython.cast(cython.Py_ssize_t, row.body_length)
         put_end(areas + VALUE_ENDS, writer.value_bytes)
@@ -241,6 +248,7 @@ class ColumnWriter:
         self.full = False
         self.dense = True
         self.key_nulls = False
+        self.value_nulls = False
         self.header_nulls = False
         self.text_nulls = False
         self.entries = 0
@@ -266,7 +274,7 @@ class ColumnWriter:
                 put_end(cython.address(self.areas[i]), 0)
                 ends += 1
         # What a row costs besides its bytes: 8 for int64, 4 for int32, a byte for validity.
-        self.row_cost = 4 * (ends + 2) + 2
+        self.row_cost = 4 * (ends + 2) + 3
         for i in range(2):
             if columns & column_of(i):
                 self.row_cost += 8
@@ -383,7 +391,8 @@ class ColumnWriter:
         cost: cython.Py_ssize_t = self.row_cost
         if columns & VALUE:
             cost += cython.cast(cython.Py_ssize_t, row.body_length)
-        if columns & (KEY | HEADERS):
+        # Only an empty body can be null.
+        if columns & (KEY | HEADERS) or (columns & VALUE and row.body_length == 0):
             cost += _read_headers(self, cython.address(row))
             if row.key == cython.NULL and row.exchange_length:
                 row.key = row.routing
@@ -411,8 +420,10 @@ class ColumnWriter:
     def scan_headers(
         self, p: cython.p_uchar, n: cython.Py_ssize_t, wanted: cython.bint
     ) -> cython.int:
-        """Finds the key among the fields and, when wanted, appends the others; -1 = broken."""
+        """Finds key and marker among the fields and, when wanted, appends the others; -1 =
+        broken."""
         self.key = cython.NULL
+        self.is_marked = False
         self.key_length = 0
         x_key: cython.p_uchar = bytes_pointer(_X_KEY)
         at: cython.Py_ssize_t = 0
@@ -433,6 +444,8 @@ class ColumnWriter:
             ):
                 self.key = value + 5
                 self.key_length = step - 5
+            elif self.is_empty and is_tombstone_field(p + at):
+                self.is_marked = True
             elif wanted:
                 self.add_header(name, k, value, step)
             at += 1 + k + step
@@ -542,6 +555,8 @@ class ColumnWriter:
             sources[OFFSETS].n = 0
         if not self.key_nulls:
             sources[KEY_NULLS].n = 0
+        if not self.value_nulls:
+            sources[VALUE_NULLS].n = 0
         if not self.header_nulls:
             sources[HEADER_NULLS].n = 0
         if not self.text_nulls:

@@ -57,7 +57,8 @@ class Column:
 
 STREAM_COLUMNS: Mapping[str, Column] = {
     "key": Column(BinaryType(), bits.KEY, nullable=True),
-    "value": Column(BinaryType(), bits.VALUE),
+    # Null of a tombstone.
+    "value": Column(BinaryType(), bits.VALUE, nullable=True),
     "topic": Column(StringType(), 0),
     "partition": Column(IntegerType(), 0),
     "offset": Column(LongType(), bits.OFFSET),

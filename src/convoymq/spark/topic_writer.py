@@ -355,7 +355,7 @@ class SortedRows:
         lps = lps_of(keys)
         order = pc.sort_indices(lps)
         keys = keys.take(order)
-        values = pc.fill_null(plain_binary(batch.column(names.index("value"))).take(order), _EMPTY)
+        values = plain_binary(batch.column(names.index("value"))).take(order)
         headers = None
         if "headers" in names:
             headers = batch.column(names.index("headers")).take(order)
@@ -407,7 +407,8 @@ def _routed(keys: pa.Array, headers: pa.Array | None) -> tuple[pa.Array, pa.Arra
 
 def _texts_of(array: pa.Array) -> Texts:
     _, ends, data = binary_buffers(array)
-    return Texts(memoryview(ends).cast("i"), memoryview(data))
+    nulls = pc.indices_nonzero(pc.is_null(array)).to_pylist() if array.null_count else ()
+    return Texts(memoryview(ends).cast("i"), memoryview(data), frozenset(nulls))
 
 
 def _fields_of(headers: pa.Array) -> HeaderTexts:
@@ -415,32 +416,32 @@ def _fields_of(headers: pa.Array) -> HeaderTexts:
         _, lists, names, name_data, _, values, value_data = header_buffers(headers)
     except ValueError as error:
         raise SourceError(f"a row can't be published to the topic: {error}") from None
-    nulls = pc.indices_nonzero(pc.is_null(headers.flatten().field("value")))
+    nulls = pc.indices_nonzero(pc.is_null(headers.flatten().field("value"))).to_pylist()
     return HeaderTexts(
         memoryview(lists).cast("i"),
         Texts(memoryview(names).cast("i"), memoryview(name_data)),
-        Texts(memoryview(values).cast("i"), memoryview(value_data)),
-        frozenset(nulls.to_pylist()),
+        Texts(memoryview(values).cast("i"), memoryview(value_data), frozenset(nulls)),
     )
 
 
 def _digested(keys: pa.Array, values: pa.Array, headers: pa.Array | None) -> pa.Array:
     """Returns each row as one text, which no other row has."""
-    parts = [_length_of(keys), keys, _length_of(values), values]
+    parts = [_length_of(keys), keys, *_nullable(values)]
     if headers is not None:
         fields = headers.flatten()
         names = plain_binary(fields.field("key"))
         texts = plain_binary(fields.field("value"))
-        known = pc.fill_null(texts, _EMPTY)
-        # A header without a value is none with an empty one.
-        length = pc.if_else(
-            pc.is_null(texts), pa.scalar(b"\xff\xff\xff\xff", pa.binary()), _length_of(known)
-        )
-        each = pc.binary_join_element_wise(_length_of(names), names, length, known, _EMPTY)
+        each = pc.binary_join_element_wise(_length_of(names), names, *_nullable(texts), _EMPTY)
         lists = pa.ListArray.from_arrays(_list_ends(headers), each)
         joined = pc.binary_join(lists, _EMPTY)
         parts += [_length_of(joined), joined]
     return pc.binary_join_element_wise(*parts, _EMPTY)
+
+
+def _nullable(texts: pa.Array) -> list[pa.Array]:
+    """Returns length and bytes of each text; a null is not an empty one."""
+    known = pc.fill_null(texts, _EMPTY)
+    return [pc.if_else(pc.is_null(texts), _NO_LENGTH, _length_of(known)), known]
 
 
 def _list_ends(headers: pa.Array) -> pa.Array:

@@ -360,7 +360,7 @@ def _frame(columns: Mapping[str, pa.Array], rows: int, *, by_key: bool) -> bytes
     if key is not None:
         used |= bits.KEY
         buffers += binary_buffers(plain_binary(key))
-    # A null value is an empty body.
+    # A null value is a tombstone.
     buffers += binary_buffers(plain_binary(columns["value"]))
     headers = columns.get("headers")
     if headers is not None:

@@ -176,6 +176,20 @@ def test_chunks_are_stored_in_order_and_once(serve: Any, opened: Opened) -> None
     assert [body for _, body in server.stored] == [*bodies[:7], b"single", *bodies[10:]]
 
 
+def test_tombstones_stand_in_frames_of_single_messages_and_of_chunks() -> None:
+    bodies = [b"1", None, b"", None]
+    ends, data = [0, 1, 1, 1, 1], b"1"
+    block = RowBlock(Texts([0] * 5, b""), Texts(ends, data, frozenset({1, 3})))
+    single = [TopicRow(b"k", body) for body in bodies]
+    for rows, expected in (
+        (single, bodies),
+        ([RowChunk(block, 0, 4)], bodies),
+        ([RowChunk(block, 1, 3), RowChunk(block, 3, 4), TopicRow(b"k", None)], [*bodies[1:], None]),
+        ([RowChunk(block, 0, 1)], bodies[:1]),
+    ):
+        assert values_of(ColumnFrame(frame_of_rows(rows))) == expected
+
+
 def test_what_has_no_answer_is_sent_again_elsewhere(serve: Any, opened: Opened) -> None:
     first, second = serve(CLOSE), serve()
     producer = opened(first, second)

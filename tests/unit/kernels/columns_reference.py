@@ -55,6 +55,14 @@ class Message:
         return self.routing_key.encode() if self.exchange else None
 
     @property
+    def is_tombstone(self) -> bool:
+        fields = (self.properties.headers or Table(b"", ())).items()
+        return not self.body and any(self._is_marker(name, field) for name, field in fields)
+
+    def _is_marker(self, name: str, field: Field) -> bool:
+        return not self.body and name == "x-tombstone" and field.value is True
+
+    @property
     def headers(self) -> list[tuple[bytes, bytes | None]] | None:
         if self.properties.headers is None:
             return None
@@ -63,6 +71,8 @@ class Message:
         for name, field in self.properties.headers.items():
             if name == "x-key" and isinstance(field.value, bytes) and not key_seen:
                 key_seen = True
+                continue
+            if self._is_marker(name, field):
                 continue
             found.append((name.encode(), text_of(field)))
         return found
@@ -129,7 +139,7 @@ def row_of(
         c.OFFSET: ("offset", offset),
         c.TIMESTAMP: ("timestamp", time_ms * 1000),
         c.KEY: ("key", message.key),
-        c.VALUE: ("value", message.body),
+        c.VALUE: ("value", None if message.is_tombstone else message.body),
         c.HEADERS: ("headers", message.headers),
         c.EXCHANGE: ("exchange", message.exchange.encode()),
         c.ROUTING_KEY: ("routing_key", message.routing_key.encode()),
@@ -275,7 +285,9 @@ def buffers_of(columns: int, rows: list[Row]) -> list[bytes]:
     return out
 
 
-def produced(row: Row, exchange: str, routing_key: str | None, message_id: str) -> Message:
+def produced(
+    row: Row, exchange: str, routing_key: str | None, message_id: str, *, has_value: bool = True
+) -> Message:
     """The message that a produced row becomes."""
     properties = decode_header(row.properties).properties if row.properties else Properties()
     table = properties.headers
@@ -288,6 +300,9 @@ def produced(row: Row, exchange: str, routing_key: str | None, message_id: str) 
     if row.key is not None:
         kept = [] if table is None else [pair for pair in table.items() if pair[0] != "x-key"]
         table = Table.from_fields([*kept, ("x-key", field_for(row.key))])
+    if has_value and row.value is None:
+        kept = [] if table is None else [pair for pair in table.items() if pair[0] != "x-tombstone"]
+        table = Table.from_fields([*kept, ("x-tombstone", Field("t", True))])
     properties = structs.replace(properties, headers=table, delivery_mode=2)
     if row.timestamp is not None:
         properties = structs.replace(properties, timestamp=row.timestamp // 1_000_000)

@@ -72,8 +72,9 @@ fields = st.recursive(
     ),
     max_leaves=10,
 )
-names = short | st.sampled_from(("x-key", "x-delay", "x-deliver-at", "x-group-id"))
-headers = st.none() | st.lists(st.tuples(names, fields), max_size=5).map(Table.from_fields)
+names = short | st.sampled_from(("x-key", "x-delay", "x-deliver-at", "x-group-id", "x-tombstone"))
+marker = st.just(("x-tombstone", Field("t", True)))
+headers = st.none() | st.lists(st.tuples(names, fields) | marker, max_size=5).map(Table.from_fields)
 octet = st.none() | st.integers(0, 255)
 optional = st.none() | short
 properties = st.builds(
@@ -242,6 +243,43 @@ def test_the_first_x_key_that_is_text_is_the_key() -> None:
     _, _, (row,) = parse(written([message], columns.KEY | columns.HEADERS).finish(1))
     assert row.key == b"\xff"
     assert row.headers == [(b"x-key", b"3"), (b"x-key", b"late")]
+
+
+@pytest.mark.parametrize(
+    ("field", "body", "value", "shown"),
+    [
+        (Field("t", True), b"", None, []),
+        (Field("t", True), b"x", b"x", [(b"x-tombstone", b"true")]),
+        (Field("t", False), b"", b"", [(b"x-tombstone", b"false")]),
+        (Field("S", b"true"), b"", b"", [(b"x-tombstone", b"true")]),
+        (Field("V", None), b"", b"", [(b"x-tombstone", None)]),
+    ],
+)
+def test_an_empty_body_with_the_marker_is_a_null_value(
+    field: Field, body: bytes, value: bytes | None, shown: list[tuple[bytes, bytes | None]]
+) -> None:
+    message = Message(
+        "", "q", Properties(headers=Table.from_fields([("x-tombstone", field)])), body
+    )
+    for wanted in (columns.VALUE, columns.VALUE | columns.HEADERS, ALL):
+        _, _, (row,) = parse(written([message], wanted).finish(1))
+        assert row.value == value
+        if wanted & columns.HEADERS:
+            assert row.headers == shown
+
+
+def test_nulls_stay_nulls_and_empty_values_stay_empty() -> None:
+    rows = [Row(value=value, headers=[(b"x-tombstone", b"h")]) for value in (b"a", None, b"", None)]
+    wanted = columns.VALUE | columns.HEADERS
+    frame = ColumnFrame(build_frame(wanted, 4, 0, 0, buffers_of(wanted, rows)))
+    body, n, arg = encode_enqueue(frame, 0, 4, b"", b"q")
+    command = reference.command(1, 0, 0, 0, n, arg, body)
+    writer = ColumnWriter(wanted, 10, 10_000)
+    assert writer.append(command, 0, 0, n, 0, 0) == n
+    _, _, found = parse(writer.finish(n))
+    assert [row.value for row in found] == [b"a", None, b"", None]
+    # A text of that name is an ordinary header, which gives way to the marker.
+    assert [row.headers for row in found] == [rows[0].headers, [], rows[2].headers, []]
 
 
 def test_names_that_are_not_utf8_are_mended() -> None:
@@ -472,7 +510,8 @@ def test_rows_at_the_bound_are_read_and_one_more_is_not() -> None:
 text = st.text(max_size=12).map(str.encode)
 pairs = st.lists(
     st.tuples(
-        text | st.sampled_from((b"x-key", b"x-delay")), st.none() | text | st.binary(max_size=12)
+        text | st.sampled_from((b"x-key", b"x-delay", b"x-tombstone")),
+        st.none() | text | st.binary(max_size=12),
     ),
     max_size=4,
 )
@@ -524,7 +563,9 @@ def test_produced_rows_become_the_records_of_the_reference(rows: list[Row], data
     expected = []
     for i, row in enumerate(rows[first : first + count], first):
         seen = only(row, wanted)
-        expected.append(produced(seen, exchange, key, prefix and f"{prefix}{40 + i}"))
+        message_id = prefix and f"{prefix}{40 + i}"
+        has_value = bool(wanted & columns.VALUE)
+        expected.append(produced(seen, exchange, key, message_id, has_value=has_value))
     body, n, arg = encode_enqueue(
         frame,
         first,
