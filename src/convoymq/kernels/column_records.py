@@ -90,7 +90,6 @@ from cython.cimports.convoymq.kernels.layout import (
     ENQUEUE_SAME_SIZE,
 )
 from cython.cimports.convoymq.kernels.tombstone import (
-    TOMBSTONE_FIELD_SIZE,
     is_tombstone_name,
     put_tombstone_field,
 )
@@ -99,6 +98,9 @@ from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
 
 _COMMAND_MAX = cython.declare(cython.Py_ssize_t, 512 << 20)
+# Of a record: routing key's length, header frame, table with key and marker, delivery mode,
+# timestamp, message id.
+_ROW_MORE_MAX = cython.declare(cython.Py_ssize_t, 1 + 22 + 15 + 14 + 1 + 8 + 21)
 _EXPIRATION_MS_MAX = cython.declare(uint64_t, 315360000000)
 _X_KEY = cython.declare(bytes, b"x-key")
 
@@ -409,14 +411,8 @@ def encode_enqueue(
         head += bytes((len(routing_key),)) + routing_key
     head_length: cython.Py_ssize_t = len(head)
     prefix: bytes = message_id_prefix
-    # Routing key's length, header frame, table with key and marker, delivery mode, timestamp,
-    # message id.
-    bound: cython.Py_ssize_t = command_bound(
-        frame,
-        first,
-        count,
-        head_length + 1 + 22 + 15 + TOMBSTONE_FIELD_SIZE + 1 + 8 + 21 + len(prefix),
-    )
+    more: cython.Py_ssize_t = head_length + _ROW_MORE_MAX + len(prefix)
+    bound: cython.Py_ssize_t = command_bound(frame, first, count, more)
     if bound > _COMMAND_MAX:
         raise ValueError(f"rows of {bound} bytes do not fit a command")
     raw: cython.pointer(cext.PyObject) = cext.PyBytes_FromStringAndSize(cython.NULL, bound)

@@ -58,6 +58,7 @@ CHUNK_BYTES_MAX = 256 << 10
 _POSITION = struct.Struct(f">QQQ{DIGEST_BYTES}s")
 _LENGTH = pa.binary(4)
 _EMPTY = pa.scalar(b"", pa.binary())
+_NO_LENGTH = pa.scalar(b"\xff\xff\xff\xff", pa.binary())
 
 
 class Producer(Protocol):
