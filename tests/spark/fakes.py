@@ -34,7 +34,7 @@ T0_MS = 1_700_000_000_000
 class Message:
     """One message as the broker keeps it."""
 
-    value: bytes
+    value: bytes | None
     key: bytes | None = None
     headers: list[tuple[str, bytes | None]] | None = None
     exchange: str = ""
@@ -307,7 +307,7 @@ class FakeClient:
                     members=("a",),
                     first=stream.first,
                     next=stream.end,
-                    bytes=sum(len(m.value) for m in stream.messages)
+                    bytes=sum(len(m.value or b"") for m in stream.messages)
                     if stream.sizes_known
                     else None,
                 )
@@ -535,7 +535,7 @@ def messages_of(frame: ColumnFrame, routing_key: str | None) -> list[Message]:
     headers = headers_of(frame) if frame.columns & bits.HEADERS else [None] * frame.rows
     return [
         Message(
-            value=values[i] or b"",
+            value=values[i],
             key=keys[i],
             headers=headers[i],
             routing_key=(routing_keys[i] or b"").decode() if routing_key is None else routing_key,
