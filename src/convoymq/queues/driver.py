@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
@@ -173,8 +173,9 @@ class QueueHost(Protocol):
     def on_node_down(self, node: int) -> None:
         """The link to another node broke."""
 
-    def rows(self) -> Iterator[Row]:
-        """Yields the rows for management of the queues that this node leads, or is the home of."""
+    def rows(self, groups: Collection[int] | None = None) -> Iterator[Row]:
+        """Yields the rows for management of the queues that this node leads, or is the home of;
+        `groups`: of these alone."""
 
     def sessions(self) -> Iterable[int]:
         """Sessions of this node's clients."""

@@ -21,10 +21,11 @@ from convoymq.kernels.batch import (
     CMD_RETURN,
     CMD_SESSION_CLOSE,
     CMD_SETTLE,
+    PendingCommand,
     PublishTarget,
     pack_ranges,
 )
-from convoymq.model.errors import Refused
+from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.refusals import (
     exclusive_consumer,
     get_on_single_active_consumer,
@@ -184,9 +185,33 @@ class ClassicClient(QueueClient):
             if not self.closed:
                 self._events.on_cancelled(self, consumer, reason)
 
-    def end(self, error: Refused, *, published_ok: bool) -> None:
+    def end(self, error: BrokerError, *, published_ok: bool) -> None:
         """The queue is gone: everything that waits is answered. The batch must be sealed."""
-        for command in self._target.applied(self._target.seq):
+        self._answer(self._target.applied(self._target.seq), error, published_ok)
+
+    def fail(self) -> None:
+        """An error of our own in what the channel did with an answer: all that is pending is
+        refused, its consumers end, and it goes on in a new session."""
+        if self.queue.ended is not None:
+            # Everything was answered when the queue ended.
+            return
+        target = self._target
+        if not self.closed:
+            target.command(CMD_SESSION_CLOSE, 0, 0, 0)
+        waiting = target.applied(target.seq)
+        self.queue.forget(self)
+        if self.closed:
+            return
+        target.session = self.session = self.queue.host.new_session()
+        target.seq = 0
+        self.queue.clients[self.session] = self
+        self.cancel_all("lost")
+        self._answer(waiting, Unavailable("internal error"), published_ok=False)
+
+    def _answer(
+        self, waiting: Sequence[PendingCommand], error: BrokerError, published_ok: bool
+    ) -> None:
+        for command in waiting:
             if self.closed:
                 continue
             if command.type == CMD_ENQUEUE:
@@ -224,5 +249,5 @@ class ClassicClient(QueueClient):
         for call in settled:
             call(True)
 
-    def _got_nothing(self, error: Refused) -> None:
+    def _got_nothing(self, error: BrokerError) -> None:
         self._events.on_get(self, GetResult(error=error))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import call
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_CLASSIC, KIND_CLASSIC_COUNTS, KIND_RESERVATION
 
 if TYPE_CHECKING:
+    from convoymq.queues.classic.client import ClassicClient
     from convoymq.shells.capacity import Waiting
 
 FLOW_ON_BYTES = 64 << 20
@@ -235,6 +236,12 @@ class ClassicHost:
             # What was handed over may still be on its way to the files.
             self.writer.barrier(lambda: self._call_soon(settled))
 
+    def note_client_failed(
+        self, queue: ClassicQueue, client: ClassicClient, error: Exception
+    ) -> None:
+        """Logs an error in what a channel did with an answer of a queue."""
+        self._note("queue.client_failed", queue, session=client.session, **_facts(error))
+
     def _note(self, event: str, queue: ClassicQueue, **fields: object) -> None:
         place = {"vhost": queue.vhost, "queue": queue.name, "group": queue.group}
         self.note(event, **place, **fields)
@@ -260,10 +267,11 @@ class ClassicHost:
         """See `QueueHost`."""
         return self.queues.values()
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self, groups: Collection[int] | None = None) -> Iterator[Row]:
         """See `QueueHost`."""
         # A copy: between two rows queues may come and go.
-        for group, queue in list(self.queues.items()):
+        for group in list(self.queues if groups is None else groups):
+            queue = self.queues.get(group)
             crash = self._crashes.get(group)
             if crash is not None:
                 stopped = {self.node_id: crash.reason}
@@ -347,7 +355,7 @@ class ClassicHost:
         session: int = effect[1]
         client = queue.clients.get(session)
         if client is not None:
-            client.on_effect(effect)
+            queue.tell(client, lambda told: told.on_effect(effect))
         elif session >> 56 != self.node_id:
             self._send_effect(queue.group, effect)
 
@@ -357,8 +365,8 @@ class ClassicHost:
         self.note("queue.commands_lost", vhost=queue.vhost, queue=queue.name, peer=session >> 56)
         client = queue.clients.get(session)
         if client is not None:
-            client.cancel_all("lost")
-            client.end(error, published_ok=False)
+            queue.tell(client, lambda told: told.cancel_all("lost"))
+            queue.tell(client, lambda told: told.end(error, published_ok=False))
         elif session >> 56 != self.node_id:
             self._send_effect(queue.group, (LOST, session, error.text))
 
@@ -366,7 +374,7 @@ class ClassicHost:
         """The disk refused what a session sent up to `seq`."""
         client = queue.clients.get(session)
         if client is not None:
-            client.on_unsafe(seq)
+            queue.tell(client, lambda told: told.on_unsafe(seq))
         elif session >> 56 != self.node_id:
             self._send_effect(queue.group, (UNSAFE, session, seq))
 
@@ -530,24 +538,22 @@ class ClassicHost:
         except (ValueError, TypeError, msgspec.DecodeError) as error:
             raise PeerError(f"malformed effect of a classic queue: {error}") from error
         block = data[middle:]
-        client = queue.clients.get(session)
         if kind == LOST:
             self._on_lost_effect(queue, session, rest)
-        elif client is None:
+        elif session not in queue.clients:
             return
         elif kind == DELIVER:
             consumer, first_id, count, acquired_count = rest
-            client.on_effect(
-                (kind, session, consumer, first_id, (block, 0), 0, count, acquired_count)
-            )
+            effect = (kind, session, consumer, first_id, (block, 0), 0, count, acquired_count)
+            self.dispatch(queue, effect)
         elif kind == GOT:
             number, acquired_count, ready = rest
             place = (block, 0) if block else None
-            client.on_effect((kind, session, place, 0, number, acquired_count, ready))
+            self.dispatch(queue, (kind, session, place, 0, number, acquired_count, ready))
         elif kind == UNSAFE:
-            client.on_unsafe(rest[0])
+            self.dispatch_unsafe(queue, session, rest[0])
         else:
-            client.on_effect((kind, session, *rest))
+            self.dispatch(queue, (kind, session, *rest))
 
     def _on_lost_effect(self, queue: RemoteQueue, session: int, reason: list[str]) -> None:
         node = session & NODE_MASK
@@ -590,8 +596,7 @@ class ClassicHost:
         self._flowing = blocked
         for queue in self._running():
             if queue.durable:
-                for client in list(queue.clients.values()):
-                    client.on_flow(blocked)
+                queue.tell_all(lambda client: client.on_flow(blocked))
 
     def _on_tick(self) -> None:
         self._timer = self.clock.call_later(TICK_MS, self._on_tick)

@@ -12,7 +12,7 @@ import asyncio
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import CMD_SESSION_CLOSE, CommandBuilder, record
@@ -20,6 +20,7 @@ from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
 from convoymq.model.refusals import missing, queue_subject
+from convoymq.model.rounds import run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.dead_letter_sender import DeadLetterSender
@@ -145,8 +146,8 @@ class ClassicQueue(Queue):
         assert self.ended is not None
         if self.builder.used:
             self.builder.discard_unsent()
-        for client in list(self.clients.values()):
-            client.end(self.ended, published_ok=self._published_ok)
+        ended, ok = self.ended, self._published_ok
+        self.tell_all(lambda client: client.end(ended, published_ok=ok))
 
     def crash(self, error: Refused) -> None:
         """Stops the queue after an error of our own; its clients are answered."""
@@ -154,8 +155,21 @@ class ClassicQueue(Queue):
         self.end(error, published_ok=False)
 
     def _cancel_all(self, reason: str) -> None:
-        for client in list(self.clients.values()):
-            client.cancel_all(reason)
+        self.tell_all(lambda client: client.cancel_all(reason))
+
+    def tell_all(self, step: Callable[[ClassicClient], None]) -> None:
+        """Tells every client of this node something."""
+        run_each(list(self.clients.values()), step, self._client_failed)
+
+    def tell(self, client: ClassicClient, step: Callable[[ClassicClient], None]) -> None:
+        """Tells a client something; an error in it is that of its channel, and ends neither the
+        queue nor other clients."""
+        run_each((client,), step, self._client_failed)
+
+    def _client_failed(self, client: ClassicClient, error: Exception) -> None:
+        self.host.note_client_failed(self, client, error)
+        # Its channel may be what fails: then what it is told of that fails as well.
+        run_each((client,), lambda failed: failed.fail(), lambda _failed, _error: None)
 
     @abstractmethod
     def delete(self) -> None:
@@ -356,12 +370,12 @@ class LocalQueue(HomeReservations, ClassicQueue):
         """See `ClassicQueue`; one that comes while the disk is behind is told so."""
         made = super().client(session, events)
         if self.durable and self.host.is_flowing:
-            self.host.soon(lambda: self._tell(made))
+            self.host.soon(lambda: self._tell_flow(made))
         return made
 
-    def _tell(self, client: ClassicClient) -> None:
+    def _tell_flow(self, client: ClassicClient) -> None:
         if self.host.is_flowing:
-            client.on_flow(True)
+            self.tell(client, lambda made: made.on_flow(True))
 
     async def ready(self, timeout: float) -> None:
         """Raises NotFound when the queue has ended."""
@@ -630,7 +644,7 @@ class RemoteQueue(AwayReservations, ClassicQueue):
         """See `ClassicQueue`; one that comes while the link is full is told so."""
         made = super().client(session, events)
         if self._held:
-            self.host.soon(lambda: self._tell(self._held))
+            self.host.soon(lambda: self._tell_held(self._held))
         return made
 
     def end_of_round(self, now_ms: int) -> None:
@@ -640,23 +654,22 @@ class RemoteQueue(AwayReservations, ClassicQueue):
         elif self.builder.used and self.host.has_room(self):
             self.host.send_commands(self, self.builder.take_forward(self.group, 0))
         elif self.builder.used:
-            self._tell(True)
+            self._tell_held(True)
 
     def on_room(self, node: int) -> None:
         """The link to the home node takes bulk again."""
         if self.builder.used:
             self.host.mark_dirty(self)
-        self._tell(False)
+        self._tell_held(False)
 
     def on_lost(self, node: int) -> None:
         """The home node is suspected: the batch waits on. Or it is gone: `home_lost` follows."""
         self.on_room(node)
 
-    def _tell(self, held: bool) -> None:
+    def _tell_held(self, held: bool) -> None:
         if held or self._held:
             self._held = held
-            for client in list(self.clients.values()):
-                client.on_flow(held)
+            self.tell_all(lambda client: client.on_flow(held))
 
     def home_lost(self) -> None:
         """The home node is gone: pending publishes are refused, consumers cancelled."""

@@ -142,6 +142,77 @@ def test_a_handle_of_a_queue_elsewhere_fails_alone(
     assert again.heard == [("published", [1, 1], True)]
 
 
+FAULTS = ["on_published", "on_deliver", "on_get", "on_subscribed", "on_cancel_ok", "on_flow"]
+
+
+@pytest.mark.provokes("queue.client_failed")
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_channel_that_fails_ends_neither_its_queue_nor_other_channels(
+    nodes: dict[int, Node], monkeypatch: pytest.MonkeyPatch, name: str, place: int, always: bool
+) -> None:
+    """Whether it fails once or in all that it hears; the others are on both nodes."""
+    nodes[1].open(queue_record(durable=True))
+    bad, near, far = (
+        nodes[each].channel(nodes[each].open(queue_record(durable=True)))
+        for each in (place, place, 3 - place)
+    )
+    for healthy in (near, far):
+        healthy.consume(prefetch=1)
+    settle(nodes)
+    session = bad.client.session
+    left = [1]
+    real = getattr(bad, name)
+
+    def raising(*arguments: Any) -> None:
+        if always or left:
+            left.clear()
+            raise KeyError("a fault of a channel")
+        real(*arguments)
+
+    for each in FAULTS if always else (name,):
+        monkeypatch.setattr(bad, each, raising)
+    bad.consume(prefetch=1)
+    bad.publish(b"a", b"b", b"c", tag=1)
+    settle(nodes)
+    bad.client.cancel(1)
+    bad.client.get(no_ack=False)
+    settle(nodes)
+    queue = nodes[place].host.queues[1]
+    queue.tell_all(lambda client: client.on_flow(True))
+    near.publish(b"d", tag=1)
+    far.publish(b"e", tag=1)
+    settle(nodes)
+    assert crashes(nodes[1]) == crashes(nodes[2]) == []
+    failed = [fields for event, fields in nodes[place].notes if event == "queue.client_failed"]
+    assert (failed[0]["queue"], failed[0]["session"]) == ("q", session)
+    assert "a fault of a channel" in failed[0]["reason"]
+    for healthy in (near, far):
+        assert ("published", [1, 1], True) in healthy.heard
+        assert not [each for each in healthy.heard if each[0] == "cancelled"]
+    # What the failing one held is handed to the others.
+    got: set[bytes] = set()
+    for _ in range(10):
+        for healthy in (near, far):
+            for number, message_id, body, _ in healthy.got:
+                got.add(body)
+                healthy.client.settle(number, (message_id, message_id))
+            healthy.got.clear()
+        settle(nodes)
+    taken = {each[1] for each in bad.heard if each[0] == "got"}
+    assert got | taken | set(bad.deliveries()) >= {b"a", b"b", b"c", b"d", b"e"}
+    if always:
+        assert got == {b"a", b"b", b"c", b"d", b"e"}
+        return
+    # It goes on in a new session.
+    assert bad.client.session != session
+    bad.heard.clear()
+    bad.publish(b"f", tag=9)
+    settle(nodes)
+    assert bad.heard == [("published", [9, 9], True)]
+
+
 @pytest.mark.parametrize("name", ["tick", "node_down", "configure"])
 def test_what_goes_through_all_queues_passes_over_one_that_fails(
     nodes: dict[int, Node], time: Time, monkeypatch: pytest.MonkeyPatch, name: str
