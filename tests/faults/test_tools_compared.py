@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from convoymq.cli.ctl.main import main
 from tests.faults.conftest import BASE_PORT
 from tests.faults.test_tools import node_names
 from tests.rabbitmq_tools import RECORDED, SUBJECTS, commands, lines
+from tests.tool_processes import ToolProcesses
 
 TOOLS = {"rabbitmqctl": "ctl", "rabbitmq-diagnostics": "diagnostics", "rabbitmq-queues": "queues"}
 KNOWN = json.loads(RECORDED.read_text())["subjects"]
@@ -32,26 +31,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def tools(
+    cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ToolProcesses]:
+    environment = {"CONVOY_DATA_DIR": str(cluster.data), "RABBITMQ_NODENAME": ""}
+    with ToolProcesses(tmp_path_factory.mktemp("tools"), environment) as made:
+        yield made
+
+
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_the_tools_print_what_rabbitmqs_print(
-    cluster: LocalCluster,
-    subject: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    cluster: LocalCluster, subject: str, tools: ToolProcesses
 ) -> None:
     (node,) = node_names(cluster).values()
-    monkeypatch.setenv("CONVOY_DATA_DIR", str(cluster.data))
-    monkeypatch.delenv("RABBITMQ_NODENAME", raising=False)
-    monkeypatch.chdir(tmp_path)
     different = []
     for (mark, tool, words), (_, _, code, *texts) in zip(
         commands(subject), KNOWN[subject], strict=True
     ):
-        capsys.readouterr()
-        got = main(TOOLS[tool], ["--script-name", tool, *words])
-        printed = capsys.readouterr()
-        ours = [lines(printed.out, node), lines(printed.err, node)]
+        got, out, err = tools.run(TOOLS[tool], "--script-name", tool, *words)
+        ours = [lines(out, node), lines(err, node)]
         if (got != code) != (mark == "!") or (mark == "=" and ours != texts):
             different.append((mark, tool, words, (code, *texts), (got, *ours)))
     assert not different, "\n".join(map(str, different))
