@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -273,6 +274,18 @@ def _versions_text(versions: dict[str, dict[str, int]] | None) -> str | None:
     return ", ".join(parts)
 
 
+def builds_text(builds: Sequence[tuple[object, object]]) -> str | None:
+    """Returns what nodes run, from (node, build): one line for nodes of the same build."""
+    nodes_of: dict[object, list[str]] = {}
+    for node, build in builds:
+        if build is not None:
+            nodes_of.setdefault(build, []).append(str(node))
+    if len(nodes_of) == 1:
+        return f"build: {next(iter(nodes_of))}"
+    lines = [f"build of {', '.join(nodes)}: {build}" for build, nodes in nodes_of.items()]
+    return "\n".join(lines) or None
+
+
 def _status_table(rows: list[NodeRow], title: str) -> Table:
     columns = ["node", "pid", "state", "amqp", "http", "metrics", "leads", "follows"]
     columns += ["clients", "in/s", "out/s", "memory MiB", "cores", "versions", "replicas stopped"]
@@ -296,7 +309,8 @@ def _status_table(rows: list[NodeRow], title: str) -> Table:
         ]
         for row in rows
     ]
-    return table(columns, cells, title)
+    builds = builds_text([(f"node {row['node']}", row.get("build")) for row in rows])
+    return table(columns, cells, title, builds)
 
 
 @app.command()
@@ -320,7 +334,9 @@ def status(
         else:
             columns = ["name", "running", "release", "uptime", "connections", "mem_used"]
             columns += ["mem_alarm", "supported_versions"]
-            show(table(columns, [[row.get(column) for column in columns] for row in found]))
+            cells = [[row.get(column) for column in columns] for row in found]
+            builds = builds_text([(row.get("name"), row.get("build")) for row in found])
+            show(table(columns, cells, caption=builds))
         return
     nodes = _local_nodes(data)
     rows = status_rows(nodes)

@@ -39,13 +39,24 @@ def print_json(content: object) -> None:
     print(json.dumps(content, indent=1, default=str), flush=True)
 
 
-def table(columns: list[str], rows: Sequence[Sequence[object]], title: str | None = None) -> Table:
-    """Makes a table; columns of integers are right-aligned, None prints as a dash."""
+def table(
+    columns: list[str],
+    rows: Sequence[Sequence[object]],
+    title: str | None = None,
+    caption: str | None = None,
+) -> Table:
+    """Makes a table; columns of integers are right-aligned, None prints as a dash. `caption`: lines
+    below it."""
     from rich.table import Table
     from rich.text import Text
 
     # Names may look like markup: `[spark]` would be swallowed.
-    made = Table(title=None if title is None else Text(title, "italic"), title_justify="left")
+    made = Table(
+        title=None if title is None else Text(title, "italic"),
+        title_justify="left",
+        caption=None if caption is None else Text(caption, "dim"),
+        caption_justify="left",
+    )
     for column in columns:
         number = bool(rows) and all(isinstance(row[columns.index(column)], int) for row in rows)
         made.add_column(column, justify="right" if number else "left")

@@ -6,11 +6,14 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from convoymq import __version__
 from convoymq.broker.alarms import Watermarks
+from convoymq.compiled_modules import build_text
 from convoymq.model.config import Config
 from convoymq.model.json import JsonObject
 from convoymq.model.process import PAGE_BYTES, RESIDENT_PAGES, THREADS, process_stat
@@ -62,11 +65,12 @@ def watermark_setting(config: Config, watermarks: Watermarks) -> JsonObject:
 def process_info(
     data_directory: Path | None = None, watermarks: Watermarks | None = None
 ) -> JsonObject:
-    """Returns memory, files, threads and disk under the names that the HTTP API uses; sizes in
-    bytes. Its processes are threads here."""
+    """Returns memory, files, threads, disk and build under the names that the HTTP API uses; sizes
+    in bytes. Its processes are threads here."""
     stat = process_stat()
     info: JsonObject = {
         "os_pid": str(os.getpid()),
+        "build": f"{__version__}, {build_text()}, Python {sys.version.split()[0]}",
         "mem_used": stat[RESIDENT_PAGES] * PAGE_BYTES,
         "mem_limit": watermarks.memory if watermarks is not None else 0,
         "fd_used": open_files(),

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import convoymq
 from convoymq.cli import doctor
-from convoymq.cli.app import _versions_text, app
+from convoymq.cli.app import _versions_text, app, builds_text
 from convoymq.cli.doctor import run as run_checks
 from convoymq.cli.output import show, table
 from convoymq.cli.pipeline import pipeline_app
@@ -253,6 +253,13 @@ def test_a_node_imports_no_more_of_its_libraries_than_it_uses() -> None:
     unused = {"rich", "typing_extensions", "importlib.metadata", "email", "zipfile", "difflib"}
     unused |= {"ssl", "_ssl", "_hashlib"}
     assert not unused & set(done.stdout.split())
+
+
+def test_status_shows_each_build_once() -> None:
+    assert builds_text([]) is builds_text([("node 1", None)]) is None
+    assert builds_text([("node 1", "0.4.0, a"), ("node 2", "0.4.0, a")]) == "build: 0.4.0, a"
+    found = builds_text([("node 1", "a"), ("node 2", None), ("node 3", "b"), ("node 4", "a")])
+    assert found == "build of node 1, node 4: a\nbuild of node 3: b"
 
 
 def test_versions_in_force_and_supported_fit_into_a_cell() -> None:
