@@ -9,18 +9,21 @@ import pytest
 from pika import spec  # type: ignore[import-untyped]
 
 from tests.clusters import Cluster, version_tuple
+from tests.interop.helpers import set_policy
 from tests.interop.test_error_codes import QUORUM, assert_channel_error
 from tests.raw_amqp import RawPeer
 
 USER = "interop-limited"
 MINE = "interop-mine"
 FOREIGN = "interop-foreign"
+NEW = "interop-mine-new"
+LINKED = "interop-mine-linked"
 
 
 @pytest.fixture(scope="module")
 def limited(cluster: Cluster) -> Iterator[str]:
-    """A user who may do everything to `interop-mine` and nothing to anything else."""
-    pattern = f"^{MINE}$"
+    """A user who may do everything to names that begin with `interop-mine`, and nothing else."""
+    pattern = f"^{MINE}"
     cluster.add_user(USER, configure=pattern, write=pattern, read=pattern)
     with RawPeer(cluster.uris[0]) as guest:
         guest.handshake().open_channel(1)
@@ -68,6 +71,25 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "consume": (lambda: spec.Basic.Consume(queue=FOREIGN), "read", f"queue '{FOREIGN}'"),
     "get": (lambda: spec.Basic.Get(queue=FOREIGN), "read", f"queue '{FOREIGN}'"),
     "purge": (lambda: spec.Queue.Purge(queue=FOREIGN), "read", f"queue '{FOREIGN}'"),
+    "declare a queue whose dead letters go to a foreign exchange": (
+        lambda: spec.Queue.Declare(
+            queue=NEW, durable=True, arguments=QUORUM | {"x-dead-letter-exchange": "amq.fanout"}
+        ),
+        "write",
+        "exchange 'amq.fanout'",
+    ),
+    "declare a queue whose dead letters go to any queue": (
+        lambda: spec.Queue.Declare(
+            queue=NEW, durable=True, arguments=QUORUM | {"x-dead-letter-exchange": ""}
+        ),
+        "write",
+        "exchange 'amq.default'",
+    ),
+    "declare an exchange with a foreign one behind it": (
+        lambda: spec.Exchange.Declare(exchange=NEW, arguments={"alternate-exchange": "amq.fanout"}),
+        "write",
+        "exchange 'amq.fanout'",
+    ),
     "bind a queue": (
         lambda: spec.Queue.Bind(queue=FOREIGN, exchange="amq.direct", routing_key="k"),
         "write",
@@ -133,3 +155,59 @@ def test_empty_patterns_permit_nothing(peer: RawPeer, cluster: Cluster, limited:
         assert peer.expect(spec.Channel.Close).reply_code == 403
     finally:
         cluster.delete_user("interop-nobody")
+
+
+STRATEGIES = {
+    "quorum, at most once": QUORUM,
+    "quorum, at least once": QUORUM
+    | {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"},
+    "classic": {"x-queue-type": "classic"},
+}
+
+
+@pytest.mark.parametrize("by", ["argument", "policy"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_permissions_of_dead_letters_are_asked_for_when_the_queue_is_made_and_never_again(
+    limited_channel: RawPeer, cluster: Cluster, strategy: str, by: str
+) -> None:
+    """A user who may not write to the exchange declares the queue again, publishes to it and
+    rejects from it: its dead letters go on. A policy asks for no permission at all."""
+    arguments = STRATEGIES[strategy]
+    own = {"x-dead-letter-exchange": "amq.fanout"} if by == "argument" else {}
+    declare = spec.Queue.Declare(queue=LINKED, durable=True, arguments=arguments | own)
+    target = spec.Queue.Declare(queue="interop-dead", durable=True)
+    with RawPeer(cluster.uris[0]) as guest:
+        guest.handshake().open_channel(1)
+        guest.call(1, target, spec.Queue.DeclareOk)
+        bind = spec.Queue.Bind(queue="interop-dead", exchange="amq.fanout", routing_key="")
+        guest.call(1, bind, spec.Queue.BindOk)
+        to_mine = spec.Queue.Bind(queue=LINKED, exchange=LINKED, routing_key="")
+        guest.call(1, spec.Exchange.Declare(exchange=LINKED), spec.Exchange.DeclareOk)
+        guest.call(1, declare, spec.Queue.DeclareOk)
+        guest.call(1, to_mine, spec.Queue.BindOk)
+        if by == "policy":
+            definition = {"dead-letter-exchange": "amq.fanout"}
+            set_policy(
+                cluster,
+                f"policies/%2F/{LINKED}",
+                {"pattern": f"^{LINKED}$", "definition": definition},
+            )
+        try:
+            limited_channel.call(1, declare, spec.Queue.DeclareOk)
+            limited_channel.publish(1, b"dead", exchange=LINKED)
+            limited_channel.send(1, spec.Basic.Consume(queue=LINKED, consumer_tag="c"))
+            limited_channel.expect(spec.Basic.ConsumeOk)
+            delivered = limited_channel.expect(spec.Basic.Deliver)
+            limited_channel.content()
+            limited_channel.send(1, spec.Basic.Reject(delivered.delivery_tag, requeue=False))
+            guest.send(1, spec.Basic.Consume(queue="interop-dead", consumer_tag="c", no_ack=True))
+            guest.expect(spec.Basic.ConsumeOk)
+            guest.expect(spec.Basic.Deliver)
+            assert guest.content()[1] == b"dead"
+            guest.call(1, spec.Basic.Cancel(consumer_tag="c"), spec.Basic.CancelOk)
+        finally:
+            if by == "policy":
+                set_policy(cluster, f"policies/%2F/{LINKED}", None)
+            for queue in (LINKED, "interop-dead"):
+                guest.call(1, spec.Queue.Delete(queue=queue), spec.Queue.DeleteOk)
+            guest.call(1, spec.Exchange.Delete(exchange=LINKED), spec.Exchange.DeleteOk)

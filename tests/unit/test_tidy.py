@@ -43,7 +43,6 @@ UNUSED_METHODS = {
     "src/convoymq/kernels/connection_buffer.py:ConnectionBuffer.input_bytes": "tests of C",
     "src/convoymq/kernels/ordered_runs.py:OrderedTarget.slot_of": "tests of C",
     "src/convoymq/sim/loop.py:SimLoop.call_at": "asyncio calls it",
-    "src/convoymq/sim/loop.py:SimLoop.call_exception_handler": "asyncio calls it",
     "src/convoymq/sim/loop.py:SimLoop.get_debug": "asyncio calls it",
     "src/convoymq/sim/machines.py:MachineWorld.machines": "for tests of a machine: tests/examples",
 }

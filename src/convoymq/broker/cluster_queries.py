@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.node_view import NodeView
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.registry import ConnectionHandle, ConnectionRegistry, Counters
+from convoymq.broker.route_counts import RouteCounts
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError, Unavailable
 from convoymq.queues.interface import SINGLE_ACTIVE, Row
@@ -36,6 +38,7 @@ class ClusterQueries:
         alarms: Alarms,
         connections: ConnectionRegistry,
         counters: Counters,
+        route_counts: RouteCounts,
         clock: Clock,
         node: NodeView,
     ) -> None:
@@ -46,6 +49,7 @@ class ClusterQueries:
         self._alarms = alarms
         self._connections = connections
         self._counters = counters
+        self._route_counts = route_counts
         self._clock = clock
         self._started_ms = clock.now_ms()
         control.handle_replying(KIND_LIST, self._on_list)
@@ -90,9 +94,10 @@ class ClusterQueries:
         rows = await self._gather("node")
         return {str(row["name"]): row for row in rows}
 
-    async def queue_infos(self) -> dict[int, Row]:
-        """Returns the row that the leading, or only, node of each queue gives, by group id."""
-        rows = await self._gather("queues")
+    async def queue_infos(self, groups: Sequence[int] | None = None) -> dict[int, Row]:
+        """Returns the row that the leading, or only, node of each queue gives, by group id.
+        `groups`: of these queues alone."""
+        rows = await self._gather("queues" if groups is None else ["queues", *groups])
         found: dict[int, Row] = {}
         notes = []
         async for row in in_slices(rows):
@@ -106,6 +111,16 @@ class ClusterQueries:
             # Streams are read on every node; their leader knows of its own readers only.
             if "readers" in row and row["group"] in found:
                 found[row["group"]]["consumers"] += row["readers"]
+        return found
+
+    async def published(self) -> dict[tuple[str, str], Row]:
+        """Returns by (virtual host, exchange) what clients of all nodes have published: messages
+        into the exchange (`in`), and out of it by queue (`out`)."""
+        found: dict[tuple[str, str], Row] = {}
+        for row in await self._gather("routes"):
+            known = found.setdefault((row["vhost"], row["exchange"]), {"in": 0, "out": Counter()})
+            known["in"] += row["in"]
+            known["out"].update(row["out"])
         return found
 
     async def replicas_behind(self) -> dict[tuple[int, int], bool]:
@@ -164,10 +179,12 @@ class ClusterQueries:
             names = (("memory", row["mem_alarm"]), ("disk", row["disk_free_alarm"]))
             self._alarms.learn(row["id"], (name for name, on in names if on))
 
-    async def _gather(self, what: str) -> list[Row]:
+    async def _gather(self, what: str | list[object]) -> list[Row]:
         timeout_s = _list_timeout_s(what)
 
         async def ask(node: int) -> list[Row]:
+            if self._nodes.is_older(node) and isinstance(what, list):
+                return await self._gather_older(node, what)
             try:
                 return list(await self._control.request(node, KIND_LIST, what, timeout_s))
             except BrokerError:
@@ -176,6 +193,14 @@ class ClusterQueries:
 
         found = await asyncio.gather(*(ask(node) for node in self._nodes.running()))
         return [row for rows in found for row in rows]
+
+    async def _gather_older(self, node: int, what: list[object]) -> list[Row]:
+        """Asks a node of 0.3.0, which lists all queues or none."""
+        try:
+            rows = await self._control.request(node, KIND_LIST, what[0], LIST_QUEUES_TIMEOUT_S)
+        except BrokerError:
+            return []
+        return [row for row in rows if row["group"] in what[1:]]
 
     # --- answers -------------------------------------------------------------------------
 
@@ -205,7 +230,12 @@ class ClusterQueries:
                 return rows + self._reservation_rows() + self._activity_rows()
             case "queues":
                 rows = [row async for row in in_slices(self.local_rows())]
-                return rows + self._local.reader_rows() + self._local.stopped_rows()
+                return rows + self._local.other_rows()
+            case ["queues", *given]:
+                groups = [group for group in given if isinstance(group, int)]
+                return [*self.local_rows(groups), *self._local.other_rows(groups)]
+            case "routes":
+                return [row async for row in in_slices(self._route_counts.rows())]
             case "behind":
                 return [row async for row in in_slices(self._local.behind_rows())]
             case "leaders":
@@ -228,11 +258,11 @@ class ClusterQueries:
             "counters": self._counters.as_dict(),
         }
 
-    def local_rows(self) -> Iterator[Row]:
+    def local_rows(self, groups: Collection[int] | None = None) -> Iterator[Row]:
         """Queues that this node leads or is the home of, one by one; exclusive ones with their
-        connection."""
+        connection. `groups`: of these alone."""
         owners: dict[str | None, ConnectionHandle] = {}
-        for row in self._local.rows():
+        for row in self._local.rows(groups):
             owner = row.pop("owner", None)
             if owner is not None and not owners:
                 owners = {self._nodes.owner_name(each.id): each for each in self._connections.all()}

@@ -42,6 +42,8 @@ from convoymq.routing.queue_arguments import TYPE_ARGUMENT, type_name_of
 from convoymq.routing.types import Destination, Exchange, Queue, QueueType
 
 NAME_BYTES_MAX = 255
+LINKS = {"queue": "x-dead-letter-exchange", "exchange": "alternate-exchange"}
+"""Arguments that name an exchange to which messages are handed on."""
 DEFAULT_TYPE = QueueType.QUORUM
 """Queue type that `auto` stands for, where properties fit."""
 
@@ -70,6 +72,33 @@ class Declarations:
     settings: DefaultsConfig
     counters: Counters
     ignored: IgnoredArguments
+
+    # --- permissions ---------------------------------------------------------------------
+
+    def check_link(
+        self,
+        vhost: str,
+        kind: str,
+        name: str,
+        arguments: Table,
+        may: Callable[[str, str, str], None],
+    ) -> None:
+        """Checks what a user needs to make a queue or an exchange that hands messages on to another
+        exchange: read on it and write on the other one. One that exists is not asked, and nobody
+        is asked later, or for a policy, as in RabbitMQ.
+
+        Args:
+            kind: "queue" or "exchange".
+            may: raises AccessRefused unless the user has a permission on a kind of that name.
+        """
+        target = arguments.get(LINKS[kind])
+        if target is None or not isinstance(target.value, bytes):
+            return
+        topology = self._vhost(vhost).topology
+        find = topology.find_queue if kind == "queue" else topology.find_exchange
+        if find(name) is None:
+            may("read", kind, name)
+            may("write", "exchange", target.value.decode("utf-8", "replace"))
 
     # --- exchanges -----------------------------------------------------------------------
 

@@ -42,9 +42,9 @@ from convoymq.broker.reconciliation import MembershipReconciliation
 from convoymq.broker.registry import ConnectionRegistry, Counters
 from convoymq.broker.replica_views import ReplicaViews
 from convoymq.broker.replies import ReplyRoutes
+from convoymq.broker.route_counts import RouteCounts
 from convoymq.broker.route_versions import RouteVersions
 from convoymq.broker.scheduled import Scheduled
-from convoymq.broker.tasks import Tasks
 from convoymq.broker.topics.local import LocalTopics
 from convoymq.broker.tree import TreeView
 from convoymq.kernels.batch import PendingBudget
@@ -56,6 +56,7 @@ from convoymq.model.clock import Clock, Timer
 from convoymq.model.config import DefaultsConfig, ReconciliationConfig
 from convoymq.model.late_imports import import_late
 from convoymq.model.rounds import pass_on, run_each
+from convoymq.model.tasks import Tasks
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import HostParts, QueueHost, hosted_drivers
 from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
@@ -116,7 +117,8 @@ class Broker:
         self.host = host
         self.control = control
         self.tree = TreeView(metadata)
-        self.route_versions = RouteVersions(make_route_version)
+        self.route_versions = RouteVersions(make_route_version, self._used_vhosts)
+        self.route_counts = RouteCounts(metadata.tree)
         self.new_session = new_session
         self.traces = traces
         self._make_members = make_members
@@ -194,6 +196,7 @@ class Broker:
             alarms=self.alarms,
             connections=self.connections,
             counters=self.counters,
+            route_counts=self.route_counts,
             clock=clock,
             node=node,
         )
@@ -205,11 +208,11 @@ class Broker:
         self._absent_nodes = AbsentNodes(
             self.nodes, tree, host, clock, settings.disconnect_timeout_ms
         )
-        QueueAnswers(control, self.local, clock)
 
     def _make_admin(self) -> None:
         """Creates the parts by which operators manage groups and nodes."""
         tree, host = self.metadata.tree, self.host
+        QueueAnswers(self.control, self.local, self._clock)
         requests = GroupRequests(self.nodes, self.control, host, self._clock)
         self.leadership = Leadership(self.nodes, tree, host, requests)
         self.membership = QueueMembership(self.nodes, tree, host, requests, self.leadership)
@@ -454,10 +457,14 @@ class Broker:
         self.local.on_node_up(node)
         self.route_versions.bump()
 
+    def _used_vhosts(self) -> set[str]:
+        return {*self.metadata.tree.vhosts, *(each.vhost for each in self.connections.all())}
+
     # --- following the tree ----------------------------------------------------------------
 
     def _on_change(self, change: Change) -> None:
         self.route_versions.on_change(change)
+        self.route_counts.on_change(change)
         due = self.local.on_change(change)
         self.reconciliation.on_change(change)
         if change.kind is ChangeKind.TOPIC or (

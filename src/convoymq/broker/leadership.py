@@ -26,10 +26,10 @@ from convoymq.broker.group_requests import (
 )
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.selection import Selection
-from convoymq.broker.tasks import Tasks
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
+from convoymq.model.tasks import Tasks
 from convoymq.queues.interface import Row
 from convoymq.queues.slices import in_slices
 from convoymq.routing.queue_types import PlacementKind

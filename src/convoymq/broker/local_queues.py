@@ -483,15 +483,21 @@ class LocalQueues:
             found += host.sessions()
         return found
 
-    def rows(self) -> Iterator[Row]:
-        """Yields the rows for management of the queues that this node leads or is the home of."""
+    def rows(self, groups: Collection[int] | None = None) -> Iterator[Row]:
+        """Yields the rows for management of the queues that this node leads or is the home of;
+        `groups`: of these alone."""
         # A copy: between two rows queues may come and go.
-        for group, queue in list(self.queues.items()):
-            replica = self.host.replica(group)
-            if replica is not None and replica.is_leader:
+        for group in list(self.queues if groups is None else groups):
+            queue, replica = self.queues.get(group), self.host.replica(group)
+            if queue is not None and replica is not None and replica.is_leader:
                 yield {**queue.info(), "group": group}
         for host in self.hosts.values():
-            yield from host.rows()
+            yield from host.rows(groups)
+
+    def other_rows(self, groups: Collection[int] | None = None) -> list[Row]:
+        """Returns what this node knows of queues that it does not lead."""
+        rows = self.reader_rows() + self.stopped_rows()
+        return rows if groups is None else [row for row in rows if row["group"] in groups]
 
     def stopped_rows(self) -> list[Row]:
         """Replicas of this node that stopped because of something in their log."""

@@ -22,10 +22,10 @@ from convoymq.broker.leadership import POLL_S, TAKE_OVER_TIMEOUT_S, Leadership
 from convoymq.broker.local_queues import successors
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.registry import ConnectionRegistry
-from convoymq.broker.tasks import Tasks
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.maintenance import drained_nodes, set_drained
 from convoymq.model.errors import NotFound, PreconditionFailed
+from convoymq.model.tasks import Tasks
 from convoymq.shells.groups.host import ReplicaHost
 
 log = structlog.get_logger()

@@ -10,7 +10,6 @@ import structlog
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.registry import Counters
-from convoymq.broker.tasks import Tasks
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import DeleteQueue, OwnerGone
 from convoymq.metadata.machine import QueueRecord, Vhost
@@ -23,6 +22,7 @@ from convoymq.model.refusals import (
     unserved_queue_type,
     vhost_missing,
 )
+from convoymq.model.tasks import Tasks
 from convoymq.queues.driver import driver_of
 from convoymq.queues.interface import Queue
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from convoymq.broker.local_queues import LocalQueues
-from convoymq.broker.tasks import Tasks
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PeerError
+from convoymq.model.tasks import Tasks
 from convoymq.queues.driver import Answer, GroupQuestions
 from convoymq.transport.control import ControlPlane, Reply
 from convoymq.transport.frame_kinds import (

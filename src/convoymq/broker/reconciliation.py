@@ -14,11 +14,11 @@ import structlog
 from convoymq.broker.balance import MemberStep, reconciling_step
 from convoymq.broker.membership import AT_ONCE, NEVER, QueueMembership
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.tasks import Tasks
 from convoymq.metadata.machine import Change, MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.config import ReconciliationConfig
 from convoymq.model.errors import BrokerError
+from convoymq.model.tasks import Tasks
 from convoymq.queues.slices import in_slices
 from convoymq.routing.policies import effective_settings
 from convoymq.routing.queue_types import rules_of

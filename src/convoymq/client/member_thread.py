@@ -26,6 +26,7 @@ from convoymq.client.pipeline import Pipeline
 from convoymq.client.topic_messages import COLUMNS, Content, Hashing, TopicMessage, contents_of
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
+from convoymq.model.errors import InvariantViolated
 from convoymq.topics.answers import (
     AckAnswer,
     FetchAnswer,
@@ -118,7 +119,7 @@ class MemberThread(threading.Thread):
     ) -> None:
         super().__init__(name=f"{topic}/{core.group}", daemon=True)
         self.leases: dict[int, LeaseView] = {}
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._topic = topic
         self._core = core
         self._hashing = hashing
@@ -203,7 +204,7 @@ class MemberThread(threading.Thread):
                 self._turn()
         except errors.ClientError as error:
             self.failure = error
-        except Exception as error:
+        except (Exception, InvariantViolated) as error:
             log.exception("the member of group '%s' has failed", self._core.group)
             self.failure = error
         finally:

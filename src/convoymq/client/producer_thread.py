@@ -27,6 +27,7 @@ from convoymq.client.pipeline import Pipeline
 from convoymq.client.topic_rows import RowChunk, TopicRow, frame_of_rows
 from convoymq.client.topics import route_of
 from convoymq.model.columnar import ErrorCode, Frame, Op
+from convoymq.model.errors import InvariantViolated
 from convoymq.topics.answers import ProduceAnswer
 from convoymq.topics.producer import Failed, RefreshRoute, SendRequest, Stored, TopicProducer
 from convoymq.topics.refusals import Code
@@ -116,7 +117,7 @@ class ProducerThread(threading.Thread):
         super().__init__(name=f"producer of {topic}", daemon=True)
         self.positions = positions
         self._sent_positions = dict(positions)
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._topic = topic
         self._core = core
         self._pending_max = pending_max
@@ -192,20 +193,20 @@ class ProducerThread(threading.Thread):
 
     def run(self) -> None:
         """Sends until the producer is closed, or fails."""
-        failure: Exception = errors.Unavailable("the producer is closed")
+        failure: BaseException = errors.Unavailable("the producer is closed")
         try:
             while not self._ended:
                 self._turn()
         except errors.ClientError as error:
             failure = error
-        except Exception as error:
+        except (Exception, InvariantViolated) as error:
             log.exception("the producer of topic '%s' has failed", self._topic)
             failure = error
         finally:
             self._pipeline.close()
             self._end(failure)
 
-    def _end(self, failure: Exception) -> None:
+    def _end(self, failure: BaseException) -> None:
         with self._changed:
             self.failure = failure
             left = [*self._inbox]

@@ -20,6 +20,7 @@ import structlog
 
 from convoymq.edges.edge import Certificate, Edge, RunInput
 from convoymq.edges.prefaces import PREFACE_BYTES_MAX, Prefaces
+from convoymq.model.tasks import Tasks
 from convoymq.transport.listening import (
     ACCEPT_PAUSE_S,
     BACKLOG,
@@ -250,7 +251,7 @@ class SharedPorts:
         self._backlog = backlog
         self._acceptors: list[Acceptor] = []
         self._servers: list[asyncio.Server] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._stopping = False
         self._addresses: list[tuple[str, int, ssl.SSLContext | None]] = []
 
@@ -321,15 +322,8 @@ class SharedPorts:
         return True
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Runs in a task that this object owns; an error in it is logged."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("amqp.task_failed", exc_info=task.exception())
+        """Runs in a task of this object."""
+        self._tasks.spawn(work)
 
     def _accepted(self, sock: socket.socket, peer: SocketAddress) -> None:
         if not self.has_room():

@@ -3,7 +3,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from convoymq.kernels.byte_buffer cimport Buffer
 from convoymq.kernels.connection_buffer cimport ConnectionBuffer
 from convoymq.kernels.ranges cimport Ranges
-from convoymq.kernels.route_cache cimport RouteCache, RouteCacheVersion
+from convoymq.kernels.route_cache cimport RouteCache, RouteCacheVersion, RouteCount
 
 cpdef enum:
     # States of a channel. BUSY: an answer is being worked on, frames are kept. CLOSING:
@@ -64,6 +64,8 @@ cdef class ChannelCodec:
     cdef public RouteCacheVersion route_cache_version
     # Set by `resolve_route`: its answer holds for every routing key, but the empty one.
     cdef public bint every_key
+    # Set by `resolve_route`: counts what goes where it says; None: nothing does.
+    cdef public RouteCount route_count
     # For `resolve_route`: the headers of its message have an order key.
     cdef public bint has_order_key
     cdef public uint64_t published

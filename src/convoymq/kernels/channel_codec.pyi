@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from convoymq.kernels.batch import PublishTarget
 from convoymq.kernels.connection_buffer import ConnectionBuffer
 from convoymq.kernels.order_headers import Place
-from convoymq.kernels.route_cache import RouteCacheVersion
+from convoymq.kernels.route_cache import RouteCacheVersion, RouteCount
 
 CHANNEL_OPEN: int
 CHANNEL_BUSY: int
@@ -71,6 +71,8 @@ class ChannelCodec:
     every_key: bool
     """Set by `resolve_route`: its answer holds for every routing key of the exchange that is not
     empty."""
+    route_count: RouteCount | None
+    """Set by `resolve_route`: counts the messages that go where it says."""
     published: int
     delivered: int
     acknowledged: int

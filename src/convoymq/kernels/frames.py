@@ -88,6 +88,7 @@ from cython.cimports.convoymq.kernels.content import (
 from cython.cimports.convoymq.kernels.route_cache import (
     Route,
     RouteCache,
+    RouteCount,
     add_route,
     drop_routes,
     find_route,
@@ -127,6 +128,28 @@ def _all_serve(targets: tuple, asked: cython.int) -> cython.bint:
 
 
 @cython.cfunc
+def _resolve(
+    buffer: ConnectionBuffer,
+    codec: ChannelCodec,
+    hash: uint64_t,
+    key: cython.p_uchar,
+    key_length: cython.Py_ssize_t,
+    names: cython.Py_ssize_t,
+) -> tuple:
+    """Asks the owner where messages with this key go, and remembers it; None: each is to be looked
+    at, or the channel has closed. The first `names` bytes of the key name the exchange."""
+    codec.every_key = False
+    codec.route_count = None
+    targets: tuple = codec.owner.resolve_route(copy_bytes(key, key_length))
+    if targets is None or codec.state != CHANNEL_OPEN or buffer.state != CONNECTION_OPEN:
+        return None
+    if codec.every_key:
+        hash, key_length = hash_key(key, names), names
+    add_route(cython.address(codec.routes), hash, key, key_length, targets, codec.route_count)
+    return targets
+
+
+@cython.cfunc
 @cython.exceptval(-1)
 def _publish_complete(
     buffer: ConnectionBuffer,
@@ -146,6 +169,7 @@ def _publish_complete(
     flags: cython.int = notes & (RECORD_PRIORITY | RECORD_EXPIRATION | RECORD_HEADERS)
     tag: uint64_t = 0
     targets: tuple = None
+    counted: RouteCount = None
     if notes & RECORD_EXAMINE == 0 and bits & PUBLISH_IMMEDIATE == 0 and codec.mode != MODE_TX:
         hash: uint64_t = hash_key(key, key_length)
         names: cython.Py_ssize_t = 0
@@ -156,6 +180,7 @@ def _publish_complete(
         route: cython.pointer(Route) = find_route(cache, hash, key, key_length)
         if route != cython.NULL and route.key != cython.NULL:
             targets = cython.cast(tuple, route.targets)
+            counted = cython.cast(RouteCount, route.count)
         else:
             # Of a topic the exchange alone is remembered: it has a key for almost every message.
             names = 1 + cython.cast(cython.Py_ssize_t, key[0])
@@ -163,18 +188,13 @@ def _publish_complete(
                 route = find_route(cache, hash_key(key, names), key, names)
                 if route != cython.NULL and route.key != cython.NULL:
                     targets = cython.cast(tuple, route.targets)
+                    counted = cython.cast(RouteCount, route.count)
         if targets is None:
-            codec.every_key = False
             codec.has_order_key = notes & RECORD_ORDERED != 0
-            found = codec.owner.resolve_route(copy_bytes(key, key_length))
+            targets = _resolve(buffer, codec, hash, key, key_length, names)
             if codec.state != CHANNEL_OPEN or buffer.state != CONNECTION_OPEN:
                 return 0
-            if found is not None:
-                targets = found
-                if codec.every_key:
-                    add_route(cache, hash_key(key, names), key, names, targets)
-                else:
-                    add_route(cache, hash, key, key_length, targets)
+            counted = codec.route_count
         asked: cython.int = notes & (RECORD_ASKS | RECORD_WAITS | RECORD_GROUPED)
         if asked and targets is not None and not _all_serve(targets, asked):
             targets = None
@@ -190,6 +210,8 @@ def _publish_complete(
             tag,
         )
         return 0
+    if counted is not None:
+        counted.messages += 1
     count: cython.Py_ssize_t = len(targets)
     if count == 0:
         codec.owner.on_dropped()

@@ -5,11 +5,16 @@ from libc.string cimport memcmp, memcpy
 cdef class RouteCacheVersion:
     cdef public uint64_t value
 
+cdef class RouteCount:
+    cdef public uint64_t messages
+
 cdef struct Route:
     uint64_t hash
     unsigned char* key
     Py_ssize_t key_length
     PyObject* targets
+    # RouteCount, or None.
+    PyObject* count
 
 # Open addressing; at least half of the places are free.
 cdef struct RouteCache:
@@ -20,7 +25,7 @@ cdef struct RouteCache:
     uint64_t version
 
 cdef int add_route(RouteCache* cache, uint64_t hash, unsigned char* key, Py_ssize_t n,
-                   tuple targets) except? -1
+                   tuple targets, RouteCount count) except? -1
 cdef void drop_routes(RouteCache* cache) noexcept
 
 cdef inline uint64_t hash_key(const unsigned char* p, Py_ssize_t n) noexcept:

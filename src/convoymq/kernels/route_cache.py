@@ -17,6 +17,11 @@ class RouteCacheVersion:
         self.value += 1
 
 
+@cython.cclass
+class RouteCount:
+    pass
+
+
 @cython.cfunc
 @cython.exceptval(check=False)
 def drop_routes(cache: cython.pointer(RouteCache)) -> cython.void:
@@ -32,6 +37,7 @@ def drop_routes(cache: cython.pointer(RouteCache)) -> cython.void:
         if routes[i].key != cython.NULL:
             stdlib.free(routes[i].key)
             cext.Py_DECREF_raw(routes[i].targets)
+            cext.Py_DECREF_raw(routes[i].count)
     stdlib.free(routes)
 
 
@@ -43,6 +49,7 @@ def add_route(
     key: cython.p_uchar,
     n: cython.Py_ssize_t,
     targets: tuple,
+    count: RouteCount,
 ) -> cython.int:
     route: cython.pointer(Route)
     if cache.used >= _ROUTES_MAX:
@@ -74,5 +81,7 @@ def add_route(
     route.key_length = n
     route.targets = cython.cast(cython.pointer(cext.PyObject), targets)
     cext.Py_INCREF_raw(route.targets)
+    route.count = cython.cast(cython.pointer(cext.PyObject), count)
+    cext.Py_INCREF_raw(route.count)
     cache.used += 1
     return 0

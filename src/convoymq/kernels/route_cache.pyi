@@ -6,3 +6,8 @@ class RouteCacheVersion:
     value: int
     def bump(self) -> None:
         """Forgets what was remembered."""
+
+class RouteCount:
+    """Messages that went one way, from an exchange to the same queues."""
+
+    messages: int

@@ -8,7 +8,7 @@
     ├── StorageFault    a disk failed or lied
     └── ReplicaStopped  a replica cannot go on with its log: it stops, the node goes on
 
-    InvariantViolated   outside the tree: nobody catches it, the process ends
+    InvariantViolated   outside the tree, no Exception: nobody catches it, the process ends
 
 Every class carries typed fields. Each protocol edge has one table that turns classes into its
 own codes (`convoymq.edges.amqp091.errors` for AMQP).
@@ -211,8 +211,9 @@ class UnsupportedVersion(ReplicaStopped):
     """The log or a snapshot needs a machine version or a format that this build does not have."""
 
 
-class InvariantViolated(Exception):  # outside the tree on purpose: see the module text
-    """A safety fact does not hold. Nothing catches this; the process ends."""
+class InvariantViolated(BaseException):  # outside the tree on purpose: see the module text
+    """A safety fact does not hold. Nothing catches this, no `except Exception` either; the process
+    ends."""
 
 
 def check(condition: object, text: str) -> None:

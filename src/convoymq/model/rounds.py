@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from convoymq.model.errors import InvariantViolated
-
 Member = TypeVar("Member")
 
 
@@ -25,20 +23,16 @@ def run_each(
     its clients and names it in the log. The other members get their turn in any case.
 
     Raises:
-        InvariantViolated: at once; the process ends.
+        InvariantViolated: at once, as it is no `Exception`; the process ends.
         Exception: the last error of `fail` itself, after all members had their turn.
     """
     not_stopped: Exception | None = None
     for member in members:
         try:
             step(member)
-        except InvariantViolated:
-            raise
         except Exception as error:
             try:
                 fail(member, error)
-            except InvariantViolated:
-                raise
             except Exception as later:
                 not_stopped = later
     if not_stopped is not None:

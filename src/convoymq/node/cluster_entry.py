@@ -31,6 +31,7 @@ from convoymq.metadata.joining import JoinDesk
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.config import ClusterConfig
 from convoymq.model.errors import BrokerError, Misuse
+from convoymq.model.tasks import Tasks
 from convoymq.node.data_directory import DataDirectory
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_FOUND, KIND_JOIN
@@ -147,7 +148,7 @@ class ClusterEntry:
         self.leader_watch = LeaderWatch(host, links, clock, log)
         self._opened = False
         self._due = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._timer: Timer | None = None
         metadata = storage.logs.get(0)
         has_log = metadata is not None and (metadata.last_index > 0 or metadata.snapshot_index > 0)
@@ -191,8 +192,7 @@ class ClusterEntry:
                         async with asyncio.timeout(POLL_S):
                             await self._due.wait()
         finally:
-            for task in list(self._tasks):
-                task.cancel()
+            self._tasks.cancel()
 
     def poke(self) -> None:
         """Something has changed: a node is linked, or has answered."""
@@ -289,9 +289,7 @@ class ClusterEntry:
             except BrokerError as error:
                 self._fail(error)
 
-        task = asyncio.get_running_loop().create_task(guarded())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(guarded())
 
     # -- answering ------------------------------------------------------------------------------
 

@@ -6,13 +6,19 @@ import logging
 import os
 import sys
 import threading
-from typing import TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 import structlog
 
 from convoymq.model.config import LogConfig
+from convoymq.model.errors import InvariantViolated
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "none": 100}
+EXIT_FAULT = 70
+"""Exit code of a node that cannot go on: a fault of its own."""
 FILE_MODE = 0o640
 """Logs name users and queues: nobody reads them whom the owner's group does not hold."""
 
@@ -69,17 +75,24 @@ class _Libraries(logging.Handler):
         log.warning("log.library_message", library=record.name, text=record.getMessage())
 
 
+def report_fault(log: FilteringBoundLogger, message: object, error: object) -> None:
+    """Logs an error that nothing expected; ends the process for a violated invariant: what this
+    node believes is wrong, and the others must not hear more of it (ADR 0080)."""
+    log.error("node.fault", message=message, exc_info=error)
+    if isinstance(error, InvariantViolated):
+        os._exit(EXIT_FAULT)
+
+
 def _take_over() -> None:
     """Makes everything that Python would write to standard error a line of the log."""
     log = structlog.get_logger()
 
-    def failed(where: str, error: BaseException | None) -> None:
-        log.error("node.fault", message=where, exc_info=error)
-
     logging.basicConfig(handlers=[_Libraries()], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
-    threading.excepthook = lambda args: failed("thread", args.exc_value)
-    sys.unraisablehook = lambda args: failed(f"ignored in {args.object!r}", args.exc_value)
+    threading.excepthook = lambda args: report_fault(log, "thread", args.exc_value)
+    sys.unraisablehook = lambda args: report_fault(
+        log, f"ignored in {args.object!r}", args.exc_value
+    )
 
 
 def set_up(config: LogConfig) -> LogOutput:

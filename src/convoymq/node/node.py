@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -68,7 +67,6 @@ CLIENTS_LEAVE_S = 1.0
 TRACES_SHARE = 0.6
 """Of the time of an orderly stop. Files of traces that are not complete then are completed at the
 next start."""
-EXIT_FAULT = 70
 CONGESTED_SHARE = 4
 """Other nodes are asked to send less while more waits for the disk than that part of what a link
 may queue."""
@@ -151,11 +149,7 @@ class Node:
 
     def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """Logs an error that a callback raised."""
-        error = context.get("exception")
-        self.log.error("node.fault", message=context.get("message"), exc_info=error)
-        if isinstance(error, InvariantViolated):
-            # The state of this node is wrong: it must not send any of it to the others.
-            os._exit(EXIT_FAULT)
+        logs.report_fault(self.log, context.get("message"), context.get("exception"))
 
     def _watch_signals(self) -> None:
         actions = {
@@ -235,7 +229,7 @@ class Node:
             await self._close()
             if self._failure is not None:
                 raise self._failure
-            if isinstance(failure, Exception):
+            if isinstance(failure, Exception | InvariantViolated):
                 raise failure
 
     def _tie(self) -> None:

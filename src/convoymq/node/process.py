@@ -11,10 +11,11 @@ import structlog
 
 from convoymq.kernels.sockets import tune_malloc
 from convoymq.model.config import ConfigError
-from convoymq.model.errors import BrokerError, ReplicaStopped
+from convoymq.model.errors import BrokerError, InvariantViolated, ReplicaStopped
 from convoymq.model.late_imports import reserve_descriptors
 from convoymq.node import logs
-from convoymq.node.node import EXIT_FAULT, Node
+from convoymq.node.logs import EXIT_FAULT
+from convoymq.node.node import Node
 from convoymq.node.preflight import check_addresses, check_files
 
 if TYPE_CHECKING:
@@ -51,4 +52,6 @@ def run(config: Config) -> int:
     except OSError as error:
         log.error("node.failed", reason=str(error))
         return 1
+    except InvariantViolated as error:
+        logs.report_fault(log, "node", error)
     return 0

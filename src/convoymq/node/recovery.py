@@ -217,8 +217,10 @@ class Recovery:
             return_exceptions=True,
         )
         for answer in answers:
-            if isinstance(answer, BaseException):
+            if isinstance(answer, Exception):
                 continue
+            if isinstance(answer, BaseException):
+                raise answer
             report = msgspec.convert(answer, NodeReport)
             # A node that was emptied and waits to be let in is as good as missing.
             if report.cluster == node.identity.cluster:

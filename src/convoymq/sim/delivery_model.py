@@ -67,7 +67,7 @@ LIMITS = (
 SWEEP_MS = 100
 
 
-class InvariantBroken(InvariantViolated, AssertionError):
+class InvariantBroken(InvariantViolated):
     """Something happened that must never happen."""
 
 

@@ -19,6 +19,7 @@ import msgspec
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
 from convoymq.model.compatibility import COMPATIBILITY, RELEASES
+from convoymq.model.errors import InvariantViolated
 from convoymq.queues.quorum.settings import machine_settings, settings_of_release
 from convoymq.replication.machine import Effect
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
@@ -155,7 +156,7 @@ class World:
         self.workload = Workload()
         self.channels: list[Channel | ReservationChannel] = []
         self.quiet = False
-        self.broken: Exception | None = None
+        self.broken: BaseException | None = None
         """Error that a check inside of a replica raised."""
         self.places: dict[int, GroupPlace] = {}
         """Places of the groups that the world itself places."""
@@ -444,7 +445,7 @@ class World:
         """A replica applied an entry of commands."""
         try:
             self._on_applied(node, group, machine, data, effects)
-        except Exception as error:
+        except (Exception, InvariantViolated) as error:
             # The replica stops for whatever comes out of an apply: `poll` raises it.
             self.broken = self.broken or error
             raise
@@ -476,7 +477,7 @@ class World:
         """A replica took its state from a snapshot."""
         try:
             self.checkers[group].on_state(node.number, machine, machine.index, restored=True)
-        except Exception as error:
+        except (Exception, InvariantViolated) as error:
             self.broken = self.broken or error
             raise
 
@@ -748,7 +749,7 @@ def run_seed(
         prepare(world)
     try:
         world.run()
-    except Exception as error:
+    except (Exception, InvariantViolated) as error:
         result.failure = f"{type(error).__name__}: {error}"
         result.detail = traceback.format_exc()
         world.trace.add("world", result.failure)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
+from convoymq.model.errors import InvariantViolated
 from convoymq.storage.types import Job, T
 
 COPY_RATE = 8 << 20
@@ -62,10 +64,17 @@ class ThreadWorker:
                 result = work()
             except Exception as error:  # the top of this thread: the loop must hear of everything
                 failure = error
+            except InvariantViolated as error:
+                done = partial(_raise, error)
             try:
                 self._post(lambda d=done, r=result, f=failure: d(r, f))  # type: ignore[misc]
             except RuntimeError:
                 return  # the loop is closed: nobody is left to hear it
+
+
+def _raise(violated: InvariantViolated, _result: object, _failure: object) -> None:
+    """Answers a job that found what must not be: the process ends where its loop is."""
+    raise violated
 
 
 class DiskPace:

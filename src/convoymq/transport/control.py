@@ -28,6 +28,7 @@ from convoymq.model.errors import (
     refusal_from_builtins,
     refusal_to_builtins,
 )
+from convoymq.model.tasks import Tasks
 from convoymq.transport.frame_kinds import CONTROL_KINDS, FLAG_ANSWER
 from convoymq.transport.interfaces import Transport
 
@@ -54,7 +55,7 @@ class ControlPlane:
         self._raw: dict[int, RawHandler] = {}
         self._next = 0
         self._waiting: dict[int, tuple[int, asyncio.Future[object]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self.is_older: Callable[[int], bool] = lambda node: False
         """Returns whether a node's release does not know the kinds `since_0_3`. The broker sets it.
         """
@@ -152,12 +153,8 @@ class ControlPlane:
         if handler is None or self._closed:
             # The kind is of a later release; or this node stops, and its links end soon.
             return
-        # Answers may take long; the set keeps the tasks until they are done, `close` ends them.
-        task = asyncio.get_running_loop().create_task(
-            self._answer(handler, node, number, kind, body)
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        # Answers may take long; `close` ends them.
+        self._tasks.spawn(self._answer(handler, node, number, kind, body))
 
     def on_node_down(self, node: int) -> None:
         """Fails the requests to a node whose link is gone."""
@@ -168,9 +165,7 @@ class ControlPlane:
     async def close(self) -> None:
         """Ends the answers under way. Later requests get none."""
         self._closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
 
     async def _answer(
         self, handler: ReplyingHandler, node: int, number: int, kind: int, body: object

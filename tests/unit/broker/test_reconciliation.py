@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from convoymq.broker.reconciliation import MembershipReconciliation
-from convoymq.broker.tasks import Tasks
 from convoymq.metadata.commands import PutPolicy
 from convoymq.metadata.maintenance import set_drained
 from convoymq.model.config import ReconciliationConfig
 from convoymq.model.errors import PreconditionFailed
+from convoymq.model.tasks import Tasks
 from convoymq.replication.raft.membership import Learner, Membership
 from tests.unit.queues.fake_cluster import FakeCluster
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoymq.broker.route_versions import RouteVersions
+from convoymq.broker.route_versions import MISSING_MAX, SPARE_MAX, RouteVersions
 from convoymq.metadata.commands import (
     Bind,
     Command,
@@ -97,7 +97,7 @@ class Bench:
     def __init__(self) -> None:
         self.tree = MetadataMachine()
         self.tree.version = self.tree.VERSION
-        self.versions = RouteVersions(Version)  # type: ignore[arg-type]
+        self.versions = RouteVersions(Version, lambda: self.tree.vhosts)  # type: ignore[arg-type]
         self.remembered: dict[tuple[str, str, str], tuple[int, list[str]]] = {}
         self.do(PutVhost(name="/"))
 
@@ -126,7 +126,9 @@ class Bench:
             known = self.remembered.get(at)
             if known is not None and known[0] == version:
                 assert known[1] == fresh, at
-            elif fresh is not None and (at[1] or fresh):
+            elif fresh is not None and (
+                at[1] or fresh or self.versions.remember_missing(at[0], at[2])
+            ):
                 self.remembered[at] = (version, fresh)
 
 
@@ -158,3 +160,52 @@ def test_new_queues_and_other_virtual_hosts_leave_remembered_routes_alone() -> N
     assert (own.value, other.value) == (before[0], before[1] + 1)
     bench.versions.bump()
     assert (own.value, other.value) == (before[0] + 1, before[1] + 2)
+
+
+def test_a_new_queue_whose_absence_is_remembered_moves_the_version_once() -> None:
+    bench = Bench()
+    own = bench.versions.of("/")
+    before = own.value
+    assert bench.versions.remember_missing("/", "q")
+    bench.do(queue("r"))
+    assert own.value == before
+    bench.do(queue("q"))
+    assert own.value == before + 1
+    bench.do(DeleteQueue(vhost="/", name="q"))
+    after = own.value
+    bench.do(queue("q"))
+    assert own.value == after
+
+
+def test_absent_queues_are_remembered_up_to_a_bound() -> None:
+    bench = Bench()
+    own = bench.versions.of("/")
+    before = own.value
+    names = [f"q{number}" for number in range(MISSING_MAX + 1)]
+    assert [bench.versions.remember_missing("/", name) for name in names] == [
+        *[True] * MISSING_MAX,
+        False,
+    ]
+    assert bench.versions.remember_missing("/", names[0])
+    bench.do(queue(names[-1]))
+    assert own.value == before
+    bench.do(queue(names[0]))
+    assert own.value == before + 1
+    assert bench.versions.remember_missing("/", names[-1])
+
+
+def test_versions_of_deleted_virtual_hosts_go() -> None:
+    """What was remembered by one is not that of another virtual host of its name."""
+    bench = Bench()
+    values = set()
+    for number in range(1000):
+        name = f"v{number % 50}"
+        bench.do(PutVhost(name=name))
+        bench.do(queue("q", name))
+        version = bench.versions.of(name)
+        values.add((name, version.value))
+        assert len(bench.versions) <= 2 * len(bench.tree.vhosts) + SPARE_MAX
+        bench.do(DeleteVhost(name=name))
+        values.add((name, version.value))
+    # Two of each: the one before and the one after its deletion.
+    assert len(values) == 2000

@@ -15,8 +15,8 @@ from convoymq.edges.configuration import load
 from convoymq.edges.tls import client_tls
 from convoymq.model.errors import Unavailable
 from convoymq.model.process import resident_bytes
-from convoymq.node.logs import LogOutput
-from convoymq.node.node import CONGESTED_SHARE, EXIT_FAULT, Node
+from convoymq.node.logs import EXIT_FAULT, LogOutput
+from convoymq.node.node import CONGESTED_SHARE, Node
 from convoymq.node.process import run
 from convoymq.node.registration import Registration, addresses
 from convoymq.node.resources import free_disk_bytes, machine_memory_bytes, memory_limit

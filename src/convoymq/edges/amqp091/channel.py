@@ -12,6 +12,7 @@ arrives here is control, and messages that need a closer look. Source: RabbitMQ 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import structlog
 from convoymq.broker.firehose import Copy, Origin
 from convoymq.broker.message_checks import REPLY_PREFIX, CheckedMessage, check_message
 from convoymq.broker.publishing import Route
+from convoymq.broker.route_counts import ChannelRoutes
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091 import consumers, declarations, transactions
 from convoymq.edges.amqp091.consumers import (
@@ -40,6 +42,7 @@ from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget, record
 from convoymq.kernels.channel_codec import CHANNEL_CLOSING, ChannelCodec, ConsumerDeliveries
 from convoymq.kernels.content import RECORD_ASKS, RECORD_GROUPED, RECORD_WAITS
+from convoymq.kernels.route_cache import RouteCount
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import queue_subject
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
     from convoymq.edges.amqp091.connection import Connection
 
 log = structlog.get_logger()
+
+QUEUES_COUNTED_MAX = 1024
+"""Queues of which a channel counts apart what they deliver."""
 
 
 class Channel:
@@ -83,6 +89,10 @@ class Channel:
         #: The queue that is being deleted, and cancels of its consumers: delete-ok goes first.
         self.deleting: tuple[str, list[spec.BasicCancel]] | None = None
         self._counted = [0, 0]
+        self._tally: Counter[str] = Counter()
+        self._routes = ChannelRoutes(self.broker.route_counts, connection.vhost, RouteCount)
+        self._delivered_from: dict[str, Counter[str]] = {}
+        """Queue -> what was delivered from it."""
         self.timeouts = AcknowledgementTimeouts(self)
 
     # --- methods -------------------------------------------------------------------------
@@ -261,6 +271,19 @@ class Channel:
         counters.published += codec.published - seen[1]
         seen[0], seen[1] = codec.acknowledged, codec.published
 
+    def tally(self, name: str, count: int, queue: Queue | None = None) -> None:
+        """Adds to a counter (`Counters`) of the node, of the channel, and of what it gets from a
+        queue."""
+        counters = self.broker.counters
+        setattr(counters, name, getattr(counters, name) + count)
+        self._tally[name] += count
+        if queue is not None:
+            known = self._delivered_from.get(queue.name)
+            if known is None and len(self._delivered_from) < QUEUES_COUNTED_MAX:
+                known = self._delivered_from[queue.name] = Counter()
+            if known is not None:
+                known[name] += count
+
     # --- modes ---------------------------------------------------------------------------
 
     def _confirm_select(self, method: spec.ConfirmSelect) -> None:
@@ -294,8 +317,9 @@ class Channel:
                 queue.refuses_publishes for queue in route.queues
             ):
                 return None
-            if not exchange and not route.queues:
-                # A new queue would not make this be forgotten.
+            if not (exchange or route.queues) and not self.broker.route_versions.remember_missing(
+                self.connection.vhost, routing_key
+            ):
                 return None
             targets = tuple(self.client_of(queue).target for queue in route.queues)
             for queue, target in zip(route.queues, targets, strict=True):
@@ -306,14 +330,21 @@ class Channel:
                 if queue.serves_groups:
                     target.serves |= RECORD_GROUPED
             self.codec.every_key = every_key
+            self.codec.route_count = self._route_count(exchange, route.queues)
             return targets
         except BrokerError as error:
             self.refuse(error, spec.BASIC, spec.BasicPublish.METHOD_ID)
             return None
 
+    def _route_count(self, exchange: str, queues: Sequence[Queue]) -> RouteCount:
+        if self._routes.is_full:
+            self._routes.clear()
+            self.codec.forget_routes()
+        return self._routes.count_of(exchange, queues)
+
     def on_dropped(self) -> None:
         """A message has no queue to go to, and nobody wants it back; see `ChannelCodecOwner`."""
-        self.broker.counters.dropped_unroutable += 1
+        self.tally("dropped_unroutable", 1)
 
     def may_publish(self, exchange: str, routing_key: str) -> None:
         """Raises AccessRefused unless the user may publish so."""
@@ -362,9 +393,10 @@ class Channel:
                     self._origin(),
                 )
             )
+        self._route_count(names_of(key)[0], route.queues).messages += 1
         if not route.queues:
             if bits & 1:
-                self.broker.counters.returned_unroutable += 1
+                self.tally("returned_unroutable", 1)
                 self.codec.send_return(spec.NO_ROUTE, b"NO_ROUTE", key, message.content)
             else:
                 self.on_dropped()
@@ -459,7 +491,7 @@ class Channel:
             return
         transaction = self.transaction
         if transaction is None:
-            self.broker.counters.confirmed += self.codec.resolve(tags, ok)
+            self.tally("confirmed", self.codec.resolve(tags, ok))
             self.count()
             return
         transaction.on_published(tags, ok)
@@ -472,13 +504,10 @@ class Channel:
         found = self.by_number.get(consumer)
         if self.closed or found is None or self.codec.state == CHANNEL_CLOSING:
             return
-        counters = self.broker.counters
-        if found.deliveries.no_ack:
-            counters.delivered_no_ack += count
-        else:
-            counters.delivered += count
+        name, queue = "delivered_no_ack" if found.deliveries.no_ack else "delivered", found.queue
+        self.tally(name, count, queue)
         if acquired_count:
-            counters.redelivered += count
+            self.tally("redelivered", count, queue)
         deliveries = self.deliveries
         overtakes = deliveries.held and any(held[0] is found for held in deliveries.held)
         if not overtakes and deliveries.room(found) >= count:
@@ -557,6 +586,7 @@ class Channel:
             return
         self.codec.flush_settles()
         self.count()
+        self._routes.clear()
         self.replies.end()
         self.closed = True
         self.codec.close()
@@ -590,6 +620,13 @@ class Channel:
             "messages_unconfirmed": self.codec.confirm_next - self.codec.confirm_low,
             "state": "flow" if self.flowing else "running",
             "connection_details": connection.details(),
+            "counters": {
+                **self._tally,
+                "published": self.codec.published,
+                "acknowledged": self.codec.acknowledged,
+            },
+            "published_to": self._routes.published(),
+            "delivered_from": {queue: dict(known) for queue, known in self._delivered_from.items()},
         }
 
     def set_prefetch(self, queue: str, tag: str, prefetch: int) -> bool:

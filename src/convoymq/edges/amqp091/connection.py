@@ -39,7 +39,6 @@ from convoymq.model import refusals
 from convoymq.model.errors import (
     BrokerError,
     ChannelFault,
-    InvariantViolated,
     PeerError,
     UnexpectedFrame,
 )
@@ -370,8 +369,6 @@ class Connection:
             self._dispatch(channel, method)
         except BrokerError as error:
             self.refuse(error, channel, method.CLASS_ID, method.METHOD_ID)
-        except InvariantViolated:
-            raise
         except Exception:
             log.exception("amqp.method_failed", connection=self.name, method=method.NAME)
             self.refuse(BrokerError("internal error"), channel, method.CLASS_ID, method.METHOD_ID)

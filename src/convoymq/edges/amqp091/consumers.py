@@ -272,18 +272,14 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
         channel.get_deliveries[client] = deliveries
 
     def got(result: GetResult) -> None:
-        counters = channel.broker.counters
         block, command, record, get_id, acquired_count, failed, ready, error = result
         if error is not None:
             raise as_broker_error(error)
         if block is None:
-            counters.get_empty += 1
+            channel.tally("get_empty", 1, queue)
             channel.send(spec.BasicGetEmpty())
             return
-        if method.no_ack:
-            counters.get_no_ack += 1
-        else:
-            counters.get += 1
+        channel.tally("get_no_ack" if method.no_ack else "get", 1, queue)
         channel.codec.send_get(
             deliveries, block, command, record, get_id, acquired_count, failed, ready, method.no_ack
         )

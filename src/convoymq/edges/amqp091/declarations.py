@@ -32,10 +32,9 @@ def exchange_declare(channel: Channel, method: spec.ExchangeDeclare) -> None:
             channel.send(spec.ExchangeDeclareOk())
         return
     channel.permissions.check("configure", "exchange", name)
-    alternate = method.arguments.get("alternate-exchange")
-    if alternate is not None and isinstance(alternate.value, bytes):
-        channel.permissions.check("read", "exchange", name)
-        channel.permissions.check("write", "exchange", alternate.value.decode("utf-8", "replace"))
+    channel.broker.declarations.check_link(
+        channel.connection.vhost, "exchange", name, method.arguments, channel.permissions.check
+    )
 
     async def work() -> None:
         await channel.broker.declarations.declare_exchange(
@@ -110,10 +109,9 @@ def queue_declare(channel: Channel, method: spec.QueueDeclare) -> None:
         if not name:
             generated = generated_name("amq.gen-")
         channel.permissions.check("configure", "queue", name or generated)
-        target = method.arguments.get("x-dead-letter-exchange")
-        if target is not None and isinstance(target.value, bytes):
-            channel.permissions.check("read", "queue", name or generated)
-            channel.permissions.check("write", "exchange", target.value.decode("utf-8", "replace"))
+        channel.broker.declarations.check_link(
+            vhost, "queue", name or generated, method.arguments, channel.permissions.check
+        )
 
     async def work() -> None:
         if method.passive:

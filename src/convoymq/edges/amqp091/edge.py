@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
-import structlog
-
 from convoymq.broker.access import AMQP
 from convoymq.broker.facade import Broker
 from convoymq.edges.amqp091.config import AmqpConfig
@@ -17,9 +15,8 @@ from convoymq.edges.amqp091.sockets import SocketShell, TlsShell
 from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, RunInput
 from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.kernels.connection_buffer import Outbox
+from convoymq.model.tasks import Tasks
 from convoymq.transport.listening import HangUpWatch
-
-log = structlog.get_logger()
 
 SHUTDOWN = "broker forced connection closure with reason 'shutdown'"
 
@@ -69,7 +66,7 @@ class AmqpEdge(Edge):
         self.flush = outbox.flush
         self.run_input = run_input
         self.connections: dict[int, Connection] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._hang_ups = HangUpWatch(self._blocked)
 
     async def start(self) -> None:
@@ -92,10 +89,8 @@ class AmqpEdge(Edge):
             self.outbox.flush()
         for connection in list(self.connections.values()):
             connection.lost()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self.settings.close_timeout_s)
-        for task in self._tasks:
-            task.cancel()
+        await self._tasks.wait(self.settings.close_timeout_s)
+        self._tasks.cancel()
 
     def connect(self, incoming: Incoming) -> None:
         """See `Edge`."""
@@ -169,15 +164,8 @@ class AmqpEdge(Edge):
             self.connections.pop(connection.id, None)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Runs in a task that this edge owns; an error in it is logged."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("amqp.task_failed", exc_info=task.exception())
+        """Runs in a task of this edge."""
+        self._tasks.spawn(work)
 
     def _on_alarms(self, alarms: frozenset[str]) -> None:
         for connection in list(self.connections.values()):

@@ -16,7 +16,6 @@ from convoymq.edges.acceptor import close_socket
 from convoymq.edges.amqp091.connection import Connection, Timer
 from convoymq.edges.edge import Incoming
 from convoymq.kernels.connection_buffer import ConnectionBuffer
-from convoymq.model.errors import InvariantViolated
 from convoymq.transport.listening import descriptor_of
 
 if TYPE_CHECKING:
@@ -44,8 +43,6 @@ class SocketShell:
         self.set_reading(True)
         try:
             self.connection.buffer.feed(head)
-        except InvariantViolated:
-            raise
         except Exception:
             self.connection.failed()
 
@@ -102,8 +99,6 @@ class SocketShell:
         assert connection is not None
         try:
             count = connection.buffer.receive()
-        except InvariantViolated:
-            raise
         except Exception:
             connection.failed()
             return
@@ -144,8 +139,6 @@ class TlsShell(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         try:
             self.connection.buffer.feed(bytes(data))
-        except InvariantViolated:
-            raise
         except Exception:
             self.connection.failed()
 

@@ -18,6 +18,7 @@ from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.model.columnar import PREFACE_MAGIC
 from convoymq.model.late_imports import import_late
 from convoymq.model.machine import machine_id
+from convoymq.model.tasks import Tasks
 from convoymq.transport.listening import HangUpWatch
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class FetchEdge(Edge):
         self.connections: dict[int, FetchConnection] = {}
         self.unblocked = asyncio.Event()
         """Set while no alarm blocks publishers."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._hang_ups = HangUpWatch(
             lambda: {c.fileno(): c.abort for c in self.connections.values() if c.blocked}
         )
@@ -126,16 +127,8 @@ class FetchEdge(Edge):
         self.connections.pop(connection.id, None)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Runs in a task that this edge owns; an error in it is logged."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("fetch.task_failed", exc_info=task.exception())
+        """Runs in a task of this edge."""
+        return self._tasks.spawn(work)
 
     def _on_alarms(self, alarms: frozenset[str]) -> None:
         if alarms:
@@ -152,8 +145,7 @@ class FetchEdge(Edge):
         self._hang_ups.set(False)
         for connection in list(self.connections.values()):
             connection.close("the node stops")
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STOP_TIMEOUT_S)
+        await self._tasks.wait(STOP_TIMEOUT_S)
         deadline = asyncio.get_running_loop().time() + STOP_TIMEOUT_S
         while self.connections and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 import structlog
@@ -28,9 +28,10 @@ from convoymq.edges.http.call import Call, Status, object_not_found
 from convoymq.edges.http.handlers import ROUTES
 from convoymq.edges.http.json_values import as_json, listed
 from convoymq.edges.http.lists import Page, only_columns
-from convoymq.edges.http.resources import Rates
+from convoymq.edges.http.rates import Rates
 from convoymq.edges.http.routes import find
 from convoymq.edges.http.served import Served
+from convoymq.edges.http.times import HOLD_BACK
 from convoymq.edges.http.topics import refusal_of
 from convoymq.edges.sasl import Credentials, Login
 from convoymq.model.errors import (
@@ -57,15 +58,17 @@ def make_api(
     bodies: Bodies | None = None,
     served: Served | None = None,
     user: User | None = None,
+    rates: Rates | None = None,
 ) -> ASGIApp:
     """Returns the application for the HTTP API.
 
     Args:
+        rates: of what it shows; None: its own.
         user: who asks, in all requests; None = whose name and password a request has.
     """
     served = served or Served()
     login = Login(broker.access, served.login, HTTP)
-    api = _Api(broker, bodies or Bodies(), served, login, user)
+    api = _Api(broker, bodies or Bodies(), served, login, user, rates or Rates())
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -128,7 +131,7 @@ class _Api:
     served: Served
     login: Login
     user: User | None
-    rates: Rates = field(default_factory=Rates)
+    rates: Rates
 
     async def answer(self, request: Request) -> Response:
         segments = _segments(request)
@@ -169,7 +172,8 @@ class _Api:
         except (ValueError, AccessRefused) as error:
             reason = error.text if isinstance(error, AccessRefused) else "malformed credentials"
             log.warning("management.login_refused", peer=peer, user=name, reason=reason)
-            await asyncio.sleep(self.login.config.failed_login_delay_s)
+            hold_back = request.scope.get(HOLD_BACK, asyncio.sleep)
+            await hold_back(self.login.config.failed_login_delay_s)
             raise ApiError(401, "not_authorized", "Login failed") from None
         if not LOGIN_TAGS.intersection(user.tags):
             raise ApiError(401, "not_authorized", "Not management user")

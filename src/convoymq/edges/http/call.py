@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from convoymq.broker.facade import Broker
 from convoymq.broker.records import User
 from convoymq.edges.http.bodies import BODY_BYTES_MAX, ApiError, Bodies, bad_request
 from convoymq.edges.http.fields import only_keys
-from convoymq.edges.http.resources import Rates
+from convoymq.edges.http.rates import Ranges, Rates, ranges_in
 from convoymq.edges.http.served import Served
 from convoymq.model.json import JsonObject
 
@@ -92,6 +92,16 @@ class Call:
         if self.is_operator:
             return
         self.broker.access.check_permission(self.user, self.path["vhost"], permission, kind, name)
+
+    @property
+    def ranges(self) -> Ranges:
+        """Returns what the request wants samples of. Raises 400."""
+        return ranges_in(self.request.query_params)
+
+    def watch(self, subject: Hashable, look: Callable[[], Awaitable[object]]) -> None:
+        """Has something looked at from now on, if the request wants samples of it."""
+        if self.ranges.wanted:
+            self.rates.watch(subject, look)
 
     def flag(self, name: str) -> bool:
         """Returns whether a query parameter is true."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
@@ -12,6 +11,7 @@ from convoymq.broker.queue_facts import settings_in_force
 from convoymq.broker.records import QueueRecord, User, Vhost
 from convoymq.edges.configuration import listeners as listeners_of
 from convoymq.edges.http.json_values import count_in, part
+from convoymq.edges.http.rates import NO_RANGES, Range, Ranges, Rates
 from convoymq.model.compatibility import COMPATIBLE_VERSION, RELEASE_4_3
 from convoymq.model.config import Config
 from convoymq.model.json import JsonObject
@@ -29,10 +29,6 @@ from convoymq.routing.types import (
     QueueType,
 )
 
-RATE_INTERVAL_S = 5.0
-RATES_MAX = 100_000
-"""Queues, mostly, whose counters are remembered."""
-
 QUEUE_COUNTERS = {
     "published": "publish",
     "delivered": "deliver_get",
@@ -48,48 +44,8 @@ QUEUE_GAUGES = frozenset(
 )  # fmt: skip
 """Numbers that may fall, so they have no rate. The queue's row shows them by other names."""
 
+NODE_GAUGES = ("mem_used", "fd_used", "sockets_used", "proc_used", "disk_free")
 MESSAGE_COUNTS = ("messages", "messages_ready", "messages_unacknowledged")
-
-
-class Rates:
-    """Turns counters into rates between two looks at them, at least `RATE_INTERVAL_S` apart."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[float, dict[str, float], dict[str, float]]] = {}
-        """Counted objects: object -> time of the last look, values then, their rates."""
-
-    def rates(self, key: str, counters: Mapping[str, float]) -> dict[str, float]:
-        """Returns the latest rates of the counters that something has, per second. Those that
-        were not there before have none."""
-        now = time.monotonic()
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= RATES_MAX:
-                self._known.clear()
-            self._known[key] = (now, dict(counters), {})
-            return {}
-        since, last, rates = known
-        if now - since >= RATE_INTERVAL_S:
-            rates = {
-                name: max(0.0, (value - last[name]) / (now - since))
-                for name, value in counters.items()
-                if name in last
-            }
-            self._known[key] = (now, dict(counters), rates)
-        return rates
-
-    def forget(self) -> None:
-        """Begins anew, as if nobody had looked."""
-        self._known.clear()
-
-    def with_details(self, key: str, counters: Mapping[str, float]) -> JsonObject:
-        """Returns the counters, each with its `_details`."""
-        rates = self.rates(key, counters)
-        made: JsonObject = {}
-        for name, value in counters.items():
-            made[name] = value
-            made[f"{name}_details"] = {"rate": rates.get(name, 0.0)}
-        return made
 
 
 def message_stats(counters: Mapping[str, int]) -> dict[str, int]:
@@ -111,6 +67,14 @@ def message_stats(counters: Mapping[str, int]) -> dict[str, int]:
         stats[name] for name in ("deliver", "deliver_no_ack", "get", "get_no_ack")
     )
     return stats
+
+
+def delivered_stats(counters: JsonObject) -> dict[str, int]:
+    """Returns what a channel got from a queue under the API's names. Acknowledgements are counted
+    by channel alone."""
+    names = ("deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "redeliver")
+    stats = message_stats({name: count_in(counters, name) for name in counters})
+    return {name: stats[name] for name in (*names, "deliver_get")}
 
 
 def queue_stats(totals: JsonObject) -> dict[str, int]:
@@ -141,7 +105,9 @@ def exchange_types() -> list[JsonObject]:
     ]
 
 
-async def overview(broker: Broker, rates: Rates, visible: set[str]) -> JsonObject:
+async def overview(
+    broker: Broker, rates: Rates, visible: set[str], ranges: Ranges = NO_RANGES
+) -> JsonObject:
     """Returns the first page: versions, totals, listeners."""
     nodes = await broker.cluster.list_nodes()
     rows = [row for row in await queues(broker, rates) if row["vhost"] in visible]
@@ -162,9 +128,12 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> JsonObjec
         "erlang_full_version": "",
         "node": broker.node_name,
         "exchange_types": exchange_types(),
-        "message_stats": rates.with_details("overview", stats),
-        "churn_rates": churn(nodes, rates),
-        "queue_totals": rates.with_details("totals", totals),
+        "message_stats": rates.with_details("overview", stats, ranges.messages),
+        "churn_rates": churn(nodes, rates, ranges.messages),
+        # Of other virtual hosts they are other ones.
+        "queue_totals": rates.with_details(
+            f"totals.{sorted(visible)}", totals, ranges.lengths, falls=True
+        ),
         "object_totals": {
             "connections": sum(node.get("connections", 0) for node in nodes.values()),
             "channels": len(channels),
@@ -186,7 +155,7 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> JsonObjec
     }
 
 
-def churn(nodes: dict[str, JsonObject], rates: Rates) -> JsonObject:
+def churn(nodes: dict[str, JsonObject], rates: Rates, wanted: Range | None) -> JsonObject:
     """Returns how often connections, channels and queues come and go."""
     made: dict[str, int] = {}
     for api_name, counter in (
@@ -199,7 +168,7 @@ def churn(nodes: dict[str, JsonObject], rates: Rates) -> JsonObject:
         ("queue_deleted", "queues_deleted"),
     ):
         made[api_name] = sum(count_in(part(n, "counters"), counter) for n in nodes.values())
-    return rates.with_details("churn", made)
+    return rates.with_details("churn", made, wanted)
 
 
 def listeners(broker: Broker) -> list[JsonObject]:
@@ -240,7 +209,7 @@ def contexts(broker: Broker, node: str | None = None) -> list[JsonObject]:
     ]
 
 
-async def nodes(broker: Broker) -> list[JsonObject]:
+async def nodes(broker: Broker, rates: Rates, ranges: Ranges = NO_RANGES) -> list[JsonObject]:
     """Returns all nodes of the cluster, those that are down too."""
     known = await broker.cluster.list_nodes()
     drained = broker.tree.nodes.drained()
@@ -270,22 +239,48 @@ async def nodes(broker: Broker) -> list[JsonObject]:
             row |= {key: value for key, value in live.items() if key != "counters"}
             row["sockets_used"] = live.get("connections", 0)
             row["sockets_total"] = live.get("fd_total", 0)
+            used = {name: count_in(row, name) for name in NODE_GAUGES if name in row}
+            row |= rates.with_details(f"node.{record.name}", used, ranges.node, falls=True)
         rows.append(row)
     return rows
 
 
-async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[JsonObject]:
+def connection_row(row: JsonObject, rates: Rates, ranges: Ranges = NO_RANGES) -> JsonObject:
+    """Returns one connection, from what its node says of it."""
+    key = f"connection.{row.get('node')}.{row.get('name')}.{row.get('connected_at')}"
+    data: dict[str, float] = {
+        name: count_in(row, name) for name in ("recv_oct", "send_oct") if name in row
+    }
+    return row | rates.with_details(key, data, ranges.data)
+
+
+def channel_row(row: JsonObject, rates: Rates, ranges: Ranges = NO_RANGES) -> JsonObject:
+    """Returns one channel, from what its node says of it. Nodes of 0.3.0 count nothing by
+    channel."""
+    counters = row.pop("counters", None)
+    row.pop("published_to", None)
+    row.pop("delivered_from", None)
+    if isinstance(counters, dict):
+        key = f"channel.{row.get('node')}.{row.get('name')}"
+        row["message_stats"] = rates.with_details(key, message_stats(counters), ranges.messages)
+    return row
+
+
+async def vhosts(
+    broker: Broker, rates: Rates, visible: set[str], ranges: Ranges = NO_RANGES
+) -> list[JsonObject]:
     """Virtual hosts with what they hold."""
     rows = await queues(broker, rates)
     running = {broker.node_name_of(node): "running" for node in broker.running_nodes()}
     made = []
     for vhost in broker.tree.vhosts.all(visible):
         own = [row for row in rows if row["vhost"] == vhost.name]
+        held = {name: sum(count_in(row, name) for row in own) for name in MESSAGE_COUNTS}
         made.append(
             {
                 **vhost_row(broker, vhost),
                 "cluster_state": running,
-                **{name: sum(count_in(row, name) for row in own) for name in MESSAGE_COUNTS},
+                **rates.with_details(f"vhost.{vhost.name}", held, ranges.lengths, falls=True),
             }
         )
     return made
@@ -303,19 +298,23 @@ def vhost_row(broker: Broker, vhost: Vhost) -> JsonObject:
     return {"name": vhost.name, **metadata, "metadata": metadata, "tracing": tracing}
 
 
-async def queues(broker: Broker, rates: Rates) -> list[JsonObject]:
+async def queues(broker: Broker, rates: Rates, ranges: Ranges = NO_RANGES) -> list[JsonObject]:
     """Returns all queues, with what their leading nodes say of them."""
     live = await broker.cluster.queue_infos()
     made = []
     async for record in in_slices(list(broker.tree.queues.all())):
-        row = queue_row(broker, record, live.get(record.group), rates)
+        row = queue_row(broker, record, live.get(record.group), rates, ranges)
         if row is not None:
             made.append(row)
     return made
 
 
 def queue_row(
-    broker: Broker, record: QueueRecord, live: JsonObject | None, rates: Rates
+    broker: Broker,
+    record: QueueRecord,
+    live: JsonObject | None,
+    rates: Rates,
+    ranges: Ranges = NO_RANGES,
 ) -> JsonObject | None:
     """Returns one queue; None when it is gone.
 
@@ -367,9 +366,9 @@ def queue_row(
         row["node"] = row["leader"] = broker.node_name_of(leader)
     row.setdefault("messages", 0)
     key = f"queue.{record.group}"
-    row["message_stats"] = rates.with_details(key, queue_stats(totals))
+    row["message_stats"] = rates.with_details(key, queue_stats(totals), ranges.messages)
     held = {name: count_in(row, name) for name in MESSAGE_COUNTS}
-    return row | rates.with_details(f"{key}.messages", held)
+    return row | rates.with_details(f"{key}.messages", held, ranges.lengths, falls=True)
 
 
 def _release_shown(record: QueueRecord) -> JsonObject:
@@ -418,6 +417,44 @@ def exchanges(broker: Broker, visible: set[str]) -> list[JsonObject]:
         for vhost in broker.tree.vhosts.all(visible)
         for exchange in vhost.topology.exchanges()
     ]
+
+
+def exchange_stats(
+    vhost: str,
+    exchange: str,
+    published: Mapping[tuple[str, str], JsonObject],
+    rates: Rates,
+    ranges: Ranges,
+) -> JsonObject:
+    """Returns the `message_stats` of an exchange; without any while nothing was published to it.
+    `published`: see `ClusterQueries.published`."""
+    counts = published.get((vhost, exchange))
+    if counts is None:
+        return {}
+    out = sum(count_in(part(counts, "out"), queue) for queue in part(counts, "out"))
+    stats = {"publish_in": count_in(counts, "in"), "publish_out": out}
+    key = f"exchange.{vhost}/{exchange}"
+    return {"message_stats": rates.with_details(key, stats, ranges.messages)}
+
+
+def detailed(key: str, what: JsonObject, stats: Mapping[str, int], rates: Rates) -> JsonObject:
+    """Returns a row of an object's detailed stats: what it exchanged messages with, and how
+    many."""
+    return {**what, "stats": rates.with_details(key, stats)}
+
+
+def channel_details(row: JsonObject) -> JsonObject:
+    """Returns the fields by which other rows describe a channel."""
+    connection = part(row, "connection_details")
+    return {
+        "name": row.get("name"),
+        "number": row.get("number"),
+        "node": row.get("node"),
+        "user": row.get("user"),
+        "connection_name": connection.get("name"),
+        "peer_host": connection.get("peer_host"),
+        "peer_port": connection.get("peer_port"),
+    }
 
 
 def properties_key(routing_key: str, arguments: Table) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
+    from convoymq.edges.http.rates import Rates
+
 log = structlog.get_logger()
 
 STOP_TIMEOUT_S = 2.0
@@ -47,6 +49,7 @@ class ManagementServer:
             backlog: connections that the system accepts ahead of the node.
         """
         self._broker = broker
+        self._rates: Rates | None = None
         self._served = served
         times = times or Times()
         self._listeners = [
@@ -72,11 +75,16 @@ class ManagementServer:
         """Stops listening and ends requests under way."""
         for listener in self._listeners:
             await listener.close()
+        if self._rates is not None:
+            await self._rates.stop()
 
     def _make_api(self) -> ASGIApp:
         from convoymq.edges.http.app import make_api
+        from convoymq.edges.http.rates import Rates
 
-        return make_api(self._broker, served=self._served)
+        if self._rates is None:
+            self._rates = Rates()
+        return make_api(self._broker, served=self._served, rates=self._rates)
 
     def _make_metrics(self) -> ASGIApp:
         from convoymq.edges.http.app import make_metrics

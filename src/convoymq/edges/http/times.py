@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+HOLD_BACK = "convoymq.hold_back"
+"""Key of a request's scope: the function that lets a time pass before a refusal."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:

@@ -14,7 +14,7 @@ from convoymq.kernels.entries import (
     Entry,
     decode_version,
 )
-from convoymq.model.errors import InvariantViolated, StorageFault, UnsupportedVersion
+from convoymq.model.errors import StorageFault, UnsupportedVersion
 from convoymq.replication.raft.membership import decode_membership
 from convoymq.replication.raft.types import LEADER
 
@@ -69,8 +69,6 @@ class Applying:
                 elif entry.kind != NOOP:
                     self._apply_other(entry)
                 index += 1
-        except InvariantViolated:
-            raise
         except Exception as error:
             if isinstance(error, StorageFault) and log.damaged is not None:
                 replica.damage.on_damage()

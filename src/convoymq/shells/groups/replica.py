@@ -29,7 +29,6 @@ from convoymq.kernels.entries import (
 )
 from convoymq.kernels.link_frames import frame
 from convoymq.model.errors import (
-    InvariantViolated,
     PeerError,
     ReplicaStopped,
     StorageFault,
@@ -157,8 +156,6 @@ class Replica:
                 self._recover(campaign)
             except StorageFault:
                 check(log.damaged is not None, f"group {self.group}: unreadable, not damaged")
-            except InvariantViolated:
-                raise
             except Exception as error:
                 self.fail(log.snapshot_index, "snapshot", error)
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.model.errors import InvariantViolated, UnsupportedVersion
+from convoymq.model.errors import UnsupportedVersion
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.membership import decode_membership
 from convoymq.replication.raft.types import LEADER, REPLICATE, Received
@@ -111,8 +111,6 @@ class SnapshotTransfers:
         core = self.core
         try:
             replica.machine.restore(state)
-        except InvariantViolated:
-            raise
         except Exception as error:
             replica.fail(index, "snapshot", error)
             return

@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from convoymq.model.errors import InvariantViolated
 from convoymq.sim.topics import events
 from convoymq.sim.topics.clients import SimConsumer, SimProducer
 from convoymq.sim.topics.engine import Engine, Network
@@ -242,7 +243,7 @@ def run_topic_seed(
         prepare(world)
     try:
         world.run()
-    except Exception as error:
+    except (Exception, InvariantViolated) as error:
         result.failure = f"{type(error).__name__}: {error}"
         result.detail = traceback.format_exc()
     result.simulated_us = world.engine.now * 1000

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from convoymq.broker.declarations import LINKS
+from convoymq.broker.route_counts import RouteCounts
 from convoymq.broker.route_versions import RouteVersions
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091 import codec
@@ -22,11 +24,13 @@ from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.kernels import batch
 from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
 from convoymq.kernels.route_cache import RouteCacheVersion
+from convoymq.metadata.machine import MetadataMachine
 from convoymq.model import refusals
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import AccessRefused
 from convoymq.model.refusals import exchange_subject, queue_subject
 from convoymq.model.tables import Table
+from convoymq.model.tasks import Tasks
 from convoymq.queues.classic.queue import ClassicQueue
 from convoymq.queues.interface import GET_EMPTY, Delivery, GetResult
 from convoymq.queues.message_properties import check_served
@@ -310,7 +314,8 @@ class FakeBroker:
         self.cluster_name = "test"
         self.settings = DefaultsConfig()
         self.access = self.declarations = self.queue_admin = self.publishing = self
-        self.route_versions = RouteVersions(RouteCacheVersion)
+        self.route_versions = RouteVersions(RouteCacheVersion, list)
+        self.route_counts = RouteCounts(MetadataMachine())
         listeners: list[Callable[[frozenset[str]], None]] = []
         self.alarms = SimpleNamespace(effective=frozenset(), listeners=listeners)
         self.replies = FakeReplies()
@@ -504,6 +509,11 @@ class FakeBroker:
         self.exchanges[name] = type
         self.route_versions.bump()
 
+    def check_link(self, vhost: str, kind: str, name: str, arguments: Table, may: Any) -> None:
+        known = self.queues if kind == "queue" else self.exchanges
+        if LINKS[kind] in arguments and name not in known:
+            may("read", kind, name)
+
     def passive_declare_exchange(self, vhost: str, name: str) -> None:
         if name not in self.exchanges:
             raise refusals.missing(exchange_subject(vhost, name))
@@ -535,7 +545,7 @@ class FakeShell:
         self.closed = False
         self.full = False
         self.output = bytearray()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks()
         self.now = 0.0
         self._order = itertools.count()
         self._timers: list[tuple[float, int, FakeTimer]] = []
@@ -559,9 +569,7 @@ class FakeShell:
         return timer
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.tasks.spawn(work)
 
     def advance(self, seconds: float) -> None:
         end = self.now + seconds
@@ -652,7 +660,7 @@ class Client:
             if self.outbox.buffers:
                 worked = True
                 self.outbox.flush()
-            if not worked and not any(not task.done() for task in self.shell.tasks):
+            if not worked and not self.shell.tasks:
                 return
             if not worked and self.broker.gate is not None and not self.broker.gate.is_set():
                 return

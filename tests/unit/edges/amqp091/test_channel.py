@@ -212,9 +212,10 @@ async def test_routes_are_remembered_until_the_topology_changes(
     await fill(client, "q", *[b"x"] * 50)
     assert len(broker.routed) == 1
     await client.ask(1, spec.QueueDelete(queue="q"))
-    await fill(client, "q", b"dropped")
-    # That the default exchange leads nowhere is not remembered: a new queue moves no version.
-    assert len(broker.routed) == 3
+    await fill(client, "q", *[b"dropped"] * 50)
+    # That the default exchange leads nowhere is remembered as well.
+    assert len(broker.routed) == 2
+    assert broker.counters.dropped_unroutable == 50
     again = await client.declare("q")
     await fill(client, "q", b"y")
     assert len(queue.ready) == 50

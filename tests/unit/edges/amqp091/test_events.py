@@ -15,6 +15,7 @@ from convoymq.edges.amqp091.states import State
 from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
 from convoymq.model.errors import InvariantViolated, Unavailable
 from convoymq.queues.interface import Delivery
+from tests.loop_faults import loop_faults
 from tests.sockets import full
 from tests.unit.edges.amqp091.fakes import Client, FakeBroker
 
@@ -88,16 +89,17 @@ async def test_exclusive_queues_without_a_majority(
     await client.settled()
 
 
-@pytest.mark.provokes("amqp.task_failed", "amqp.accept_failed")
+@pytest.mark.provokes("amqp.accept_failed")
 async def test_a_port_goes_on_after_faults(broker: FakeBroker) -> None:
     made: Any = broker
     edge = AmqpEdge(broker=made, settings=AmqpConfig(), outbox=Outbox())
     ports = SharedPorts([edge])
     await ports.listen("localhost", 0)
+    faults = loop_faults()
     edge.spawn(broken())
     ports.spawn(broken())
     full(ports._acceptors[0])
-    while edge._tasks or ports._tasks:
+    while len(faults) < 2:
         await Client(broker).settled()
     ports.stop()
     await edge.stop()
@@ -114,6 +116,34 @@ async def test_a_violated_invariant_is_no_fault_of_a_method(
     monkeypatch.setattr(client.connection, "_dispatch", violated)
     with pytest.raises(InvariantViolated):
         client.send(1, spec.BasicQos())
+
+
+@pytest.mark.parametrize("where", ["authenticate", "declare_queue", "open_channel"])
+async def test_a_violated_invariant_in_a_task_of_a_connection_ends_the_process(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Not one client with 541, as if the others could go on."""
+
+    async def violated(*_arguments: Any, **_more: Any) -> None:
+        raise InvariantViolated("a test says so")
+
+    faults = loop_faults()
+    client = Client(broker)
+    if where == "authenticate":
+        monkeypatch.setattr(broker, "authenticate", violated)
+        client.send_bytes(spec.PROTOCOL_HEADER)
+        client.send(0, spec.ConnectionStartOk(mechanism="PLAIN", response=b"\0guest\0guest"))
+    else:
+        await client.open()
+        await client.channel()
+        if where == "declare_queue":
+            monkeypatch.setattr(broker, "declare_queue", violated)
+            client.send(1, spec.QueueDeclare(queue="q"))
+        else:
+            client.connection.within_limits(violated(), 0, spec.ChannelOpen())
+    await client.settled()
+    assert [type(error) for error in faults] == [InvariantViolated]
+    assert not any(isinstance(each, spec.ConnectionClose) for each in await client.methods())
 
 
 @pytest.mark.provokes("amqp.output_failed")

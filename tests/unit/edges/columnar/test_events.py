@@ -8,20 +8,39 @@ from pathlib import Path
 import pytest
 
 from convoymq.model.columnar import Op, encode_frame
+from convoymq.model.errors import InvariantViolated
 from convoymq.transport import listening
-from tests.provocation import Observed
+from tests.loop_faults import loop_faults
 from tests.unit.edges.columnar.support import Rig, values_frame
 from tests.unit.queues.fake_cluster import until
 
 
-@pytest.mark.provokes("fetch.task_failed")
-async def test_a_fault_in_a_task_ends_no_server(rig: Rig, observed: Observed) -> None:
+async def test_a_fault_in_a_task_ends_no_server(rig: Rig) -> None:
+    faults = loop_faults()
+
     async def broken() -> None:
         raise RuntimeError("a fault")
 
     rig.edge.spawn(broken())
-    await until(lambda: "fetch.task_failed" in observed.events)
+    await until(lambda: bool(faults))
     assert (await (await rig.client()).ask(Op.METADATA)).status == 0
+
+
+async def test_a_violated_invariant_in_a_request_ends_the_process(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one request with an internal error, as if the others could go on."""
+    faults = loop_faults()
+    client = await rig.client()
+
+    async def violated(_frame: object) -> None:
+        raise InvariantViolated("a test says so")
+
+    monkeypatch.setattr(client.connection.requests, "serve", violated)
+    client.send(Op.METADATA, {})
+    await until(lambda: bool(faults))
+    assert isinstance(faults[0], InvariantViolated)
+    assert not client.heard()[1:]
 
 
 @pytest.mark.moves(

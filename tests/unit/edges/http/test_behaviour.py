@@ -827,4 +827,24 @@ async def test_a_dead_letter_exchange_needs_its_own_permissions(
         queue["arguments"]["x-dead-letter-exchange"] = "mine"
         await ok(user.put("/queues/%2F/work", json=queue), 201)
         shown = await ok(user.get("/queues/%2F/work"))
+        # One that exists asks for no more than `configure`, and so does one without an exchange.
+        await ok(api.put("/permissions/%2F/u", json=rules | {"write": "", "read": ""}), 204)
+        await ok(user.put("/queues/%2F/work", json=queue), 204)
+        await ok(user.put("/queues/%2F/other", json={}), 201)
     assert (shown["messages_dlx"], shown["dead_letter_strategy"]) == (0, "at_most_once")
+
+
+async def test_an_alternate_exchange_needs_its_own_permissions(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    """Or who may publish to nothing but an exchange of their own reaches any other by it."""
+    await add_user(api, "u", "management")
+    rules = {"configure": "^mine", "write": "^mine", "read": "^mine"}
+    await ok(api.put("/permissions/%2F/u", json=rules), 204)
+    exchange = {"type": "fanout", "arguments": {"alternate-exchange": "amq.topic"}}
+    async with client(cluster, "u", "p") as user:
+        assert (await user.put("/exchanges/%2F/mine", json=exchange)).status_code == 401
+        exchange["arguments"] = {"alternate-exchange": "mine-too"}
+        await ok(user.put("/exchanges/%2F/mine", json=exchange), 201)
+        await ok(api.put("/permissions/%2F/u", json=rules | {"write": "", "read": ""}), 204)
+        await ok(user.put("/exchanges/%2F/mine", json=exchange), 204)

@@ -89,7 +89,7 @@ async def test_a_reset_makes_rates_begin_anew(
     cluster: FakeCluster, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("convoymq.edges.http.resources.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("convoymq.edges.http.rates.time.monotonic", lambda: now[0])
     counters = cluster.nodes[1].broker.counters
 
     async def rate() -> float:

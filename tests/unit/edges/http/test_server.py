@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from convoymq.edges.amqp091.handshake import server_properties
 from convoymq.edges.http import http_server
 from convoymq.edges.http.server import ManagementServer
 from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
+from convoymq.model.errors import InvariantViolated
 from convoymq.transport.listening import has_ipv6
+from tests.loop_faults import loop_faults
 from tests.patience import PATIENCE_S
 from tests.sockets import backlog_of
 from tests.unit.queues.fake_cluster import FakeCluster
@@ -84,12 +87,21 @@ async def answer_of(port: int, text: bytes, host: str = "127.0.0.1") -> bytes:
 
 
 @pytest.mark.provokes("management.crowded")
-@pytest.mark.parametrize("left", [b"", HALF, b"GET /none HTTP/1.1\r\nhost: x\r\n\r\n"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        b"",
+        HALF,
+        b"GET /none HTTP/1.1\r\nhost: x\r\n\r\n",
+        HALF + b"authorization: Basic Z3Vlc3Q6d3Jvbmc=\r\n\r\nG",
+    ],
+)
 async def test_connections_without_a_request_keep_nobody_out(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, left: bytes
 ) -> None:
     """Many connections of one address, which nobody has to log in for: nothing is sent, half a
-    request, or a whole one whose connection stays open. Others are answered meanwhile."""
+    request, a whole one whose connection stays open, or one with a wrong password, whose refusal
+    takes its time. Others are answered meanwhile."""
     monkeypatch.setattr(http_server, "CONNECTIONS_MAX", 40)
     monkeypatch.setattr(http_server, "WAITING_MAX", 20)
     server = ManagementServer(cluster.nodes[1].broker, [("127.0.0.1", 0)])
@@ -135,3 +147,80 @@ async def test_a_request_with_two_lengths_is_refused(
         assert found.startswith(b"HTTP/1.1 400")
     begin = b"POST /api/definitions HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
     assert (await answer_of(server.ports[0], begin + LOGIN)).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        WHOLE.replace(b"\r\n", b"\n"),
+        HALF.replace(b"\r\n", b"\n", 1) + LOGIN,
+        HALF + b"x: y\n" + LOGIN,
+        HALF + b"x: y\n\n" + WHOLE,
+        b"\n" + WHOLE,
+        HALF + b"transfer-encoding: chunked\r\n" + LOGIN + b"0\r\nx: y\n\n",
+    ],
+)
+@pytest.mark.parametrize("step", [1, 1 << 16])
+async def test_a_line_that_ends_without_carriage_return_is_refused(
+    server: ManagementServer, head: bytes, step: int
+) -> None:
+    """A proxy in front may see another end of the head, and so another request behind it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+    answer = b""
+    # What is sent behind the answer resets the connection.
+    with contextlib.suppress(ConnectionError):
+        for at in range(0, len(head), step):
+            writer.write(head[at : at + step])
+            await writer.drain()
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400") or (step == 1 and not answer)
+    assert answer.count(b"HTTP/1.1") <= 1
+
+
+async def test_lines_that_end_as_they_should_are_read_byte_by_byte(
+    server: ManagementServer,
+) -> None:
+    """Bodies may hold what heads may not."""
+    body = b'{"a":\n\n"b"}\n'
+    put = HALF.replace(b"GET /api/whoami", b"PUT /api/vhosts/new")
+    text = put + b"content-length: %d\r\n" % len(body) + LOGIN + body + WHOLE
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+    for byte in text:
+        writer.write(bytes((byte,)))
+        await writer.drain()
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 201")
+        assert b'"name": "guest"' in await reader.readuntil(b"}")
+    writer.close()
+
+
+async def test_a_body_that_breaks_off_behind_its_answer_is_no_fault_of_the_node(
+    server: ManagementServer,
+) -> None:
+    """The answer has begun: there is no other to give, and nothing to log."""
+    faults = loop_faults()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+    writer.write(b"POST /none HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await reader.readuntil(b'Not Found"}')).startswith(b"HTTP/1.1 404")
+        writer.write(b"no chunk\r\n")
+        await reader.read()
+    writer.close()
+    assert not faults
+
+
+async def test_a_violated_invariant_in_a_request_ends_the_process(
+    cluster: FakeCluster, server: ManagementServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one request with 500, as if the others could go on."""
+    faults = loop_faults()
+
+    async def violated() -> None:
+        raise InvariantViolated("a test says so")
+
+    monkeypatch.setattr(cluster.nodes[1].broker.cluster, "list_nodes", violated)
+    async with httpx.AsyncClient(auth=("guest", "guest")) as browser:
+        await browser.get(f"http://127.0.0.1:{server.ports[0]}/api/nodes")
+    assert [type(error) for error in faults] == [InvariantViolated]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from convoymq.broker.changes import CLUSTER_NAME, hash_sha256, set_global_parameter
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import bad_request
@@ -17,7 +19,10 @@ routes = Routes()
 
 @routes.add("GET", "overview")
 async def overview(call: Call) -> JsonObject:
-    return await resources.overview(call.broker, call.rates, call.visible)
+    visible = call.visible
+    look = partial(resources.overview, call.broker, call.rates, visible, call.ranges)
+    call.watch(("overview", frozenset(visible)), look)
+    return await look()
 
 
 @routes.add("GET", "whoami")

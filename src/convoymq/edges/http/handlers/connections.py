@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found
 from convoymq.edges.http.fields import number_in, text_of_header
-from convoymq.edges.http.json_values import part
+from convoymq.edges.http.json_values import count_in, part
 from convoymq.edges.http.routes import Routes
 from convoymq.model.json import JsonObject
 
@@ -28,7 +30,14 @@ def _owned_by_caller(call: Call, rows: list[JsonObject]) -> list[JsonObject]:
 
 @routes.listing("connections")
 async def connections(call: Call) -> list[JsonObject]:
-    return _owned_by_caller(call, await call.broker.cluster.list_connections())
+    look = partial(_all_connections, call)
+    call.watch("connections", look)
+    return _owned_by_caller(call, await look())
+
+
+async def _all_connections(call: Call) -> list[JsonObject]:
+    rows = await call.broker.cluster.list_connections()
+    return [resources.connection_row(row, call.rates, call.ranges) for row in rows]
 
 
 @routes.listing("vhosts/{vhost}/connections")
@@ -82,7 +91,14 @@ async def channels_of(call: Call) -> list[JsonObject]:
 
 @routes.listing("channels")
 async def channels(call: Call) -> list[JsonObject]:
-    return _owned_by_caller(call, await call.broker.cluster.list_channels())
+    look = partial(_all_channels, call)
+    call.watch("channels", look)
+    return _owned_by_caller(call, await look())
+
+
+async def _all_channels(call: Call) -> list[JsonObject]:
+    rows = await call.broker.cluster.list_channels()
+    return [resources.channel_row(row, call.rates, call.ranges) for row in rows]
 
 
 @routes.listing("vhosts/{vhost}/channels")
@@ -93,10 +109,45 @@ async def channels_in(call: Call) -> list[JsonObject]:
 
 @routes.add("GET", "channels/{name}")
 async def channel(call: Call) -> JsonObject:
-    for row in await channels(call):
-        if row.get("name") == call.path["name"]:
-            return row
-    raise object_not_found()
+    name = call.path["name"]
+    look = partial(_look, call, name)
+    call.watch(("channel", name), look)
+    row = await look()
+    if row is None or not _owned_by_caller(call, [row]):
+        raise object_not_found()
+    return row
+
+
+async def _look(call: Call, name: str) -> JsonObject | None:
+    """Returns a channel with what it published to each exchange, and got from each queue."""
+    rates = call.rates
+    for row in await call.broker.cluster.list_channels():
+        if row.get("name") != name:
+            continue
+        vhost = row.get("vhost")
+        published, delivered = part(row, "published_to"), part(row, "delivered_from")
+        key = f"channel.{row.get('node')}.{name}"
+        publishes = [
+            resources.detailed(
+                f"{key}.to.{exchange}",
+                {"exchange": {"name": exchange, "vhost": vhost}},
+                {"publish": count_in(published, exchange)},
+                rates,
+            )
+            for exchange in published
+        ]
+        deliveries = [
+            resources.detailed(
+                f"{key}.from.{queue}",
+                {"queue": {"name": queue, "vhost": vhost}},
+                resources.delivered_stats(part(delivered, queue)),
+                rates,
+            )
+            for queue in delivered
+        ]
+        found = resources.channel_row(row, rates, call.ranges)
+        return found | {"publishes": publishes, "deliveries": deliveries}
+    return None
 
 
 @routes.listing("consumers")

@@ -276,7 +276,7 @@ async def health_node(call: Call) -> JsonObject:
 @routes.add("GET", "healthchecks/node/{node}")
 async def health_named_node(call: Call) -> JsonObject:
     """The old check, of a node by name; the state of another one is known as far as it runs."""
-    for row in await resources.nodes(call.broker):
+    for row in await resources.nodes(call.broker, call.rates):
         if row["name"] == call.path["node"]:
             if row["name"] == call.broker.node_name:
                 return await health_node(call)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
+from functools import partial
 
-from convoymq import __version__
 from convoymq.broker.changes import ForgetNode
-from convoymq.compiled_modules import build_text
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import ApiError, bad_request
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found
@@ -26,13 +24,14 @@ MEMORY_OF_KINDS = {"quorum": "quorum_queue_procs", "stream": "stream_queue_procs
 @routes.listing("nodes")
 async def nodes(call: Call) -> list[JsonObject]:
     call.need(call.is_monitor)
-    return await resources.nodes(call.broker)
+    look = partial(resources.nodes, call.broker, call.rates, call.ranges)
+    call.watch("nodes", look)
+    return await look()
 
 
 @routes.add("GET", "nodes/{node}")
 async def node(call: Call) -> JsonObject:
-    call.need(call.is_monitor)
-    for row in await resources.nodes(call.broker):
+    for row in await nodes(call):
         if row["name"] == call.path["node"]:
             return row
     raise object_not_found()
@@ -155,7 +154,6 @@ async def own_node(call: Call) -> JsonObject:
         "alarms": sorted({*broker.alarms.effective, *(("clock",) if skewed else ())}),
         "clock_skew_ms": skew_ms,
         "uptime_ms": broker.cluster.uptime_ms,
-        "build": f"{__version__}, {build_text()}, Python {platform.python_version()}",
         "links": broker.node.links(),
         **broker.node.info(),
     }

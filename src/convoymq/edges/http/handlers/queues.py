@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from convoymq.broker.records import QueueRecord
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found, put_status
 from convoymq.edges.http.fields import table_in, truth
+from convoymq.edges.http.json_values import count_in, part
 from convoymq.edges.http.routes import Routes
 from convoymq.model.json import JsonObject
 
 routes = Routes()
 
 
+async def _all(call: Call) -> list[JsonObject]:
+    """Returns the rows of all queues. They are not watched: that would look at every queue."""
+    return await resources.queues(call.broker, call.rates, call.ranges)
+
+
 @routes.listing("queues")
 async def queues(call: Call) -> list[JsonObject]:
-    return resources.visible_rows(await resources.queues(call.broker, call.rates), call.visible)
+    return resources.visible_rows(await _all(call), call.visible)
 
 
 @routes.listing("queues/detailed")
@@ -24,8 +33,40 @@ async def queues_detailed(call: Call) -> list[JsonObject]:
 @routes.listing("queues/{vhost}")
 async def queues_in(call: Call) -> list[JsonObject]:
     vhost = call.vhost()
-    rows = await resources.queues(call.broker, call.rates)
+    rows = await _all(call)
     return resources.visible_rows(rows, {vhost})
+
+
+async def _look(call: Call, record: QueueRecord) -> JsonObject | None:
+    broker, group = call.broker, record.group
+    live = (await broker.cluster.queue_infos([group])).get(group)
+    return resources.queue_row(broker, record, live, call.rates, call.ranges)
+
+
+async def _partners(call: Call, vhost: str, name: str) -> JsonObject:
+    """Returns from which exchanges a queue got messages, and what which channel got of them."""
+    cluster, rates, key = call.broker.cluster, call.rates, f"queue.{vhost}/{name}"
+    incoming = [
+        resources.detailed(
+            f"{key}.from.{exchange}",
+            {"exchange": {"name": exchange, "vhost": vhost}},
+            {"publish": count_in(part(row, "out"), name)},
+            rates,
+        )
+        for (place, exchange), row in (await cluster.published()).items()
+        if place == vhost and name in part(row, "out")
+    ]
+    deliveries = [
+        resources.detailed(
+            f"{key}.to.{channel.get('node')}.{channel.get('name')}",
+            {"channel_details": resources.channel_details(channel)},
+            resources.delivered_stats(part(part(channel, "delivered_from"), name)),
+            rates,
+        )
+        for channel in await cluster.list_channels()
+        if channel.get("vhost") == vhost and name in part(channel, "delivered_from")
+    ]
+    return {"incoming": incoming, "deliveries": deliveries}
 
 
 @routes.add("GET", "queues/{vhost}/{name}")
@@ -34,9 +75,10 @@ async def queue(call: Call) -> JsonObject:
     record = broker.tree.queues.find(call.vhost(), call.path["name"])
     if record is None:
         raise object_not_found()
-    live = (await broker.cluster.queue_infos()).get(record.group)
+    look = partial(_look, call, record)
+    call.watch(("queue", record.group), look)
+    row = await look()
     consumers = await broker.cluster.list_consumers()
-    row = resources.queue_row(broker, record, live, call.rates)
     if row is None:
         # It went away meanwhile.
         raise object_not_found()
@@ -45,7 +87,7 @@ async def queue(call: Call) -> JsonObject:
         for consumer in consumers
         if consumer.get("queue") == {"name": record.name, "vhost": record.vhost}
     ]
-    return row
+    return row | await _partners(call, record.vhost, record.name)
 
 
 @routes.add("PUT", "queues/{vhost}/{name}")
@@ -54,10 +96,7 @@ async def put_queue(call: Call) -> Status:
     call.may("configure", "queue", name)
     body = await call.json()
     arguments = table_in(body)
-    target = arguments.get("x-dead-letter-exchange")
-    if target is not None and isinstance(target.value, bytes):
-        call.may("read", "queue", name)
-        call.may("write", "exchange", target.term())
+    call.broker.declarations.check_link(vhost, "queue", name, arguments, call.may)
     place = call.broker.tree.vhosts.find(vhost)
     exists = place is not None and name in place.queues
     await call.broker.declarations.declare_queue(

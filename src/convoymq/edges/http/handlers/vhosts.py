@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from convoymq.broker.changes import DeleteVhost, PutPermission, set_traced
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import (
@@ -22,12 +24,15 @@ routes = Routes()
 
 @routes.listing("vhosts")
 async def vhosts(call: Call) -> list[JsonObject]:
-    return await resources.vhosts(call.broker, call.rates, call.visible)
+    return await resources.vhosts(call.broker, call.rates, call.visible, call.ranges)
 
 
 @routes.add("GET", "vhosts/{vhost}")
-async def vhost(call: Call) -> JsonObject:
-    rows = await resources.vhosts(call.broker, call.rates, {call.vhost()})
+async def one_vhost(call: Call) -> JsonObject:
+    vhost = call.vhost()
+    look = partial(resources.vhosts, call.broker, call.rates, {vhost}, call.ranges)
+    call.watch(("vhost", vhost), look)
+    rows = await look()
     if not rows:
         # It went away meanwhile.
         raise object_not_found()
