@@ -65,6 +65,12 @@ class Nodes:
 
     def start(self, number: int, output: LogOutput | None = None, **more: str) -> Node:
         """Starts a node; `ready` waits for it."""
+        node = self.running[number] = Node(load(flags=self.flags(number, **more)), output)
+        self._tasks[number] = asyncio.ensure_future(node.run())
+        return node
+
+    def flags(self, number: int, **more: str) -> dict[str, str]:
+        """Configuration of a node."""
         flags = {name: f"127.0.0.1:{port}" for name, port in self.ports[number].items()}
         listen = {n: each["cluster.listen"] for n, each in self.ports.items()}
         flags |= {
@@ -79,9 +85,7 @@ class Nodes:
         if len(self.ports) > 1:
             flags["cluster.peers"] = ", ".join(f"{n}@127.0.0.1:{listen[n]}" for n in listen)
             flags["cluster.secret"] = "secret"
-        node = self.running[number] = Node(load(flags=flags), output)
-        self._tasks[number] = asyncio.ensure_future(node.run())
-        return node
+        return flags
 
     async def ready(self, *numbers: int) -> None:
         """Waits until nodes serve clients; raises what one failed with."""

@@ -36,6 +36,8 @@ class Message(NamedTuple):
     command: int
     record: int
     acquired_count: int
+    place: tuple[int, int, int] = (0, 0, 0)
+    """Of types whose messages have one that does not change."""
 
 
 @dataclass(slots=True)
@@ -164,7 +166,7 @@ class RingClient(QueueClient):
 
     def deliver(self, consumer: Consumer, message: Message) -> None:
         """Hands one message to a consumer."""
-        block, command, record, acquired = message
+        block, command, record, acquired, _ = message
         message_id = consumer.next_id
         consumer.next_id += 1
         if not consumer.spec.no_ack:
@@ -194,7 +196,8 @@ class RingClient(QueueClient):
         self._consumers[consumer].window = credit or WINDOW_DEFAULT
         self.queue.serve()
 
-    def _take(self, consumer: int, ranges: Sequence[int]) -> list[Message]:
+    def take(self, consumer: int, ranges: Sequence[int]) -> list[Message]:
+        """Takes what a consumer holds, or basic.get handed out (0), out of its hands."""
         held = self._consumers[consumer].held if consumer else self._got
         return [
             held.pop(number)
@@ -204,14 +207,14 @@ class RingClient(QueueClient):
 
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
         """See `QueueClient`."""
-        self._take(consumer, ranges)
+        self.take(consumer, ranges)
         self.queue.serve()
 
     def return_(
         self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
     ) -> None:
         """See `QueueClient`."""
-        self.queue.give_back(self._take(consumer, ranges))
+        self.queue.give_back(self.take(consumer, ranges))
         self.queue.serve()
 
     def discard(self, consumer: int, ranges: Sequence[int]) -> None:
@@ -227,7 +230,7 @@ class RingClient(QueueClient):
         if not self.queue.ready_messages:
             self.events.on_get(self, GET_EMPTY)
             return
-        block, command, record, acquired = message = self.queue.ready_messages.popleft()
+        block, command, record, acquired, _ = message = self.queue.ready_messages.popleft()
         number = self._next_get
         self._next_get += 1
         if not no_ack:

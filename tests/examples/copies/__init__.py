@@ -1,0 +1,1 @@
+"""A queue of a primary and copies: replicated, and not by Raft."""
