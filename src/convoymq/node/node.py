@@ -233,7 +233,11 @@ class Node:
                 raise failure
 
     def _tie(self) -> None:
-        """Ties the parts that call each other back. What runs in rounds and ticks is here, too."""
+        """Ties the parts that call each other back, and says what runs in rounds and ticks.
+
+        Below them `ReplicaHost` ties the storage (`__init__`) and open batches (`_follow`), and
+        each `Replica` its log (`__init__`).
+        """
         self.storage.on_blocked = self._on_storage_blocked
         self.links.is_congested = self._is_congested
         self.clock.cluster = self.links.clock
