@@ -121,11 +121,11 @@ class Maintenance:
             self._ports.close()
         await self._hand_over_all()
         if was_open and self.is_drained:
-            for connection in self._connections.all():
-                connection.close(REASON)
+            self._connections.close_all(REASON)
 
     async def _revive(self) -> None:
         assert self._ports is not None
+        self._connections.admit()
         try:
             await self._ports.open()
         except OSError as error:

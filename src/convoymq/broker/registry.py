@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from convoymq.metadata.machine import User
@@ -36,7 +37,7 @@ class ConnectionHandle(Protocol):
         """Returns the sessions of its channels."""
 
     def close(self, reason: str) -> None:
-        """Closes the connection with CONNECTION_FORCED and the reason."""
+        """Closes the connection; the client is told the reason."""
 
 
 class ConnectionRegistry:
@@ -44,10 +45,24 @@ class ConnectionRegistry:
 
     def __init__(self) -> None:
         self._open: dict[int, ConnectionHandle] = {}
+        self._closing = ""
 
     def add(self, connection: ConnectionHandle) -> None:
         """A connection has opened its virtual host."""
         self._open[connection.id] = connection
+        if self._closing:
+            # Its client was logging in when the others were closed.
+            asyncio.get_running_loop().call_soon(connection.close, self._closing)
+
+    def close_all(self, reason: str) -> None:
+        """Closes all connections, and those that open before `admit`."""
+        self._closing = reason
+        for connection in self.all():
+            connection.close(reason)
+
+    def admit(self) -> None:
+        """Lets connections stay open again."""
+        self._closing = ""
 
     def remove(self, connection: ConnectionHandle) -> None:
         """A connection is gone."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from convoymq.edges.connections import connection_name
 from convoymq.edges.edge import Certificate, Edge, RunInput
 from convoymq.edges.prefaces import PREFACE_BYTES_MAX, Prefaces
 from convoymq.model.tasks import Tasks
@@ -89,10 +90,7 @@ class _Undecided:
         raise NotImplementedError
 
     def _too_late(self) -> None:
-        name = " -> ".join(
-            f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            for host, port in (self.peer, self.local)
-        )
+        name = connection_name(self.peer, self.local)
         log.warning("amqp.handshake_timeout", connection=name, state="header")
         self.close()
 

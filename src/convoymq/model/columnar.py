@@ -28,7 +28,6 @@ FRAME_MAX_LIMIT = (1 << 32) - 1
 REQUEST_MAP_MAX = 1 << 20
 ANSWER_MAP_MAX = 16 << 20
 REQUESTS_MAX = 64
-AUTHENTICATE_TIMEOUT_S = 10.0
 AHEAD_BYTES = 256 << 10
 GROWTH = 4
 """The buffer of an unfinished frame grows by this factor, so at most a third is copied twice."""
@@ -322,7 +321,6 @@ class FrameReader:
 __all__ = [
     "ANSWER",
     "ANSWER_MAP_MAX",
-    "AUTHENTICATE_TIMEOUT_S",
     "FRAME_MAX_LIMIT",
     "HANDSHAKE_FRAME_MAX",
     "HEADER_SIZE",

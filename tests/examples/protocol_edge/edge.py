@@ -1,12 +1,11 @@
 """A line protocol on the AMQP port.
 
-    client             server
-    LINES              READY
-    PUBLISH q text     OK         when the message is safe
-    GET q              text, or EMPTY
-    anything else      ERROR why
-
-Who connects is `guest`, which may do so on the node's own machine only.
+client                       server
+LINES
+LOGIN user password vhost    READY
+PUBLISH q text               OK         when the message is safe
+GET q                        text, or EMPTY
+anything else                ERROR why
 """
 
 from __future__ import annotations
@@ -17,20 +16,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from convoymq.broker.facade import Broker
+from convoymq.broker.records import User
+from convoymq.edges.connections import ClientConnection
 from convoymq.edges.edge import Edge, Incoming, NodeParts
+from convoymq.edges.permissions import Permissions
+from convoymq.edges.sasl import Credentials, Login, LoginConfig
 from convoymq.kernels.batch import record as record_of
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.model.errors import BrokerError, Misuse
 from convoymq.queues.interface import ClientEvents, GetResult, QueueClient
+from tests.examples.protocol_edge.config import LineConfig
 
 PREFACE = b"LINES\n"
-LINE_BYTES_MAX = 4096
+LINES_MAX = 100
 BASIC = 60
 
 
 def open_edge(parts: NodeParts) -> LineEdge:
-    """Makes the edge."""
-    return LineEdge(parts.broker)
+    """Makes the edge as the node's configuration wants it."""
+    config = parts.config
+    return LineEdge(parts.broker, config.of(LineConfig), config.of(LoginConfig))
 
 
 def record(queue: str, body: bytes) -> bytes:
@@ -46,8 +51,10 @@ class LineEdge(Edge):
 
     prefaces = (PREFACE,)
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, config: LineConfig, login: LoginConfig) -> None:
         self.broker = broker
+        self.config = config
+        self.login = Login(broker.access, login, "lines")
         self.connections: set[LineConnection] = set()
 
     def connect(self, incoming: Incoming) -> None:
@@ -64,20 +71,18 @@ class LineEdge(Edge):
             connection.close("the node stops")
 
 
-class LineConnection(asyncio.Protocol, ClientEvents):
+class LineConnection(asyncio.Protocol, ClientConnection, ClientEvents):
     """One connection: answers a line before it looks at the next one."""
 
     def __init__(self, edge: LineEdge, incoming: Incoming) -> None:
-        self.id = incoming.id
-        self.name = f"{incoming.peer[0]}:{incoming.peer[1]}"
-        self.vhost = "/"
-        self.user: Any = None
+        self.begin(incoming.id, incoming.peer, incoming.local, incoming.tls)
+        self.broker = edge.broker
+        self.permissions = Permissions(self)
         self._edge = edge
-        self._broker = edge.broker
-        self._peer = incoming.peer[0]
+        self._handshake_left_s = incoming.handshake_left_s()
         self._input = incoming.head.removeprefix(PREFACE)
         self._clients: dict[str, QueueClient] = {}
-        self._lines: asyncio.Queue[bytes] = asyncio.Queue(maxsize=LINE_BYTES_MAX)
+        self._lines: asyncio.Queue[bytes] = asyncio.Queue(maxsize=LINES_MAX)
         self._answer: asyncio.Future[str] | None = None
 
     # What the event loop calls.
@@ -96,13 +101,13 @@ class LineConnection(asyncio.Protocol, ClientEvents):
                 self._lines.put_nowait(line)
         except asyncio.QueueFull:
             self.close("too many lines at once")
-        if len(self._input) > LINE_BYTES_MAX:
+        if len(self._input) > self._edge.config.line_max:
             self.close("the line is too long")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._task.cancel()
         self._edge.connections.discard(self)
-        self._broker.connections.remove(self)
+        self.broker.connections.remove(self)
         for client in self._clients.values():
             client.close()
 
@@ -116,13 +121,7 @@ class LineConnection(asyncio.Protocol, ClientEvents):
         return [client.session for client in self._clients.values()]
 
     def info(self) -> dict[str, Any]:
-        return {"name": self.name, "user": self.user.name, "vhost": self.vhost, "protocol": "lines"}
-
-    def channel_infos(self) -> list[dict[str, Any]]:
-        return []
-
-    def consumer_infos(self) -> list[dict[str, Any]]:
-        return []
+        return self.row(protocol="lines", state="running")
 
     # The protocol.
 
@@ -131,12 +130,11 @@ class LineConnection(asyncio.Protocol, ClientEvents):
 
     async def _serve(self) -> None:
         try:
-            self.user = await self._broker.access.authenticate("guest", b"guest", self._peer)
-            self._broker.access.open_vhost(self.user, self.vhost)
-        except BrokerError as error:
-            self.close(error.text)
+            async with asyncio.timeout(self._handshake_left_s):
+                await self._log_in(await self._lines.get())
+        except (BrokerError, TimeoutError) as error:
+            self.close(error.text if isinstance(error, BrokerError) else "nobody logged in")
             return
-        self._broker.connections.add(self)
         self._say("READY")
         while True:
             line = await self._lines.get()
@@ -145,30 +143,43 @@ class LineConnection(asyncio.Protocol, ClientEvents):
             except BrokerError as error:
                 self._say(f"ERROR {error.text}")
 
+    async def _log_in(self, line: bytes) -> None:
+        match line.decode().split(" "):
+            case ["LOGIN", name, password, vhost]:
+                broker = self.broker
+                given = Credentials(name, password.encode())
+                user = await self._edge.login.user(given, self.peer[0])
+                broker.access.open_vhost(user, vhost)
+                await broker.limits.open_connection(name, vhost, lambda: self._opened(user, vhost))
+            case _:
+                raise Misuse("LOGIN user password vhost")
+
+    def _opened(self, user: User, vhost: str) -> None:
+        self.user, self.vhost = user, vhost
+        self.broker.connections.add(self)
+
     async def _carry_out(self, line: bytes) -> str:
         match line.rstrip(b"\r").split(b" ", 2):
             case [b"PUBLISH", queue, text]:
                 name = queue.decode()
-                self._check("write", "exchange", "")
+                self.broker.alarms.check()
+                self.permissions.check("write", "exchange", "")
                 client = self._client(name)
                 client.target.publish([record(name, text)], len(text), 1)
                 return await self._answered()
             case [b"GET", queue]:
                 name = queue.decode()
-                self._check("read", "queue", name)
+                self.permissions.check("read", "queue", name)
                 self._client(name).get(no_ack=True)
                 return await self._answered()
             case _:
                 raise Misuse("PUBLISH queue text, or GET queue")
 
-    def _check(self, permission: str, kind: str, name: str) -> None:
-        self._broker.access.check_permission(self.user, self.vhost, permission, kind, name)
-
     def _client(self, name: str) -> QueueClient:
         client = self._clients.get(name)
         if client is None:
-            queue = self._broker.queue_admin.find_queue(self.vhost, name)
-            client = self._clients[name] = queue.client(self._broker.new_session(), self)
+            queue = self.broker.queue_admin.find_queue(self.vhost, name)
+            client = self._clients[name] = queue.client(self.broker.new_session(), self)
         return client
 
     async def _answered(self) -> str:

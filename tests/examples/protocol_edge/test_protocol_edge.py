@@ -17,7 +17,7 @@ async def test_lines_and_amqp_share_a_port(tmp_path: Path, monkeypatch: pytest.M
     # The registration: in the source this is a line of the list.
     edges = [*registry.EDGES, "tests.examples.protocol_edge"]
     monkeypatch.setattr(registry, "EDGES", edges)
-    async with Nodes(tmp_path) as nodes, asyncio.timeout(PATIENCE_S):
+    async with Nodes(tmp_path, lines__line_max="1KiB") as nodes, asyncio.timeout(PATIENCE_S):
         port = nodes.amqp_port()
         await asyncio.to_thread(publish_by_amqp, port)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -29,7 +29,7 @@ async def test_lines_and_amqp_share_a_port(tmp_path: Path, monkeypatch: pytest.M
         # The preface comes in parts: nothing is decided before it is whole.
         writer.write(b"LIN")
         await writer.drain()
-        assert await ask("ES") == "READY"
+        assert await ask("ES\nLOGIN guest guest /") == "READY"
         assert await ask("GET q") == "by AMQP"
         assert await ask("GET q") == "EMPTY"
         assert await ask("PUBLISH q by lines") == "OK"

@@ -11,13 +11,11 @@ Source: AMQP 0-9-1 and RabbitMQ 4.3 behaviour.
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from convoymq.broker.records import User
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091.channel import Channel
 from convoymq.edges.amqp091.codec import decode_method, encode_method
@@ -32,6 +30,7 @@ from convoymq.edges.amqp091.handshake import (
 from convoymq.edges.amqp091.heartbeats import Heartbeats
 from convoymq.edges.amqp091.opening import HANDLERS
 from convoymq.edges.amqp091.states import ENDING, MOVES, State
+from convoymq.edges.connections import ClientConnection
 from convoymq.edges.sasl import Login
 from convoymq.kernels import channel_codec, connection_buffer
 from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
@@ -53,11 +52,6 @@ SCAN_S = 60.0
 SCAN_LEAST_S = 0.25
 """Longest time between two scans for late acknowledgements; a shorter time-out shortens it."""
 _ALARM_WORDS = {"memory": "low on memory", "disk": "low on disk"}
-
-
-def _shown(address: tuple[str, int]) -> str:
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"{host}:{address[1]}"
 
 
 class Timer(Protocol):
@@ -89,7 +83,7 @@ class Shell(Protocol):
         """Runs in a task that somebody owns."""
 
 
-class Connection:
+class Connection(ClientConnection):
     """A connection's rules. Implements `ConnectionBufferOwner` and the registry's handle."""
 
     def __init__(
@@ -114,27 +108,19 @@ class Connection:
             handshake_left_s: until `connection.open` is through.
             message_size_max: limit of bodies, bytes.
         """
-        self.id = id
+        self.begin(id, peer, local, ssl)
         self.broker = broker
         self.settings = settings
         self.login = login
         self.message_size_max = message_size_max
         self.shell = shell
-        self.peer = peer
-        self.local = local
-        self.ssl = ssl
-        self.name = f"{_shown(peer)} -> {_shown(local)}"
         self.certificate_name = certificate_name
         self.state = State.HEADER
-        self.vhost = ""
-        self.user = User(name="")
-        """Nobody, until the login."""
         self.capabilities = ClientCapabilities()
         self.client_properties = EMPTY
         self.channels: dict[int, Channel] = {}
         self.channel_max = settings.channel_max
         self.heartbeat_s = 0
-        self.connected_at_ms = int(time.time() * 1000)
         self.buffer = ConnectionBuffer(
             self, outbox, fd, settings.initial_frame_max, message_size_max
         )
@@ -659,40 +645,25 @@ class Connection:
 
     # --- for the management API --------------------------------------------------------------
 
-    def details(self) -> dict[str, object]:
-        """Returns the fields by which other rows describe this connection."""
-        return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
-
     def info(self) -> dict[str, object]:
         """Returns one row of /api/connections."""
         state = (
             "blocked" if self.is_blocked else "flow" if "flow" in self._pauses else self.state.value
         )
-        return {
-            "name": self.name,
-            "user_provided_name": text_of(self.client_properties, "connection_name"),
-            "node": self.broker.node_name,
-            "user": self.user.name,
-            "vhost": self.vhost,
-            "state": state,
-            "channels": len(self.channels),
-            "channel_max": self.channel_max,
-            "frame_max": self.buffer.frame_max,
-            "timeout": self.heartbeat_s,
-            "protocol": "AMQP 0-9-1",
-            "auth_mechanism": self.mechanism,
-            "ssl": self.ssl,
-            "host": self.local[0],
-            "port": self.local[1],
-            "peer_host": self.peer[0],
-            "peer_port": self.peer[1],
-            "connected_at": self.connected_at_ms,
-            "client_properties": self.client_properties.to_plain(),
-            "recv_oct": self.buffer.received,
-            "send_oct": self.buffer.sent,
-            "send_pend": self.buffer.output_bytes,
-            "type": "network",
-        }
+        return self.row(
+            user_provided_name=text_of(self.client_properties, "connection_name"),
+            state=state,
+            channels=len(self.channels),
+            channel_max=self.channel_max,
+            frame_max=self.buffer.frame_max,
+            timeout=self.heartbeat_s,
+            protocol="AMQP 0-9-1",
+            auth_mechanism=self.mechanism,
+            client_properties=self.client_properties.to_plain(),
+            recv_oct=self.buffer.received,
+            send_oct=self.buffer.sent,
+            send_pend=self.buffer.output_bytes,
+        )
 
     def sessions(self) -> list[int]:
         """Returns the sessions of its channels."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from convoymq.model.columnar import AUTHENTICATE_TIMEOUT_S, REQUESTS_MAX
+from convoymq.model.columnar import REQUESTS_MAX
 from convoymq.model.config.keys import Section, key
 from convoymq.model.config.values import parse_bool, parse_bytes, parse_int
 
@@ -116,8 +116,6 @@ class FetchConfig(Section):
     """As `answer_max` while others are active: putting an answer together can't be interrupted."""
     pressed_timeout_s: float = 2.0
     """As `write_timeout_ms` while others wait for room in the node's buffer."""
-    authenticate_timeout_s: float = AUTHENTICATE_TIMEOUT_S
-    """From the preface to the log-in."""
     requests_max: int = REQUESTS_MAX
     """Requests of one connection that are worked on; more are not read."""
     alarm_wait_s: float = 10.0

@@ -14,7 +14,6 @@ answer, and is dropped after a while. Source: docs/formats/columnar-protocol.md.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -29,6 +28,7 @@ from convoymq.edges.columnar.errors import as_error
 from convoymq.edges.columnar.fields import Authenticate, read
 from convoymq.edges.columnar.requests import Requests
 from convoymq.edges.columnar.turns import Slice
+from convoymq.edges.connections import NOBODY, ClientConnection
 from convoymq.edges.permissions import Permissions
 from convoymq.edges.sasl import Credentials
 from convoymq.model.columnar import (
@@ -62,8 +62,6 @@ PROGRESS_BYTES_MIN = 16 << 10
 ROOM_BYTES_MIN = 64 << 10
 """Larger frames ask for room before they are read."""
 
-NOBODY = User(name="")
-
 Parts = list[bytes | memoryview]
 
 
@@ -76,7 +74,7 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class FetchConnection(asyncio.BufferedProtocol):
+class FetchConnection(asyncio.BufferedProtocol, ClientConnection):
     """See the module text. Implements the registry's handle."""
 
     def __init__(
@@ -87,25 +85,23 @@ class FetchConnection(asyncio.BufferedProtocol):
         peer: tuple[str, int],
         local: tuple[str, int],
         ssl: bool,
+        handshake_left_s: float = 10.0,
     ) -> None:
-        """`head`: the first bytes, which were read already."""
+        """
+        Args:
+            head: the first bytes, which were read already.
+            handshake_left_s: until the client has logged in.
+        """
         self.edge = edge
         self.broker = edge.broker
-        self.id = id
-        self.peer = peer
-        self.local = local
-        self.ssl = ssl
-        self.name = f"{peer[0]}:{peer[1]} -> {local[0]}:{local[1]}"
+        self.begin(id, peer, local, ssl)
         self.client = ""
         self.state = State.GREETING
-        self.user = NOBODY
-        """Nobody, until the login."""
-        self.vhost = ""
-        self.connected_at_ms = int(time.time() * 1000)
         self.received = 0
         self.sent = 0
         self.blocked = False
         self._head = head
+        self._handshake_left_s = handshake_left_s
         self._reader = FrameReader(HANDSHAKE_FRAME_MAX)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -155,7 +151,7 @@ class FetchConnection(asyncio.BufferedProtocol):
             return
         self.state = State.LOGIN
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self.edge.settings.authenticate_timeout_s, self._late)
+        self._timer = loop.call_later(self._handshake_left_s, self._late)
         self._feed(head[len(PREFACE) :])
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -578,52 +574,25 @@ class FetchConnection(asyncio.BufferedProtocol):
 
     # --- for the management API ------------------------------------------------------------
 
-    def details(self) -> dict[str, object]:
-        """Returns the fields by which other rows describe this connection."""
-        return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
-
     def info(self) -> dict[str, object]:
         """Returns one row of /api/connections."""
         waiting = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        return {
-            "name": self.name,
-            "user_provided_name": self.client,
-            "node": self.broker.node_name,
-            "user": self.user.name,
-            "vhost": self.vhost,
-            "state": "blocked" if self.blocked else self.state.value,
-            "channels": 0,
-            "channel_max": 0,
-            "frame_max": self.edge.settings.frame_max,
-            "timeout": 0,
-            "protocol": f"Columnar {VERSION}",
-            "auth_mechanism": "PLAIN",
-            "ssl": self.ssl,
-            "host": self.local[0],
-            "port": self.local[1],
-            "peer_host": self.peer[0],
-            "peer_port": self.peer[1],
-            "connected_at": self.connected_at_ms,
-            "client_properties": {"connection_name": self.client} if self.client else {},
-            "recv_oct": self.received,
-            "send_oct": self.sent,
-            "send_pend": waiting,
-            "requests": len(self._tasks),
-            "type": "network",
-        }
+        return self.row(
+            user_provided_name=self.client,
+            state="blocked" if self.blocked else self.state.value,
+            channels=0,
+            channel_max=0,
+            frame_max=self.edge.settings.frame_max,
+            timeout=0,
+            protocol=f"Columnar {VERSION}",
+            auth_mechanism="PLAIN",
+            client_properties={"connection_name": self.client} if self.client else {},
+            recv_oct=self.received,
+            send_oct=self.sent,
+            send_pend=waiting,
+            requests=len(self._tasks),
+        )
 
     def sessions(self) -> list[int]:
         """Returns the sessions through which it publishes."""
         return self.requests.sessions()
-
-    def channel_infos(self) -> list[dict[str, object]]:
-        """Returns nothing: the protocol has no channels."""
-        return []
-
-    def set_prefetch(self, queue: str, tag: str, prefetch: int) -> int:
-        """Returns 0: the protocol has no consumers."""
-        return 0
-
-    def consumer_infos(self) -> list[dict[str, object]]:
-        """Returns nothing: the protocol has no consumers."""
-        return []

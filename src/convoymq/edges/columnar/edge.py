@@ -100,7 +100,13 @@ class FetchEdge(Edge):
         from convoymq.edges.columnar.connection import FetchConnection
 
         connection = FetchConnection(
-            self, incoming.head, incoming.id, incoming.peer, incoming.local, incoming.tls
+            self,
+            incoming.head,
+            incoming.id,
+            incoming.peer,
+            incoming.local,
+            incoming.tls,
+            incoming.handshake_left_s(),
         )
         incoming.attach(connection)
 

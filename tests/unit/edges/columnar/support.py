@@ -127,7 +127,12 @@ class Peer:
     def __init__(self, edge: FetchEdge, head: bytes = PREFACE) -> None:
         self.transport = FakeTransport()
         made = FetchConnection(
-            edge, head, 1_000_000 + next(self._ids), ("127.0.0.1", 9), ("127.0.0.1", 1), False
+            edge,
+            head,
+            1_000_000 + next(self._ids),
+            ("127.0.0.1", 9),
+            ("127.0.0.1", 1),
+            False,
         )
         self.connection: FetchConnection = made
         self.transport.protocol = made

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from convoymq.edges.columnar.connection import State
+from convoymq.edges.columnar.connection import FetchConnection, State
 from convoymq.metadata.commands import DeleteUser, PutUser
 from convoymq.model.columnar import ANSWER, PREFACE, ErrorCode, Op, encode_frame
-from tests.unit.edges.columnar.support import Peer, Rig, values_frame, values_of
+from tests.unit.edges.columnar.support import FakeTransport, Peer, Rig, values_frame, values_of
 from tests.unit.queues.fake_cluster import until
 
 LOGIN = {"mechanism": "PLAIN", "user": "guest", "password": "guest", "vhost": "/"}
@@ -94,10 +95,21 @@ async def test_an_unknown_client_may_not_send_large_frames(rig: Rig) -> None:
 
 @pytest.mark.provokes("fetch.login_timeout")
 async def test_who_does_not_log_in_is_closed(tmp_path: Path) -> None:
-    async with Rig(tmp_path, authenticate_timeout_s=0.02) as rig:
-        peer = rig.peer()
+    async with Rig(tmp_path) as rig:
+        transport = FakeTransport()
+
+        def attach(connection: FetchConnection) -> None:
+            transport.protocol = connection
+            connection.connection_made(transport)
+
+        incoming: Any = SimpleNamespace(
+            head=PREFACE, id=1, peer=("::1", 9), local=("::1", 1), tls=False, attach=attach,
+            handshake_left_s=lambda: 0.02,
+        )  # fmt: skip
+        rig.edge.connect(incoming)
+        assert transport.protocol.name == "[::1]:9 -> [::1]:1"
         await until(lambda: not rig.edge.connections)
-        assert peer.transport.closed
+        assert transport.closed
 
 
 @pytest.mark.provokes(

@@ -1,0 +1,72 @@
+"""Connections of clients as lists and operators see them, whatever they speak."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from convoymq.broker.records import User
+
+if TYPE_CHECKING:
+    from convoymq.broker.facade import Broker
+    from convoymq.queues.interface import Row
+
+NOBODY = User(name="")
+"""User of a connection until the log-in."""
+
+
+def connection_name(peer: tuple[str, int], local: tuple[str, int]) -> str:
+    """Returns the name of a connection in lists and the log."""
+    ends = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in (peer, local))
+    return " -> ".join(ends)
+
+
+class ClientConnection:
+    """Base of an edge's connections: `broker.registry.ConnectionHandle` but for `sessions` and
+    `close`. Lists of a protocol without channels or consumers have none of it."""
+
+    broker: Broker
+
+    def begin(self, id: int, peer: tuple[str, int], local: tuple[str, int], ssl: bool) -> None:
+        """Takes the facts of the socket."""
+        self.id = id
+        self.peer = peer
+        self.local = local
+        self.ssl = ssl
+        self.name = connection_name(peer, local)
+        self.user = NOBODY
+        self.vhost = ""
+        self.connected_at_ms = int(time.time() * 1000)
+
+    def details(self) -> Row:
+        """Returns the fields by which other rows describe this connection."""
+        return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
+
+    def row(self, **more: object) -> Row:
+        """Returns a row of the list of connections."""
+        return {
+            "name": self.name,
+            "node": self.broker.node_name,
+            "user": self.user.name,
+            "vhost": self.vhost,
+            "ssl": self.ssl,
+            "host": self.local[0],
+            "port": self.local[1],
+            "peer_host": self.peer[0],
+            "peer_port": self.peer[1],
+            "connected_at": self.connected_at_ms,
+            "type": "network",
+            **more,
+        }
+
+    def channel_infos(self) -> list[Row]:
+        """Returns the rows of the list of channels."""
+        return []
+
+    def consumer_infos(self) -> list[Row]:
+        """Returns the rows of the list of consumers."""
+        return []
+
+    def set_prefetch(self, queue: str, tag: str, prefetch: int) -> int:
+        """See `ConnectionHandle`."""
+        return 0

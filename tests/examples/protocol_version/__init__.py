@@ -1,0 +1,1 @@
+"""Another version of AMQP beside 0-9-1, on its port."""
