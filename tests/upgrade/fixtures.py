@@ -54,7 +54,7 @@ def make(name: str) -> None:
             cluster.wait_ready()
             expected = dataset.fill(cluster)
             in_step(cluster)
-            until(lambda: _has_segments(where), "no segment was written")
+            until(lambda: _has_segments(where), "no segment or no pack was written")
             for number in (1, 2, 3):
                 cluster.kill(number)
         tear(where / f"node-{TORN_NODE}")
@@ -93,7 +93,10 @@ def tear(node: Path) -> None:
 
 def _has_segments(where: Path) -> bool:
     return all(
-        any(node.glob("data/log/groups/*/*.seg")) and any(node.glob("data/log/groups/*/snapshot"))
+        all(
+            any(node.glob(f"data/log/{pattern}"))
+            for pattern in ("groups/*/*.seg", "groups/*/snapshot", "packs/*.pack")
+        )
         for node in where.glob("node-*")
     )
 
