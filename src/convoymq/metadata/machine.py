@@ -15,6 +15,8 @@ Versions (ADR 0016); `commands.FIRST_VERSIONS` has the commands that each brough
     3: ordered topics; transient queues go with their node (ADR 0081); a node whose directory is
        lost gets an incarnation above all that it may have had.
     4: the release of RabbitMQ whose rules a queue follows (ADR 0086).
+    5: recoveries are numbered, and a node that joins begins above all incarnations before the
+       newest one (ADR 0106).
 
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
@@ -123,7 +125,7 @@ _COMMAND_TYPES = supported.command_table(
 )
 #: Version -> the command types that it knows. What METADATA commands ask for has versions of its
 #: own (`commands.FIRST_VERSIONS`).
-COMMAND_TYPES = dict.fromkeys((1, 2, 3, 4), _COMMAND_TYPES)
+COMMAND_TYPES = dict.fromkeys((1, 2, 3, 4, 5), _COMMAND_TYPES)
 
 
 def owner_text(node: int, incarnation: int, connection: int) -> str:
@@ -136,7 +138,7 @@ class MetadataMachine(Tree):
     `queues` and `nodes`."""
 
     KIND = METADATA_KIND
-    VERSION = 4
+    VERSION = 5
     OLDEST_VERSION = 1
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from convoymq.metadata.records import (
     Joined,
     NodeRecord,
     QueueRecord,
+    Recovery,
 )
 from convoymq.metadata.sessions import Sessions
 from convoymq.metadata.tree import Tree
@@ -30,6 +31,12 @@ STARTS_UNSEEN = 1 << 16
 majority took with it, or with a data directory that is gone, out of the metadata group's reach."""
 COUNTS_UNSEEN_SINCE = 3
 """The version of the metadata machine since which a lost directory counts as that many starts."""
+RECOVERY_STEP = 1 << 22
+"""Incarnations that begin between two recoveries from a lost majority are below the next multiple
+of this step: 64 lost directories of a node number, or 1,024 recoveries, use no number up."""
+STEPS_SINCE = 5
+"""The version of the metadata machine since which a node joins above all incarnations that any node
+had before the newest recovery."""
 DROPS_TRANSIENT_SINCE = 3
 """The version since which transient queues go with their node, as exclusive ones always did."""
 
@@ -95,13 +102,24 @@ class Nodes:
     def _next_incarnation(self, command: Join) -> int:
         """Returns an incarnation above all that a node ever had: queues may have heard of later
         ones than the tree, and never take sessions of an earlier one."""
+        first = self._recovery_count() * RECOVERY_STEP + 1
+        if self._tree.version < STEPS_SINCE:
+            first = 1
         last = self._tree.incarnations.get(command.id)
         if last is None:
-            return 1
+            # A recovered tree may have lost the only record of the node.
+            return first
         is_counted = self._tree.directories.get(command.id) == command.directory
-        if is_counted or self._tree.version < COUNTS_UNSEEN_SINCE:
-            return last + 1
-        return last + STARTS_UNSEEN
+        unseen = 1 if is_counted or self._tree.version < COUNTS_UNSEEN_SINCE else STARTS_UNSEEN
+        return max(first, last + unseen)
+
+    def _is_recorded(self, command: RecordRecovery) -> bool:
+        return any(row["cluster_id"] == command.cluster_id for row in self._tree.recoveries)
+
+    def _recovery_count(self) -> int:
+        """Returns how many recoveries the cluster went through."""
+        recoveries = self._tree.recoveries
+        return recoveries[-1].get("number", len(recoveries)) if recoveries else 0
 
     def put(self, command: PutNode) -> bool:
         """Records a node that has started. Raises PreconditionFailed."""
@@ -155,9 +173,11 @@ class Nodes:
 
     def record_recovery(self, command: RecordRecovery) -> bool:
         """Records that a lost majority was recovered from. Raises PreconditionFailed."""
-        if command.cluster_id == self._tree.cluster_id:
+        # A tree that lost its first entries got the new id when the survivor made them again.
+        is_new = self._tree.cluster_id == command.cluster_id
+        if is_new and (self._tree.version < STEPS_SINCE or self._is_recorded(command)):
             return False
-        if command.former_id != self._tree.cluster_id:
+        if not is_new and command.former_id != self._tree.cluster_id:
             raise PreconditionFailed(
                 f"the cluster has the id {self._tree.cluster_id}, not {command.former_id}"
             )
@@ -166,15 +186,16 @@ class Nodes:
             # Nobody knows how often it was started since this log was cut off.
             self._tree.incarnations[node] = self._tree.incarnations.get(node, 0) + STARTS_UNSEEN
             self._remove(node)
-        self._tree.recoveries.append(
-            {
-                "cluster_id": command.cluster_id,
-                "former_id": command.former_id,
-                "lost_nodes": list(command.lost_nodes),
-                "time_ms": command.time_ms,
-                "groups": list(command.groups),
-            }
+        recovery = Recovery(
+            cluster_id=command.cluster_id,
+            former_id=command.former_id,
+            lost_nodes=list(command.lost_nodes),
+            time_ms=command.time_ms,
+            groups=list(command.groups),
         )
+        if self._tree.version >= STEPS_SINCE:
+            recovery["number"] = self._recovery_count() + 1
+        self._tree.recoveries.append(recovery)
         del self._tree.recoveries[:-RECOVERIES_KEPT]
         return self._tree.changed(True)
 

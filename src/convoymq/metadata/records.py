@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from convoymq.routing.policies import Policies, topic_settings
 from convoymq.routing.queue_types import PlacementKind
@@ -129,6 +129,8 @@ class Recovery(TypedDict):
     time_ms: int
     groups: list[dict[str, Any]]
     """Outcome for each group; see `groups.recovery_plan`."""
+    number: NotRequired[int]
+    """Counts the recoveries of the cluster from 1. Since version 5."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -383,6 +383,9 @@ class Recovery:
         )  # fmt: skip
         while True:
             former = node.machine.cluster_id
+            if former == cluster:
+                # The tree began anew after the switch: what it was is in the identity only.
+                former = node.identity.former[-1]
             try:
                 await node.store.execute(
                     RecordRecovery(

@@ -42,7 +42,7 @@ from convoymq.metadata.machine import (
     MetadataMachine,
     owner_text,
 )
-from convoymq.metadata.nodes import RECOVERIES_KEPT, STARTS_UNSEEN
+from convoymq.metadata.nodes import RECOVERIES_KEPT, RECOVERY_STEP, STARTS_UNSEEN, STEPS_SINCE
 from convoymq.metadata.validation import validated
 from convoymq.model.errors import (
     NotFound,
@@ -439,6 +439,47 @@ def test_a_recovery_forgets_lost_nodes_and_begins_new_lives_behind_unseen_ones(t
     )
     assert joined["incarnation"] > 3 + STARTS_UNSEEN
     assert joined["cluster_id"] == "d1" * 16
+
+
+def test_a_node_joins_above_all_incarnations_before_the_newest_recovery(tree: Tree) -> None:
+    """What was lost may have let a node in that the tree does not know, or let one in again."""
+    tree.machine.set_version(STEPS_SINCE)
+    supports = {"metadata": (1, STEPS_SINCE)}
+    assert tree.do(join(9, "a", supports=supports))["incarnation"] == 1
+    former = CLUSTER
+    for number in range(1, RECOVERIES_KEPT + 3):
+        lost = () if number % 2 else (9,)
+        new = f"c{number}"
+        tree.do(RecordRecovery(cluster_id=new, former_id=former, lost_nodes=lost, time_ms=5))
+        former = new
+        first = number * RECOVERY_STEP + 1
+        assert tree.machine.recoveries[-1]["number"] == number
+        assert tree.do(join(9, f"b{number}", supports=supports))["incarnation"] == first
+        assert tree.do(join(number + 10, "c", supports=supports))["incarnation"] == first
+    tree.do(put(9, f"b{number}", first + 7))
+    again = tree.do(join(9, "d", supports=supports))
+    assert again["incarnation"] == first + 7 + STARTS_UNSEEN, "and above its own"
+
+
+@pytest.mark.parametrize(("version", "recorded"), [(STEPS_SINCE - 1, False), (STEPS_SINCE, True)])
+def test_a_tree_that_began_anew_records_its_recovery(
+    tree: Tree, version: int, recorded: bool
+) -> None:
+    """The survivor's copy ended before the first entry, and the id was switched before the new one:
+    the record was taken for one that was there already, so lost nodes began at 1 again."""
+    tree.machine.set_version(version)
+    recovery = RecordRecovery(cluster_id=CLUSTER, former_id="old", lost_nodes=(2,), time_ms=5)
+    assert tree.do(recovery) is recorded
+    assert tree.do(recovery) is False
+    assert len(tree.machine.recoveries) == recorded
+
+
+def test_a_join_after_a_recovery_keeps_its_meaning_in_earlier_versions(tree: Tree) -> None:
+    tree.machine.set_version(STEPS_SINCE - 1)
+    supports = {"metadata": (1, STEPS_SINCE)}
+    tree.do(RecordRecovery(cluster_id="new", former_id=CLUSTER, lost_nodes=(), time_ms=5))
+    assert "number" not in tree.machine.recoveries[-1]
+    assert tree.do(join(9, "a", supports=supports))["incarnation"] == 1
 
 
 def test_the_newest_recoveries_are_kept(tree: Tree) -> None:
