@@ -26,20 +26,27 @@ class ThreadWorker:
 
     Args:
         post: runs a callable soon on the caller's thread (an event loop's `call_soon_threadsafe`).
+        name: of the thread.
     """
 
-    def __init__(self, post: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self, post: Callable[[Callable[[], None]], object], *, name: str = "storage"
+    ) -> None:
         self._post = post
+        self._name = name
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self.closing = False
-        self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        """Started by the first job."""
 
     def submit(
         self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
     ) -> None:
         """Runs `work()`, then `done(result, error)`."""
         self._jobs.put((work, done))
+        if self._thread is None and not self.closing:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
 
     @property
     def others_wait(self) -> bool:
@@ -50,7 +57,9 @@ class ThreadWorker:
         """Finishes what was submitted and ends the thread. The last answers may never arrive."""
         self.closing = True
         self._jobs.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
     def _run(self) -> None:
         while True:

@@ -115,6 +115,9 @@ class Worker(Protocol):
     ) -> None:
         """Runs `work()` elsewhere, then `done(result, error)` on the caller's thread."""
 
+    def close(self) -> None:
+        """Finishes what was submitted. The last answers may never arrive."""
+
 
 class Pace(Protocol):
     """Keeps bulk copies from crowding the log's flushes out of the disk. Asked by the worker."""

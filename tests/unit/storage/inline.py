@@ -71,6 +71,11 @@ class InlineWorker:
         """Jobs not yet run."""
         return len(self._jobs)
 
+    def close(self) -> None:
+        """Runs what was submitted."""
+        while self.run():
+            pass
+
     def run(self) -> bool:
         """Runs the oldest job; False when there is none."""
         if not self._jobs:

@@ -6,6 +6,7 @@ from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.driver import HomeDriver, HostParts
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS, TAKE_OVER_ARGUMENT
 from convoymq.routing.queue_types import PlacementKind, TypeRules
+from convoymq.storage.threads import ThreadWorker
 
 SINCE_VERSION_2 = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
 """Arguments that the first version of the tree's rules refuses: a home of that release would take
@@ -85,6 +86,7 @@ class ClassicDriver(HomeDriver):
         return ClassicHost(
             node_id=parts.node_id,
             directory=parts.open_directory("classic"),
+            worker=ThreadWorker(parts.call_soon, name="classic-log"),
             clock=parts.clock,
             control=parts.control,
             reports=parts.reports,

@@ -31,6 +31,7 @@ from convoymq.model.errors import BrokerError, NotFound, PeerError
 from convoymq.model.refusals import commands_lost, crashed, home_node_down, queue_subject
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
+from convoymq.queues.classic.log import FILE_BYTES_MAX
 from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
@@ -38,7 +39,7 @@ from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import Reports
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import Row
-from convoymq.storage.types import Directory
+from convoymq.storage.types import Directory, Worker
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_CLASSIC, KIND_CLASSIC_COUNTS, KIND_RESERVATION
 
@@ -82,6 +83,7 @@ class ClassicHost:
         *,
         node_id: int,
         directory: Directory,
+        worker: Worker,
         clock: Clock,
         control: ControlPlane,
         reports: Reports,
@@ -93,14 +95,17 @@ class ClassicHost:
         await_room: Callable[[int, Waiting], None],
         note: Callable[..., None],
         dead_letters: DeadLetterOptions | None = None,
+        file_bytes_max: int = FILE_BYTES_MAX,
     ) -> None:
         """
         Args:
             await_room: `ReplicaHost.await_room`.
             dead_letters: how dead letters are published; None: they are not.
             note: logs an event of a queue, with its fields.
+            file_bytes_max: a file of a queue's log is full at this size.
             directory: where the files of the queues lie, one folder per group id.
-            call_soon: runs a callback on the loop; called from the writer thread.
+            worker: writes them; closed by `stop`.
+            call_soon: runs a callback on the loop.
             on_routes: edges are to forget the routes that they remember: handles have changed.
             wanted: called when a round must be ended (`end_of_round`).
         """
@@ -110,6 +115,7 @@ class ClassicHost:
         #: group -> (delay before it is opened anew, when it crashed): the last time.
         self._delays: dict[int, tuple[int, int]] = {}
         self._directory = directory
+        self.file_bytes_max = file_bytes_max
         self.clock = clock
         self.note = note
         self.dead_letters = dead_letters
@@ -133,7 +139,7 @@ class ClassicHost:
         #: What left queues that are deleted.
         self._ended_left: Counter[tuple[str, str]] = Counter()
         self._timer: Timer | None = None
-        self.writer = LogWriter(self._on_written)
+        self.writer = LogWriter(worker, self._on_written)
         control.handle_raw(KIND_CLASSIC, self._on_frame)
         control.handle(KIND_CLASSIC_COUNTS, self._on_counts)
 
@@ -234,7 +240,7 @@ class ClassicHost:
             settled()
         else:
             # What was handed over may still be on its way to the files.
-            self.writer.barrier(lambda: self._call_soon(settled))
+            self.writer.barrier(settled)
 
     def note_client_failed(
         self, queue: ClassicQueue, client: ClassicClient, error: Exception
@@ -576,12 +582,9 @@ class ClassicHost:
     # --- disk ----------------------------------------------------------------------------
 
     def _on_written(self, callbacks: list[Callable[[], None]]) -> None:
-        def run() -> None:
-            run_each(callbacks, call, pass_on)
-            self._check_flow()
-            self._wanted()
-
-        self._call_soon(run)
+        run_each(callbacks, call, pass_on)
+        self._check_flow()
+        self._wanted()
 
     @property
     def is_flowing(self) -> bool:

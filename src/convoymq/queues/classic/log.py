@@ -18,7 +18,7 @@ Files go when no message in them, and in all older ones, is alive: a *settled* r
 as long as the messages it speaks of can be found in an older file. A long-lived message at the
 front is moved to the end (`LocalQueue._compact`), so it does not pin what follows.
 
-Writing happens in the one thread of a `LogWriter`, which creates the files as well (`NewFile`);
+Writing is the work of a `LogWriter`'s worker, which creates the files as well (`NewFile`);
 positions in the file are assigned at once. A file is begun on disk when those before it are
 durable: recovery cuts the torn tail of the newest file that has a record, and of those after it.
 Damage anywhere else, or where a later record says that all was durable, costs the records that it
@@ -47,7 +47,7 @@ RECORD_HEADER = 32
 MESSAGES = 1
 SETTLED = 2
 HANDED_OUT = 3
-FILE_SIZE_MAX = 64 << 20
+FILE_BYTES_MAX = 64 << 20
 
 _HEADER = struct.Struct("<IIBI3xQQ")
 _REST = struct.Struct("<BI3xQQ")
@@ -160,12 +160,22 @@ class NewFile:
 class ClassicLog:
     """The files of one queue."""
 
-    def __init__(self, directory: Directory, path: str, writer: Writer, *, sync: bool) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        path: str,
+        writer: Writer,
+        *,
+        sync: bool,
+        file_bytes_max: int = FILE_BYTES_MAX,
+    ) -> None:
         """
         Args:
             path: of the queue's own directory in `directory`.
             sync: writes are flushed (durable queues); else the files are mere room for bodies.
+            file_bytes_max: a file is full at this size.
         """
+        self._file_bytes_max = file_bytes_max
         self._directory = directory
         self._path = path
         self.sync = sync
@@ -346,7 +356,7 @@ class ClassicLog:
         self._sizes[self._active] = self._end
 
     def _roll_if_full(self) -> None:
-        if self._active and self._end < FILE_SIZE_MAX:
+        if self._active and self._end < self._file_bytes_max:
             return
         if self._buffers:
             # What belongs to the old file is written first; the writer keeps the order.

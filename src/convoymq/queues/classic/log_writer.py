@@ -1,16 +1,15 @@
-"""Writes and flushes the files of all classic queues of a node, in one thread."""
+"""Writes and flushes the files of all classic queues of a node, one batch after the other."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from convoymq.model.rounds import run_each
-from convoymq.storage.types import File
+from convoymq.storage.types import File, Worker
 
 Buffers = list[bytes | memoryview]
 Done = Callable[[Exception | None], None]
@@ -50,83 +49,81 @@ class Job(NamedTuple):
 
 
 class LogWriter:
-    """See `Writer`; flushes of one file merge.
+    """See `Writer`. A `storage` worker carries batches out: what is handed over before the worker
+    begins joins the batch, and flushes of one file merge.
 
-    `notify` is called from the thread with the callbacks of finished jobs; it must hand them to
-    the loop.
+    Args:
+        worker: carries batches out.
+        finished: called with the callbacks of a batch that was carried out.
     """
 
-    def __init__(self, notify: Callable[[list[Callable[[], None]]], None]) -> None:
-        self._notify = notify
-        self._jobs: deque[Job] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._thread: threading.Thread | None = None
+    def __init__(
+        self, worker: Worker, finished: Callable[[list[Callable[[], None]]], None]
+    ) -> None:
+        self._worker = worker
+        self._finished = finished
+        self._jobs: list[Job] = []
+        """The next batch: submitted when it is not empty, and not begun."""
+        #: Between the worker's thread, which takes a batch, and the caller's.
+        self._lock = threading.Lock()
+        self._under_way = 0
+        """Batches that were submitted and not answered."""
         self.backlog_bytes = 0
         """Bytes handed over and not yet written."""
 
     def write(self, file: File, offset: int, buffers: Buffers, sync: bool, done: Done) -> None:
         """See `Writer`."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="classic-log", daemon=True)
-            self._thread.start()
         job = Job(Kind.WRITE, file, offset, buffers, sync, done)
-        with self._wake:
-            self.backlog_bytes += job.size()
-            self._jobs.append(job)
-            self._wake.notify()
+        self.backlog_bytes += job.size()
+        self._add(job)
 
     def retire(self, file: File) -> None:
         """See `Writer`."""
-        if self._thread is None:
+        if self.is_idle:
             file.close()
-            return
-        self._submit(Job(Kind.CLOSE, file, 0, (), False, _nothing))
+        else:
+            self._add(Job(Kind.CLOSE, file, 0, (), False, _nothing))
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether the thread was never needed."""
-        return self._thread is None
+        """Returns whether nothing is on its way to the files."""
+        return not self._under_way
 
     def barrier(self, done: Callable[[], None]) -> None:
-        """Calls `done` in the writer thread when everything queued before is carried out."""
-        self._submit(Job(Kind.BARRIER, None, 0, (), False, lambda error: done()))
+        """Calls `done` when everything handed over before is carried out."""
+        self._add(Job(Kind.BARRIER, None, 0, (), False, lambda error: done()))
 
     def close(self) -> None:
-        """Finishes what is queued and ends the thread."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Finishes what was handed over. The last callbacks may never come."""
+        self._worker.close()
 
-    def _submit(self, job: Job) -> None:
-        with self._wake:
+    def _add(self, job: Job) -> None:
+        with self._lock:
             self._jobs.append(job)
-            self._wake.notify()
+            begins = len(self._jobs) == 1
+        if begins:
+            self._under_way += 1
+            self._worker.submit(self._carry_out, self._on_carried_out)
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._jobs and not self._stopping:
-                    self._wake.wait()
-                jobs = list(self._jobs)
-                self._jobs.clear()
-            if not jobs:
-                return
-            finished = carry_out(jobs)
-            with self._wake:
-                self.backlog_bytes -= sum(job.size() for job in jobs)
-            if finished:
-                self._notify(finished)
-            for job in jobs:
-                if job.kind is Kind.BARRIER:
-                    job.done(None)
+    def _carry_out(self) -> tuple[int, list[Callable[[], None]]]:
+        """Runs a batch, as the worker; returns its bytes and its callbacks."""
+        with self._lock:
+            jobs, self._jobs = self._jobs, []
+        return sum(job.size() for job in jobs), carry_out(jobs)
+
+    def _on_carried_out(
+        self, found: tuple[int, list[Callable[[], None]]] | None, error: BaseException | None
+    ) -> None:
+        if found is None:
+            assert error is not None
+            raise error
+        self._under_way -= 1
+        self.backlog_bytes -= found[0]
+        self._finished(found[1])
 
 
-def carry_out(jobs: Iterable[Job]) -> list[Callable[[], None]]:
-    """Writes, flushes each file once, closes; returns the callbacks of the writes. Those of one
+def carry_out(jobs: Sequence[Job]) -> list[Callable[[], None]]:
+    """Writes, flushes each file once, closes; returns the callbacks. Those of one
     file share its fate: nothing is confirmed that may not be on disk. A file is begun when what was
     written before is durable."""
     failed: dict[File, Exception] = {}
@@ -149,7 +146,9 @@ def carry_out(jobs: Iterable[Job]) -> list[Callable[[], None]]:
     closed = [job.file for job in jobs if job.kind is Kind.CLOSE and job.file is not None]
     # What was to be closed is of no use to anybody: an error of that changes nothing.
     run_each(closed, lambda file: file.close(), lambda _file, _error: None)
-    return [partial(job.done, failed.get(file)) for job, file in writes]
+    reached = [(job, None) for job in jobs if job.kind is Kind.BARRIER]
+    written = [(job, failed.get(file)) for job, file in writes]
+    return [partial(job.done, error) for job, error in [*written, *reached]]
 
 
 def _sync(files: dict[File, None], failed: dict[File, Exception]) -> None:

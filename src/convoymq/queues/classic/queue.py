@@ -205,7 +205,13 @@ class LocalQueue(HomeReservations, ClassicQueue):
         self.durable = not record.is_fleeting
         self.machine = ClassicMachine(self.limits, self._load)
         self.machine.last_used_ms = host.now_ms()
-        self.log = ClassicLog(directory, str(record.group), host.writer, sync=self.durable)
+        self.log = ClassicLog(
+            directory,
+            str(record.group),
+            host.writer,
+            sync=self.durable,
+            file_bytes_max=host.file_bytes_max,
+        )
         self._gated: deque[tuple[list[bool], list[Effect]]] = deque()
         self._handed_out = 0
         self._moves = 0

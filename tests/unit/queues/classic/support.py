@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from convoymq.routing.policies import Policies, effective_settings
 from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.routing.types import QueueType
 from convoymq.storage.files import RealDirectory
+from convoymq.storage.threads import ThreadWorker
 from convoymq.transport.control import ControlPlane
 from tests.patience import PATIENCE_S
 from tests.unit.queues.dead_letter_targets import Routes
@@ -180,9 +182,11 @@ class Node:
         self.control = ControlPlane(node, self.wire)
         self.routes = Routes()
         self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.worker = ThreadWorker(self.later.append)
         self.host = ClassicHost(
             node_id=node,
             directory=RealDirectory(directory / f"node-{node}"),
+            worker=self.worker,
             clock=time,
             control=self.control,
             reports=self,
@@ -268,13 +272,11 @@ def settle(nodes: dict[int, Node], *, disk: bool = True) -> None:
 
 
 def wait_for_writer(node: Node) -> None:
-    """Returns when the writer thread has carried out everything it was given."""
-    import threading
-
+    """Returns when the worker has carried out everything it was given."""
     if node.host.writer.is_idle:
         return
     reached = threading.Event()
-    node.host.writer.barrier(reached.set)
+    node.worker.submit(reached.set, lambda _result, _error: None)
     assert reached.wait(PATIENCE_S)
 
 

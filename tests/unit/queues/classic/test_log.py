@@ -10,8 +10,13 @@ import random
 import pytest
 
 from convoymq.model.errors import StorageFault
-from convoymq.queues.classic import log as log_module
-from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
+from convoymq.queues.classic.log import (
+    FILE_BYTES_MAX,
+    HANDED_OUT,
+    MESSAGES,
+    SETTLED,
+    ClassicLog,
+)
 from convoymq.queues.classic.log_writer import Buffers, Done, Job, Kind, carry_out
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.types import File
@@ -45,8 +50,9 @@ class ManualWriter:
 class Bench:
     """A durable queue's log on a disk in memory."""
 
-    def __init__(self, capacity: int = 1 << 40) -> None:
+    def __init__(self, capacity: int = 1 << 40, *, file_bytes_max: int = FILE_BYTES_MAX) -> None:
         self.disk = MemoryDirectory(capacity)
+        self.file_bytes_max = file_bytes_max
         self.answers: list[OSError | None] = []
         self.position = 0
         self.opened()
@@ -54,7 +60,9 @@ class Bench:
     def opened(self) -> list[tuple[int, int, bytes]]:
         """Opens the log anew and returns what it has: (kind, position, body)."""
         self.writer = ManualWriter()
-        self.log = ClassicLog(self.disk, "7", self.writer, sync=True)
+        self.log = ClassicLog(
+            self.disk, "7", self.writer, sync=True, file_bytes_max=self.file_bytes_max
+        )
         return [(found.kind, found.position, found.body) for found in self.log.recover()]
 
     def positions(self) -> list[int]:
@@ -121,11 +129,10 @@ def test_a_power_failure_loses_nothing_that_was_confirmed(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_the_power_may_go_while_files_change(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_power_may_go_while_files_change(seed: int) -> None:
     """Between any two operations on the disk, with records of several files under way."""
-    monkeypatch.setattr(log_module, "FILE_SIZE_MAX", 3000)
     rng = random.Random(seed)
-    bench = Bench()
+    bench = Bench(file_bytes_max=3000)
     for _ in range(4):
         for _ in range(rng.randint(1, 6)):
             bench.add(rng.choice([400, 2000]))
@@ -169,9 +176,8 @@ def test_a_file_whose_first_write_was_lost_is_begun_anew() -> None:
     assert bench.positions() == [2]
 
 
-def test_damage_in_an_older_file_costs_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "FILE_SIZE_MAX", 200)
-    bench = Bench()
+def test_damage_in_an_older_file_costs_one_record() -> None:
+    bench = Bench(file_bytes_max=200)
     for _ in range(6):
         bench.add()
         bench.flush()
@@ -243,11 +249,8 @@ def test_a_file_that_cannot_be_created_is_a_write_that_failed(operation: str) ->
     assert bench.positions() == [1, 2, 3]
 
 
-def test_a_file_that_cannot_be_removed_keeps_those_behind_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(log_module, "FILE_SIZE_MAX", 200)
-    bench = Bench()
+def test_a_file_that_cannot_be_removed_keeps_those_behind_it() -> None:
+    bench = Bench(file_bytes_max=200)
     places = [bench.log.add_messages(number, bytes(40)) for number in range(6)]
     bench.flush()
     before = bench.disk.list("7")
@@ -277,9 +280,8 @@ def _refuse(name: str, path: str, operation: str, part: str) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
 
-def test_files_go_when_nothing_in_them_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "FILE_SIZE_MAX", 200)
-    bench = Bench()
+def test_files_go_when_nothing_in_them_lives() -> None:
+    bench = Bench(file_bytes_max=200)
     places = []
     for number in range(6):
         places.append(bench.log.add_messages(number, bytes(40)))
