@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 # Modules that are used are compiled to .pyc when they are imported first; most never are.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 SEEDS ?= 2000
+LOAD ?= quorum
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -49,8 +50,8 @@ lint: setup ## Format, lint and import directions
 types: setup ## mypy --strict
 	$(BIN)/mypy
 
-sim: setup ## Run the simulator: make sim SEEDS=20000
-	$(BIN)/python -m convoymq.sim --seeds $(SEEDS)
+sim: setup ## Run the simulator: make sim SEEDS=20000 LOAD=cluster
+	$(BIN)/python -m convoymq.sim --load $(LOAD) --seeds $(SEEDS)
 
 bench: setup ## Compare with RabbitMQ on this machine, in one run; compiled as releases are
 	@$(BIN)/python tools/build.py --all

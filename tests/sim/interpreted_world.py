@@ -7,4 +7,4 @@ from convoymq.sim.interpreted import use_source
 
 use_source()
 
-from convoymq.sim import runner, world  # noqa: E402, F401
+from convoymq.sim import loads, runner  # noqa: E402, F401

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from functools import cache
 
-from convoymq.sim.world import Result, run_seed
+from convoymq.sim.engine import Result
+from convoymq.sim.loads import run_seed
 from tests.patience import PATIENCE_S
 
 SEEDS = (2, 3, 6)
@@ -17,7 +18,7 @@ import sys
 if sys.argv[1] == "interpreted":
     from convoymq.sim.interpreted import use_source
     use_source()
-from convoymq.sim.world import run_seed
+from convoymq.sim.loads import run_seed
 for seed in map(int, sys.argv[2:]):
     result = run_seed(seed)
     print(seed, result.events, f"{result.digest:08x}", result.workload)

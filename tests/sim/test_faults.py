@@ -12,7 +12,7 @@ from convoymq.logformat.wal_file import (
     FILE_MAGIC,
     MAP_BYTES,
 )
-from convoymq.sim.faults import last_flush
+from convoymq.sim.group_faults import last_flush
 
 GENERATION = 7
 RECORDS = 64

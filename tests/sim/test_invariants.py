@@ -10,14 +10,13 @@ import pytest
 from convoymq.kernels.entries import ENTRY_MEMBERSHIP, make_entry
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.raft.membership import Membership
-from convoymq.sim import nodes
+from convoymq.sim import quorum
 from convoymq.sim.cluster_checker import ClusterChecker
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.invariants import GroupChecker
-from convoymq.sim.nodes import WatchedMachine
+from convoymq.sim.loads import run_seed
 from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace
-from convoymq.sim.world import run_seed
 
 
 def checker() -> GroupChecker:
@@ -151,10 +150,10 @@ def test_a_replica_that_stops_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     def fails(self: QuorumMachine, index: int, time_ms: int, data: bytes) -> None:
         raise ValueError("a bug in apply")
 
-    class FailingMachine(WatchedMachine):
+    class FailingMachine(QuorumMachine):
         apply = fails
 
-    monkeypatch.setattr(nodes, "WatchedMachine", FailingMachine)
+    monkeypatch.setattr(quorum, "QuorumMachine", FailingMachine)
     failure = run_seed(1).failure
     assert failure is not None
     assert "a bug in apply" in str(failure)

@@ -9,7 +9,7 @@ import pytest
 
 from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.sim.clients import ClientConfig, Workload
+from convoymq.sim.clients import ChannelParts, ClientConfig, Workload
 from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.delivery_parts import Place
@@ -80,6 +80,25 @@ def test_a_node_that_is_back_in_time_keeps_what_it_has() -> None:
     assert queue.place is Place.SETTLED
 
 
+def parts_of(queue: Any, referee: Any, config: ClientConfig | None = None) -> ChannelParts:
+    """Returns the parts of a channel that publishes and does not consume."""
+    return ChannelParts(
+        scheduler=Scheduler(1),
+        trace=Trace(lambda: 0),
+        process=Process("node1"),
+        node=1,
+        group=1,
+        queue=queue,
+        session=A,
+        config=config or ClientConfig(),
+        workload=Workload(),
+        referee=referee,
+        publishes=True,
+        consumes=False,
+        on_closed=lambda channel: None,
+    )
+
+
 @pytest.mark.parametrize(
     ("snapshot_index", "reserved", "kept"),
     [(30, False, True), (30, True, False), (20, False, False)],
@@ -106,22 +125,7 @@ def test_entries_may_be_gone_only_from_a_log_that_a_snapshot_has_replaced(
             epoch=5, keys={0: (7, 0, 0), 1: (7, 0, 1)}
         )  # type: ignore[assignment]
     queue: Any = SimpleNamespace(client=lambda session, events: None)
-    owner = ReservationChannel(
-        scheduler=Scheduler(1),
-        trace=Trace(lambda: 0),
-        process=Process("node1"),
-        node=1,
-        group=1,
-        queue=queue,
-        session=A,
-        config=ClientConfig(),
-        workload=Workload(),
-        referee=referee,
-        publishes=False,
-        consumes=False,
-        on_closed=lambda channel: None,
-        replicas=lambda group: [(node, replica)],
-    )
+    owner = ReservationChannel(parts_of(queue, referee), replicas=lambda group: [(node, replica)])
     owner._reservation, owner._epoch, owner._next = "s1", 5, 2
     if kept:
         owner._look()
@@ -150,23 +154,11 @@ class Target:
 def test_a_named_producer_repeats_what_was_refused_before_it_goes_on() -> None:
     """Else an older sequence is taken for a repeat although it never came (seed 2016)."""
     target = Target()
-    client = SimpleNamespace(session=A, target=target)
-    queue = SimpleNamespace(client=lambda session, events: client)
-    owner = StreamChannel(
-        scheduler=Scheduler(1),
-        trace=Trace(lambda: 0),
-        process=Process("node1"),
-        node=1,
-        group=1,
-        queue=queue,
-        session=A,
-        config=ClientConfig(unconfirmed_max=1000),
-        workload=Workload(),
-        referee=SimpleNamespace(on_confirmed=lambda identity: None),
-        publishes=True,
-        consumes=False,
-        on_closed=lambda channel: None,
-    )
+    queue = SimpleNamespace()
+    client = SimpleNamespace(session=A, target=target, queue=queue)
+    queue.client = lambda session, events: client
+    referee = SimpleNamespace(on_confirmed=lambda identity: None)
+    owner = StreamChannel(parts_of(queue, referee, ClientConfig(unconfirmed_max=1000)))
 
     def publish() -> tuple[int, list[int]]:
         owner._publish()

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from convoymq.sim.runner import load_of, replay_command
-from convoymq.sim.world import Result, run_seed
+from convoymq.sim.engine import Result
+from convoymq.sim.loads import run_seed
+from convoymq.sim.registry import DEFAULT, LOADS
+from convoymq.sim.runner import replay_command
 
 REGRESSIONS = json.loads((Path(__file__).parent / "regressions" / "seeds.json").read_text())
 BLOCKS = 8
@@ -38,14 +40,14 @@ def test_seeds(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(BLOCKS // 2))
-@pytest.mark.parametrize("load", ["streams", "partitions", "reservations", "cluster", "mixed"])
+@pytest.mark.parametrize("load", sorted(set(LOADS) - {DEFAULT, "topics"}))
 def test_seeds_of_other_loads(load: str, block: int) -> None:
     started = time.monotonic()
     for seed in range(block * 1000 + 1, block * 1000 + 1 + SEEDS_PER_BLOCK):
-        result = run_seed(seed, **load_of(load))
+        result = run_seed(seed, load=load)
         if result.failure is not None:
             tail = "\n".join(result.tail[-40:])
-            replay = replay_command(seed, f" --{load}")
+            replay = replay_command(seed, f" --load {load}")
             pytest.fail(f"{tail}\n{result.detail}\nreplay: {replay}", pytrace=False)
         if time.monotonic() - started > BLOCK_SECONDS_MAX:
             break
@@ -57,6 +59,6 @@ def test_regressions(case: dict[str, object]) -> None:
     assert isinstance(seed, int)
     faults = case.get("faults")
     assert faults is None or isinstance(faults, list)
-    load = case.get("load", "")
+    load = case.get("load", DEFAULT)
     assert isinstance(load, str)
-    assert_kept(run_seed(seed, faults, **load_of(load)))
+    assert_kept(run_seed(seed, faults, load=load))

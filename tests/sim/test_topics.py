@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from convoymq.sim.engine import Result
+from convoymq.sim.loads import run_seed
 from convoymq.sim.runner import replay_command
 from convoymq.sim.topics import events
 from convoymq.sim.topics.plan import ALL_KINDS, draw_plan
 from convoymq.sim.topics.referee import find_violations
-from convoymq.sim.topics.world import World, run_topic_seed
-from convoymq.sim.world import Result
+from convoymq.sim.topics.world import TopicWorld
 from convoymq.topics.dedup import DedupTable
 from tests.sim.topic_mutants import LIMIT, MUTANTS, Broken, Mutant, Patch, hunt
 
@@ -32,10 +33,10 @@ BLOCK_SECONDS_MAX = 2.0
 def test_seeds(block: int) -> None:
     started = time.monotonic()
     for seed in range(block * 1000 + 1, block * 1000 + 1 + SEEDS_PER_BLOCK):
-        result = run_topic_seed(seed)
+        result = run_seed(seed, load="topics")
         if result.failure is not None:
             tail = "\n".join(result.tail[-40:])
-            replay = replay_command(seed, " --topics")
+            replay = replay_command(seed, " --load topics")
             pytest.fail(f"{tail}\n{result.detail}\nreplay: {replay}", pytrace=False)
         if time.monotonic() - started > BLOCK_SECONDS_MAX:
             break
@@ -47,7 +48,7 @@ LATER_KINDS = ("forget", "window", *LATEST_KINDS)
 
 def run_as_found(seed: int, *, since: Collection[str] = LATEST_KINDS) -> Result:
     """Runs a seed without the kinds of faults that there are since it was found."""
-    return run_topic_seed(seed, draw_plan(seed).kinds - set(since))
+    return run_seed(seed, draw_plan(seed).kinds - set(since), load="topics")
 
 
 @pytest.mark.parametrize("seed", [510031, 510340])
@@ -117,19 +118,19 @@ def test_what_is_parked_in_what_was_skipped_goes_with_it() -> None:
 
 def test_partitions_remember_a_producer_whose_message_has_no_answer() -> None:
     """It tried for longer than producers are remembered here, 0.6 s for a week."""
-    result = run_topic_seed(40020722)
+    result = run_seed(40020722, load="topics")
     assert result.failure is None, result.detail
 
 
 def test_a_view_that_comes_late_brings_no_parked_message_back() -> None:
     """A member heard of it after the answers that had made it done, and handed it out again."""
-    result = run_topic_seed(40038326)
+    result = run_seed(40038326, load="topics")
     assert result.failure is None, result.detail
 
 
 def test_a_parked_message_that_was_skipped_is_not_tried_again() -> None:
     """Its member had heard of it, and handed it out once more."""
-    result = run_topic_seed(50036578)
+    result = run_seed(50036578, load="topics")
     assert result.failure is None, result.detail
 
 
@@ -164,7 +165,7 @@ def test_what_was_skipped_hands_nothing_over() -> None:
 @pytest.mark.parametrize("seed", [34070062, 34071543])
 def test_second_copies_behind_two_external_seals_are_passed_over(seed: int) -> None:
     """The second source had repeated a part only of what was stored in the first one."""
-    result = run_topic_seed(seed)
+    result = run_seed(seed, load="topics")
     assert result.failure is None, result.detail
 
 
@@ -172,29 +173,29 @@ def test_second_copies_behind_two_external_seals_are_passed_over(seed: int) -> N
 def test_a_second_copy_that_is_parked_too_is_another_one(seed: int) -> None:
     """In what was skipped, and behind it: the referee took both for parked in one partition, and
     the one that leaves the park log for the other."""
-    result = run_topic_seed(seed)
+    result = run_seed(seed, load="topics")
     assert result.failure is None, result.detail
 
 
 def test_a_second_copy_of_what_comes_late_is_passed_over() -> None:
     """The first one lies in a partition that was skipped, and what follows it had its table of
     duplicates: the referee wanted it read before."""
-    result = run_topic_seed(34082796)
+    result = run_seed(34082796, load="topics")
     assert result.failure is None, result.detail
 
 
 def test_one_seed_gives_one_trace() -> None:
     lines: list[str] = []
     again: list[str] = []
-    first = run_topic_seed(7, sink=lines.append)
-    second = run_topic_seed(7, sink=again.append)
+    first = run_seed(7, sink=lines.append, load="topics")
+    second = run_seed(7, sink=again.append, load="topics")
     assert first.digest == second.digest
     assert lines == again
 
 
 def test_machines_keep_their_invariants_after_every_command() -> None:
     for seed in (3, 4):
-        World(draw_plan(seed), checks_machines=True).run()
+        TopicWorld(draw_plan(seed), checks_machines=True).run()
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -202,7 +203,7 @@ def test_every_kind_of_fault_happens(kind: str) -> None:
     """Within a few seeds; the network counts its own."""
     kinds = {"split", "merge", "move", "trim", kind}
     for seed in range(1, 12):
-        world = World(draw_plan(seed, kinds))
+        world = TopicWorld(draw_plan(seed, kinds))
         world.run()
         if world.faults[kind] or {"loss": world.network.lost, "repeat": world.network.repeated}.get(
             kind
@@ -213,7 +214,7 @@ def test_every_kind_of_fault_happens(kind: str) -> None:
     pytest.fail(f"{kind} happened in no seed")
 
 
-def _shows(world: World, kind: str) -> bool:
+def _shows(world: TopicWorld, kind: str) -> bool:
     if kind == "park":
         return any(isinstance(event, events.Park) for event in world.trace)
     if kind == "empty":
@@ -245,7 +246,7 @@ Trace = list[Any]
 def clean() -> Trace:
     """The trace of a clean run of a strict topic with parked keys."""
     plan = draw_plan(5, {"split", "merge", "park"})
-    world = World(replace(plan, weak=False, retries=False))
+    world = TopicWorld(replace(plan, weak=False, retries=False))
     world.run()
     assert find_violations(world.trace) == []
     return world.trace

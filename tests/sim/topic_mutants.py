@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from convoymq.sim.loads import run_seed
 from convoymq.sim.topics import world as worlds
 from convoymq.sim.topics.clients import SimConsumer
 from convoymq.sim.topics.partitions import SimPartition
-from convoymq.sim.topics.world import run_topic_seed
 from convoymq.topics import controller as controllers
 from convoymq.topics.changes import Seal
 from convoymq.topics.commands import LATEST, OpenCursor, Produce
@@ -670,7 +670,7 @@ def planted(found: Mutant) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-NOTICED = re.compile(r"AssertionError: A([1-9]|1[0-5]): |NotQuiet: ")
+NOTICED = re.compile(r"AssertionError: A([1-9]|1[0-5]): |NotLive: ")
 """How failures begin that are found by the referee, or by waiting for what does not come."""
 
 
@@ -684,7 +684,7 @@ def hunt(found: Mutant, first: int, limit: int) -> tuple[int, str] | None:
     faults = None if found.faults is None else found.faults.split(",")
     with planted(found):
         for seed in range(first, first + limit):
-            result = run_topic_seed(seed, faults)
+            result = run_seed(seed, faults, load="topics")
             if result.failure is not None:
                 if NOTICED.match(result.failure) is None:
                     raise Broken(f"{found.name}, seed {seed}: {result.detail}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from convoymq.sim.interpreted import use_source
+from convoymq.sim.registry import DEFAULT, LOADS
 
 
 def main(
@@ -16,6 +17,9 @@ def main(
     seed: Annotated[
         int | None, typer.Option(help="Run this one seed, and print its trace.")
     ] = None,
+    load: Annotated[
+        str, typer.Option(help="What is simulated; `--load help` lists the loads.")
+    ] = DEFAULT,
     faults: Annotated[
         str | None,
         typer.Option(
@@ -27,38 +31,21 @@ def main(
     trace: Annotated[
         bool, typer.Option(help="With --seed: print every line, not the tail.")
     ] = False,
-    streams: Annotated[bool, typer.Option(help="Streams instead of quorum queues.")] = False,
-    partitions: Annotated[
-        bool, typer.Option(help="Partitions of topics, each on its own.")
-    ] = False,
-    reservations: Annotated[bool, typer.Option(help="Some channels use reservations.")] = False,
-    cluster: Annotated[
-        bool, typer.Option(help="Queues and members come and go by the metadata group.")
-    ] = False,
-    mixed: Annotated[
-        bool, typer.Option(help="Nodes of two releases, upgraded on the way.")
-    ] = False,
-    topics: Annotated[bool, typer.Option(help="Ordered topics instead of queues.")] = False,
     keep_going: Annotated[bool, typer.Option(help="Go on after a failure.")] = False,
 ) -> None:
     """Simulates clusters of real replicas under faults; exit code 1 when a promise broke."""
     if interpreted:
         use_source()
     # Only now: what is imported decides which code runs.
-    from convoymq.sim import runner
+    from convoymq.sim import loads, runner
 
-    chosen = runner.parse_faults(faults, "topics" if topics else "")
+    if load == "help":
+        for name in LOADS:
+            print(f"{name:14}{loads.load_class(name).text}")
+        return
+    chosen = runner.parse_faults(faults, load)
     options = (" --interpreted" if interpreted else "") + (f" --faults {faults}" if faults else "")
-    loads = {
-        "streams": streams,
-        "partitions": partitions,
-        "reservations": reservations,
-        "cluster": cluster,
-        "mixed": mixed,
-        "topics": topics,
-    }
-    load = next((name for name, wanted in loads.items() if wanted), "")
-    options += f" --{load}" if load else ""
+    options += f" --load {load}" if load != DEFAULT else ""
     if seed is not None:
         sys.exit(runner.run_one(seed, chosen, options, show_all=trace, load=load))
     sys.exit(
@@ -66,5 +53,15 @@ def main(
     )
 
 
+def expand(arguments: list[str]) -> list[str]:
+    """Returns arguments with `--load NAME` in place of `--NAME`."""
+    return [
+        part
+        for argument in arguments
+        for part in (("--load", argument[2:]) if argument[2:] in LOADS else (argument,))
+    ]
+
+
 if __name__ == "__main__":
+    sys.argv[1:] = expand(sys.argv[1:])
     typer.run(main)

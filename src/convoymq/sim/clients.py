@@ -115,42 +115,41 @@ class ChannelReferee(Protocol):
         """A publisher was told that a message is safe."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelParts:
+    """Parts that a channel is made with."""
+
+    scheduler: Scheduler
+    trace: Trace
+    process: Process
+    node: int
+    group: int
+    queue: Queue
+    session: int
+    config: ClientConfig
+    workload: Workload
+    referee: ChannelReferee
+    """Referee of its queue."""
+    publishes: bool
+    consumes: bool
+    on_closed: Callable[..., None]
+
+
 class Channel:
-    """One channel of one node into one queue; implements `ClientEvents`.
+    """One channel of one node into one queue; implements `ClientEvents`."""
 
-    Args:
-        publishes, consumes: what it does.
-        refer: the referee of its queue.
-    """
-
-    def __init__(
-        self,
-        *,
-        scheduler: Scheduler,
-        trace: Trace,
-        process: Process,
-        node: int,
-        group: int,
-        queue: Queue,
-        session: int,
-        config: ClientConfig,
-        workload: Workload,
-        referee: ChannelReferee,
-        publishes: bool,
-        consumes: bool,
-        on_closed: Callable[[Channel], None],
-    ) -> None:
-        self._scheduler = scheduler
-        self._trace = trace
-        self._process = process
-        self.node = node
-        self.group = group
-        self.config = config
-        self._workload = workload
-        self._referee = referee
-        self.publishes = publishes
-        self.consumes = consumes
-        self._on_closed = on_closed
+    def __init__(self, parts: ChannelParts) -> None:
+        self._scheduler = parts.scheduler
+        self._trace = parts.trace
+        self._process = parts.process
+        self.node = parts.node
+        self.group = parts.group
+        self.config = parts.config
+        self._workload = workload = parts.workload
+        self._referee = parts.referee
+        self.publishes = parts.publishes
+        self.consumes = parts.consumes
+        self._on_closed = parts.on_closed
         workload.publishers += 1
         workload.channels += 1
         self.publisher = workload.publishers
@@ -187,7 +186,7 @@ class Channel:
         self.draining = False
         self._gets = 0
         self._prepare()
-        self.client: QueueClient = queue.client(session, self)
+        self.client: QueueClient = parts.queue.client(parts.session, self)
         self._session: int = self.client.session
         self._next_turn()
 
@@ -199,6 +198,17 @@ class Channel:
         assert isinstance(self._referee, Referee)
         return self._referee
 
+    @property
+    def is_deleted(self) -> bool:
+        """Returns whether its queue is deleted: what the channel hears then is no promise."""
+        queue = self.client.queue
+        return isinstance(queue, GroupQueue) and queue.deleted
+
+    @property
+    def is_over(self) -> bool:
+        """Returns whether its handle is of no use any more: no route leads there."""
+        return self.is_deleted or self.client.queue.ended is not None
+
     # Turns.
 
     def _next_turn(self) -> None:
@@ -206,7 +216,7 @@ class Channel:
         self._scheduler.after(delay_us, self._process, self._turn)
 
     def _turn(self) -> None:
-        if self.closed:
+        if self.closed or self.is_over:
             return
         config = self.config
         chance = self._scheduler.chance
@@ -285,6 +295,8 @@ class Channel:
 
     def drain(self) -> None:
         """From now on only what empties the queue."""
+        if self.is_over:
+            return
         self.draining = True
         for number in sorted(self._paused):
             self._pause(number)
@@ -355,6 +367,8 @@ class Channel:
                 identity = self.unconfirmed.pop(tag, None)
                 if identity is None:
                     raise InvariantBroken(f"{self.name}: tag {tag} was confirmed twice or unasked")
+                if self.is_deleted:
+                    continue
                 if ok:
                     self._referee.on_confirmed(identity)
                     self._workload.confirmed += 1
@@ -557,6 +571,14 @@ class Channel:
             self.client.close()
         self._on_closed(self)
 
+    def end(self) -> None:
+        """Ends with its handle. Raises InvariantBroken when something was not answered."""
+        waits = self.unconfirmed or self._asked or self._gets
+        if waits:
+            raise InvariantBroken(f"{self.name}: the queue is gone, {waits} not answered")
+        self.closed = True
+        self._on_closed(self)
+
     def waits_for(self) -> str:
         """Returns what is still outstanding; empty when nothing is."""
         missing = []
@@ -580,6 +602,8 @@ def record_of(
     group: bytes | None = None,
     message_id: bytes | None = None,
     delay: int | None = None,
+    *,
+    persistent: bool = False,
 ) -> tuple[bytes, ...]:
     """Returns the parts of a message as the edge hands them over
     (docs/formats/entries-and-frames.md)."""
@@ -591,6 +615,8 @@ def record_of(
         if delay is not None:
             field += b"\x07x-delayl" + delay.to_bytes(8, "big", signed=True)
         properties += len(field).to_bytes(4, "big") + field
+    if persistent:
+        properties += b"\x02"
     if priority is not None:
         properties += bytes((priority,))
     if expiration is not None:
@@ -600,7 +626,7 @@ def record_of(
         properties += bytes((len(message_id),)) + message_id
     bits = (priority is not None) << 11 | (expiration is not None) << 8
     bits |= (group is not None or delay is not None) << 13
-    bits |= (message_id is not None) << 7
+    bits |= (message_id is not None) << 7 | persistent << 12
     header = (
         b"\x02\x00\x01"
         + (14 + len(properties)).to_bytes(4, "big")

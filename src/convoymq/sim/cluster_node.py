@@ -40,14 +40,15 @@ from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.store import MetadataSink, MetadataStore
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.tables import Table
-from convoymq.queues.driver import GroupQuestions
+from convoymq.queues.driver import GroupQuestions, QueueMachine
 from convoymq.queues.group_queue import TICK_MS
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication import versions as supported
 from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.group_node import AUDIT_MS, GroupNode, watch
 from convoymq.sim.lost_majority import RecoveryPort
 from convoymq.sim.network import Receiver
-from convoymq.sim.nodes import AUDIT_MS, SimNode, WatchedMachine, WatchedStream
 from convoymq.storage.log import GroupLog
 from convoymq.transport.frame_kinds import KIND_FOUND, KIND_JOIN, KIND_RECOVERY
 from convoymq.transport.handshake import Hello, LinkRefused, OwnHello, PeerHello, read_hello
@@ -72,29 +73,13 @@ class Saved:
     lost_groups: int = 0
 
 
-class WatchedTree(MetadataMachine):
-    """The metadata machine of a node that reports what it applies."""
-
-    def __init__(self, node: ClusterNode) -> None:
-        super().__init__()
-        self.node = node
+class IndexedTree(MetadataMachine):
+    """The metadata machine, with the index of other machines."""
 
     @property
     def index(self) -> int:
-        """As other machines call it."""
+        """Index of the latest entry that was applied."""
         return self.applied_index
-
-    def apply(self, index: int, time_ms: int, data: bytes) -> None:
-        """Applies, and reports."""
-        before = len(self.effects)
-        super().apply(index, time_ms, data)
-        self.node.world.on_applied(self.node, 0, self, data, self.effects[before:])
-
-    def restore(self, state: bytes) -> None:
-        """Restores, and reports."""
-        super().restore(state)
-        if self.applied_index:
-            self.node.world.on_restored(self.node, 0, self)
 
 
 class SimLinks:
@@ -116,7 +101,7 @@ class SimLinks:
         self.forgotten.discard(node)
 
 
-class ClusterNode(SimNode):
+class ClusterNode(GroupNode):
     """One node of a `ClusterWorld`.
 
     Args:
@@ -336,7 +321,7 @@ class ClusterNode(SimNode):
     ) -> None:
         world = self.world
         self._name_storage()
-        self.tree = WatchedTree(self)
+        self.tree = watch(IndexedTree(), self, 0)
         world.trace.add(self.name, f"opens the tree with {members}, learner {learner}")
         # The store needs the builder of the group, the group its sink.
         sink = MetadataSink()
@@ -410,7 +395,7 @@ class ClusterNode(SimNode):
             clock=self.clock,
             incarnations=self.incarnations,
             new_session=self.new_session,
-            ask=GroupQuestions(node=self._ask_node),
+            ask=GroupQuestions(node=self.ask_node),
             ask_sessions=self.ask_sessions,
             audit_interval_ms=AUDIT_MS,
             stored_groups=lambda: self.storage.logs,
@@ -440,16 +425,16 @@ class ClusterNode(SimNode):
     def _on_removed(self) -> None:
         self.world.scheduler.after(0, None, self.world.on_removed, self, self.process)
 
-    def _machine_for(self, record: QueueRecord, arguments: Table) -> WatchedMachine | WatchedStream:
+    def _machine_for(self, record: QueueRecord, arguments: Table) -> QueueMachine:
         """Returns the machine that production would make, watched, and with shorter time-outs."""
         self.world.on_open(self, record)
         made = make_machine(record, arguments)
-        settings = dict(made.settings)
-        is_quorum = isinstance(made, QuorumMachine)
-        if is_quorum:
+        if isinstance(made, QuorumMachine):
+            settings = dict(made.settings)
             settings["disconnect_timeout_ms"] = self.world.plan.settings["disconnect_timeout_ms"]
-        kind = WatchedMachine if is_quorum else WatchedStream
-        return kind(settings, self, record.group)
+            return watch(QuorumMachine(settings), self, record.group)
+        assert isinstance(made, StreamMachine)
+        return watch(made, self, record.group)
 
     def _on_change(self, change: Change) -> None:
         assert self.local is not None
@@ -549,11 +534,11 @@ class ClusterNode(SimNode):
         return True
 
     def say(self) -> bytes:
-        """See `SimNode`."""
+        """See `GroupNode`."""
         return msgspec.msgpack.encode(self.hello())
 
     def judge(self, peer: int, said: bytes) -> int:
-        """See `SimNode`."""
+        """See `GroupNode`."""
         try:
             told = read_hello(msgspec.msgpack.decode(said), self.hello())
         except LinkRefused:

@@ -12,7 +12,9 @@ What holds for every group and queue holds here as well (`invariants`, `referee`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from random import Random
 
 from convoymq.metadata.commands import Command, DeclareQueue, DeleteQueue, ForgetNode
 from convoymq.metadata.formation import Joined
@@ -23,18 +25,21 @@ from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
 from convoymq.queues.driver import group_driver_of
 from convoymq.replication.machine import Effect
-from convoymq.sim.clients import Channel
+from convoymq.sim.clients import Channel, ClientConfig
 from convoymq.sim.clock import Process
-from convoymq.sim.cluster_channels import EndedChannel, QueueChannel, StreamQueueChannel
 from convoymq.sim.cluster_checker import ClusterChecker
 from convoymq.sim.cluster_node import ClusterNode
 from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.faults import KINDS, Variation, draw_plan
+from convoymq.sim.group_faults import GroupInjector
+from convoymq.sim.group_node import GroupNode
+from convoymq.sim.group_world import GroupLoad, GroupWorld
 from convoymq.sim.lost_majority import Disaster, Operator
 from convoymq.sim.metadata_referee import KnownQueue, MetadataReferee
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.referee import IndexedMachine, Referee
-from convoymq.sim.streams import StreamReferee
-from convoymq.sim.world import World
+from convoymq.sim.streams import StreamChannel, StreamReferee
+from convoymq.sim.world import ChannelKind
 from convoymq.storage.log import GroupLog
 
 NAMES = ("a", "b", "c")
@@ -52,14 +57,75 @@ Entered = tuple[int, bytes, list[Effect]]
 """Index, bytes and effects of a committed entry."""
 
 
-class ClusterWorld(World):
+CLUSTER = ("forget", "newcomer", "foreign_node", "false_death")
+LOSSES = ("lost_majority",)
+CHURN_SHARE = 0.15
+
+
+class ClusterInjector(GroupInjector):
+    """Injects faults into a `ClusterWorld`."""
+
+    world: ClusterWorld
+
+    def moments(self) -> dict[str, Callable[[], None]]:
+        """See `Injector`."""
+        return {
+            **super().moments(),
+            "forget": self.world.forget,
+            "newcomer": self.world.bring_newcomer,
+            "foreign_node": self.world.bring_foreigner,
+            "lost_majority": self.world.lose_majority,
+            "false_death": self._false_death,
+        }
+
+    def _false_death(self) -> None:
+        """Some nodes are told that a node is gone for certain, and it lives."""
+        node = self._node()
+        if node is not None:
+            others = [n for n in sorted(self.world.network.receivers) if n != node.number]
+            told = [n for n in others if self.world.scheduler.chance(0.5)]
+            self.world.trace.fault("false_death", node.name, f"told to {told}")
+            for other in told:
+                self.world.network.declare_dead(other, node.number)
+
+
+class ClusterLoad(GroupLoad):
+    """Queues by the metadata group."""
+
+    text = "the metadata group says which queues and members there are"
+    kinds = KINDS + CLUSTER + LOSSES
+    world: ClusterWorld
+
+    def make_world(
+        self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
+    ) -> ClusterWorld:
+        """See `Load`."""
+        return ClusterWorld(draw_plan(seed, faults, self), self, sink)
+
+    def vary(self, seed: int, share: float) -> Variation:
+        """See `GroupLoad`."""
+        more = Random(seed ^ 0xC1)
+        kinds = {kind for kind in CLUSTER if more.random() < share}
+        overtake = more.random() < 0.5
+        churn = more.random() < CHURN_SHARE
+        losses = Random(seed ^ 0x1055)
+        kinds |= {kind for kind in LOSSES if losses.random() < share}
+        return Variation(kinds=frozenset(kinds), overtake=overtake, churn=churn)
+
+    def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
+        """See `GroupLoad`: late acknowledgements and fixed bodies are about quorum queues."""
+        return replace(clients, late_chance=0.0, body_fixed=-1)
+
+
+class ClusterWorld(GroupWorld):
     """A cluster under test, with its metadata group."""
 
+    injector_class = ClusterInjector
     nodes: dict[int, ClusterNode]
     checkers: dict[int, ClusterChecker]
     """Of groups that are deleted, too."""
 
-    def _make_world(self) -> None:
+    def _make_groups(self) -> None:
         plan = self.plan
         self.checkers = {}
         self.foreign_nodes: dict[int, ClusterNode] = {}
@@ -68,6 +134,7 @@ class ClusterWorld(World):
         founders = tuple(range(1, plan.nodes + 1))
         self.nodes = {number: ClusterNode(self, number, founders) for number in founders}
         self.founders = founders
+        self._release_rng = self.own_rng(0xC0417)
         self.metadata = MetadataReferee(self._on_created, self._on_deleted, self._members_at)
         self.referees[0] = self.metadata
         self._watch_group(0, founder=0)
@@ -140,7 +207,7 @@ class ClusterWorld(World):
 
     def on_applied(
         self,
-        node: SimNode,
+        node: GroupNode,
         group: int,
         machine: IndexedMachine,
         data: bytes,
@@ -150,7 +217,7 @@ class ClusterWorld(World):
         if not self._is_foreign(node):
             super().on_applied(node, group, machine, data, effects)
 
-    def on_restored(self, node: SimNode, group: int, machine: IndexedMachine) -> None:
+    def on_restored(self, node: GroupNode, group: int, machine: IndexedMachine) -> None:
         """A replica took its state from a snapshot."""
         if not self._is_foreign(node):
             super().on_restored(node, group, machine)
@@ -277,20 +344,10 @@ class ClusterWorld(World):
                     self._open_channel(node, group, bool(mine))
                     return
 
-    def _channel_kind(self, group: int) -> type[Channel]:
+    def channel_kind(self, group: int) -> ChannelKind:
+        """See `World`."""
         is_stream = isinstance(self.referees[group], StreamReferee)
-        return StreamQueueChannel if is_stream else QueueChannel
-
-    def _end_channels(self) -> None:
-        """Ends channels into deleted queues: their clients were told all."""
-        for channel in list(self.channels):
-            if not isinstance(channel, EndedChannel) or not channel.is_over:
-                continue
-            waits = channel.unconfirmed or channel._asked or channel._gets
-            if waits:
-                raise InvariantBroken(f"{channel.name}: the queue is gone, {waits} not answered")
-            channel.closed = True
-            self.channels.remove(channel)
+        return StreamChannel if is_stream else Channel
 
     def _administrate(self) -> None:
         """A client declares or deletes a queue."""
@@ -351,21 +408,16 @@ class ClusterWorld(World):
 
     # Faults.
 
-    def cluster_fault(self, kind: str) -> None:
-        """Forgets a node, brings a new one, or one of another cluster."""
-        if kind == "newcomer":
-            self._bring_newcomer()
-        elif kind == "forget":
-            self._forget()
-        elif kind == "lost_majority":
-            self._lose_majority()
-        elif kind == "foreign_node" and not self.foreign_nodes and self.metadata.cluster_id:
+    def bring_foreigner(self) -> None:
+        """A node of another cluster tries to link."""
+        if not self.foreign_nodes and self.metadata.cluster_id:
             self.trace.fault("foreign_node", "world")
             node = ClusterNode(self, FOREIGN_NODE, (FOREIGN_NODE,), is_foreign=True)
             self.foreign_nodes[FOREIGN_NODE] = node
             self._start(node)
 
-    def _bring_newcomer(self) -> None:
+    def bring_newcomer(self) -> None:
+        """A fresh node joins."""
         number = len(self.nodes) + 1
         if number > self.plan.nodes + NEWCOMERS_MAX or not self.metadata.cluster_id:
             return
@@ -373,7 +425,8 @@ class ClusterWorld(World):
         node = self.nodes[number] = ClusterNode(self, number, self.founders)
         self._start(node)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """A node is removed from the cluster."""
         serving = self._serving()
         known = [n for n in self.nodes if any(n in other.tree.nodes for other in serving)]
         candidates = [n for n in known if self.may_lose(n) and n not in self.metadata.forgotten]
@@ -439,7 +492,7 @@ class ClusterWorld(World):
 
     # A lost majority.
 
-    def _lose_majority(self) -> None:
+    def lose_majority(self) -> None:
         """Loses the disks of so many nodes at once that the rest is no majority of the tree's."""
         leading = self.leader_of(0)
         if leading is None or self.disaster is not None or not self._is_founded():
@@ -520,10 +573,6 @@ class ClusterWorld(World):
             self.history.pop(group, None)
         for group, checker in self.checkers.items():
             checker.ended = group > 0 and group not in self.groups
-        if not fresh.queues:
-            # Nobody knows the later incarnations any more, and no queue has their sessions.
-            known = fresh.incarnations
-            self.served = {each for each in self.served if each[1] <= known.get(each[0], 0)}
 
     def _rewind_queue(self, group: int, history: list[Entered]) -> None:
         former = self.referees[group]
@@ -544,7 +593,7 @@ class ClusterWorld(World):
             }
         self.referees[group] = self.checkers[group].referee = fresh
         for channel in self.channels:
-            if isinstance(channel, EndedChannel) and channel.group == group:
+            if isinstance(channel, Channel) and channel.group == group:
                 channel.on_rewound(fresh)
 
     def _follow(self, group: int, index: int, data: bytes, effects: list[Effect]) -> None:

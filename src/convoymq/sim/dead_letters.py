@@ -36,7 +36,7 @@ POLICIES: tuple[dict[str, object], ...] = (
 
 
 if TYPE_CHECKING:
-    from convoymq.sim.world import World
+    from convoymq.sim.quorum import QuorumLoad
 
 
 class DeadLetterTarget:
@@ -49,12 +49,12 @@ class DeadLetterTarget:
     deleted = False
     features = QueueFeatures()
 
-    def __init__(self, world: World, process: Process) -> None:
-        self._world = world
+    def __init__(self, load: QuorumLoad, process: Process) -> None:
+        self._load = load
+        self._world = load.world
         self._process = process
-        self._scheduler: Scheduler = world.scheduler
-        #: Draws of its own: runs without dead letters stay as they were.
-        self._rng: Random = world.dead_letter_rng
+        self._scheduler: Scheduler = load.world.scheduler
+        self._rng: Random = load.dead_letter_rng
 
     def route_dead_letter(self, *_message: object) -> tuple[Any, ...]:
         """See `DeadLetterRoutes`."""
@@ -80,7 +80,7 @@ class DeadLetterTarget:
         """Takes a message or refuses it; the answer comes later, if its process still runs."""
         refused = not self._world.quiet and self._rng.random() < REFUSAL_CHANCE
         if not refused:
-            self._world.moved.add(identity_of(record))
+            self._load.moved.add(identity_of(record))
         if tag:
             delay_us = self._rng.randrange(1, DELAY_MAX_US)
             self._scheduler.after(delay_us, self._process, client.answer, tag, not refused)

@@ -195,6 +195,12 @@ class SimWorker:
         self._jobs.append((work, done))
         self._next()
 
+    def close(self) -> None:
+        """Carries out what waits, at once; nobody is answered."""
+        while self._jobs:
+            work, _ = self._jobs.popleft()
+            work()
+
     def _next(self) -> None:
         if self._busy or not self._jobs:
             return
@@ -203,6 +209,8 @@ class SimWorker:
         self._scheduler.after(delay_us, self._process, self._run)
 
     def _run(self) -> None:
+        if not self._jobs:
+            return
         work, done = self._jobs.popleft()
         result: object = None
         failure: BaseException | None = None

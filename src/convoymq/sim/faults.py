@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from crc32c import crc32c
-
-from convoymq.logformat.wal_file import BATCH_HEADER, BATCH_HEADER_BYTES, BATCH_MAGIC, FILE_HEADER
 from convoymq.sim.clients import ClientConfig
 from convoymq.sim.disk import DiskConfig
 from convoymq.sim.network import NetworkConfig
@@ -31,32 +27,12 @@ OTHERS = ("clock", "membership", "transfer")
 LOGS = ("rot_page", "lose_wal_file")
 RELAYS = ("cutoff",)
 KINDS = NETWORK + NODES + DISKS + OTHERS + LOGS + RELAYS
-CLUSTER = ("forget", "newcomer", "foreign_node", "false_death")
-LOSSES = ("lost_majority",)
-"""Only of the load `cluster`, as those."""
-ALL_KINDS = KINDS + CLUSTER + LOSSES
-"""Every kind of fault; `docs/simulation.md` says what each does."""
-
-
-PAGE_BYTES = 4096
-
-
-def last_flush(data: bytes) -> int:
-    """Returns where the last flush of a WAL file begins that another one preceded, 0 = there is
-    none.
-
-    One that a crash cut short in its first header does not count: nothing can be told from it.
-    """
-    needle = BATCH_MAGIC + data[8:16]
-    at = data.rfind(needle)
-    while at > FILE_HEADER.size:
-        head = data[at : at + BATCH_HEADER_BYTES]
-        if len(head) == BATCH_HEADER_BYTES:
-            *_, position, _, checksum = BATCH_HEADER.unpack(head)
-            if position == 0 and crc32c(head[:-4]) == checksum:
-                return at
-        at = data.rfind(needle, 0, at)
-    return 0
+RATES = {
+    **dict.fromkeys(("blackout", "wipe", "rot", *LOGS, "lost_majority"), 0.25),
+    # Most come while the last one is under way, and are put off.
+    "membership": 4.0,
+}
+"""Rate of a kind, as a share of the plan's; others come as often as the plan says."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,20 +56,45 @@ class Plan:
     """Of the queue machines."""
     round_us_max: int
     hash_every: int
-    streams: bool = False
-    """The groups are streams, not quorum queues."""
-    partitions: bool = False
-    """The streams are partitions of topics."""
-    reservations: bool = False
-    """Some channels read quorum queues through reservations."""
     turn_chance: float = 0.0
     """Chance that a tick of a storage ends the WAL file, so that it is emptied while short."""
     lag_entries_max: int = 10_000
     """Committed entries that a replica may lack and still count as live."""
-    cluster: bool = False
-    """The metadata group says which queues there are, and where."""
     churn: bool = False
     """Channels open and close by hundreds into one queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variation:
+    """What the plans of one load have beyond the others'."""
+
+    kinds: frozenset[str] = frozenset()
+    """More kinds of faults."""
+    overtake: bool = False
+    """Urgent frames overtake bulk."""
+    churn: bool = False
+    """See `Plan`."""
+
+
+class PlannedLoad(Protocol):
+    """Parts of a load that its plans need."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Returns the kinds of faults that the load knows."""
+
+    def vary(self, seed: int, share: float) -> Variation:
+        """Draws what the plans of this load have beyond the others'.
+
+        Args:
+            share: probability of each kind of fault.
+        """
+
+    def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
+        """Returns the behaviour of channels."""
+
+    def draw_settings(self, rng: Random, settings: dict[str, int]) -> dict[str, int]:
+        """Returns the settings of queues; `settings` are those of quorum queues."""
 
 
 def _kinds(rng: Random, seed: int, share: float) -> frozenset[str]:
@@ -172,69 +173,34 @@ def _clients(rng: Random, seed: int, busy: float) -> ClientConfig:
     )
 
 
-def _settings(rng: Random, seed: int, *, streams: bool, partitions: bool) -> dict[str, int]:
-    """Returns the settings of the groups' machines."""
-    settings: dict[str, int] = {
+def _settings(rng: Random, seed: int) -> dict[str, int]:
+    """Returns the settings of quorum queues."""
+    return {
         "delivery_limit": rng.choice((20, 20, 2, -1)),
         "disconnect_timeout_ms": rng.choice((500, 3000)),
         "single_active": rng.random() < 0.25,
         "single_active_strict": Random(seed ^ 0x57A1).random() < 0.75,
     }
-    if streams:
-        # Small enough for retention to have work within seconds.
-        settings = {
-            "max_age_ms": rng.choice((-1, -1, 300, 2000)),
-            "max_bytes": rng.choice((-1, -1, 1000, 20_000)),
-            "segment_bytes": rng.choice((300, 3000, 1 << 20)),
-        }
-    if partitions:
-        settings |= {"pid": 1, "lo": 0, "hi": 8, "created_version": 0}
-    return settings
 
 
-def draw_plan(
-    seed: int,
-    only: Collection[str] | None = None,
-    *,
-    streams: bool = False,
-    partitions: bool = False,
-    reservations: bool = False,
-    cluster: bool = False,
-) -> Plan:
-    """Returns the plan of a seed. `only` replaces the drawn kinds of faults; with `streams` the
-    groups are streams, with `partitions` those of topics."""
-    streams = streams or partitions
+def draw_plan(seed: int, only: Collection[str] | None, load: PlannedLoad) -> Plan:
+    """Returns the plan of a seed. `only` replaces the drawn kinds of faults."""
     rng = Random(seed ^ 0x5EED)
     share = rng.choice((0.15, 0.3, 0.5, 0.7))
-    faults = _kinds(rng, seed, share)
-    overtake = churn = False
-    if cluster:
-        more = Random(seed ^ 0xC1)
-        faults |= {kind for kind in CLUSTER if more.random() < share}
-        overtake = more.random() < 0.5
-        churn = more.random() < 0.15
-        losses = Random(seed ^ 0x1055)
-        faults |= {kind for kind in LOSSES if losses.random() < share}
-    if only is not None:
-        faults = frozenset(only)
+    faults = _kinds(rng, seed, share) & frozenset(load.kinds)
+    variation = load.vary(seed, share)
+    faults = faults | variation.kinds if only is None else frozenset(only)
     nodes = rng.choice((3, 3, 3, 5))
     busy = rng.choice((0.3, 1.0, 2.0))
-    network = _network(rng, seed, faults, overtake)
+    network = _network(rng, seed, faults, variation.overtake)
     disk = _disk(rng, faults)
     storage = _storage(rng, seed)
-    clients = _clients(rng, seed, busy)
-    settings = _settings(rng, seed, streams=streams, partitions=partitions)
-    if cluster or streams:
-        # These are about other things: their runs stay as they were.
-        clients = replace(clients, late_chance=0.0, body_fixed=-1)
-    if churn:
+    clients = load.adapt_clients(_clients(rng, seed, busy))
+    settings = load.draw_settings(rng, _settings(rng, seed))
+    if variation.churn:
         clients = replace(clients, turn_max_us=20_000, close_chance=0.5)
     return Plan(
-        cluster=cluster,
-        churn=churn,
-        streams=streams,
-        partitions=partitions,
-        reservations=reservations,
+        churn=variation.churn,
         seed=seed,
         nodes=nodes,
         groups=rng.choice((1, 1, 2)),
@@ -245,7 +211,7 @@ def draw_plan(
         disk=disk,
         storage=storage,
         clients=clients,
-        channels_max=12 if churn else rng.choice((1, 2)),
+        channels_max=12 if variation.churn else rng.choice((1, 2)),
         settings=settings,
         round_us_max=rng.choice((0, 50, 2000)),
         hash_every=rng.choice((1, 4, 16)),
@@ -260,7 +226,14 @@ class Injector:
     def __init__(self, world: World) -> None:
         self.world = world
         self.stopped = False
-        moments: dict[str, Callable[[], None]] = {
+        moments = self.moments()
+        for kind in world.kinds:
+            if kind in world.plan.faults and kind in moments:
+                self._later(kind, moments[kind])
+
+    def moments(self) -> dict[str, Callable[[], None]]:
+        """Returns what injects each kind of fault that happens at moments."""
+        return {
             "break": self._break,
             "partition": self._partition,
             "oneway": self._oneway,
@@ -273,23 +246,11 @@ class Injector:
             "kill": self._kill,
             "freeze": self._freeze,
             "blackout": self._blackout,
-            "wipe": self._wipe,
             "slow": self._slow,
             "full": self._full,
             "errors": self._errors,
-            "rot": self._rot,
-            "rot_page": self._rot_page,
-            "lose_wal_file": self._lose_wal_file,
             "clock": self._clock,
-            "membership": self._membership,
-            "transfer": self._transfer,
-            "false_death": self._false_death,
         }
-        for kind in ("forget", "newcomer", "foreign_node", *LOSSES):
-            moments[kind] = partial(self._cluster, kind)
-        for kind in ALL_KINDS:
-            if kind in world.plan.faults and kind in moments:
-                self._later(kind, moments[kind])
 
     def stop(self) -> None:
         """No more faults."""
@@ -298,11 +259,7 @@ class Injector:
     def _later(self, kind: str, inject: Callable[[], None]) -> None:
         scheduler = self.world.scheduler
         rate = self.world.plan.rate
-        if kind in ("blackout", "wipe", "rot", *LOGS, *LOSSES):
-            rate /= 4
-        elif kind == "membership":
-            # Most come while the last one is under way, and are put off.
-            rate *= 4
+        rate *= RATES.get(kind, 1.0)
         delay_us = int(scheduler.rng.expovariate(rate) * 1e6)
         scheduler.after(delay_us, None, self._now, kind, inject)
 
@@ -375,16 +332,6 @@ class Injector:
             self.world.trace.fault("suspect", f"{a}->{b}")
             self.world.network.suspect_falsely(a, b, self.world.scheduler.skewed(1000, 400_000))
 
-    def _false_death(self) -> None:
-        """Some nodes are told that a node is gone for certain, and it lives."""
-        node = self._node()
-        if node is not None:
-            others = [n for n in sorted(self.world.network.receivers) if n != node.number]
-            told = [n for n in others if self.world.scheduler.chance(0.5)]
-            self.world.trace.fault("false_death", node.name, f"told to {told}")
-            for other in told:
-                self.world.network.declare_dead(other, node.number)
-
     # Nodes.
 
     def _down(self, kind: str, node: SimNode, *, keep: float, refuses: bool = False) -> None:
@@ -427,12 +374,6 @@ class Injector:
             node.process.frozen_until_us = self.world.scheduler.now_us + duration_us
             self.world.network.silence(node.number)
 
-    def _wipe(self) -> None:
-        node = self._node()
-        if node is not None and self.world.may_lose(node.number):
-            self.world.trace.fault("wipe", node.name)
-            self.world.crash(node, restart_us=self._outage_us(), keep=0.0, wipe=True)
-
     # Disks.
 
     def _slow(self) -> None:
@@ -463,69 +404,6 @@ class Injector:
     def _works(self, node: SimNode) -> None:
         node.disk.failing = False
 
-    def _rot(self) -> None:
-        node = self._node()
-        if node is None or not self.world.may_lose(node.number):
-            return
-        disk = node.disk
-        full = node.full_wal_files()
-        able = []
-        for name, inode in disk.names.items():
-            if (
-                inode is not None
-                and len(inode.durable) > 64
-                and (name in full or not name.startswith("wal/"))
-            ):
-                able.append(name)
-        if not able:
-            return
-        path = self.world.scheduler.rng.choice(sorted(able))
-        inode = disk.names[path]
-        assert inode is not None
-        offset = self.world.scheduler.between(0, len(inode.durable) - 1)
-        bit = self.world.scheduler.between(0, 7)
-        self.world.trace.fault("rot", node.name, f"{path} byte {offset} bit {bit}")
-        self.world.excuse(node.number)
-        disk.rot(path, offset, bit)
-
-    def _rot_page(self) -> None:
-        """Spoils a page of a WAL file, often with a batch's header and directory in it."""
-        node = self._node()
-        if node is None or not self.world.may_lose(node.number):
-            return
-        scheduler = self.world.scheduler
-        full = node.full_wal_files()
-        able = []
-        for name, inode in sorted(node.disk.names.items()):
-            if inode is None or not name.startswith("wal/") or not name.endswith(".wal"):
-                continue
-            # In the newest file a later flush must tell the damage from a torn end.
-            end = len(inode.durable) if name in full else last_flush(bytes(inode.durable))
-            if end > 0:
-                able.append((name, end))
-        if not able:
-            return
-        path, end = scheduler.rng.choice(able)
-        start = scheduler.between(0, (end - 1) // PAGE_BYTES) * PAGE_BYTES
-        if scheduler.chance(0.5):
-            start = max(0, min(start + scheduler.between(0, PAGE_BYTES - 1), end - 1))
-        length = min(PAGE_BYTES, end - start)
-        self.world.trace.fault("rot_page", node.name, f"{path} bytes {start} to {start + length}")
-        self.world.excuse(node.number)
-        node.disk.spoil(path, start, length)
-
-    def _lose_wal_file(self) -> None:
-        node = self._node()
-        if node is None or not self.world.may_lose(node.number):
-            return
-        self.world.excuse(node.number)
-        self._down("lose_wal_file", node, keep=1.0)
-        files = [name for name in sorted(node.disk.names) if name.endswith(".wal")]
-        if files:
-            path = self.world.scheduler.rng.choice(files)
-            self.world.trace.add(node.name, f"{path} is gone")
-            node.disk.lose(path)
-
     # The rest.
 
     def _clock(self) -> None:
@@ -537,19 +415,3 @@ class Injector:
             self.world.trace.fault("clock", node.name, f"{jump_ms} ms")
             node.wall_offset_ms += jump_ms
             node.process.wall_offset_ms += jump_ms
-
-    def _membership(self) -> None:
-        groups = self.world.group_numbers()
-        if groups:
-            group = self.world.scheduler.rng.choice(groups)
-            self.world.change_membership(group)
-
-    def _cluster(self, kind: str) -> None:
-        self.world.cluster_fault(kind)
-
-    def _transfer(self) -> None:
-        node = self._node()
-        if node is not None:
-            for group in self.world.leads(node):
-                if node.host.transfer_leadership(group):
-                    self.world.trace.fault("transfer", node.name, f"group {group}")

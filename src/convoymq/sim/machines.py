@@ -11,15 +11,15 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Protocol
 
+from convoymq.shells.effect_sink import EffectSink
+from convoymq.shells.groups.replica import Replica
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
 from convoymq.replication.machine import Effect, Machine
-from convoymq.shells.effect_sink import EffectSink
-from convoymq.shells.groups.replica import Replica
-from convoymq.sim.faults import Plan, draw_plan
+from convoymq.sim.faults import KINDS, Plan, draw_plan
+from convoymq.sim.group_node import FIRST_INCARNATION, GroupNode
+from convoymq.sim.group_world import GroupLoad, GroupPlace, GroupWorld
 from convoymq.sim.invariants import GroupChecker
-from convoymq.sim.nodes import FIRST_INCARNATION, SimNode
-from convoymq.sim.world import GroupPlace, World
 
 GROUP = 1
 LINKS = frozenset({"break", "delay", "isolate", "loss", "oneway", "partition", "suspect"})
@@ -42,7 +42,7 @@ class SimulatedClient(EffectSink[Replica], Protocol):
         """Returns what it has no answer for; "" = nothing."""
 
 
-class MachineNode(SimNode):
+class MachineNode(GroupNode):
     """A node with one replica of the machine, and one client of it."""
 
     world: MachineWorld
@@ -97,7 +97,19 @@ class _Clients:
         return "; ".join(text for text in waits if text)
 
 
-class MachineWorld(World):
+class MachineLoad(GroupLoad):
+    """One group of some machine, which a test brings along."""
+
+    text = "one group of some machine"
+    kinds = tuple(kind for kind in KINDS if kind in FAULTS)
+    world: MachineWorld
+
+    def make_referee(self, group: int, settings: dict[str, int]) -> _Clients:
+        """See `GroupLoad`."""
+        return _Clients(self.world)
+
+
+class MachineWorld(GroupWorld):
     """A cluster with one group of some machine.
 
     Args:
@@ -111,6 +123,7 @@ class MachineWorld(World):
     def __init__(
         self,
         plan: Plan,
+        load: MachineLoad,
         make_new: Callable[[], Machine],
         make_client: Callable[[], SimulatedClient],
     ) -> None:
@@ -118,20 +131,20 @@ class MachineWorld(World):
         self.make_client = make_client
         self.clients: list[SimulatedClient] = []
         """Of all nodes, also those of processes that are gone."""
-        super().__init__(plan)
+        super().__init__(plan, load)
 
     @property
     def machines(self) -> list[Machine]:
         """Machines of all nodes that run."""
         return [replica.machine for _, replica in self.replicas_of(GROUP)]
 
-    def _make_world(self) -> None:
+    def _make_groups(self) -> None:
         self.nodes = {n: MachineNode(self, n) for n in range(1, self.plan.nodes + 1)}
         members = set(self.nodes)
         began = dict.fromkeys(sorted(members), (frozenset(members), False))
         founder = (1, FIRST_INCARNATION)
         self.places[GROUP] = GroupPlace(members, began, 1, {}, founder)
-        self.referees[GROUP] = _Clients(self)
+        self.referees[GROUP] = self.load.make_referee(GROUP, {})
         checker = GroupChecker(GROUP, self.referees[GROUP], self.plan.hash_every, self.trace)
         checker.founder = founder[0]
         self.checkers = {GROUP: checker}
@@ -148,7 +161,7 @@ class MachineWorld(World):
             self.nodes[node].client.submit(self.scheduler.rng)
 
     def on_entry(
-        self, node: SimNode, machine: Machine, entry: Entry, effects: list[Effect]
+        self, node: GroupNode, machine: Machine, entry: Entry, effects: list[Effect]
     ) -> None:
         """A replica has applied an entry of commands."""
         checker = self.checkers[GROUP]
@@ -173,9 +186,9 @@ def run_machine(
         make_client: makes a `SimulatedClient`.
         faults: kinds of faults; None = those of `FAULTS` that the seed draws.
     """
-    plan = draw_plan(seed)
-    chosen = plan.faults & FAULTS if faults is None else frozenset(faults)
-    world = MachineWorld(draw_plan(seed, chosen), make_new, make_client)
+    load = MachineLoad()
+    chosen = None if faults is None else frozenset(faults)
+    world = MachineWorld(draw_plan(seed, chosen, load), load, make_new, make_client)
     world.run()
     return world
 

@@ -156,7 +156,7 @@ class MetadataReferee:
                 self._forget(command.id)
         elif isinstance(command, RecordRecovery):
             if status == STATUS_OK and reply:
-                if command.former_id != self.cluster_id:
+                if self.cluster_id not in (command.former_id, command.cluster_id):
                     self.fail(f"{command} follows {self.cluster_id}")
                 self.cluster_id = command.cluster_id
                 for node in command.lost_nodes:

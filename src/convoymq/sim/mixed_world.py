@@ -20,13 +20,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from convoymq.queues.quorum.machine import COMMAND_TYPES
+from convoymq.queues.quorum.machine import COMMAND_TYPES, QuorumMachine
 from convoymq.replication.versions import command_table
-from convoymq.sim.nodes import SimNode, WatchedMachine
+from convoymq.sim.engine import NotLive
+from convoymq.sim.group_node import GroupNode, watch
+from convoymq.sim.group_world import GroupWorld
+from convoymq.sim.quorum import QuorumLoad
 from convoymq.sim.referee import Referee
-from convoymq.sim.world import NotLive, World
 
-PRESENT = WatchedMachine.VERSION
+PRESENT = QuorumMachine.VERSION
 NEXT = PRESENT + 1
 MARK = 200
 FIRST_UPGRADE_US = 200_000
@@ -36,20 +38,20 @@ _KNOWN = [kind for kind in range(256) if COMMAND_TYPES[PRESENT][kind >> 3] >> (k
 _TABLES = {**COMMAND_TYPES, NEXT: command_table([*_KNOWN, MARK])}
 
 
-class FormerMachine(WatchedMachine):
+class FormerMachine(QuorumMachine):
     """The quorum queue's machine of a release that does not know its newest version."""
 
     VERSION = PRESENT - 1
 
 
-class NextMachine(WatchedMachine):
+class NextMachine(QuorumMachine):
     """The quorum queue's machine of the next release."""
 
     VERSION = NEXT
 
-    def __init__(self, settings: Mapping[str, int], node: SimNode, group: int) -> None:
+    def __init__(self, settings: Mapping[str, int]) -> None:
         self.marks = 0
-        super().__init__(settings, node, group)
+        super().__init__(settings)
 
     def command_types(self, version: int) -> bytes:
         """See `Machine`."""
@@ -77,28 +79,27 @@ class NextMachine(WatchedMachine):
 
     def restore(self, state: bytes) -> None:
         """Replaces the state."""
-        # First: the state is compared while it is restored.
         self.marks = msgspec.msgpack.decode(state).get("marks", 0)
         super().restore(state)
 
 
-class MixedNode(SimNode):
+class MixedNode(GroupNode):
     """A node that runs one of two releases."""
 
     world: MixedWorld
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: GroupWorld, number: int) -> None:
         super().__init__(world, number)
         self.is_upgraded = False
 
     @property
-    def machine_class(self) -> type[WatchedMachine]:
+    def machine_class(self) -> type[QuorumMachine]:
         """Returns the machine of the release that this node runs."""
         return self.world.later if self.is_upgraded else self.world.earlier
 
-    def make_machine(self, settings: Mapping[str, int], group: int) -> WatchedMachine:
+    def make_machine(self, settings: Mapping[str, int], group: int) -> QuorumMachine:
         """Returns the machine of the release that this node runs."""
-        return self.machine_class(settings, self, group)
+        return watch(self.machine_class(settings), self, group)
 
     def supports_of(self, peer: int) -> dict[str, tuple[int, int]]:
         """Returns what a running node's HELLO says of its machine versions."""
@@ -112,18 +113,18 @@ class MixedNode(SimNode):
                 replica.propose(MARK)
 
 
-class MixedWorld(World):
+class MixedWorld(GroupWorld):
     """See the module text."""
 
     node_class = MixedNode
     nodes: dict[int, MixedNode]
-    earlier: type[WatchedMachine] = WatchedMachine
-    later: type[WatchedMachine] = NextMachine
+    earlier: type[QuorumMachine] = QuorumMachine
+    later: type[QuorumMachine] = NextMachine
 
-    def _make_world(self) -> None:
+    def _make_groups(self) -> None:
         if self.plan.seed % 2:
-            self.earlier, self.later = FormerMachine, WatchedMachine
-        super()._make_world()
+            self.earlier, self.later = FormerMachine, QuorumMachine
+        super()._make_groups()
         for referee in self.referees.values():
             assert isinstance(referee, Referee)
             referee.model.without_effect = frozenset({MARK})
@@ -174,3 +175,10 @@ class MixedWorld(World):
                 if replica.machine.version != self.later.VERSION:
                     waiting.append(f"group {group} has an older version on node {number}")
         return waiting
+
+
+class MixedLoad(QuorumLoad):
+    """Quorum queues on nodes of two releases."""
+
+    text = "quorum queues on nodes of two releases, which are upgraded on the way"
+    world_class = MixedWorld

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -46,8 +45,9 @@ from convoymq.sim.delivery_parts import Message, Place, Session, name_of
 from convoymq.sim.records import identity_of
 
 if TYPE_CHECKING:
-    from convoymq.sim.nodes import SimNode
-    from convoymq.sim.world import World
+    from convoymq.sim.group_node import GroupNode
+    from convoymq.sim.group_world import GroupWorld
+    from convoymq.sim.quorum import QuorumLoad
 
 NAME = "chosen"
 GROUP = TARGET_GROUP + 1
@@ -78,10 +78,11 @@ class _Published(NamedTuple):
 class Arrivals:
     """Messages that arrived at the target; one object for a world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: GroupWorld) -> None:
         self.world = world
-        self.rng = Random(world.plan.seed ^ 0xC405E)
-        #: Draws of its own: runs without operations stay as they were.
+        self.rng = world.own_rng(0xC405E)
+        self.questions = world.own_rng(0xA5C)
+        """Draws of questions to queues themselves."""
         self.active = self.rng.random() < SHARE
         self.taken: set[bytes] = set()
         self._last: dict[bytes, int] = {}
@@ -99,15 +100,15 @@ class Arrivals:
 class ChosenRoutes(DeadLetterTarget):
     """Routes of messages, as one process of a node sees them."""
 
-    def __init__(self, world: World, process: Process) -> None:
-        super().__init__(world, process)
-        self._chosen = ChosenTarget(world, process)
+    def __init__(self, load: QuorumLoad, process: Process) -> None:
+        super().__init__(load, process)
+        self._chosen = ChosenTarget(load, process)
 
     def route_dead_letter(self, *message: object) -> tuple[Any, ...]:
         """See `OperationRoutes`."""
         if message[2:3] != ((NAME,),):
             return super().route_dead_letter(*message)
-        draw = 1.0 if self._world.quiet else self._world.arrivals.rng.random()
+        draw = 1.0 if self._world.quiet else self._load.arrivals.rng.random()
         if draw < UNAVAILABLE_CHANCE:
             raise Unavailable("the target is not open yet")
         return () if draw < UNAVAILABLE_CHANCE + NO_ROUTE_CHANCE else (self._chosen,)
@@ -129,14 +130,15 @@ class ChosenTarget:
     serves_attributes = True
     features = QueueFeatures(drops_repeats=True)
 
-    def __init__(self, world: World, process: Process) -> None:
-        self.world = world
+    def __init__(self, load: QuorumLoad, process: Process) -> None:
+        self.world = load.world
+        self.arrivals = load.arrivals
         self.process = process
 
     @property
     def refuses_publishes(self) -> bool:
         """Full now and then."""
-        return not self.world.quiet and self.world.arrivals.rng.random() < FULL_CHANCE
+        return not self.world.quiet and self.arrivals.rng.random() < FULL_CHANCE
 
     def client(self, _session: int, events: PublisherEvents) -> _Stream:
         """Opens a stream of publishes."""
@@ -172,13 +174,13 @@ class _Stream:
 
     def _later(self) -> None:
         world = self.queue.world
-        delay_us = world.arrivals.rng.randrange(1, DELAY_MAX_US // 8)
+        delay_us = self.queue.arrivals.rng.randrange(1, DELAY_MAX_US // 8)
         world.scheduler.after(delay_us, None, self._arrive)
 
     def _arrive(self) -> None:
         world = self.queue.world
         loss = LOSS_CHANCE if self.queue.process.alive else 8 * LOSS_CHANCE
-        if not world.quiet and world.arrivals.rng.random() < loss:
+        if not world.quiet and self.queue.arrivals.rng.random() < loss:
             # The session is lost, with all that has not arrived.
             tags = [published.tag for published in self._waiting]
             self._waiting.clear()
@@ -186,13 +188,13 @@ class _Stream:
             self._answer(tags, False)
             return
         published = self._waiting.popleft()
-        world.arrivals.take(published)
+        self.queue.arrivals.take(published)
         self._answer([published.tag], True)
         if self._waiting:
             self._later()
 
     def _answer(self, tags: list[int], ok: bool) -> None:
-        delay_us = self.queue.world.arrivals.rng.randrange(1, DELAY_MAX_US)
+        delay_us = self.queue.arrivals.rng.randrange(1, DELAY_MAX_US)
         scheduler = self.queue.world.scheduler
         scheduler.after(delay_us, self.queue.process, self._tell, tags, ok)
 
@@ -323,8 +325,9 @@ class ChosenModel:
 class Choosing:
     """Asks for operations on any node, again and again, and for some of them twice."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, load: QuorumLoad) -> None:
+        self._load = load
+        self._world = load.world
         self._clients: dict[Queue, QuorumClient] = {}
         self._asked: dict[int, list[dict[str, object]]] = {}
         """Group -> what was asked."""
@@ -332,18 +335,16 @@ class Choosing:
 
     def start(self) -> None:
         """Begins, in some of the worlds."""
-        plan = self._world.plan
-        others = plan.streams or plan.reservations or plan.cluster
-        if self._world.arrivals.active and self._world.chosen and not others:
+        if self._load.arrivals.active and self._load.chosen:
             self._later()
 
     def _later(self) -> None:
-        delay_us = self._world.arrivals.rng.randrange(1, ASK_EVERY_US)
+        delay_us = self._load.arrivals.rng.randrange(1, ASK_EVERY_US)
         self._world.scheduler.after(delay_us, None, self._ask)
 
     def _ask(self) -> None:
         self._later()
-        world, rng = self._world, self._world.arrivals.rng
+        world, rng = self._world, self._load.arrivals.rng
         alive = [node for node in world.nodes.values() if node.alive and node.queues]
         if not alive:
             return
@@ -360,11 +361,11 @@ class Choosing:
             client = self._clients[queue] = made
         client.reservation(msgspec.msgpack.encode(op), _ignore)
 
-    def _next(self, node: SimNode, group: int) -> dict[str, object] | None:
-        rng = self._world.arrivals.rng
+    def _next(self, node: GroupNode, group: int) -> dict[str, object] | None:
+        rng = self._load.arrivals.rng
         asked = self._asked.setdefault(group, [])
         draw = rng.random()
-        ask = self._world.questions.random()
+        ask = self._load.arrivals.questions.random()
         if ask < QUESTION_CHANCE:
             return self._question(node, group, ask < QUESTION_CHANCE / 2)
         if asked and draw < REPEAT_CHANCE:
@@ -398,10 +399,10 @@ class Choosing:
         asked.append(op)
         return op
 
-    def _question(self, node: SimNode, group: int, about: bool) -> dict[str, object] | None:
+    def _question(self, node: GroupNode, group: int, about: bool) -> dict[str, object] | None:
         """Returns a command that asks whether the queue may be deleted, or that cancels what
         waits; None = nothing waits that a replica knows of."""
-        rng = self._world.questions
+        rng = self._load.arrivals.questions
         if about:
             if rng.random() < 0.5:
                 return {"op": "renew"}
@@ -426,7 +427,7 @@ class Choosing:
     def _end(self, group: int) -> dict[str, object] | None:
         """Returns a command that ends an operation that was begun and is not complete; None = there
         is none."""
-        model = self._world.chosen[group]
+        model = self._load.chosen[group]
         for id, operation in model.open.items():
             if not operation.counts["sealed"]:
                 return {"op": "cancel_operation", "operation": id}

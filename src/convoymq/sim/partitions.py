@@ -17,10 +17,12 @@ Channels tell the commands and fetch. A partition is sealed at some time in most
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import Random
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError
+from convoymq.queues.driver import GroupOptions
 from convoymq.queues.interface import QueueClient
 from convoymq.queues.partition.client import Enqueue, PartitionClient
 from convoymq.queues.partition.codec import (
@@ -40,8 +42,10 @@ from convoymq.queues.partition.reads import Fetch, Fetched
 from convoymq.replication.machine import Machine
 from convoymq.sim.clients import Channel, record_of
 from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.group_node import GroupNode
 from convoymq.sim.records import identity_of
-from convoymq.sim.streams import StreamChannel, StreamReferee
+from convoymq.sim.streams import StreamChannel, StreamLoad, StreamReferee
+from convoymq.sim.world import ChannelKind
 from convoymq.topics.answers import RunsAnswer
 from convoymq.topics.commands import (
     AckRanges,
@@ -302,3 +306,30 @@ def _enqueue_of(bodies: list[bytes]) -> Enqueue:
     ((_, flags, _, _, count, position, offset, _),) = batch.commands(data)
     end = offset + position + 4 * (count + 1)
     return flags, count, position, data[offset + COMMAND_HEADER_SIZE : end]
+
+
+class PartitionLoad(StreamLoad):
+    """Partitions of topics, each on its own."""
+
+    text = "partitions of topics, each on its own"
+
+    def draw_settings(self, rng: Random, settings: dict[str, int]) -> dict[str, int]:
+        """See `GroupLoad`."""
+        settings = super().draw_settings(rng, settings)
+        return settings | {"pid": 1, "lo": 0, "hi": 8, "created_version": 0}
+
+    def make_referee(self, group: int, settings: dict[str, int]) -> PartitionReferee:
+        """See `GroupLoad`."""
+        return PartitionReferee(group, settings)
+
+    def make_machine(self, settings: Mapping[str, int]) -> PartitionGroupMachine:
+        """See `GroupLoad`."""
+        return PartitionGroupMachine({**settings})
+
+    def make_queue(self, node: GroupNode, parts: GroupOptions) -> PartitionQueue:
+        """See `GroupLoad`."""
+        return PartitionQueue(**parts, ask_node=node.ask_node, answers=node.answers)
+
+    def channel_kind(self, group: int) -> ChannelKind:
+        """See `GroupLoad`."""
+        return PartitionChannel

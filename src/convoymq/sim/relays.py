@@ -31,9 +31,9 @@ from convoymq.transport.frame_kinds import is_urgent
 from convoymq.transport.links import FLAG_NEIGHBOURS
 
 if TYPE_CHECKING:
+    from convoymq.sim.group_node import GroupNode
+    from convoymq.sim.group_world import GroupWorld
     from convoymq.sim.network import Network, Receiver
-    from convoymq.sim.nodes import SimNode
-    from convoymq.sim.world import World
 
 TICK_US = 100_000
 WAIT_MS = 200
@@ -52,7 +52,7 @@ Path = tuple[int, tuple[int, ...], tuple[int, ...]]
 class RelayBook:
     """Record of all relayed links of a world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: GroupWorld) -> None:
         self._world = world
         self._sent: dict[tuple[int, int], list[tuple[int, RelaySession]]] = {}
         """(from, to) -> the last sessions, with their numbers."""
@@ -149,7 +149,7 @@ class RelayBook:
 class RelayedLinks:
     """One process of a node at the network: links, and nodes that others relay to."""
 
-    def __init__(self, node: SimNode, network: Network, book: RelayBook) -> None:
+    def __init__(self, node: GroupNode, network: Network, book: RelayBook) -> None:
         self.node = node
         self.process = node.process
         self._network = network

@@ -15,13 +15,13 @@ What the referee asserts, beyond what holds for every queue:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError, ReservationRefused
-from convoymq.queues.interface import Queue
 from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -39,14 +39,14 @@ from convoymq.queues.reservations import (
 )
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
 from convoymq.replication.machine import Machine
-from convoymq.sim.clients import ClientConfig, Workload
-from convoymq.sim.clock import Process, Scheduler
+from convoymq.sim.clients import ChannelParts
 from convoymq.sim.command_bodies import ReservationOp
 from convoymq.sim.delivery_model import DeliveryModel, InvariantBroken
 from convoymq.sim.delivery_parts import Key, Place, Session
+from convoymq.sim.quorum import QuorumLoad
 from convoymq.sim.records import identity_of
 from convoymq.sim.referee import Referee
-from convoymq.sim.trace import Trace
+from convoymq.sim.world import ChannelKind
 from convoymq.storage.types import EntryGone, StorageFault
 
 NAMES = ("s1", "s2")
@@ -60,6 +60,8 @@ LEASE_CHANCE = 0.3
 REPEAT_CHANCE = 0.2
 LEAVE_CHANCE = 0.02
 TAKE_MAX = 40
+OWNER_SHARE = 0.4
+"""Of the channels, those that own a reservation."""
 
 
 class _Reservation:
@@ -91,7 +93,7 @@ class _Reservation:
 
 if TYPE_CHECKING:
     from convoymq.shells.groups.replica import Replica
-    from convoymq.sim.nodes import SimNode
+    from convoymq.sim.group_node import GroupNode
 
 
 class ReservedModel(DeliveryModel):
@@ -300,39 +302,31 @@ class ReservationChannel(NullEvents):
         replicas: (node, replica) of the group on all nodes that run.
     """
 
+    is_over = False
+    """Queues with reservations are not deleted here."""
+
     def __init__(
         self,
+        parts: ChannelParts,
         *,
-        scheduler: Scheduler,
-        trace: Trace,
-        process: Process,
-        node: int,
-        group: int,
-        queue: Queue,
-        session: int,
-        config: ClientConfig,
-        workload: Workload,
-        referee: ReservedReferee,
-        publishes: bool,
-        consumes: bool,
-        on_closed: Callable[[ReservationChannel], None],
-        replicas: Callable[[int], list[tuple[SimNode, Replica]]],
+        replicas: Callable[[int], list[tuple[GroupNode, Replica]]],
     ) -> None:
-        self._scheduler = scheduler
-        self._trace = trace
-        self._process = process
-        self.node = node
-        self.group = group
-        self._config = config
-        self._workload = workload
-        self._referee = referee
-        self._on_closed = on_closed
+        assert isinstance(parts.referee, ReservedReferee)
+        self._scheduler = parts.scheduler
+        self._trace = parts.trace
+        self._process = parts.process
+        self.node = parts.node
+        self.group = parts.group
+        self._config = parts.config
+        self._workload = workload = parts.workload
+        self._referee = parts.referee
+        self._on_closed = parts.on_closed
         self._replicas = replicas
         workload.publishers += 1
         workload.channels += 1
         self.name = f"owner{workload.publishers}"
         # Only quorum queues have reservations here.
-        self.client = cast(QuorumClient, queue.client(session, self))
+        self.client = cast(QuorumClient, parts.queue.client(parts.session, self))
         self.closed = False
         self.draining = False
         self._leases = 0
@@ -347,6 +341,11 @@ class ReservationChannel(NullEvents):
         self._again: ReservationOp | None = None
         """Operation to ask once more: its answer got lost, or to see that it does no harm."""
         self._next_turn()
+
+    def end(self) -> None:
+        """See `Channel`."""
+        self.closed = True
+        self._on_closed(self)
 
     # Turns.
 
@@ -518,3 +517,18 @@ class ReservationChannel(NullEvents):
             raise InvariantBroken(f"{self.name}: read {start} … {at}, not up to {end}")
         self._read = max(self._read, end)
         self._workload.read += end - start
+
+
+class ReservationLoad(QuorumLoad):
+    """Quorum queues of which some channels own reservations."""
+
+    text = "quorum queues; some channels read them through reservations"
+    referee_class = ReservedReferee
+    has_operations = False
+
+    def channel_kind(self, group: int) -> ChannelKind:
+        """See `GroupLoad`."""
+        world = self.world
+        if not world.quiet and world.scheduler.chance(OWNER_SHARE):
+            return partial(ReservationChannel, replicas=world.replicas_of)
+        return super().channel_kind(group)

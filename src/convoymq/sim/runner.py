@@ -7,36 +7,24 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import TypedDict
 
 import structlog
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from convoymq.sim.faults import ALL_KINDS
-from convoymq.sim.topics import plan
-from convoymq.sim.topics.world import run_topic_seed
-from convoymq.sim.world import Result, run_seed
+from convoymq.sim.engine import Result
+from convoymq.sim.loads import load_class, run_seed
+from convoymq.sim.registry import DEFAULT
 
 TAIL_SHOWN = 60
 
 
-class Load(TypedDict):
-    """Load of channels, as `run_seed` takes it."""
-
-    streams: bool
-    partitions: bool
-    reservations: bool
-    cluster: bool
-    mixed: bool
-
-
-def parse_faults(text: str | None, load: str = "") -> frozenset[str] | None:
+def parse_faults(text: str | None, load: str = DEFAULT) -> frozenset[str] | None:
     """Kinds of faults from a comma separated list. Raises SystemExit for unknown ones."""
     if text is None:
         return None
-    known = plan.ALL_KINDS if load == "topics" else ALL_KINDS
+    known = load_class(load).kinds
     chosen = frozenset(kind for kind in text.split(",") if kind and kind != "none")
     unknown = chosen - set(known)
     if unknown:
@@ -55,15 +43,11 @@ def run_one(
     options: str,
     *,
     show_all: bool,
-    load: str = "",
+    load: str = DEFAULT,
 ) -> int:
-    """Runs one seed and prints its trace; 1 when it failed. `load`: see `load_of`."""
+    """Runs one seed and prints its trace; 1 when it failed."""
     mute()
-    sink = print if show_all else None
-    if load == "topics":
-        result = run_topic_seed(seed, faults, sink)
-    else:
-        result = run_seed(seed, faults, sink, **load_of(load))
+    result = run_seed(seed, faults, print if show_all else None, load=load)
     if not show_all:
         print("\n".join(result.tail))
     print(result.detail)
@@ -95,23 +79,7 @@ def _results(
 
 def _run(work: tuple[int, Collection[str] | None, str]) -> Result:
     seed, faults, load = work
-    if load == "topics":
-        return run_topic_seed(seed, faults)
-    return run_seed(seed, faults, **load_of(load))
-
-
-def load_of(load: str) -> Load:
-    """Returns the arguments of `run_seed` for a load: "" = quorum queues, "streams",
-    "partitions" = those of topics, "reservations" = queues with reservations, "cluster" = whatever
-    the metadata group says, or "mixed" = nodes of two releases.
-    """
-    return Load(
-        streams=load == "streams",
-        partitions=load == "partitions",
-        reservations=load == "reservations",
-        cluster=load == "cluster",
-        mixed=load == "mixed",
-    )
+    return run_seed(seed, faults, load=load)
 
 
 def run_many(
@@ -122,7 +90,7 @@ def run_many(
     *,
     jobs: int,
     keep_going: bool,
-    load: str = "",
+    load: str = DEFAULT,
 ) -> int:
     """Runs seeds and prints a table; 1 when one failed."""
     mute()

@@ -13,16 +13,23 @@ own memory of producers. What it asserts:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
 
 from convoymq.kernels import batch
 from convoymq.model.tables import Field
+from convoymq.queues.driver import GroupOptions
 from convoymq.queues.interface import ConsumerSpec, Delivery, QueueClient
 from convoymq.queues.stream.machine import StreamMachine
+from convoymq.queues.stream.queue import StreamQueue
 from convoymq.replication.machine import Effect, Machine
-from convoymq.sim.clients import Channel, ranges_of, record_of
+from convoymq.sim.clients import Channel, ClientConfig, ranges_of, record_of
 from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.group_node import GroupNode
+from convoymq.sim.group_world import GroupLoad, GroupWorld
 from convoymq.sim.records import identity_of
+from convoymq.sim.world import ChannelKind
 
 #: Chance of a burst by a named producer, and of repeating all that it published so far.
 NAMED_CHANCE = 0.5
@@ -260,6 +267,8 @@ class StreamChannel(Channel):
     def drain(self) -> None:
         """From now on everything that is kept is read from the first offset on."""
         super().drain()
+        if self.is_over:
+            return
         for number in sorted(self._consumers):
             self.client.set_credit(number, DRAIN_WINDOW)
         self._subscribe()
@@ -309,3 +318,38 @@ class StreamChannel(Channel):
             if behind and end:
                 return f"offsets up to {end}: {behind}"
         return missing
+
+
+class StreamLoad(GroupLoad):
+    """Streams."""
+
+    text = "streams instead of quorum queues"
+    world_class = GroupWorld
+
+    def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
+        """See `GroupLoad`: late acknowledgements and fixed bodies are about quorum queues."""
+        return replace(clients, late_chance=0.0, body_fixed=-1)
+
+    def draw_settings(self, rng: Random, settings: dict[str, int]) -> dict[str, int]:
+        """See `GroupLoad`. Small enough for retention to have work within seconds."""
+        return {
+            "max_age_ms": rng.choice((-1, -1, 300, 2000)),
+            "max_bytes": rng.choice((-1, -1, 1000, 20_000)),
+            "segment_bytes": rng.choice((300, 3000, 1 << 20)),
+        }
+
+    def make_referee(self, group: int, settings: dict[str, int]) -> StreamReferee:
+        """See `GroupLoad`."""
+        return StreamReferee(group)
+
+    def make_machine(self, settings: Mapping[str, int]) -> StreamMachine:
+        """See `GroupLoad`."""
+        return StreamMachine(settings)
+
+    def make_queue(self, node: GroupNode, parts: GroupOptions) -> StreamQueue:
+        """See `GroupLoad`."""
+        return StreamQueue(**parts, ask_node=node.ask_node, answers=node.answers)
+
+    def channel_kind(self, group: int) -> ChannelKind:
+        """See `GroupLoad`."""
+        return StreamChannel

@@ -28,7 +28,7 @@ from convoymq.topics.refusals import Code
 from convoymq.topics.routes import Route
 
 if TYPE_CHECKING:
-    from convoymq.sim.topics.world import World
+    from convoymq.sim.topics.world import TopicWorld
 
 TIMEOUT_MS = 45
 SEEN_DEAD_MS = 40
@@ -51,7 +51,7 @@ class Sourced:
 class SimProducer:
     """An application with a source of messages, and its producer sessions."""
 
-    def __init__(self, world: World, producer: int) -> None:
+    def __init__(self, world: TopicWorld, producer: int) -> None:
         self.world = world
         self.producer = producer
         self.epoch = 1
@@ -70,7 +70,7 @@ class SimProducer:
             self.epoch,
             world.metadata.topic.route,
             timeout_ms=TIMEOUT_MS,
-            jitter=lambda bound: int(world.engine.random.random() * bound),
+            jitter=lambda bound: int(world.scheduler.rng.random() * bound),
         )
 
     @property
@@ -85,7 +85,7 @@ class SimProducer:
 
     def produce(self, msg: int, key: bytes) -> None:
         """The application has one more message."""
-        sourced = Sourced(msg, key, self.world.lp_of(key), self.world.engine.now)
+        sourced = Sourced(msg, key, self.world.lp_of(key), self.world.now)
         self.source.append(sourced)
         if self._opening is None:
             self._send(sourced)
@@ -99,7 +99,7 @@ class SimProducer:
         world.messages[self.producer, self.epoch, sourced.lp, seq] = sourced.msg
         world.trace.append(
             events.Send(
-                world.engine.now,
+                world.now,
                 sourced.key,
                 sourced.lp,
                 self.producer,
@@ -108,7 +108,7 @@ class SimProducer:
                 sourced.msg,
             )
         )
-        self.core.send(sourced.lp, sourced.key, world.engine.now, position)
+        self.core.send(sourced.lp, sourced.key, world.now, position)
 
     def _run(self) -> None:
         world = self.world
@@ -124,15 +124,15 @@ class SimProducer:
                 case producing.Failed(_, _, Code.OUT_OF_SEQ) if world.plan.has("forget"):
                     is_forgotten = True
                 case producing.Failed(lp, _, code):
-                    now = world.engine.now
+                    now = world.now
                     world.trace.append(events.Abandoned(now, self.producer, lp, code.value))
         if is_forgotten:
             self.restart()
             return
         due = self.core.due_ms()
-        if due is not None and (self._waking < world.engine.now or due < self._waking):
-            self._waking = max(due, world.engine.now + 1)
-            world.engine.at(self._waking, self._wake, self._waking)
+        if due is not None and (self._waking < world.now or due < self._waking):
+            self._waking = max(due, world.now + 1)
+            world.at(self._waking, self._wake, self._waking)
 
     def _confirm(self, lp: int, seq: int) -> None:
         world = self.world
@@ -146,12 +146,12 @@ class SimProducer:
     def _confirm_message(self, msg: int) -> None:
         if msg not in self.world.confirmed:
             self.world.confirmed.add(msg)
-            self.world.trace.append(events.Confirmed(self.world.engine.now, msg))
+            self.world.trace.append(events.Confirmed(self.world.now, msg))
 
     def _wake(self, time: int) -> None:
         if time == self._waking:
             self._waking = -1
-            self.core.tick(self.world.engine.now)
+            self.core.tick(self.world.now)
             self._run()
 
     def _request(self, pid: int, ticket: int, request: Produce) -> None:
@@ -170,7 +170,7 @@ class SimProducer:
 
     def _answered(self, epoch: int, ticket: int, answer: ProduceAnswer) -> None:
         if epoch == self.epoch and self._opening is None:
-            self.core.on_answer(ticket, answer, self.world.engine.now)
+            self.core.on_answer(ticket, answer, self.world.now)
             self._run()
 
     def _refresh(self, epoch: int) -> None:
@@ -181,7 +181,7 @@ class SimProducer:
 
     def _refreshed(self, epoch: int, route: Route) -> None:
         if epoch == self.epoch and self._opening is None:
-            self.core.on_route(route, self.world.engine.now)
+            self.core.on_route(route, self.world.now)
             self._run()
 
     # A new session
@@ -204,7 +204,7 @@ class SimProducer:
         for span in self._session_route.spans:
             if not all(lp in self._covered for lp in range(span.lo, span.hi)):
                 world.network.send((self.producer, span.pid), self._open, span.pid, epoch)
-        world.engine.after(TIMEOUT_MS, self._ask, epoch)
+        world.after(TIMEOUT_MS, self._ask, epoch)
 
     def _open(self, pid: int, epoch: int) -> None:
         world = self.world
@@ -245,7 +245,7 @@ class SimProducer:
 class SimConsumer:
     """One member of a group, with an application that takes its time and fails now and then."""
 
-    def __init__(self, world: World, group: str, member: str) -> None:
+    def __init__(self, world: TopicWorld, group: str, member: str) -> None:
         self.world = world
         self.group = group
         self.member = member
@@ -266,7 +266,7 @@ class SimConsumer:
             timeout_ms=TIMEOUT_MS,
             holds_keys=not world.plan.retries,
         )
-        self.core.step(world.engine.now)
+        self.core.step(world.now)
         self._run()
 
     def crash(self) -> None:
@@ -275,11 +275,11 @@ class SimConsumer:
         number = zlib.crc32(self.member.encode())
         if number & 1:
             seat = self.world.metadata.groups[self.group]
-            self.world.engine.after(1 + number % SEEN_DEAD_MS, seat.on_dead, self.member)
+            self.world.after(1 + number % SEEN_DEAD_MS, seat.on_dead, self.member)
 
     def leave(self) -> None:
         """The member leaves in order."""
-        self.core.leave(self.world.engine.now)
+        self.core.leave(self.world.now)
         self._run()
 
     def pause(self, until: int) -> None:
@@ -288,15 +288,15 @@ class SimConsumer:
 
     def _is_away(self, call: object, *arguments: object) -> bool:
         """True when nothing happens now; a paused process sees it when it goes on."""
-        engine = self.world.engine
-        if self.alive and engine.now < self.paused_until:
-            engine.at(self.paused_until, call, *arguments)  # type: ignore[arg-type]
+        world = self.world
+        if self.alive and world.now < self.paused_until:
+            world.at(self.paused_until, call, *arguments)  # type: ignore[arg-type]
             return True
         return not self.alive
 
     def _run(self) -> None:
         world = self.world
-        now = world.engine.now
+        now = world.now
         for action in self.core.take_actions():
             match action:
                 case SendHeartbeat(heartbeat):
@@ -311,19 +311,19 @@ class SimConsumer:
         due = max(self.core.due_ms(now), now + 1)
         if self._waking <= now or due < self._waking:
             self._waking = due
-            world.engine.at(due, self._wake, due)
+            world.at(due, self._wake, due)
 
     def _wake(self, time: int) -> None:
         if time != self._waking or self._is_away(self._wake, time):
             return
         self._waking = -1
-        self.core.step(self.world.engine.now)
+        self.core.step(self.world.now)
         self._run()
 
     def on_leases(self, leases: Leases) -> None:
         """The answer to a heartbeat arrived."""
         if not self._is_away(self.on_leases, leases):
-            self.core.on_leases(leases, self.world.engine.now)
+            self.core.on_leases(leases, self.world.now)
             self._run()
 
     def _fetch(self, fetch: Fetch) -> None:
@@ -340,7 +340,7 @@ class SimConsumer:
 
     def _fetched(self, fetch: Fetch, answer: FetchAnswer) -> None:
         if not self._is_away(self._fetched, fetch, answer):
-            self.core.on_fetched(fetch, answer, self.world.engine.now)
+            self.core.on_fetched(fetch, answer, self.world.now)
             self._run()
 
     def _request(self, request: Request) -> None:
@@ -361,7 +361,7 @@ class SimConsumer:
 
     def _answered(self, request: Request, answer: AckAnswer | ParkAnswer) -> None:
         if not self._is_away(self._answered, request, answer):
-            self.core.on_answer(request, answer, self.world.engine.now)
+            self.core.on_answer(request, answer, self.world.now)
             self._run()
 
     def _handle(self, handle: Handle) -> None:
@@ -374,7 +374,7 @@ class SimConsumer:
             version = world.created_version(pid)
         world.trace.append(
             events.Deliver(
-                world.engine.now,
+                world.now,
                 self.group,
                 held.group_epoch,
                 pid,
@@ -389,7 +389,7 @@ class SimConsumer:
             )
         )
         token = (held.group_epoch, version, record.offset)
-        world.engine.after(world.handling_ms(), self._handled, handle, token)
+        world.after(world.handling_ms(), self._handled, handle, token)
 
     def _handled(self, handle: Handle, token: tuple[int, int, int]) -> None:
         if self._is_away(self._handled, handle, token):
@@ -398,5 +398,5 @@ class SimConsumer:
         ok = not world.fails(self.group, int(handle.record.message))
         if ok:
             world.sink(self.group, handle.key, int(handle.record.message), token)
-        self.core.on_handled(handle, ok, world.engine.now)
+        self.core.on_handled(handle, ok, world.now)
         self._run()

@@ -30,7 +30,7 @@ from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
 
 if TYPE_CHECKING:
-    from convoymq.sim.topics.world import World
+    from convoymq.sim.topics.world import TopicWorld
 
 RETRY_MS = 5
 FETCH_WAIT_MS = 120
@@ -71,7 +71,7 @@ class SimMember(SimConsumer):
 
     core: GroupMember
 
-    def __init__(self, world: World, group: str, member: str) -> None:
+    def __init__(self, world: TopicWorld, group: str, member: str) -> None:
         self.world = world
         self.group = group
         self.member = member
@@ -93,12 +93,12 @@ class SimMember(SimConsumer):
             drain_ms=TTL_MS,
             one_of_key=True,
         )
-        self.core.step(world.engine.now)
+        self.core.step(world.now)
         self._run()
 
     def _run(self) -> None:
         world = self.world
-        now = world.engine.now
+        now = world.now
         self.core.step(now)
         for action in self.core.take_actions():
             match action:
@@ -107,7 +107,7 @@ class SimMember(SimConsumer):
                     world.network.send((self.member, self.group), seat.on_heartbeat, heartbeat)
                 case Fetch():
                     world.network.send((self.member, action.pid), self._fetch, action)
-                    world.engine.after(FETCH_WAIT_MS, self._not_fetched, action)
+                    world.after(FETCH_WAIT_MS, self._not_fetched, action)
                 case HandOut():
                     for offset in range(action.first, action.end):
                         self._hand_out(action, offset)
@@ -123,7 +123,7 @@ class SimMember(SimConsumer):
         due = max(self.core.due_ms(now), now + 1)
         if self._waking <= now or due < self._waking:
             self._waking = due
-            world.engine.at(due, self._wake, due)
+            world.at(due, self._wake, due)
 
     # Fetches and commands
 
@@ -134,12 +134,12 @@ class SimMember(SimConsumer):
         runs = [tuple(record for _, record in run) for _, run in neighbours]
         batches = [Records(run[0].offset, run) for run in runs]
         found = Fetched(answer.code, batches, answer.next_offset, answer.view)
-        self.core.on_fetched(fetch, found, self.world.engine.now)
+        self.core.on_fetched(fetch, found, self.world.now)
         self._run()
 
     def _not_fetched(self, fetch: Fetch) -> None:
         if not self._is_away(self._not_fetched, fetch):
-            self.core.on_fetched(fetch, Fetched(Code.NOT_LEADER), self.world.engine.now)
+            self.core.on_fetched(fetch, Fetched(Code.NOT_LEADER), self.world.now)
             self._run()
 
     def _send(self, request: Send) -> None:
@@ -152,7 +152,7 @@ class SimMember(SimConsumer):
             return
         world = self.world
         world.network.send((self.member, request.pid), self._submit, request)
-        world.engine.after(TIMEOUT_MS, self._send, request)
+        world.after(TIMEOUT_MS, self._send, request)
 
     def _submit(self, request: Send) -> None:
         partition = self.world.partitions.get(request.pid)
@@ -169,7 +169,7 @@ class SimMember(SimConsumer):
             return
         assert isinstance(answer, AckAnswer | ParkAnswer)
         self._waits.discard(request.number)
-        self.core.on_answer(request, answer, self.world.engine.now)
+        self.core.on_answer(request, answer, self.world.now)
         self._run()
 
     # The client
@@ -182,7 +182,7 @@ class SimMember(SimConsumer):
         gen = self.core.held[pid].group_epoch
         world.trace.append(
             events.Deliver(
-                world.engine.now,
+                world.now,
                 self.group,
                 gen,
                 entry.pid,
@@ -203,7 +203,7 @@ class SimMember(SimConsumer):
         version = self.world.created_version(pid)
         entry = ParkedEntry(version, offset, pid, action.batch.copy(offset))
         token = self._deliver(key, entry, pid, action.epoch, parked=False)
-        self.world.engine.after(
+        self.world.after(
             self.world.handling_ms(), self._done, action, offset, key, int(entry.message), token
         )
 
@@ -212,7 +212,7 @@ class SimMember(SimConsumer):
     ) -> None:
         if self._is_away(self._done, action, offset, key, message, token):
             return
-        now = self.world.engine.now
+        now = self.world.now
         if self._succeeds(key, message, token):
             self.core.on_acknowledged(action.pid, action.epoch, offset, offset, now)
         else:
@@ -222,13 +222,13 @@ class SimMember(SimConsumer):
     def _hand_out_parked(self, action: HandOutParked) -> None:
         entry = action.entry
         token = self._deliver(action.key, entry, action.pid, action.epoch, parked=True)
-        self.world.engine.after(self.world.handling_ms(), self._done_parked, action, token)
+        self.world.after(self.world.handling_ms(), self._done_parked, action, token)
 
     def _done_parked(self, action: HandOutParked, token: tuple[int, int, int]) -> None:
         if self._is_away(self._done_parked, action, token):
             return
         ok = self._succeeds(action.key, int(action.entry.message), token)
-        now = self.world.engine.now
+        now = self.world.now
         self.core.on_parked_done(action.pid, action.epoch, action.key, now, ok=ok)
         self._run()
 

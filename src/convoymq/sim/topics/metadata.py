@@ -39,7 +39,7 @@ from convoymq.topics.routes import Route
 from convoymq.topics.topic import DeclareLost, Delete, Publish, TopicCommand, TopicState
 
 if TYPE_CHECKING:
-    from convoymq.sim.topics.world import World
+    from convoymq.sim.topics.world import TopicWorld
 
 RETRY_MS = 30
 CREATE_DEADLINE_MS = 120
@@ -60,7 +60,7 @@ C = TypeVar("C")
 class Log(Generic[C]):
     """Proposals of one seat; they commit a little later, in order."""
 
-    def __init__(self, world: World, apply: Callable[[C], None]) -> None:
+    def __init__(self, world: TopicWorld, apply: Callable[[C], None]) -> None:
         self.world = world
         self._apply = apply
         self._pending: list[C] = []
@@ -70,7 +70,7 @@ class Log(Generic[C]):
         """Appends a proposal."""
         self._pending.append(command)
         if len(self._pending) == 1:
-            self.world.engine.after(self.world.engine.draw(1, 3), self._commit, self._life)
+            self.world.after(self.world.draw(1, 3), self._commit, self._life)
 
     def _commit(self, life: int) -> None:
         if life != self._life:
@@ -82,7 +82,7 @@ class Log(Generic[C]):
     def crash(self) -> None:
         """A prefix of what was proposed survives."""
         self._life += 1
-        kept = self.world.engine.draw(0, len(self._pending))
+        kept = self.world.draw(0, len(self._pending))
         pending, self._pending = self._pending[:kept], []
         for command in pending:
             self._apply(command)
@@ -91,7 +91,7 @@ class Log(Generic[C]):
 class ControllerSeat:
     """The controller and its successors."""
 
-    def __init__(self, world: World, metadata: SimMetadata) -> None:
+    def __init__(self, world: TopicWorld, metadata: SimMetadata) -> None:
         self.world = world
         self.metadata = metadata
         self.term = 0
@@ -124,12 +124,12 @@ class ControllerSeat:
         if zombie:
             old = self._controller(copy.deepcopy(self.metadata.topic))
             for number in range(ZOMBIE_STEPS):
-                world.engine.after(number * RETRY_MS, self._step, old)
+                world.after(number * RETRY_MS, self._step, old)
         self._life += 1
         self.acting = None
         self.log.crash()
-        world.leases.succeed(set(self.metadata.blocked), world.engine.now)
-        world.engine.after(away_ms, self.begin, self._life)
+        world.leases.succeed(set(self.metadata.blocked), world.now)
+        world.after(away_ms, self.begin, self._life)
 
     def step(self) -> None:
         """Has the controller do what is possible."""
@@ -137,7 +137,7 @@ class ControllerSeat:
             self._step(self.acting)
 
     def _step(self, controller: Controller) -> None:
-        now = self.world.engine.now
+        now = self.world.now
         expired = [p for p in self.world.partitions if self.world.leases.is_over(p, now)]
         controller.step(now, expired)
         self._perform(controller)
@@ -169,8 +169,8 @@ class ControllerSeat:
         if partition is None or partition.cut:
             return
         if isinstance(command, SealCommand) and partition.silent:
-            if self.world.engine.chance(LATE):
-                self.world.engine.after(self.world.engine.draw(50, 300), self._tell, pid, command)
+            if self.world.scheduler.chance(LATE):
+                self.world.after(self.world.draw(50, 300), self._tell, pid, command)
             return
         partition.submit(command, lambda answer: self._send_reply(pid, answer))
 
@@ -196,7 +196,7 @@ class ControllerSeat:
 class CoordinatorSeat:
     """The coordinator of a group and its successors."""
 
-    def __init__(self, world: World, metadata: SimMetadata, state: GroupState) -> None:
+    def __init__(self, world: TopicWorld, metadata: SimMetadata, state: GroupState) -> None:
         self.world = world
         self.metadata = metadata
         self.state = state
@@ -226,7 +226,7 @@ class CoordinatorSeat:
         return Coordinator(
             state,
             topic.lineage,
-            self.world.engine.now,
+            self.world.now,
             lost=topic.lost,
             ttl_ms=TTL_MS,
             margin_ms=MARGIN_MS,
@@ -243,11 +243,11 @@ class CoordinatorSeat:
             old = self._coordinator(copy.deepcopy(self.state), topic)
             old.known = copy.deepcopy(self.acting.known)
             for number in range(ZOMBIE_STEPS):
-                self.world.engine.after(number * RETRY_MS, self._step, old)
+                self.world.after(number * RETRY_MS, self._step, old)
         self._life += 1
         self.acting = None
         self.log.crash()
-        self.world.engine.after(away_ms, self.begin, self._life)
+        self.world.after(away_ms, self.begin, self._life)
 
     def step(self) -> None:
         """Has the coordinator do what is possible."""
@@ -255,7 +255,7 @@ class CoordinatorSeat:
             self._step(self.acting)
 
     def _step(self, coordinator: Coordinator) -> None:
-        coordinator.step(self.world.engine.now)
+        coordinator.step(self.world.now)
         self._perform(coordinator)
 
     def _perform(self, coordinator: Coordinator) -> None:
@@ -284,19 +284,19 @@ class CoordinatorSeat:
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """A member's heartbeat arrived."""
         if self.acting is not None:
-            self.acting.on_heartbeat(heartbeat, self.world.engine.now)
+            self.acting.on_heartbeat(heartbeat, self.world.now)
             self._perform(self.acting)
 
     def on_drained(self, pid: int, group_epoch: int) -> None:
         """A partition's report arrived."""
         if self.acting is not None:
-            self.acting.on_drained(pid, group_epoch, self.world.engine.now)
+            self.acting.on_drained(pid, group_epoch, self.world.now)
             self._perform(self.acting)
 
     def on_asked(self, pid: int, group_epoch: int, drained: bool, whole: bool) -> None:
         """A partition's answer arrived."""
         if self.acting is not None:
-            now = self.world.engine.now
+            now = self.world.now
             if drained:
                 self.acting.on_drained(pid, group_epoch, now, whole=whole)
             else:
@@ -306,7 +306,7 @@ class CoordinatorSeat:
     def on_expired(self, pid: int, group_epoch: int, first: int, end: int) -> None:
         """A reader was told that messages are gone."""
         if self.acting is not None:
-            self.acting.on_expired(pid, group_epoch, first, end, self.world.engine.now)
+            self.acting.on_expired(pid, group_epoch, first, end, self.world.now)
             self._perform(self.acting)
 
     def _tell(self, pid: int, command: coordinate.Told) -> None:
@@ -321,14 +321,14 @@ class CoordinatorSeat:
 
     def _replied(self, pid: int, command: coordinate.Told, answer: Answer) -> None:
         if self.acting is not None:
-            self.acting.on_answer(pid, command, answer, self.world.engine.now)
+            self.acting.on_answer(pid, command, answer, self.world.now)
             self._perform(self.acting)
 
 
 class SimMetadata:
     """Topic and groups, and the seats."""
 
-    def __init__(self, world: World, route: Route) -> None:
+    def __init__(self, world: TopicWorld, route: Route) -> None:
         self.world = world
         self.topic = TopicState.first(route)
         self.blocked: set[int] = set()
@@ -341,7 +341,7 @@ class SimMetadata:
     def add_group(self, name: str, mode: Mode) -> None:
         """A group that reads everything from the beginning."""
         version = self.topic.route.version
-        now = self.world.engine.now
+        now = self.world.now
         state = GroupState.first(name, version, {}, mode, now)
         self.groups[name] = CoordinatorSeat(self.world, self, state)
         self.world.trace.append(events.Seek(now, name, 1, version, mode.value))
@@ -349,7 +349,7 @@ class SimMetadata:
     def tick(self) -> None:
         """Everybody looks at what has become possible."""
         self.step_all()
-        self.world.engine.after(STEP_MS, self.tick)
+        self.world.after(STEP_MS, self.tick)
 
     def step_all(self) -> None:
         """The controller and all coordinators look at the state."""
@@ -393,7 +393,7 @@ class SimMetadata:
         self.world.leases.take_back(self.blocked)
 
     def _trace_topic(self, command: TopicCommand, running: Change | None) -> None:
-        now, trace, topic = self.world.engine.now, self.world.trace.append, self.topic
+        now, trace, topic = self.world.now, self.world.trace.append, self.topic
         if isinstance(command, Publish):
             assert running is not None
             external = [p for p, seal in running.seals.items() if seal.close_offset is None]
@@ -422,7 +422,7 @@ class SimMetadata:
 
     def apply_group(self, seat: CoordinatorSeat, command: GroupCommand) -> None:
         """A command of a group is committed."""
-        state, now, trace = seat.state, self.world.engine.now, self.world.trace.append
+        state, now, trace = seat.state, self.world.now, self.world.trace.append
         owner = state.owners.get(command.pid) if isinstance(command, Release) else None
         losses = list(state.losses)
         if isinstance(command, Skip) and command.pid in self.topic.lost:

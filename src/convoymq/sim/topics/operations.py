@@ -29,7 +29,7 @@ from convoymq.topics.retention import forgets_producers
 from convoymq.topics.topic import Abort, Begin, DeclareLost, Delete, GiveUp, Retire
 
 if TYPE_CHECKING:
-    from convoymq.sim.topics.world import World
+    from convoymq.sim.topics.world import TopicWorld
 
 VERSIONS_MAX = 14
 OPERATOR_MS = 40
@@ -42,9 +42,8 @@ KEYLESS = 0.2
 class Operations:
     """Everything that a run does of itself."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: TopicWorld) -> None:
         self.world = world
-        self.engine = world.engine
         self.sent = 0
         self._members = 0
         self._changes = 0
@@ -54,11 +53,11 @@ class Operations:
 
     def begin(self) -> None:
         """Starts the load and whatever the plan has."""
-        plan, engine = self.world.plan, self.engine
+        world, plan = self.world, self.world.plan
         for group in self.world.metadata.groups:
             for _ in range(plan.members):
-                engine.after(engine.draw(0, 30), self.join, group)
-        engine.after(1, self._produce)
+                world.after(world.draw(0, 30), self.join, group)
+        world.after(1, self._produce)
         self._every(40, 160, self._change)
         self._every(OPERATOR_MS, OPERATOR_MS, self._operate)
         faults: dict[str, tuple[int, int, Callable[[], None]]] = {
@@ -87,22 +86,22 @@ class Operations:
         def again() -> None:
             call()
             if self.world.chaos or call == self._operate:
-                self.engine.after(self.engine.draw(low, high), again)
+                self.world.after(self.world.draw(low, high), again)
 
-        self.engine.after(self.engine.draw(low, high), again)
+        self.world.after(self.world.draw(low, high), again)
 
     def _produce(self) -> None:
         world, plan = self.world, self.world.plan
         if self.sent >= plan.messages or not world.chaos:
             return
-        for _ in range(self.engine.draw(1, 3)):
-            keyless = plan.has("keyless") and self.engine.chance(KEYLESS)
-            key = b"" if keyless else b"k%d" % self.engine.draw(0, plan.keys - 1)
+        for _ in range(self.world.draw(1, 3)):
+            keyless = plan.has("keyless") and self.world.scheduler.chance(KEYLESS)
+            key = b"" if keyless else b"k%d" % self.world.draw(0, plan.keys - 1)
             self.sent += 1
-            producer = world.producers[self.engine.draw(0, plan.producers - 1)]
+            producer = world.producers[self.world.draw(0, plan.producers - 1)]
             producer.produce(self.sent, key)
         gap = max(1, plan.chaos_ms * 2 // plan.messages)
-        self.engine.after(self.engine.draw(1, 2 * gap), self._produce)
+        self.world.after(self.world.draw(1, 2 * gap), self._produce)
 
     # Members
 
@@ -112,7 +111,11 @@ class Operations:
         member = f"{group}m{self._members}"
         # One of a key at a time is another promise than what weak topics with retries give.
         plan = self.world.plan
-        if plan.has("window") and not (plan.weak and plan.retries) and self.engine.chance(0.5):
+        if (
+            plan.has("window")
+            and not (plan.weak and plan.retries)
+            and self.world.scheduler.chance(0.5)
+        ):
             self.world.fault("window", member)
             self.world.consumers[member] = SimMember(self.world, group, member)
         else:
@@ -125,28 +128,28 @@ class Operations:
         alive = self._alive()
         if not self.world.chaos or not alive:
             return
-        consumer = self.engine.random.choice(alive)
-        if self.engine.chance(0.3):
+        consumer = self.world.scheduler.rng.choice(alive)
+        if self.world.scheduler.chance(0.3):
             self.world.fault("leave", consumer.member)
             consumer.leave()
-            self.engine.after(TTL_MS, consumer.crash)
+            self.world.after(TTL_MS, consumer.crash)
         else:
             self.world.fault("consumer", consumer.member)
             consumer.crash()
-        self.engine.after(self.engine.draw(5, 150), self.join, consumer.group)
+        self.world.after(self.world.draw(5, 150), self.join, consumer.group)
 
     def _pause_consumer(self) -> None:
         alive = self._alive()
         if self.world.chaos and alive:
-            consumer = self.engine.random.choice(alive)
+            consumer = self.world.scheduler.rng.choice(alive)
             self.world.fault("pause", consumer.member)
-            consumer.pause(self.engine.now + self.engine.draw(20, 2 * TTL_MS))
+            consumer.pause(self.world.now + self.world.draw(20, 2 * TTL_MS))
 
     def _change_lanes(self) -> None:
         alive = self._alive()
         if self.world.chaos and alive:
-            consumer = self.engine.random.choice(alive)
-            lanes = self.engine.draw(1, 5)
+            consumer = self.world.scheduler.rng.choice(alive)
+            lanes = self.world.draw(1, 5)
             self.world.fault("lanes", f"{consumer.member} {lanes}")
             if not isinstance(consumer, SimMember):
                 consumer.core.set_lanes(lanes)
@@ -163,7 +166,7 @@ class Operations:
                 Phase.PREPARED,
                 Phase.TARGETS_READY,
             )
-            if aborts and self.engine.chance(0.5):
+            if aborts and self.world.scheduler.chance(0.5):
                 self.world.fault("abort", running.change_id)
                 self.world.metadata.controller.log.propose(Abort(running.change_id))
             return
@@ -176,16 +179,16 @@ class Operations:
         kind, sources = planned.kind.value, planned.sources
         self.world.fault(kind, f"{sources} to {[span.pid for span in planned.targets]}")
         self.world.metadata.controller.log.propose(Begin(planned))
-        if self.world.plan.has("empty") and self.engine.chance(0.5):
-            self.engine.after(self.engine.draw(1, 30), self._change)
-        if self.world.plan.has("abort") and self.engine.chance(0.3):
-            self.engine.after(self.engine.draw(3, 12), self._change)
-        if self.world.plan.has("outage") and self.engine.chance(0.05):
+        if self.world.plan.has("empty") and self.world.scheduler.chance(0.5):
+            self.world.after(self.world.draw(1, 30), self._change)
+        if self.world.plan.has("abort") and self.world.scheduler.chance(0.3):
+            self.world.after(self.world.draw(3, 12), self._change)
+        if self.world.plan.has("outage") and self.world.scheduler.chance(0.05):
             self.world.unbuildable.add(planned.targets[0].pid)
 
     def draw_change(self) -> Change | None:
         """A random change of the newest route that the plan has."""
-        topic, random, plan = self.world.metadata.topic, self.engine.random, self.world.plan
+        topic, random, plan = self.world.metadata.topic, self.world.scheduler.rng, self.world.plan
         route = topic.route
         self._changes += 1
         name = f"c{self._changes}"
@@ -216,26 +219,26 @@ class Operations:
     def _draw_partition(self, *, newest: bool = True) -> SimPartition | None:
         world = self.world
         pids = world.metadata.topic.route.pids if newest else tuple(world.partitions)
-        partition = world.partitions.get(self.engine.random.choice(pids))
+        partition = world.partitions.get(self.world.scheduler.rng.choice(pids))
         return partition if world.chaos else None
 
     def _crash_leader(self) -> None:
-        partition = self._draw_partition(newest=self.engine.chance(0.6))
+        partition = self._draw_partition(newest=self.world.scheduler.chance(0.6))
         if partition is not None and partition.serves:
             self.world.fault("leader", partition.pid)
-            partition.crash(self.engine.draw(5, 60))
+            partition.crash(self.world.draw(5, 60))
 
     def _crash_controller(self) -> None:
         if self.world.chaos:
             self.world.fault("controller", "")
-            zombie = self.engine.chance(0.4)
-            self.world.metadata.controller.crash(self.engine.draw(1, 80), zombie=zombie)
+            zombie = self.world.scheduler.chance(0.4)
+            self.world.metadata.controller.crash(self.world.draw(1, 80), zombie=zombie)
 
     def _crash_coordinator(self) -> None:
         if self.world.chaos:
-            seat = self.engine.random.choice(list(self.world.metadata.groups.values()))
+            seat = self.world.scheduler.rng.choice(list(self.world.metadata.groups.values()))
             self.world.fault("coordinator", seat.state.name)
-            seat.crash(self.engine.draw(1, 80), zombie=self.engine.chance(0.4))
+            seat.crash(self.world.draw(1, 80), zombie=self.world.scheduler.chance(0.4))
 
     def _outage(self) -> None:
         partition = self._draw_partition()
@@ -244,11 +247,11 @@ class Operations:
             world.fault("outage", partition.pid)
             world.may_accept(partition)
             partition.go_dark()
-            self.engine.after(self.engine.draw(40, 100), self._go_round, partition.pid)
-            if self.engine.chance(0.2):
+            self.world.after(self.world.draw(40, 100), self._go_round, partition.pid)
+            if self.world.scheduler.chance(0.2):
                 self._never_back.add(partition.pid)
             else:
-                self.engine.after(self.engine.draw(60, 500), self._come_back, partition)
+                self.world.after(self.world.draw(60, 500), self._come_back, partition)
 
     def _come_back(self, partition: SimPartition) -> None:
         if partition.dark or partition.cut:
@@ -262,8 +265,8 @@ class Operations:
             world.fault("cutoff", partition.pid)
             world.may_accept(partition)
             partition.cut = True
-            self.engine.after(self.engine.draw(1, 20), self._go_round, partition.pid)
-            self.engine.after(self.engine.draw(60, 400), self._come_back, partition)
+            self.world.after(self.world.draw(1, 20), self._go_round, partition.pid)
+            self.world.after(self.world.draw(60, 400), self._come_back, partition)
 
     def _go_round(self, pid: int) -> None:
         """An operator has a partition moved whose server does not answer."""
@@ -278,14 +281,14 @@ class Operations:
             self._propose_change(plan_move(topic.route, pid, topic.next_pid, name))
         elif change is not None and change.phase is Phase.SEALING and pid in change.sources:
             world.metadata.controller.log.propose(GiveUp(change.change_id, pid))
-        self.engine.after(self.engine.draw(5, 40), self._go_round, pid)
+        self.world.after(self.world.draw(5, 40), self._go_round, pid)
 
     def _silence(self) -> None:
         partition = self._draw_partition()
         if partition is not None:
             self.world.fault("silent", partition.pid)
             partition.silent = True
-            self.engine.after(self.engine.draw(100, 400), self._hear, partition)
+            self.world.after(self.world.draw(100, 400), self._hear, partition)
 
     @staticmethod
     def _hear(partition: SimPartition) -> None:
@@ -294,30 +297,30 @@ class Operations:
     def _mute(self) -> None:
         """A source that a group has before it is not heard by the group's coordinator."""
         metadata = self.world.metadata
-        seat = self.engine.random.choice(list(metadata.groups.values()))
+        seat = self.world.scheduler.rng.choice(list(metadata.groups.values()))
         ahead = [
             pid
             for pid, partition in metadata.topic.lineage.partitions.items()
             if (partition.sealed_version or 0) > seat.state.cv
         ]
         if self.world.chaos and ahead:
-            link = (self.engine.random.choice(ahead), seat.state.name)
+            link = (self.world.scheduler.rng.choice(ahead), seat.state.name)
             self.world.fault("mute", f"{link[0]} to {link[1]}")
             self.world.network.mute.add(link)
-            self.engine.after(self.engine.draw(60, 400), self.world.network.mute.discard, link)
+            self.world.after(self.world.draw(60, 400), self.world.network.mute.discard, link)
 
     def _lose_answers(self) -> None:
-        partition = self._draw_partition(newest=self.engine.chance(0.5))
+        partition = self._draw_partition(newest=self.world.scheduler.chance(0.5))
         if partition is not None:
             mute = self.world.network.mute
             self.world.fault("unheard", partition.pid)
             mute.add(partition.pid)
-            self.engine.after(self.engine.draw(60, 400), mute.discard, partition.pid)
+            self.world.after(self.world.draw(60, 400), mute.discard, partition.pid)
 
     def _trim(self) -> None:
         partition = self._draw_partition(newest=False)
         if partition is not None and partition.serves and not partition.blocked:
-            start = self.engine.draw(1, max(1, partition.machine.end_offset))
+            start = self.world.draw(1, max(1, partition.machine.end_offset))
             self.world.fault("trim", f"{partition.pid} to {start}")
             partition.submit(Trim(start), lambda answer: None)
 
@@ -329,7 +332,7 @@ class Operations:
 
     def _restart_producer(self) -> None:
         if self.world.chaos and not self._seals_from_outside:
-            producer = self.engine.random.choice(self.world.producers)
+            producer = self.world.scheduler.rng.choice(self.world.producers)
             self.world.fault("restart", producer.producer)
             producer.restart()
 
@@ -337,7 +340,7 @@ class Operations:
         world = self.world
         if not world.chaos or self._seals_from_outside or world.plan.has("unheard"):
             return
-        before_ms = self.engine.now - PRODUCER_TTL_MS
+        before_ms = self.world.now - PRODUCER_TTL_MS
         # Nobody sends the same for a week, for which this time stands.
         if any(producer.waits_since(before_ms) for producer in world.producers):
             return
@@ -346,17 +349,17 @@ class Operations:
             oldest_ms = partition.machine.dedup.oldest_ms
             if partition.serves and oldest_ms is not None and oldest_ms < before_ms:
                 world.fault("forget", partition.pid)
-                partition.submit(ExpireProducers(before_ms, self.engine.now), lambda answer: None)
+                partition.submit(ExpireProducers(before_ms, self.world.now), lambda answer: None)
 
     def _seek(self) -> None:
         world = self.world
         if not world.chaos:
             return
         lineage = world.metadata.topic.lineage
-        seat = self.engine.random.choice(list(world.metadata.groups.values()))
+        seat = self.world.scheduler.rng.choice(list(world.metadata.groups.values()))
         latest = lineage.latest.version
-        version = self.engine.draw(lineage.first_version(), latest)
-        start = LATEST if version == latest and self.engine.chance(0.3) else EARLIEST
+        version = self.world.draw(lineage.first_version(), latest)
+        start = LATEST if version == latest and self.world.scheduler.chance(0.3) else EARLIEST
         world.fault("seek", f"{seat.state.name} to {version}")
         self._seek_to(seat, version, start)
 
@@ -370,21 +373,21 @@ class Operations:
         """All members of a group are gone, for long."""
         if not self.world.chaos:
             return
-        group = self.engine.random.choice(list(self.world.metadata.groups))
+        group = self.world.scheduler.rng.choice(list(self.world.metadata.groups))
         self.world.fault("expire", group)
         for consumer in self._alive():
             if consumer.group == group:
                 consumer.crash()
-        self.engine.after(TTL_MS + 2 * MARGIN_MS, self._expire_group, group)
+        self.world.after(TTL_MS + 2 * MARGIN_MS, self._expire_group, group)
 
     def _expire_group(self, group: str) -> None:
         seat = self.world.metadata.groups[group]
         if seat.state.members:
             if self.world.chaos:
-                self.engine.after(MARGIN_MS, self._expire_group, group)
+                self.world.after(MARGIN_MS, self._expire_group, group)
             return
         seat.log.propose(Expire(seat.state.idle_since_ms))
-        self.engine.after(self.engine.draw(5, 200), self.join, group)
+        self.world.after(self.world.draw(5, 200), self.join, group)
 
     # Operators
 
@@ -401,14 +404,14 @@ class Operations:
             if seat.state.has_lost_data(topic.kept) and not world.plan.weak:
                 self._seek_to(seat, topic.lineage.first_version(), EARLIEST)
         if world.plan.kinds & {"trim", "empty", "expire"}:
-            if self.engine.chance(0.3):
+            if self.world.scheduler.chance(0.3):
                 controller.log.propose(Retire())
             retired = [
                 pid
                 for pid, partition in topic.lineage.partitions.items()
                 if partition.state is PartitionState.RETIRED
             ]
-            if retired and self.engine.chance(0.3):
+            if retired and self.world.scheduler.chance(0.3):
                 controller.log.propose(Delete(frozenset(retired[:2])))
         if not world.chaos:
             for pid in topic.unknown_ends():
@@ -416,7 +419,7 @@ class Operations:
                     controller.log.propose(DeclareLost(pid))
 
     def _look_at(self, partition: SimPartition) -> None:
-        random = self.engine.random
+        random = self.world.scheduler.rng
         for name, own in partition.machine.groups.items():
             if own.handed_over:
                 continue

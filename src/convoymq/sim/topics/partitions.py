@@ -42,7 +42,7 @@ from convoymq.topics.partition import Outcome, PartitionMachine
 from convoymq.topics.refusals import Code
 
 if TYPE_CHECKING:
-    from convoymq.sim.topics.world import World
+    from convoymq.sim.topics.world import TopicWorld
 
 Reply = Callable[[Outcome], None]
 FetchReply = Callable[[FetchAnswer], None]
@@ -51,7 +51,7 @@ FetchReply = Callable[[FetchAnswer], None]
 class SimPartition:
     """One physical partition and its leader."""
 
-    def __init__(self, world: World, pid: int, lo: int, hi: int, version: int) -> None:
+    def __init__(self, world: TopicWorld, pid: int, lo: int, hi: int, version: int) -> None:
         self.world = world
         self.pid = pid
         self._passed: list[tuple[str, int, int, int]] = []
@@ -93,7 +93,7 @@ class SimPartition:
         self._pending.append((command, reply))
         if not self._committing:
             self._committing = True
-            self.world.engine.after(self.world.engine.draw(1, 3), self._commit, self._life)
+            self.world.after(self.world.draw(1, 3), self._commit, self._life)
 
     def _commit(self, life: int) -> None:
         if life != self._life:
@@ -128,7 +128,7 @@ class SimPartition:
         passed, self._passed = self._passed, []
         for group, gen, first, count in passed:
             for offset in range(first, first + count):
-                now = self.world.engine.now
+                now = self.world.now
                 self.world.trace.append(events.Passed(now, group, gen, self.pid, offset))
 
     def _acked_before(self, command: Command) -> bool:
@@ -154,7 +154,7 @@ class SimPartition:
     def _trace_acks(self, command: Command, offsets: list[int]) -> None:
         assert isinstance(command, AckRanges)
         group, gen, epoch = command.group, command.group_epoch, command.epoch
-        now, member = self.world.engine.now, self.machine.groups[group].member
+        now, member = self.world.now, self.machine.groups[group].member
         self.world.trace.extend(
             events.Ack(now, group, gen, self.pid, offset, member, epoch) for offset in offsets
         )
@@ -175,7 +175,7 @@ class SimPartition:
             return
         gen = command.group_epoch
         first = self.machine.groups[command.group].cursor.watermark
-        now = self.world.engine.now
+        now = self.world.now
         self.world.trace.append(
             events.Loss(now, command.group, gen, self.pid, 0, first, "position")
         )
@@ -195,7 +195,7 @@ class SimPartition:
         acked_before: bool,
         head: ParkedEntry | None,
     ) -> None:
-        world, machine, now = self.world, self.machine, self.world.engine.now
+        world, machine, now = self.world, self.machine, self.world.now
         trace = world.trace.append
         match command:
             case Produce() if isinstance(answer, ProduceAnswer):
@@ -253,7 +253,7 @@ class SimPartition:
     ) -> None:
         if answer.code is not Code.OK:
             return
-        now, trace, group = self.world.engine.now, self.world.trace.append, command.group
+        now, trace, group = self.world.now, self.world.trace.append, command.group
         gen = self.machine.groups[group].group_epoch
         if isinstance(command, Park):
             message = int(command.message)
@@ -332,10 +332,10 @@ class SimPartition:
             return
         self._lose_leader()
         self.up = False
-        self.world.engine.after(election_ms, self._elect, self._life)
+        self.world.after(election_ms, self._elect, self._life)
 
     def _lose_leader(self) -> None:
-        kept = self.world.engine.draw(0, len(self._pending))
+        kept = self.world.draw(0, len(self._pending))
         pending, self._pending = self._pending[:kept], []
         for command, _ in pending:
             self._apply(command)
@@ -377,7 +377,7 @@ class SimPartition:
         if code is not Code.OK:
             reply(ParkAnswer(code))
             return
-        message, now = int(park.message), self.world.engine.now
+        message, now = int(park.message), self.world.now
         self.world.trace.append(
             events.Retried(now, park.group, park.group_epoch, self.pid, park.offset, message)
         )

@@ -7,21 +7,20 @@ released from the park log within `QUIET_MS`. Then the referee reads the trace.
 
 from __future__ import annotations
 
-import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from convoymq.model.errors import InvariantViolated
+from convoymq.sim.engine import Result, Simulation
+from convoymq.sim.loads import Load
 from convoymq.sim.topics import events
 from convoymq.sim.topics.clients import SimConsumer, SimProducer
-from convoymq.sim.topics.engine import Engine, Network
 from convoymq.sim.topics.metadata import SimMetadata
+from convoymq.sim.topics.network import Network
 from convoymq.sim.topics.operations import Operations
 from convoymq.sim.topics.partitions import SimPartition
-from convoymq.sim.topics.plan import Plan, draw_plan
+from convoymq.sim.topics.plan import ALL_KINDS, Plan, draw_plan
 from convoymq.sim.topics.referee import find_violations
-from convoymq.sim.world import Result
 from convoymq.topics import hashing
 from convoymq.topics.answers import ProduceAnswer
 from convoymq.topics.commands import Open, Produce
@@ -31,33 +30,50 @@ from convoymq.topics.routes import first_route
 from convoymq.topics.server_lease import ServerLeases
 
 QUIET_MS = 12_000
-QUIET_STEP_MS = 50
 SERVER_TTL_MS = 120
 SERVER_MARGIN_MS = 10
 LOSS = 0.03
 REPEAT = 0.03
 TAIL_LINES = 400
+COUNTED = (
+    "send",
+    "stored",
+    "published",
+    "deliver",
+    "ack",
+    "park",
+    "advance",
+    "seek",
+    "loss",
+    "skipped",
+    "retried",
+)
+"""Events whose number is printed."""
 
 
-class NotQuiet(AssertionError):
-    """Something did not come to its end after everything had healed."""
-
-
-class World:
+class TopicWorld(Simulation):
     """A topic under test."""
 
-    def __init__(self, plan: Plan, *, checks_machines: bool = False) -> None:
+    check_every_us = 50_000
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        checks_machines: bool = False,
+        sink: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(plan.seed, plan.chaos_ms * 1000)
         self.plan = plan
         self.checks_machines = checks_machines
-        self.engine = Engine(plan.seed)
+        self._sink = sink
         self.network = Network(
-            self.engine,
+            self,
             loss=LOSS if plan.has("loss") else 0.0,
             repeat=REPEAT if plan.has("repeat") else 0.0,
         )
         self.trace: list[events.Event] = []
         self.faults: Counter[str] = Counter()
-        self.chaos = True
         self.messages: dict[tuple[int, int, int, int], int] = {}
         """By producer, epoch, logical partition and sequence."""
         self.confirmed: set[int] = set()
@@ -91,7 +107,31 @@ class World:
         for number, dag in enumerate(self.plan.dag):
             self.metadata.add_group(f"g{number}", Mode.DAG if dag else Mode.LINEAR)
 
-    # What the simulated parts ask
+    # Time, in ms, and draws.
+
+    @property
+    def chaos(self) -> bool:
+        """Returns whether load and faults go on."""
+        return not self.quiet
+
+    @property
+    def now(self) -> int:
+        """Returns the simulated time."""
+        return self.scheduler.now_us // 1000
+
+    def after(self, delay: int, call: Callable[..., object], *arguments: object) -> None:
+        """Calls after a delay."""
+        self.scheduler.after(delay * 1000, None, call, *arguments)
+
+    def at(self, time: int, call: Callable[..., object], *arguments: object) -> None:
+        """Calls at a time."""
+        self.after(time - self.now, call, *arguments)
+
+    def draw(self, low: int, high: int) -> int:
+        """Returns a whole number in [low, high]; takes a draw even when there is one only."""
+        return low + int(self.scheduler.rng.random() * (high - low + 1))
+
+    # What the simulated parts ask.
 
     def lp_of(self, key: bytes) -> int:
         """The logical partition of a key."""
@@ -132,7 +172,7 @@ class World:
 
     def may_accept(self, partition: SimPartition) -> bool:
         """Returns whether a partition's server holds a lease from the controller."""
-        now, pid = self.engine.now, partition.pid
+        now, pid = self.now, partition.pid
         if not partition.cut and not partition.dark and self.leases.answer(pid, now):
             self.leases.renewed(pid, now)
         return self.leases.holds(pid, now)
@@ -146,8 +186,8 @@ class World:
 
     def handling_ms(self) -> int:
         """Draws the time that a handler takes."""
-        draw = self.engine.draw
-        return draw(5, 60) if self.plan.slow_handlers and self.chaos else draw(1, 6)
+        slow = self.plan.slow_handlers and self.chaos
+        return self.draw(5, 60) if slow else self.draw(1, 6)
 
     def fails(self, group: str, msg: int) -> bool:
         """Returns whether a handler fails this time."""
@@ -155,8 +195,8 @@ class World:
             return False
         left = self._poison.get((group, msg))
         if left is None:
-            poisoned = self.chaos and self.engine.chance(0.06)
-            left = self._poison[group, msg] = self.engine.draw(1, 5) if poisoned else 0
+            poisoned = self.chaos and self.scheduler.chance(0.06)
+            left = self._poison[group, msg] = self.draw(1, 5) if poisoned else 0
         if not left or not self.chaos:
             return False
         self._poison[group, msg] = left - 1
@@ -174,35 +214,43 @@ class World:
             applied = token > self._sinks.get((group, key), (0, 0, 0))
         if applied:
             self._sinks[group, key] = token
-        now = self.engine.now
+        now = self.now
         self.trace.append(events.Effect(now, group, gen, key, msg, version, offset, applied))
 
     def fault(self, kind: str, what: object) -> None:
         """Something was done to the topic."""
         self.faults[kind] += 1
-        self.trace.append(events.Fault(self.engine.now, kind, str(what)))
+        self.trace.append(events.Fault(self.now, kind, str(what)))
 
     # The run
 
-    def run(self) -> None:
-        """Chaos, quiet, and the referee. Raises AssertionError."""
+    def _begin(self) -> None:
         self.operations.begin()
-        self.engine.at(0, self.metadata.tick)
-        self.engine.run(self.plan.chaos_ms)
-        self.chaos = False
+        self.at(0, self.metadata.tick)
+
+    def _heal(self) -> None:
         self.network.heal()
         self.operations.heal()
-        end = self.plan.chaos_ms + QUIET_MS
-        waits: str | None = "nothing was looked at"
-        while waits is not None and self.engine.now < end:
-            self.engine.run(self.engine.now + QUIET_STEP_MS)
-            waits = self.waits_for()
-        if violations := find_violations(self.trace, finished=waits is None):
-            raise AssertionError("; ".join(violations[:5]))
-        if waits is not None:
-            raise NotQuiet(waits)
 
-    def waits_for(self) -> str | None:
+    def _patience_us(self) -> int:
+        return QUIET_MS * 1000
+
+    def _give_up(self, waiting: list[str]) -> None:
+        self._judge(finished=False)
+        super()._give_up(waiting)
+
+    def _final_checks(self) -> None:
+        self._judge(finished=True)
+
+    def _judge(self, *, finished: bool) -> None:
+        if violations := find_violations(self.trace, finished=finished):
+            raise AssertionError("; ".join(violations[:5]))
+
+    def _unfinished(self) -> list[str]:
+        waits = self._waits_for()
+        return [] if waits is None else [waits]
+
+    def _waits_for(self) -> str | None:
         """Returns something that has not come to its end; None when everything has."""
         topic = self.metadata.topic
         for producer in self.producers:
@@ -229,44 +277,26 @@ class World:
                     )
         return None
 
+    def report(self, result: Result) -> None:
+        """See `Simulation`."""
+        result.digest = zlib.crc32(repr(self.trace).encode())
+        result.faults = self.faults
+        if self._sink is not None:
+            for event in self.trace:
+                self._sink(events.line_of(event))
+        result.tail = [events.line_of(event) for event in self.trace[-TAIL_LINES:]]
+        kinds = Counter(type(event).__name__.lower() for event in self.trace)
+        result.workload = {word: kinds[word] for word in COUNTED}
 
-def run_topic_seed(
-    seed: int,
-    faults: Collection[str] | None = None,
-    sink: Callable[[str], None] | None = None,
-    prepare: Callable[[World], None] | None = None,
-) -> Result:
-    """Runs one seed; a failure is in the result, with the tail of the trace."""
-    result = Result(seed)
-    world = World(draw_plan(seed, faults))
-    if prepare is not None:
-        prepare(world)
-    try:
-        world.run()
-    except (Exception, InvariantViolated) as error:
-        result.failure = f"{type(error).__name__}: {error}"
-        result.detail = traceback.format_exc()
-    result.simulated_us = world.engine.now * 1000
-    result.events = world.engine.events
-    result.digest = zlib.crc32(repr(world.trace).encode())
-    result.faults = world.faults
-    if sink is not None:
-        for event in world.trace:
-            sink(events.line_of(event))
-    result.tail = [events.line_of(event) for event in world.trace[-TAIL_LINES:]]
-    kinds = Counter(type(event).__name__.lower() for event in world.trace)
-    words = (
-        "send",
-        "stored",
-        "published",
-        "deliver",
-        "ack",
-        "park",
-        "advance",
-        "seek",
-        "loss",
-        "skipped",
-        "retried",
-    )
-    result.workload = {word: kinds[word] for word in words}
-    return result
+
+class TopicLoad(Load):
+    """An ordered topic."""
+
+    text = "an ordered topic, its producers and its groups"
+    kinds = ALL_KINDS
+
+    def make_world(
+        self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
+    ) -> TopicWorld:
+        """See `Load`."""
+        return TopicWorld(draw_plan(seed, faults), sink=sink)

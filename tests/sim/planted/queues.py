@@ -1,63 +1,12 @@
-"""Known bugs of consensus, storage and queues, each a small patch of one rule.
-
-`python -m tests.sim.planted NAME [--first=S] [--limit=N] [--focused]` plants one, runs seeds until
-one of them notices, and prints a row of the table in docs/simulation.md; without a name it lists
-them.
-The cores run interpreted, because compiled classes cannot be patched.
-"""
+"""Bugs of quorum queues and reservations."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
-from convoymq.sim.interpreted import use_source
-
-PLANTS: dict[str, Plant] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Plant:
-    """A bug, in words and as a patch."""
-
-    name: str
-    text: str
-    apply: Callable[[], None]
-    faults: str | None
-    """Faults that bring it out, for the test; the table in the docs is made without."""
-    load: str = ""
-    """What the simulator is to do (`runner.load_of`)."""
-    unaided: bool = False
-    """The machine does not check its own invariants: only what watches it from outside notices."""
-    first: int = 1
-    """The first seed of the test: not far before one that notices, where that is rare."""
-
-
-def plant(
-    text: str, faults: str | None = None, load: str = "", *, unaided: bool = False, first: int = 1
-) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Registers a patch under its function's name."""
-
-    def register(apply: Callable[[], None]) -> Callable[[], None]:
-        PLANTS[apply.__name__] = Plant(apply.__name__, text, apply, faults, load, unaided, first)
-        return apply
-
-    return register
-
-
-def _core() -> Any:
-    from convoymq.replication.raft.core import RaftCore
-
-    return RaftCore
-
-
-def _machine() -> Any:
-    from convoymq.queues.quorum.machine import QuorumMachine
-
-    return QuorumMachine
+from tests.sim.planted import parts
+from tests.sim.planted.registry import plant
 
 
 def _backlog() -> Any:
@@ -78,230 +27,58 @@ def _deliveries() -> Any:
     return Deliveries
 
 
-def _elections() -> Any:
-    from convoymq.replication.raft.elections import Elections
-
-    return Elections
-
-
-def _changes() -> Any:
-    from convoymq.replication.raft.changes import MembershipChanges
-
-    return MembershipChanges
-
-
-def _lost_data() -> Any:
-    from convoymq.replication.raft.lost_data import LostData
-
-    return LostData
-
-
 def _client() -> Any:
     from convoymq.queues.quorum.client import QuorumClient
 
     return QuorumClient
 
 
-@plant("a vote is given without looking at the candidate's log", "crash,isolate,break")
-def vote_without_log_check() -> None:
-    _core().log_is_up_to_date = lambda self, last_index, last_term: True
-
-
-@plant(
-    "a vote is sent before it is on disk",
-    "blackout,crash,slow,spike,isolate,suspect,transfer",
-    first=27,
-)
-def vote_before_it_is_durable() -> None:
-    core = _core()
-    set_vote = core.set_vote
-
-    def planted(self: Any, term: int, node: int) -> None:
-        set_vote(self, term, node)
-        self.durable_term, self.durable_vote = self.term, self.voted_for
-
-    core.set_vote = planted
-
-
-@plant(
-    "a candidate asks for votes before its own is on disk",
-    "blackout,crash,slow,spike,isolate,suspect,transfer",
-)
-def asks_before_its_vote_is_durable() -> None:
-    from convoymq.replication.raft.types import VOTE
-
-    elections = _elections()
-    start = elections.start
+def _assign(*, rotates: bool = True, counts_others: bool = True) -> Callable[[Any], None]:
+    """`Deliveries.assign` with rules left out."""
 
     def planted(self: Any) -> None:
-        start(self)
-        log = self.core.log
-        self.ask_voters((VOTE, self.core.term, log.last_index, log.last_term))
+        backlog, consumers = self.backlog, self.consumers
+        while consumers.priorities and backlog.ready():
+            level = consumers.levels[consumers.priorities[0]]
+            consumer = level.popleft()
+            turn = consumer.window - consumer.checked_out.messages
+            if level:
+                share = backlog.ready() // (16 * (len(level) + 1 if counts_others else 1))
+                turn = min(turn, max(1, min(256, share)))
+            while turn and backlog.ready():
+                turn -= self.hand_out(consumer, turn, True)
+            if consumer.window <= consumer.checked_out.messages:
+                consumer.queued = False
+                if not level:
+                    consumers.drop_level(consumers.priorities[0])
+            elif rotates:
+                level.append(consumer)
+            else:
+                level.appendleft(consumer)
 
-    elections.start = planted
-
-
-@plant("a restarted node has forgotten for whom it voted", "crash,kill,isolate,suspect", first=17)
-def vote_forgotten_at_restart() -> None:
-    core = _core()
-    start = core.start
-
-    def planted(self: Any, *arguments: Any) -> None:
-        if self.voted_for < 256:
-            self.voted_for = self.durable_vote = self.log.voted_for = 0
-        start(self, *arguments)
-
-    core.start = planted
-
-
-@plant("one vote is enough to lead", "isolate,partition")
-def elected_without_majority() -> None:
-    _elections().is_elected = lambda self: bool(self.votes)
+    return planted
 
 
-@plant(
-    "entries of older terms are committed by counting copies", "isolate,crash,partition", first=4
-)
-def older_term_committed_by_count() -> None:
-    _core()._may_commit = lambda self, index: True
+def _consumer() -> Any:
+    from convoymq.queues.quorum.consumers import Consumer
+
+    return Consumer
 
 
-@plant("a follower acknowledges what is not on its disk yet", "crash,spike")
-def acknowledged_before_disk() -> None:
-    _core().ack_index = lambda self: self.match_index
+def _fresh_first() -> Any:
+    """`Backlog.take` that serves what is fresh before what came back."""
+    take = _backlog().take
 
+    def planted(self: Any, limit: int) -> Any:
+        if not self.fresh.messages:
+            return take(self, limit)
+        kept, self.returned = self.returned, type(self.returned)(True)
+        try:
+            return take(self, limit)
+        finally:
+            self.returned = kept
 
-@plant("the leader counts itself before its disk has the entry", "crash,spike")
-def leader_counts_unwritten() -> None:
-    _core()._own_match = lambda self: self.log.last_index
-
-
-@plant("the WAL reports a flush without having synced", "crash,torn")
-def flush_without_sync() -> None:
-    from convoymq.sim.disk import SimFlusher
-
-    complete = SimFlusher._complete
-
-    def planted(self: Any, file: Any, token: Any, code: int) -> None:
-        self.skips_sync = True
-        complete(self, file, token, code)
-
-    SimFlusher._complete = planted  # type: ignore[method-assign]
-
-
-@plant("a pack is not synced before the WAL file goes", "crash,torn,blackout")
-def pack_without_sync() -> None:
-    from convoymq.sim.disk import SimDisk
-
-    sync = SimDisk.sync
-
-    def planted(self: Any, path: str = "") -> None:
-        if path != "packs":
-            sync(self, path)
-
-    SimDisk.sync = planted  # type: ignore[method-assign]
-
-
-@plant("a pack is removed while groups live in it", "crash,blackout")
-def living_pack_removed() -> None:
-    from convoymq.storage.packs import Packs
-
-    def planted(self: Any, old: Any, done: Any) -> None:
-        self._busy = True
-        for pack in old:
-            pack.sections.clear()
-        self._remove(old, done)
-
-    Packs._replace = planted  # type: ignore[method-assign]
-
-
-@plant("an append that overlaps the log always truncates it", "break,loss")
-def overlap_truncates() -> None:
-    core = _core()
-    on_append = core.on_append
-
-    def planted(
-        self: Any,
-        node: int,
-        term: int,
-        previous: int,
-        previous_term: int,
-        commit: int,
-        entries: Any,
-    ) -> Any:
-        log = self.log
-        if entries and term == self.term and log.first_index <= entries[0].index <= log.last_index:
-            log.truncate_from(entries[0].index)
-        return on_append(self, node, term, previous, previous_term, commit, entries)
-
-    core.on_append = planted
-
-
-@plant("a follower takes the leader's commit index for entries that it has not compared", first=4)
-def commit_beyond_match() -> None:
-    core = _core()
-    on_append = core.on_append
-
-    def planted(
-        self: Any,
-        node: int,
-        term: int,
-        previous: int,
-        previous_term: int,
-        commit: int,
-        entries: Any,
-    ) -> Any:
-        taken = on_append(self, node, term, previous, previous_term, commit, entries)
-        if term == self.term:
-            self.commit_index = max(self.commit_index, min(commit, self.log.last_index))
-        return taken
-
-    core.on_append = planted
-
-
-@plant("a leader applies and delivers before a majority has the entry", "delay")
-def delivered_before_commit() -> None:
-    core = _core()
-    append_own = core.append_own
-
-    def planted(self: Any, entry: Any) -> None:
-        append_own(self, entry)
-        if self.term_start <= self.commit_index:
-            self.commit_index = self.log.last_index
-
-    core.append_own = planted
-
-
-@plant("a replica that lost its log votes at once", "rot,wipe,crash,kill")
-def lost_log_votes() -> None:
-    core = _core()
-    core.may_vote = lambda self, candidate: self.voted_for in (0, candidate, 0xFFFE)
-    quarantine = _lost_data().quarantine
-
-    def planted(self: Any, vote_lost: bool) -> None:
-        quarantine(self, vote_lost)
-        self.core.quarantined = self.core.lost_state = False
-
-    _lost_data().quarantine = planted
-
-
-@plant(
-    "a member that comes back votes before it has caught up",
-    "membership,crash,isolate,kill",
-    first=210,
-)
-def returned_member_votes() -> None:
-    from convoymq.replication.raft.membership import Learner
-    from convoymq.shells.groups.replica import Replica
-
-    _changes().new_learner = lambda self, node, number=0, promote_at=0: Learner(node, 0, number)
-    start = Replica.start
-
-    def planted(self: Any, *, campaign: bool, new: bool) -> None:
-        joins = self.core.members.learner(self.host.node) is not None
-        start(self, campaign=campaign, new=new and not joins)
-
-    Replica.start = planted  # type: ignore[method-assign]
+    return planted
 
 
 @plant("pending acknowledgements and publishes are not sent again", "break,crash,kill")
@@ -313,7 +90,7 @@ def no_resend_after_failover() -> None:
 
 @plant("a resent publish is enqueued a second time", "break,crash,kill", first=12)
 def duplicates_enqueued() -> None:
-    machine = _machine()
+    machine = parts.machine()
     accept = machine._accept
 
     def planted(self: Any, session_id: int, seq: int, kind: int, count: int, arg: int) -> Any:
@@ -330,7 +107,7 @@ def duplicates_enqueued() -> None:
 def snapshot_without_sessions() -> None:
     import msgspec
 
-    machine = _machine()
+    machine = parts.machine()
     snapshot = machine.snapshot
 
     def planted(self: Any) -> bytes:
@@ -375,7 +152,7 @@ def expired_are_given() -> None:
 
 @plant("the time limit of a queue is forgotten where a message has its own", "none", unaided=True)
 def own_expiration_comes_before_the_queue_s() -> None:
-    machine = _machine()
+    machine = parts.machine()
     mark_for = machine.mark_for
 
     def planted(self: Any, level: int, expiration: int) -> Any:
@@ -443,7 +220,7 @@ def cancelled_message_comes() -> None:
 
 @plant("what comes back goes where RabbitMQ puts it, whatever the queue says", "none", unaided=True)
 def position_is_ignored() -> None:
-    machine = _machine()
+    machine = parts.machine()
     follow = machine._follow_settings
 
     def planted(self: Any) -> None:
@@ -455,7 +232,7 @@ def position_is_ignored() -> None:
 
 @plant("a queue expires although somebody consumes from it", "none", unaided=True)
 def used_queue_expires() -> None:
-    machine = _machine()
+    machine = parts.machine()
 
     def planted(self: Any) -> int | None:
         unused: int = self.consumers.last_active_ms + self._expires_ms
@@ -466,7 +243,7 @@ def used_queue_expires() -> None:
 
 @plant("a queue may be deleted although somebody consumes from it", "none", unaided=True)
 def queue_in_use_is_deleted() -> None:
-    machine = _machine()
+    machine = parts.machine()
     check = machine._check_delete
 
     def planted(self: Any, session: Any, op: Any) -> None:
@@ -477,7 +254,7 @@ def queue_in_use_is_deleted() -> None:
 
 @plant("nodes may be away for as long as by default, whatever a policy says", "suspect,isolate")
 def time_for_nodes_is_ignored() -> None:
-    _machine()._disconnect_timeout_ms = lambda self: self.settings["disconnect_timeout_ms"]
+    parts.machine()._disconnect_timeout_ms = lambda self: self.settings["disconnect_timeout_ms"]
 
 
 @plant("a moved message is not named: what is sent again is there twice", "kill,transfer")
@@ -529,7 +306,7 @@ def a_new_leader_forgets_dead_letters() -> None:
 def snapshot_without_message_ids() -> None:
     import msgspec
 
-    machine = _machine()
+    machine = parts.machine()
     snapshot = machine.snapshot
 
     def planted(self: Any) -> bytes:
@@ -611,7 +388,7 @@ def expired_reservation_keeps_all() -> None:
 def snapshot_without_reservations() -> None:
     import msgspec
 
-    machine = _machine()
+    machine = parts.machine()
     snapshot = machine.snapshot
 
     def planted(self: Any) -> bytes:
@@ -624,7 +401,7 @@ def snapshot_without_reservations() -> None:
 
 @plant("reserved messages are not kept in the log", "none", "reservations")
 def reserved_entries_are_not_live() -> None:
-    machine = _machine()
+    machine = parts.machine()
     live_ranges = machine.live_ranges
 
     def planted(self: Any) -> Any:
@@ -651,35 +428,6 @@ def settles_one_too_many() -> None:
     Reservations._settle = planted  # type: ignore[method-assign]
 
 
-# Who gets which message.
-
-
-def _assign(*, rotates: bool = True, counts_others: bool = True) -> Callable[[Any], None]:
-    """`Deliveries.assign` with rules left out."""
-
-    def planted(self: Any) -> None:
-        backlog, consumers = self.backlog, self.consumers
-        while consumers.priorities and backlog.ready():
-            level = consumers.levels[consumers.priorities[0]]
-            consumer = level.popleft()
-            turn = consumer.window - consumer.checked_out.messages
-            if level:
-                share = backlog.ready() // (16 * (len(level) + 1 if counts_others else 1))
-                turn = min(turn, max(1, min(256, share)))
-            while turn and backlog.ready():
-                turn -= self.hand_out(consumer, turn, True)
-            if consumer.window <= consumer.checked_out.messages:
-                consumer.queued = False
-                if not level:
-                    consumers.drop_level(consumers.priorities[0])
-            elif rotates:
-                level.append(consumer)
-            else:
-                level.appendleft(consumer)
-
-    return planted
-
-
 @plant("the consumer that was served is served again at once", "none", unaided=True)
 def service_queue_not_rotated() -> None:
     _deliveries().assign = _assign(rotates=False)
@@ -688,12 +436,6 @@ def service_queue_not_rotated() -> None:
 @plant("a turn is the same however many others wait", "none", unaided=True)
 def turn_ignores_others() -> None:
     _deliveries().assign = _assign(counts_others=False)
-
-
-def _consumer() -> Any:
-    from convoymq.queues.quorum.consumers import Consumer
-
-    return Consumer
 
 
 @plant("a turn is as long when its consumer settles slowly", "none", unaided=True)
@@ -753,7 +495,7 @@ def priority_upside_down() -> None:
 
 @plant("a change of credit allows one message more than it says", "none", unaided=True)
 def window_overrun_after_credit() -> None:
-    machine = _machine()
+    machine = parts.machine()
     command = machine._session_command
 
     def planted(self: Any, session: Any, kind: int, flags: int, count: int, arg: int, *rest: Any):  # type: ignore[no-untyped-def]
@@ -791,7 +533,7 @@ def groups_return_as_others() -> None:
 
 @plant("what clients give back does not count in a queue that follows 4.1", "none", unaided=True)
 def returns_are_not_counted() -> None:
-    machine = _machine()
+    machine = parts.machine()
     follow = machine._follow_settings
 
     def planted(self: Any) -> None:
@@ -825,25 +567,9 @@ def classes_in_turn() -> None:
     order.TURNS = 2
 
 
-def _fresh_first() -> Any:
-    """`Backlog.take` that serves what is fresh before what came back."""
-    take = _backlog().take
-
-    def planted(self: Any, limit: int) -> Any:
-        if not self.fresh.messages:
-            return take(self, limit)
-        kept, self.returned = self.returned, type(self.returned)(True)
-        try:
-            return take(self, limit)
-        finally:
-            self.returned = kept
-
-    return planted
-
-
 @plant("what an ended session gave back goes behind what is fresh", "none", unaided=True)
 def ended_session_returns_behind_fresh() -> None:
-    machine, deliveries, backlog = _machine(), _deliveries(), _backlog()
+    machine, deliveries, backlog = parts.machine(), _deliveries(), _backlog()
     end_sessions, hand_out = machine._end_sessions, deliveries.hand_out
     take, late = backlog.take, _fresh_first()
 
@@ -898,7 +624,7 @@ def tail_overtakes_fresh() -> None:
 
 @plant("basic.get passes over what came back", "none", unaided=True)
 def get_passes_over_returned() -> None:
-    machine, backlog = _machine(), _backlog()
+    machine, backlog = parts.machine(), _backlog()
     get, late, take = machine._get, _fresh_first(), backlog.take
 
     def planted(self: Any, session: Any, settled: bool) -> None:
@@ -922,7 +648,7 @@ def returned_in_reverse() -> None:
 
 @plant("an ended session does not count as a failed delivery", "none", unaided=True)
 def ended_session_is_no_failure() -> None:
-    machine = _machine()
+    machine = parts.machine()
     end_sessions = machine._end_sessions
 
     def planted(self: Any, sessions: Any, *, failed: bool) -> None:
@@ -933,7 +659,7 @@ def ended_session_is_no_failure() -> None:
 
 @plant("consumers of a suspected node are served on", "suspect,isolate,freeze", unaided=True)
 def suspected_node_is_served() -> None:
-    machine = _machine()
+    machine = parts.machine()
     node_down, serve_last = machine._node_down, _consumers().serve_last
 
     def planted(self: Any, node: int, gone: bool) -> None:
@@ -951,7 +677,7 @@ def suspected_node_is_served() -> None:
     "a node that stays away keeps its messages", "isolate,freeze,partition", unaided=True, first=5
 )
 def lost_node_keeps_its_messages() -> None:
-    machine = _machine()
+    machine = parts.machine()
     tick = machine._tick
 
     def planted(self: Any) -> None:
@@ -964,7 +690,7 @@ def lost_node_keeps_its_messages() -> None:
 
 @plant("consumers of a node that is back are not served", "suspect,isolate,freeze", unaided=True)
 def node_up_serves_nobody() -> None:
-    machine, consumers = _machine(), _consumers()
+    machine, consumers = parts.machine(), _consumers()
     node_up = machine._node_up
 
     def planted(self: Any, node: int, incarnation: int) -> None:
@@ -1008,30 +734,6 @@ def activation_ignores_priority() -> None:
         return None
 
     _consumers().best_waiting = planted
-
-
-# Who sends it, and what the client makes of it.
-
-
-@plant("a replica that is far behind is called live", "slow,spike,delay,freeze", unaided=True)
-def live_however_far_behind() -> None:
-    from convoymq.replication.raft.types import REPLICATE
-    from convoymq.shells.groups.replica import Replica
-
-    def planted(self: Any, node: int) -> bool:
-        peer = self.core.progress.get(node)
-        return node == self.host.node or (
-            peer is not None and peer.connected and peer.state == REPLICATE
-        )
-
-    Replica.is_live = planted  # type: ignore[method-assign]
-
-
-@plant("every node is taken for one with a live replica", "crash,membership", unaided=True)
-def everybody_is_live() -> None:
-    from convoymq.shells.groups.replica import Replica
-
-    Replica.is_live = lambda self, node: True  # type: ignore[method-assign]
 
 
 @plant(
@@ -1146,116 +848,8 @@ def redelivered_flag_lost() -> None:
     unaided=True,
 )
 def snapshot_install_says_nothing() -> None:
-    machine = _machine()
+    machine = parts.machine()
     machine.resend = lambda self, session_node: None
-
-
-def _stream() -> Any:
-    from convoymq.queues.stream.machine import StreamMachine
-
-    return StreamMachine
-
-
-@plant("an index range goes on over a chunk that was dropped", "break,crash,kill", "streams")
-def index_range_over_a_repeat() -> None:
-    machine = _stream()
-    append = machine._append
-
-    def planted(self: Any, *arguments: Any) -> None:
-        self._broken = False
-        append(self, *arguments)
-
-    machine._append = planted
-
-
-@plant("a restored stream takes its newest message for younger", "crash,kill", "streams")
-def restored_stream_is_younger() -> None:
-    machine = _stream()
-    restore = machine._restore
-
-    def planted(self: Any, known: dict[str, Any]) -> None:
-        restore(self, known)
-        self._newest_ms += 1
-
-    machine._restore = planted
-
-
-@plant(
-    "a snapshot leaves out the last sequences of producers",
-    "crash,kill,membership",
-    "streams",
-    first=6,
-)
-def snapshot_without_producers() -> None:
-    machine = _stream()
-    machine._pack_producers = lambda self: []
-
-
-@plant("a stream's older chunks are not kept in the log", "none", "streams", first=3)
-def older_chunks_are_not_live() -> None:
-    machine = _stream()
-
-    def planted(self: Any) -> Any:
-        return [(self.chunks.indexes[-1], self.index)] if len(self.chunks) else []
-
-    machine.live_ranges = planted
-
-
-@plant("a repeat of a producer is stored again", "none", "streams")
-def producer_repeats_stored() -> None:
-    machine = _stream()
-    repeated = machine._repeated
-
-    def planted(self: Any, session: Any, count: int) -> int:
-        return min(0, repeated(self, session, count))
-
-    machine._repeated = planted
-
-
-@plant("retention drops the segment that is being written", "none", "streams")
-def open_segment_dropped() -> None:
-    machine = _stream()
-    retain = machine._retain
-
-    def planted(self: Any) -> None:
-        if self.open_bytes and 0 <= self.settings["max_bytes"] < self.bytes:
-            self.segments.append((self.next, self.open_bytes, self._newest_ms))
-            self.open_bytes = 0
-        retain(self)
-
-    machine._retain = planted
-
-
-@plant("a reader that begins inside of a chunk begins at its first record", "none", "streams")
-def begins_at_the_chunk() -> None:
-    from convoymq.streamlog.reader import ChunkReader
-
-    enter = ChunkReader._enter
-
-    def planted(self: Any) -> None:
-        enter(self)
-        self._record = 0
-
-    ChunkReader._enter = planted  # type: ignore[method-assign]
-
-
-@plant(
-    "a consumer is handed on after a lost answer as if it had come",
-    "partition",
-    "streams",
-    first=20,
-)
-def pull_skips_what_was_lost() -> None:
-    from convoymq.queues.stream.client import StreamClient
-
-    pulled = StreamClient._pulled
-
-    def planted(self: Any, reader: Any, chunks: Any, error: Any) -> None:
-        if error is not None:
-            reader.offset += 1
-        pulled(self, reader, chunks, error)
-
-    StreamClient._pulled = planted  # type: ignore[method-assign]
 
 
 @plant("a session that was left behind never ends", "none", first=2)
@@ -1271,264 +865,3 @@ def opened_again() -> None:
 
     Openings.may_take = lambda self, number: True  # type: ignore[method-assign]
     Openings.take = lambda self, number: True  # type: ignore[method-assign]
-
-
-def _tree() -> Any:
-    from convoymq.metadata.machine import MetadataMachine
-
-    return MetadataMachine
-
-
-@plant("the number of a deleted queue is given out again", "none", "cluster")
-def number_given_out_again() -> None:
-    from convoymq.metadata.queues import Queues
-
-    remove = Queues._remove_record
-
-    def planted(self: Any, vhost: Any, record: Any) -> Any:
-        removed = remove(self, vhost, record)
-        if record.group == self._tree.next_group - 1:
-            self._tree.next_group -= 1
-        return removed
-
-    Queues._remove_record = planted  # type: ignore[method-assign]
-
-
-@plant("one node's tables refuse a queue that the others declare", "none", "cluster")
-def tables_decide_on_apply() -> None:
-    from convoymq.metadata.queues import Queues
-    from convoymq.model.errors import PreconditionFailed
-
-    declare = Queues.declare
-
-    def planted(self: Any, command: Any, *more: Any) -> Any:
-        if self._tree.node.number == 2 and command.name == "b":
-            raise PreconditionFailed("unknown argument")
-        return declare(self, command, *more)
-
-    Queues.declare = planted  # type: ignore[method-assign]
-
-
-@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster", first=8)
-def forgotten_are_forgotten() -> None:
-    tree = _tree()
-    restore = tree.restore
-
-    def planted(self: Any, state: bytes) -> None:
-        restore(self, state)
-        self.forgotten = set()
-
-    tree.restore = planted
-
-
-@plant("nodes of different clusters link", "foreign_node", "cluster")
-def clusters_link() -> None:
-    from convoymq.transport import handshake
-
-    read_hello = handshake.read_hello
-    handshake.read_hello = lambda body, own: read_hello(body, {**own, "cluster_id": ""})
-
-
-@plant("a leader lets a node in without asking the log", "newcomer,wipe", "cluster")
-def join_without_the_log() -> None:
-    from convoymq.metadata.commands import Join
-    from convoymq.metadata.store import MetadataStore
-
-    submit = MetadataStore.submit
-
-    def planted(self: Any, command: Any, done: Any, *more: Any) -> Any:
-        if not isinstance(command, Join):
-            return submit(self, command, done, *more)
-        role = "wiped" if command.id in command.members else "learner"
-        answer = {
-            "role": role,
-            "members": list(command.members),
-            "groups": self.tree.next_group - 1,
-            "incarnation": self.tree.incarnations.get(command.id, 0) + 1,
-            "cluster_id": self.tree.cluster_id,
-        }
-        return done(answer, None)
-
-    MetadataStore.submit = planted  # type: ignore[method-assign]
-
-
-@plant(
-    "who was let in while members change is never made a member",
-    "newcomer,forget,isolate,partition,transfer,slow",
-    "cluster",
-    first=88,
-)
-def let_in_and_left_out() -> None:
-    from convoymq.metadata.members import MembershipManager
-
-    MembershipManager._admit = lambda self: None  # type: ignore[method-assign]
-
-
-@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster", first=13)
-def emptied_member_votes() -> None:
-    from convoymq.broker.local_queues import LocalQueues
-
-    become = LocalQueues._become_member
-
-    def planted(self: Any, *arguments: Any) -> None:
-        self.lost_groups = 0
-        become(self, *arguments)
-
-    LocalQueues._become_member = planted  # type: ignore[method-assign]
-
-
-@plant("publishes of a session that was ended count as safe", "false_death,break", "cluster")
-def ended_session_confirms() -> None:
-    from convoymq.queues.quorum.client import QuorumClient
-
-    end = QuorumClient._events_end
-
-    def planted(self: Any, error: Any, *, published_ok: bool, **how: Any) -> None:
-        end(self, error, published_ok=True, **how)
-
-    QuorumClient._events_end = planted  # type: ignore[method-assign]
-
-
-@plant("a version is raised before all members support it", "none", "mixed")
-def version_raised_too_early() -> None:
-    from convoymq.replication import versions as supported
-
-    supported.newest_of = lambda known, kind: 2
-
-
-@plant("a version counts from when it is proposed, not from its entry", "none", "mixed", first=11)
-def version_counts_from_its_proposal() -> None:
-    from convoymq.shells.groups.version_raising import VersionRaising
-
-    propose = VersionRaising.propose
-
-    def planted(self: Any) -> None:
-        before = self.proposed_index
-        propose(self)
-        if self.proposed_index != before:
-            self.replica.machine.set_version(2)
-
-    VersionRaising.propose = planted  # type: ignore[method-assign]
-
-
-@plant("a snapshot leaves out the version in force", "crash,kill,membership", "mixed")
-def snapshot_without_version() -> None:
-    import msgspec
-
-    machine = _machine()
-    snapshot = machine.snapshot
-
-    def planted(self: Any) -> bytes:
-        return msgspec.msgpack.encode({**msgspec.msgpack.decode(snapshot(self)), "version": 1})
-
-    machine.snapshot = planted
-
-
-@plant("a copy goes on from what it knows to be committed", "lost_majority,blackout", "cluster")
-def survivor_drops_its_end() -> None:
-    force = _changes().force
-
-    def planted(self: Any, members: Any) -> Any:
-        core = self.core
-        if core.commit_index < core.log.last_index:
-            core.log.truncate_from(core.commit_index + 1)
-        return force(self, members)
-
-    _changes().force = planted
-
-
-@plant("recovered queues are not filled up again", "lost_majority", "cluster", first=6)
-def recovered_queues_stay_small() -> None:
-    from convoymq.metadata.members import MembershipManager
-
-    MembershipManager._recovered = lambda self: set()  # type: ignore[method-assign]
-
-
-@plant(
-    "a node that was lost comes back in an incarnation that was before",
-    "lost_majority,kill",
-    "cluster",
-    first=1093,
-)
-def lives_come_again() -> None:
-    from convoymq.metadata import nodes
-    from convoymq.sim import metadata_referee
-
-    nodes.STARTS_UNSEEN = metadata_referee.STARTS_UNSEEN = 0
-
-
-def _relay() -> Any:
-    from convoymq.transport.relay import RelayTable
-
-    return RelayTable
-
-
-@plant("nobody is relayed to", "cutoff", first=29)
-def nobody_is_relayed() -> None:
-    _relay()._relays = lambda self, node: []
-
-
-@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=390)
-def relayed_sessions_go_on() -> None:
-    relay = _relay()
-    stop = relay._stop
-
-    def planted(self: Any, pair: Any) -> Any:
-        own, theirs, received = pair.own, pair.theirs, pair.received
-        done = stop(self, pair)
-        pair.own, pair.theirs, pair.received = own, theirs, received
-        return done
-
-    relay._stop = planted
-
-
-def hunt(found: Plant, first: int, limit: int, *, focused: bool) -> tuple[int, str] | None:
-    """Plants the bug and runs seeds; (seeds needed, what was noticed), or None.
-
-    The cores have been loaded from source, and stay as they are planted.
-    """
-    from convoymq.sim.runner import load_of, mute, parse_faults
-    from convoymq.sim.world import run_seed
-
-    mute()
-    faults = parse_faults(found.faults) if focused else None
-    if found.unaided:
-        from convoymq.sim import referee
-
-        referee.check_invariants = lambda machine: None
-    found.apply()
-    for seed in range(first, first + limit):
-        result = run_seed(seed, faults, **load_of(found.load))
-        if result.failure is not None:
-            return seed - first + 1, result.failure
-    return None
-
-
-def report(name: str, limit: int, answer: Connection) -> None:
-    """Sends what `hunt` finds with the faults that bring the bug out."""
-    found = PLANTS[name]
-    answer.send(hunt(found, found.first, limit, focused=True))
-
-
-def main(arguments: list[str]) -> int:
-    """See the module docstring; 1 when the bug was not noticed."""
-    names = [a for a in arguments if not a.startswith("--")]
-    options = dict(a[2:].split("=") for a in arguments if a.startswith("--") and "=" in a)
-    if not names:
-        for found in PLANTS.values():
-            print(f"{found.name:32} {found.text}")
-        return 0
-    found = PLANTS[names[0]]
-    own = str(found.first if "--focused" in arguments else 1)
-    first, limit = int(options.get("first", own)), int(options.get("limit", "200"))
-    use_source()
-    caught = hunt(found, first, limit, focused="--focused" in arguments)
-    if caught is None:
-        print(f"| `{found.name}` | {found.text} | not in {limit} seeds | |")
-        return 1
-    print(f"| `{found.name}` | {found.text} | {caught[0]} | {caught[1][:160]} |")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Classic queues in the simulator."""

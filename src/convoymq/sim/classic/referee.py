@@ -1,0 +1,265 @@
+"""The referee of a classic queue: a book of every message that was ever in it.
+
+The book follows what the queue at its home takes in, gives out, takes back and lets go, and what
+channels were told. What it asserts:
+
+- a message that was confirmed, is persistent and in a durable queue comes back after a restart of
+  the home, at its place, until it was let go; after an orderly stop also when it was not confirmed;
+- nothing else comes back: no transient message, no message twice, none that was never published,
+  and none that was let go once the record of that is durable;
+- a restart gives no message more time to live, and none is handed out after its time;
+- a message is in one pair of hands at most, and is given again only after it came back;
+- messages that were never given out are given in the order in which they came;
+- a message that nobody holds leaves by its time, a purge or a limit, and by nothing else;
+- what a channel gets is what its home gave, once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from convoymq.kernels.batch import record
+from convoymq.queues.classic.machine import DELIVER, GOT, PURGED, ClassicMachine
+from convoymq.queues.classic.queue import LocalQueue
+from convoymq.queues.classic.runs import Run
+from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.records import identity_of
+
+INVARIANTS_EVERY = 4
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message as its channel published it."""
+
+    persistent: bool
+    expiration_ms: int | None
+    confirmed: bool = False
+    position: int = -1
+    """Its place in the queue; -1 = it never came there."""
+    expires_ms: int = 0
+    """The end of its time; 0 = it has all the time."""
+    held: bool = False
+    given: int = -1
+    """How often it had come back when it was given last; -1 = it never was."""
+    lost: bool = False
+    """It did not come back from a restart."""
+
+
+class ClassicReferee:
+    """The book of one queue.
+
+    Args:
+        ttl_ms: of its messages; None = they have all the time.
+        has_limit: messages may be dropped at the head.
+    """
+
+    def __init__(self, group: int, *, durable: bool, ttl_ms: int | None, has_limit: bool) -> None:
+        self.group = group
+        self.durable = durable
+        self.ttl_ms = ttl_ms
+        self.has_limit = has_limit
+        self.sent: dict[bytes, Sent] = {}
+        self.alive: dict[int, bytes] = {}
+        """Position -> message, of what is in the queue."""
+        self.gone: set[int] = set()
+        """Positions whose messages are gone, and whose records of that are durable."""
+        self._leaving: deque[tuple[int, list[int]]] = deque()
+        """(number of a write, positions that it says are gone)"""
+        self._handed: dict[tuple[int, int, int], bytes] = {}
+        """(session, consumer, number) -> message, until the channel has it."""
+        self._last_fresh = -1
+        self._looks = 0
+        self._stopped = False
+        self.has_failed = False
+        """The disk refused something in this life of the queue."""
+        self.queue: LocalQueue | None = None
+
+    def fail(self, text: str) -> None:
+        """Stops the run."""
+        raise InvariantBroken(f"classic queue {self.group}: {text}")
+
+    # What channels say.
+
+    def on_sent(self, identity: bytes, *, persistent: bool, expiration_ms: int | None) -> None:
+        """A channel publishes a message."""
+        self.sent[identity] = Sent(persistent, expiration_ms)
+
+    def on_confirmed(self, identity: bytes) -> None:
+        """A channel was told that a message is safe."""
+        sent = self.sent[identity]
+        if sent.position < 0:
+            self.fail(f"{identity.hex()} was confirmed, and never came")
+        if sent.lost and sent.persistent and self.durable:
+            self.fail(f"{identity.hex()} was confirmed, and did not come back")
+        sent.confirmed = True
+
+    def on_received(self, session: int, consumer: int, number: int, identity: bytes) -> None:
+        """A channel got a message."""
+        if self._handed.pop((session, consumer, number), None) != identity:
+            self.fail(f"consumer {consumer} of {session:x} got {identity.hex()} as {number}, which"
+                      " its home did not give")  # fmt: skip
+
+    # Lives of the queue.
+
+    def watch(self, queue: LocalQueue) -> None:
+        """The queue was opened at its home: compares what it recovered, and follows it."""
+        self.queue = queue
+        machine = queue.machine
+        self._on_opened(machine, queue.host.now_ms())
+        enqueue, give_back, carry_out = machine._enqueue, machine.give_back, queue._carry_out
+
+        def enqueued(
+            data: bytes, flags: int, count: int, offset: int, length: int, now_ms: int
+        ) -> None:
+            position = machine.next_position
+            self._on_enqueued(position, data, offset, count, now_ms)
+            enqueue(data, flags, count, offset, length, now_ms)
+
+        def given_back(runs: list[Run]) -> None:
+            self._on_given_back(runs)
+            give_back(runs)
+
+        def carried_out() -> None:
+            gone = list(machine.settled)
+            self._look(machine)
+            carry_out()
+            self._leaving.append((queue._writes, gone))
+
+        machine._enqueue = enqueued  # type: ignore[method-assign]
+        machine.give_back = given_back  # type: ignore[method-assign]
+        queue._carry_out = carried_out  # type: ignore[method-assign]
+
+    def on_down(self, *, stopped: bool = False) -> None:
+        """The home is down. `stopped`: it wrote all that it had before."""
+        queue = self.queue
+        if queue is None:
+            return
+        if not self.has_failed:
+            while self._leaving and (stopped or self._leaving[0][0] <= queue._writes_done):
+                pairs = self._leaving.popleft()[1]
+                for first, last in zip(pairs[::2], pairs[1::2], strict=True):
+                    self.gone.update(range(first, last + 1))
+        self._leaving.clear()
+        self._stopped = stopped and not self.has_failed
+        self.queue = None
+        self.has_failed = False
+        self._handed.clear()
+        self._last_fresh = -1
+
+    def _on_opened(self, machine: ClassicMachine, now_ms: int) -> None:
+        found: dict[int, bytes] = {}
+        for run in machine.ready:
+            data, command = machine.body_of(run.block)
+            for i in range(run.count):
+                identity = identity_of(record(data, command, run.first + i))
+                self._on_recovered(run.position + i, identity, run.expires)
+                found[run.position + i] = identity
+        before, self.alive = self.alive, found
+        for position, identity in before.items():
+            sent = self.sent[identity]
+            if position in found:
+                continue
+            over = sent.expires_ms and sent.expires_ms <= now_ms
+            if (sent.confirmed or self._stopped) and sent.persistent and self.durable and not over:
+                self.fail(f"{identity.hex()} at {position} did not come back")
+            sent.lost = True
+        for identity in found.values():
+            self.sent[identity].held = self.sent[identity].lost = False
+            self.sent[identity].given = -1
+
+    def _on_recovered(self, position: int, identity: bytes, expires_ms: int) -> None:
+        sent = self.sent.get(identity)
+        if sent is None or sent.position != position:
+            self.fail(f"{identity.hex()} comes back at {position}, and was {sent}")
+        assert sent is not None
+        if not self.durable or not sent.persistent:
+            self.fail(f"{identity.hex()}, which is transient, comes back")
+        if position in self.gone:
+            self.fail(f"{identity.hex()} at {position} comes back, and was gone for good")
+        if bool(expires_ms) != bool(sent.expires_ms) or expires_ms > sent.expires_ms:
+            self.fail(f"{identity.hex()} comes back until {expires_ms}, and had {sent.expires_ms}")
+        # Earlier, when the clock was set back meanwhile.
+        sent.expires_ms = expires_ms
+
+    # What the queue does.
+
+    def _on_enqueued(
+        self, position: int, data: bytes, offset: int, count: int, now_ms: int
+    ) -> None:
+        for i in range(count):
+            identity = identity_of(record(data, offset, i))
+            sent = self.sent[identity]
+            if sent.position >= 0:
+                self.fail(f"{identity.hex()} comes twice")
+            if position + i in self.alive:
+                self.fail(f"position {position + i} is used twice")
+            # Nothing is left of what was there in a former life.
+            self.gone.discard(position + i)
+            sent.position = position + i
+            times = [ms for ms in (sent.expiration_ms, self.ttl_ms) if ms is not None]
+            sent.expires_ms = now_ms + min(times) if times else 0
+            self.alive[position + i] = identity
+
+    def _on_given_back(self, runs: list[Run]) -> None:
+        for run in runs:
+            for position in range(run.position, run.position + run.count):
+                self.sent[self.alive[position]].held = False
+
+    def _look(self, machine: ClassicMachine) -> None:
+        """Follows what a batch of commands, or the time, has brought about."""
+        purged = False
+        for effect in machine.effects:
+            if effect[0] == DELIVER:
+                _, session, consumer, number, (data, command), first, count, acquired = effect
+                for i in range(count):
+                    identity = identity_of(record(data, command, first + i))
+                    self._on_given(identity, acquired, machine.now_ms)
+                    self._handed[session, consumer, number + i] = identity
+            elif effect[0] == GOT and effect[2] is not None:
+                _, session, (data, command), first, number, acquired, _ = effect
+                identity = identity_of(record(data, command, first))
+                self._on_given(identity, acquired, machine.now_ms)
+                self._handed[session, 0, number] = identity
+            purged = purged or effect[0] == PURGED
+        settled = machine.settled
+        for first, last in zip(settled[::2], settled[1::2], strict=True):
+            for position in range(first, last + 1):
+                self._on_gone(position, machine.now_ms, purged=purged)
+        here = machine.ready_count + machine.unsettled_count + machine.leaving.count
+        if here != len(self.alive):
+            self.fail(f"{here} messages are there, the book has {len(self.alive)}")
+        self._looks += 1
+        if not self._looks % INVARIANTS_EVERY:
+            machine.check_invariants()
+
+    def _on_given(self, identity: bytes, acquired: int, now_ms: int) -> None:
+        sent = self.sent[identity]
+        if self.alive.get(sent.position) != identity:
+            self.fail(f"{identity.hex()} is given, and is gone")
+        if sent.held and acquired <= sent.given:
+            self.fail(f"{identity.hex()} is given to a second one")
+        if sent.expires_ms and now_ms > sent.expires_ms:
+            self.fail(f"{identity.hex()} is given at {now_ms}, its time was over {sent.expires_ms}")
+        if not acquired:
+            if sent.position <= self._last_fresh:
+                self.fail(f"{identity.hex()} at {sent.position} is given behind {self._last_fresh}")
+            self._last_fresh = sent.position
+        sent.held, sent.given = True, acquired
+
+    def _on_gone(self, position: int, now_ms: int, *, purged: bool) -> None:
+        identity = self.alive.pop(position, None)
+        if identity is None:
+            self.fail(f"position {position} goes, and nothing is there")
+            return
+        sent = self.sent[identity]
+        over = bool(sent.expires_ms) and sent.expires_ms <= now_ms
+        if not sent.held and not (over or purged or self.has_limit):
+            self.fail(f"{identity.hex()} at {position} goes, and nobody had it")
+
+    def waits_for(self) -> str:
+        """Returns what has to happen before the end."""
+        if self.queue is None:
+            return f"queue {self.group} is not open"
+        return f"{len(self.alive)} messages of queue {self.group}" if self.alive else ""

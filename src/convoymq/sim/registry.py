@@ -1,0 +1,16 @@
+"""The loads of the simulator. Imports nothing: what is imported decides which code runs."""
+
+from __future__ import annotations
+
+LOADS = {
+    "quorum": "convoymq.sim.quorum:QuorumLoad",
+    "reservations": "convoymq.sim.reservations:ReservationLoad",
+    "streams": "convoymq.sim.streams:StreamLoad",
+    "partitions": "convoymq.sim.partitions:PartitionLoad",
+    "cluster": "convoymq.sim.cluster_world:ClusterLoad",
+    "mixed": "convoymq.sim.mixed_world:MixedLoad",
+    "classic": "convoymq.sim.classic.world:ClassicLoad",
+    "topics": "convoymq.sim.topics.world:TopicLoad",
+}
+"""Name of a load (`--load NAME`) -> its class. Only the chosen one is imported."""
+DEFAULT = "quorum"

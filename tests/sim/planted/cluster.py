@@ -1,0 +1,169 @@
+"""Bugs of the metadata group, and of queues that follow it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.sim.planted import parts
+from tests.sim.planted.registry import plant
+
+
+def _tree() -> Any:
+    from convoymq.metadata.machine import MetadataMachine
+
+    return MetadataMachine
+
+
+@plant("the number of a deleted queue is given out again", "none", "cluster")
+def number_given_out_again() -> None:
+    from convoymq.metadata.queues import Queues
+
+    remove = Queues._remove_record
+
+    def planted(self: Any, vhost: Any, record: Any) -> Any:
+        removed = remove(self, vhost, record)
+        if record.group == self._tree.next_group - 1:
+            self._tree.next_group -= 1
+        return removed
+
+    Queues._remove_record = planted  # type: ignore[method-assign]
+
+
+@plant("one node's tables refuse a queue that the others declare", "none", "cluster")
+def tables_decide_on_apply() -> None:
+    from convoymq.metadata.queues import Queues
+    from convoymq.model.errors import PreconditionFailed
+
+    declare = Queues.declare
+
+    def planted(self: Any, command: Any, *more: Any) -> Any:
+        if self._tree.node.number == 2 and command.name == "b":
+            raise PreconditionFailed("unknown argument")
+        return declare(self, command, *more)
+
+    Queues.declare = planted  # type: ignore[method-assign]
+
+
+@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster", first=8)
+def forgotten_are_forgotten() -> None:
+    tree = _tree()
+    restore = tree.restore
+
+    def planted(self: Any, state: bytes) -> None:
+        restore(self, state)
+        self.forgotten = set()
+
+    tree.restore = planted
+
+
+@plant("nodes of different clusters link", "foreign_node", "cluster")
+def clusters_link() -> None:
+    from convoymq.transport import handshake
+
+    read_hello = handshake.read_hello
+    handshake.read_hello = lambda body, own: read_hello(body, {**own, "cluster_id": ""})
+
+
+@plant("a leader lets a node in without asking the log", "newcomer,wipe", "cluster")
+def join_without_the_log() -> None:
+    from convoymq.metadata.commands import Join
+    from convoymq.metadata.store import MetadataStore
+
+    submit = MetadataStore.submit
+
+    def planted(self: Any, command: Any, done: Any, *more: Any) -> Any:
+        if not isinstance(command, Join):
+            return submit(self, command, done, *more)
+        role = "wiped" if command.id in command.members else "learner"
+        answer = {
+            "role": role,
+            "members": list(command.members),
+            "groups": self.tree.next_group - 1,
+            "incarnation": self.tree.incarnations.get(command.id, 0) + 1,
+            "cluster_id": self.tree.cluster_id,
+        }
+        return done(answer, None)
+
+    MetadataStore.submit = planted  # type: ignore[method-assign]
+
+
+@plant(
+    "who was let in while members change is never made a member",
+    "newcomer,forget,isolate,partition,transfer,slow",
+    "cluster",
+    first=88,
+)
+def let_in_and_left_out() -> None:
+    from convoymq.metadata.members import MembershipManager
+
+    MembershipManager._admit = lambda self: None  # type: ignore[method-assign]
+
+
+@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster", first=13)
+def emptied_member_votes() -> None:
+    from convoymq.broker.local_queues import LocalQueues
+
+    become = LocalQueues._become_member
+
+    def planted(self: Any, *arguments: Any) -> None:
+        self.lost_groups = 0
+        become(self, *arguments)
+
+    LocalQueues._become_member = planted  # type: ignore[method-assign]
+
+
+@plant("publishes of a session that was ended count as safe", "false_death,break", "cluster")
+def ended_session_confirms() -> None:
+    from convoymq.queues.quorum.client import QuorumClient
+
+    end = QuorumClient._events_end
+
+    def planted(self: Any, error: Any, *, published_ok: bool, **how: Any) -> None:
+        end(self, error, published_ok=True, **how)
+
+    QuorumClient._events_end = planted  # type: ignore[method-assign]
+
+
+@plant("a copy goes on from what it knows to be committed", "lost_majority,blackout", "cluster")
+def survivor_drops_its_end() -> None:
+    force = parts.changes().force
+
+    def planted(self: Any, members: Any) -> Any:
+        core = self.core
+        if core.commit_index < core.log.last_index:
+            core.log.truncate_from(core.commit_index + 1)
+        return force(self, members)
+
+    parts.changes().force = planted
+
+
+@plant("recovered queues are not filled up again", "lost_majority", "cluster", first=6)
+def recovered_queues_stay_small() -> None:
+    from convoymq.metadata.members import MembershipManager
+
+    MembershipManager._recovered = lambda self: set()  # type: ignore[method-assign]
+
+
+@plant(
+    "a node that was lost comes back in an incarnation that was before",
+    "lost_majority,kill",
+    "cluster",
+    first=1093,
+)
+def lives_come_again() -> None:
+    from convoymq.metadata import nodes
+    from convoymq.sim import metadata_referee
+
+    nodes.STARTS_UNSEEN = metadata_referee.STARTS_UNSEEN = nodes.RECOVERY_STEP = 0
+
+
+@plant(
+    "a node that a recovered tree does not know begins at the first incarnation again",
+    None,
+    "cluster",
+    first=1014,
+)
+def unknown_lives_come_again() -> None:
+    from convoymq.metadata import nodes
+
+    nodes.RECOVERY_STEP = 0
