@@ -59,6 +59,9 @@ class ClassicClient(QueueClient):
         self.closed = False
         self._events = events
         self._consumers: set[int] = set()
+        #: (type of command, consumer) of what is to be answered by an effect of its own, in order.
+        #: The command counts as applied only later, when the disk has what came with it.
+        self._questions: list[tuple[int, int]] = []
 
     @property
     def target(self) -> PublishTarget:
@@ -80,11 +83,13 @@ class ClassicClient(QueueClient):
             },
             enc_hook=str,
         )
-        self._target.command(CMD_CHECKOUT, 0, len(body), spec.number, body, spec.number)
+        self._questions.append((CMD_CHECKOUT, spec.number))
+        self._target.command(CMD_CHECKOUT, 0, len(body), spec.number, body)
 
     def cancel(self, consumer: int) -> None:
         """Ends a consumer."""
-        self._target.command(CMD_CANCEL, 0, 0, consumer, b"", consumer)
+        self._questions.append((CMD_CANCEL, consumer))
+        self._target.command(CMD_CANCEL, 0, 0, consumer)
 
     def set_credit(self, consumer: int, credit: int) -> None:
         """Replaces the consumer's window."""
@@ -116,10 +121,12 @@ class ClassicClient(QueueClient):
             subject = queue_subject(self.queue.vhost, self.queue.name)
             self._got_nothing(get_on_single_active_consumer(subject, "classic"))
             return
+        self._questions.append((CMD_GET, 0))
         self._target.command(CMD_GET, FLAG_SETTLE_AT_ONCE if no_ack else 0, 0, 0)
 
     def purge(self) -> None:
         """Drops ready messages."""
+        self._questions.append((CMD_PURGE, 0))
         self._target.command(CMD_PURGE, 0, 0, 0)
 
     def close(self) -> None:
@@ -143,17 +150,20 @@ class ClassicClient(QueueClient):
             delivery = Delivery(consumer, first_id, block, command, first, count, acquired_count, 0)
             self._events.on_deliver(self, delivery)
         elif kind == GOT:
+            self._questions.remove((CMD_GET, 0))
             _, _, place, record, number, acquired_count, ready = effect
             block, command = place or (None, 0)
             result = GetResult(block, command, record, number, acquired_count, 0, ready)
             self._events.on_get(self, result)
         elif kind == SUBSCRIBED:
+            self._questions.remove((CMD_CHECKOUT, effect[2]))
             subject = queue_subject(self.queue.vhost, self.queue.name)
             error = exclusive_consumer(subject) if effect[3] else None
             if error is None:
                 self._consumers.add(effect[2])
             self._events.on_subscribed(self, effect[2], error)
         elif kind == CANCEL_OK:
+            self._questions.remove((CMD_CANCEL, effect[2]))
             self._consumers.discard(effect[2])
             self._events.on_cancel_ok(self, effect[2])
         elif kind == CANCELLED:
@@ -161,6 +171,7 @@ class ClassicClient(QueueClient):
             self._events.on_cancelled(self, effect[2], effect[3])
         else:
             assert kind == PURGED
+            self._questions.remove((CMD_PURGE, 0))
             self._events.on_purged(self, effect[2], None)
 
     def on_unsafe(self, seq: int) -> None:
@@ -217,16 +228,19 @@ class ClassicClient(QueueClient):
             if command.type == CMD_ENQUEUE:
                 if command.tags:
                     self._events.on_published(self, command.tags, published_ok)
-            elif command.type == CMD_SETTLE:
-                if command.note is not None:
-                    command.note(published_ok)
-            elif command.type == CMD_CHECKOUT:
-                self._events.on_subscribed(self, command.note, error)
-            elif command.type == CMD_CANCEL:
-                self._events.on_cancel_ok(self, command.note)
-            elif command.type == CMD_GET:
+            elif command.type == CMD_SETTLE and command.note is not None:
+                command.note(published_ok)
+        questions, self._questions = self._questions, []
+        for kind, consumer in questions:
+            if self.closed:
+                return
+            if kind == CMD_CHECKOUT:
+                self._events.on_subscribed(self, consumer, error)
+            elif kind == CMD_CANCEL:
+                self._events.on_cancel_ok(self, consumer)
+            elif kind == CMD_GET:
                 self._got_nothing(error)
-            elif command.type == CMD_PURGE:
+            else:
                 self._events.on_purged(self, 0, error)
 
     def _on_applied(self, seq: int, rejected: Sequence[int]) -> None:

@@ -34,6 +34,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from crc32c import crc32c
 
@@ -157,6 +158,21 @@ class NewFile:
             self._file.close()
 
 
+class _Names:
+    """Names in a log's folder, as a file: its `sync` makes removals durable."""
+
+    def __init__(self, directory: Directory, folder: str) -> None:
+        self._directory = directory
+        self._folder = folder
+
+    def pwrite(self, _buffers: Sequence[bytes | memoryview], _offset: int) -> None:
+        """Nothing: a name was removed."""
+
+    def sync(self) -> None:
+        """See `Directory`."""
+        self._directory.sync(self._folder)
+
+
 class ClassicLog:
     """The files of one queue."""
 
@@ -180,6 +196,11 @@ class ClassicLog:
         self._path = path
         self.sync = sync
         self._writer = writer
+        self._names = cast(File, _Names(directory, path))
+        self._removing = False
+        """A removal is being made durable."""
+        self._returns = False
+        """The file that was removed last may come back when the power goes."""
         self._files: dict[int, File] = {}
         self._live: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
@@ -383,14 +404,25 @@ class ClassicLog:
 
     def collect(self) -> None:
         """Removes the oldest files that hold nothing alive. One that cannot be removed keeps those
-        after it, which say what in it is settled; the next call tries again."""
+        after it, which say what in it is settled; the next call tries again. So does one whose
+        removal is not durable: it would come back without them when the power goes."""
         for number in sorted(self._live):
-            if self._live[number] or number == self._active:
+            if self._removing or self._live[number] or number == self._active:
                 return
-            try:
-                self._forget(number)
-            except OSError:
-                return
+            if not self._returns:
+                try:
+                    self._forget(number)
+                except OSError:
+                    return
+            if self.sync:
+                self._removing = self._returns = True
+                self._writer.write(self._names, 1, [], True, self._removed)
+
+    def _removed(self, error: Exception | None) -> None:
+        self._removing = False
+        if error is None:
+            self._returns = False
+            self.collect()
 
     def oldest_is_sparse(self) -> int | None:
         """Returns the number of the oldest file when few blocks pin it while at least four files

@@ -456,7 +456,7 @@ class ClassicMachine:
             holder = Consumer(session_id, GET_CONSUMER, "", WINDOW_DEFAULT, False, False, 0)
             session.consumers[GET_CONSUMER] = holder
         run = self.take_head(1)
-        self._in_memory(run.block)
+        self.take_in_memory(run.block)
         number = holder.hold(run)
         self.unsettled_count += 1
         self.delivered += 1
@@ -566,7 +566,7 @@ class ClassicMachine:
 
     def _hand_out(self, consumer: Consumer, run: Run) -> None:
         block = run.block
-        self._in_memory(block)
+        self.take_in_memory(block)
         self.unsettled_count += run.count
         self.delivered += run.count
         first_id = consumer.hold(run)
@@ -652,7 +652,8 @@ class ClassicMachine:
             if block.where is not None:
                 self.finished.append(block)
 
-    def _in_memory(self, block: Block) -> None:
+    def take_in_memory(self, block: Block) -> None:
+        """Reads a block that is on disk only. Raises StorageFault and OSError."""
         if block.data is None:
             block.data, block.command = self._load(block)
             self.memory_bytes += block.length

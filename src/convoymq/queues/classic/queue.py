@@ -254,8 +254,11 @@ class LocalQueue(HomeReservations, ClassicQueue):
         if self.ended is not None:
             self._seal_ended()
         elif self.builder.used:
+            self.settle_round(now_ms)
+
+    def _apply_open_batch(self, now_ms: int) -> None:
+        if self.builder.used:
             self.machine.apply(self.builder.take_forward(self.group, 0), now_ms)
-            self._carry_out()
 
     def tick(self, now_ms: int) -> None:
         """Once a second: expiry."""
@@ -273,7 +276,9 @@ class LocalQueue(HomeReservations, ClassicQueue):
             self.host.on_expired(self)
 
     def node_down(self, node: int, now_ms: int) -> None:
-        """A node's clients are gone."""
+        """A node's clients are gone. What they sent before is applied first: it would begin their
+        sessions anew, and nothing would end these."""
+        self._apply_open_batch(now_ms)
         self.machine.node_down(node, now_ms)
         self._carry_out()
 
@@ -349,8 +354,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
 
     def settle_round(self, now_ms: int) -> None:
         """See `HomeReservations`."""
-        if self.builder.used:
-            self.machine.apply(self.builder.take_forward(self.group, 0), now_ms)
+        self._apply_open_batch(now_ms)
         self._carry_out()
 
     async def written(self) -> None:
@@ -498,8 +502,9 @@ class LocalQueue(HomeReservations, ClassicQueue):
             for block in machine.finished:
                 self.log.drop(block.place())
             machine.finished = []
-            self._compact()
-        self._unwritten = wrote
+            self._unwritten = [*wrote, *self._compact()]
+        else:
+            self._unwritten = wrote
         # Spilled messages of a transient queue hold nobody up.
         return wrote if self.durable else []
 
@@ -557,21 +562,25 @@ class LocalQueue(HomeReservations, ClassicQueue):
                 if block.written:
                     machine.drop_body(block)
 
-    def _compact(self) -> None:
-        # One stuck message must not pin all files behind it: it moves to the end.
+    def _compact(self) -> list[Block]:
+        """Moves the blocks of a file that few of them pin to the end; returns them. One stuck
+        message must not keep all files behind it."""
         sparse = self.log.oldest_is_sparse() if self.durable else None
         if sparse is None:
-            return
+            return []
         self._moves += 1
-        for block in self.machine.blocks_in(sparse):
+        moved = self.machine.blocks_in(sparse)
+        for block in moved:
             old = block.place()
-            data, command = self.machine.body_of(block)
-            body = memoryview(data)[command : command + block.length]
-            block.where = self.log.add_messages(block.position, body, block.time_ms)
+            # Until it is written it can be read from memory only.
+            self.machine.take_in_memory(block)
+            block.written = False
+            self._store(block)
             dead = self.machine.dead_in(block)
             if dead:
                 self.log.add_settled(dead)
             self.log.drop(old)
+        return moved
 
     def _load(self, block: Block) -> tuple[bytes, int]:
         return self.log.read(block.place()), 0

@@ -39,7 +39,9 @@ class Sent:
     position: int = -1
     """Its place in the queue; -1 = it never came there."""
     expires_ms: int = 0
-    """The end of its time; 0 = it has all the time."""
+    """The end of its time in this life of the queue; 0 = it has all the time."""
+    expires_last_ms: int = 0
+    """The end of its time as it was when it came."""
     held: bool = False
     given: int = -1
     """How often it had come back when it was given last; -1 = it never was."""
@@ -178,9 +180,10 @@ class ClassicReferee:
             self.fail(f"{identity.hex()}, which is transient, comes back")
         if position in self.gone:
             self.fail(f"{identity.hex()} at {position} comes back, and was gone for good")
-        if bool(expires_ms) != bool(sent.expires_ms) or expires_ms > sent.expires_ms:
-            self.fail(f"{identity.hex()} comes back until {expires_ms}, and had {sent.expires_ms}")
-        # Earlier, when the clock was set back meanwhile.
+        last_ms = sent.expires_last_ms
+        if bool(expires_ms) != bool(last_ms) or expires_ms > last_ms:
+            self.fail(f"{identity.hex()} comes back until {expires_ms}, and had {last_ms}")
+        # Earlier, while the clock is set back.
         sent.expires_ms = expires_ms
 
     # What the queue does.
@@ -199,7 +202,7 @@ class ClassicReferee:
             self.gone.discard(position + i)
             sent.position = position + i
             times = [ms for ms in (sent.expiration_ms, self.ttl_ms) if ms is not None]
-            sent.expires_ms = now_ms + min(times) if times else 0
+            sent.expires_ms = sent.expires_last_ms = now_ms + min(times) if times else 0
             self.alive[position + i] = identity
 
     def _on_given_back(self, runs: list[Run]) -> None:

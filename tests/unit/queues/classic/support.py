@@ -16,6 +16,7 @@ from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import Table
 from convoymq.node.notes import log_note
 from convoymq.queues.classic.host import ClassicHost
+from convoymq.queues.classic.log import FILE_BYTES_MAX
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient
 from convoymq.routing.policies import Policies, effective_settings
@@ -169,7 +170,15 @@ class Wire:
 class Node:
     """One classic host with its control plane."""
 
-    def __init__(self, node: int, nodes: dict[int, Node], directory: Path, time: Time) -> None:
+    def __init__(
+        self,
+        node: int,
+        nodes: dict[int, Node],
+        directory: Path,
+        time: Time,
+        *,
+        file_bytes_max: int = FILE_BYTES_MAX,
+    ) -> None:
         self.id = node
         self.nodes = nodes
         self.inbox: list[tuple[int, bytes]] = []
@@ -198,6 +207,7 @@ class Node:
             await_room=lambda node, item: self.lines.setdefault(node, []).append(item),
             note=self.note,
             dead_letters=DeadLetterOptions(routes=self.routes),
+            file_bytes_max=file_bytes_max,
         )
         nodes[node] = self
 

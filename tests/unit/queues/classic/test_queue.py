@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from convoymq.model.tables import EMPTY
 from convoymq.queues.classic import host as host_module
 from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.classic.log import ClassicLog
-from tests.unit.queues.classic.support import Node, Time, queue_record, settle
+from tests.unit.queues.classic.support import Channel, Node, Time, queue_record, settle
 
 
 def restart(nodes: dict[int, Node], node: int, directory: Path, time: Time) -> Node:
@@ -116,6 +117,59 @@ def test_a_durable_queue_confirms_only_what_is_on_disk(nodes: dict[int, Node]) -
     assert channel.heard == []
     settle(nodes)
     assert channel.heard == [("published", [1, 1], True)]
+
+
+def test_what_was_answered_is_not_answered_again_when_the_home_is_lost(
+    nodes: dict[int, Node],
+) -> None:
+    """The answers come at once, the commands count as applied when the disk has the publish."""
+    nodes[1].open(queue_record(durable=True))
+    channel = nodes[2].channel(nodes[2].open(queue_record(durable=True)))
+    channel.publish(b"a", tag=1)
+    channel.client.get(no_ack=False)
+    channel.consume()
+    channel.client.cancel(1)
+    channel.client.purge()
+    settle(nodes, disk=False)
+    answers = [heard[0] for heard in channel.heard]
+    assert answers == ["got", "subscribed", "cancel-ok", "purged"]
+    nodes[2].host.on_node_down(1)
+    assert [heard[0] for heard in channel.heard] == [*answers, "published"]
+
+
+def test_what_was_moved_is_read_before_it_is_written(
+    nodes: dict[int, Node], tmp_path: Path, time: Time
+) -> None:
+    """Old messages keep their file, and are moved behind the others. After a restart they were on
+    disk only, and for a moment at a place that was not written yet."""
+    record = queue_record(durable=True)
+
+    def again() -> Channel:
+        nodes[1].host.stop()
+        return Node(1, nodes, tmp_path, time, file_bytes_max=600).channel(nodes[1].open(record))
+
+    def publish(first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            channel.publish(b"%d" % number)
+            settle(nodes)
+
+    channel = again()
+    publish(0, 9)
+    channel.consume(prefetch=10)
+    settle(nodes)
+    channel.client.settle(1, [3, 9])
+    settle(nodes)
+    channel = again()
+    channel.consume(prefetch=1)
+    publish(10, 22)
+    writes = threading.Event()
+    nodes[1].worker.submit(writes.wait, lambda _result, _error: None)
+    for number in range(2):
+        channel.client.settle(1, [number, number])
+        settle(nodes, disk=False)
+    writes.set()
+    assert channel.deliveries() == [b"0", b"1", b"2"]
+    assert [event for event, _ in nodes[1].notes] == []
 
 
 @pytest.mark.parametrize("place", [1, 2])
@@ -410,6 +464,23 @@ def test_a_deleted_queue_answers_all_who_wait(nodes: dict[int, Node], place: int
     channel.publish(b"b", tag=2)
     settle(nodes)
     assert channel.heard[-1] == ("published", [2, 2], True)
+
+
+def test_a_node_that_is_lost_in_the_round_of_its_commands_leaves_no_session(
+    nodes: dict[int, Node],
+) -> None:
+    """They were applied behind its loss, and its consumer took messages for ever."""
+    home = nodes[1].open(queue_record())
+    far = nodes[2].channel(nodes[2].open(queue_record()))
+    far.consume()
+    nodes[2].host.end_of_round()
+    for sender, data in nodes[1].inbox:
+        nodes[1].control.on_frame(sender, data)
+    nodes[1].inbox.clear()
+    nodes[1].host.on_node_down(2)
+    nodes[1].host.end_of_round()
+    assert not home.machine.sessions
+    assert home.machine.consumer_count == 0
 
 
 def test_a_lost_home_refuses_publishes_and_ends_consumers(nodes: dict[int, Node]) -> None:
