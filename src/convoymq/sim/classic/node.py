@@ -99,7 +99,7 @@ class ClassicNode(SimNode):
         self.world.trace.add(self.name, f"{event} {fields.get('queue')} {fields.get('reason', '')}")
         if event == "queue.crashed":
             self.world.on_queue_crashed(self, fields)
-        elif event == "queue.records_dropped":
+        elif event == "queue.records_dropped" and not self.world.may_have_holes(fields):
             raise InvariantBroken(f"{self.name}: {event} {fields}")
 
     def on_unused(self, record: QueueRecord) -> None:
@@ -111,7 +111,7 @@ class ClassicNode(SimNode):
     def on_disk_error(self, record: QueueRecord, error: Exception) -> None:
         """See `Reports`."""
         self.world.trace.add(self.name, f"disk: {error}")
-        self.world.referees[record.group].has_failed = True
+        self.world.referees[record.group].on_disk_error()
 
     # What the network says.
 

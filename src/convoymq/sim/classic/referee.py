@@ -76,6 +76,8 @@ class ClassicReferee:
         self._stopped = False
         self.has_failed = False
         """The disk refused something in this life of the queue."""
+        self.failed_once = False
+        """The disk refused something in some life: a log may have holes where nothing was safe."""
         self.queue: LocalQueue | None = None
 
     def fail(self, text: str) -> None:
@@ -104,6 +106,10 @@ class ClassicReferee:
                       " its home did not give")  # fmt: skip
 
     # Lives of the queue.
+
+    def on_disk_error(self) -> None:
+        """The disk refused something."""
+        self.has_failed = self.failed_once = True
 
     def watch(self, queue: LocalQueue) -> None:
         """The queue was opened at its home: compares what it recovered, and follows it."""

@@ -23,6 +23,7 @@ from convoymq.sim.faults import DISKS, NETWORK, NODES, Injector, Variation, draw
 from convoymq.sim.loads import Load
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.world import ChannelKind, World
+from convoymq.storage.files import CAPACITY_MAX
 
 QUEUES_MAX = 3
 DURABLE_SHARE = 0.75
@@ -110,7 +111,8 @@ class ClassicWorld(World):
         """Stops a node in order; it is started again."""
         assert isinstance(node, ClassicNode)
         node.stop()
-        self._tell_down(node, stopped=True)
+        disk = node.disk
+        self._tell_down(node, stopped=not disk.failing and disk.capacity == CAPACITY_MAX)
         restart_us = self.scheduler.between(1, STOP_MS_MAX) * 1000
         super().crash(node, restart_us=restart_us, keep=1.0, refuses=True)
 
@@ -123,9 +125,18 @@ class ClassicWorld(World):
         """A queue was stopped by an error, or could not be opened."""
         if not str(fields["reason"]).startswith(("OSError", "[Errno")):
             raise InvariantBroken(f"{node.name}: queue.crashed {fields}")
+        referee = self._referee_in(fields)
+        referee.on_disk_error()
+        referee.on_down()
+
+    def may_have_holes(self, fields: dict[str, object]) -> bool:
+        """Returns whether the log of a queue may lack what its disk refused."""
+        return self._referee_in(fields).failed_once
+
+    def _referee_in(self, fields: dict[str, object]) -> ClassicReferee:
         group = fields["group"]
         assert isinstance(group, int)
-        self.referees[group].on_down()
+        return self.referees[group]
 
     # Channels.
 
