@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from convoymq.shells.groups.host import ReplicaHost
 from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
 from convoymq.model.errors import Unavailable
 from convoymq.queues.driver import GroupOptions
@@ -21,6 +20,7 @@ from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import Machine
 from convoymq.replication.raft.types import RaftConfig
+from convoymq.shells.groups.host import ReplicaHost
 from convoymq.sim.clock import Timer
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimFlusher, SimWorker

@@ -9,7 +9,6 @@ from typing import ClassVar, cast
 
 import msgspec
 
-from convoymq.shells.groups.replica import Replica
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
 from convoymq.queues.driver import GroupOptions
@@ -18,6 +17,7 @@ from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.replication.machine import Effect
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
+from convoymq.shells.groups.replica import Replica
 from convoymq.sim.clients import ChannelReferee, ClientConfig
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.faults import KINDS, Plan, Variation, draw_plan

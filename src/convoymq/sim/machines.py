@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Protocol
 
-from convoymq.shells.effect_sink import EffectSink
-from convoymq.shells.groups.replica import Replica
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
 from convoymq.replication.machine import Effect, Machine
+from convoymq.shells.effect_sink import EffectSink
+from convoymq.shells.groups.replica import Replica
 from convoymq.sim.faults import KINDS, Plan, draw_plan
 from convoymq.sim.group_node import FIRST_INCARNATION, GroupNode
 from convoymq.sim.group_world import GroupLoad, GroupPlace, GroupWorld

@@ -221,8 +221,8 @@ def lost_log_votes() -> None:
     first=210,
 )
 def returned_member_votes() -> None:
-    from convoymq.shells.groups.replica import Replica
     from convoymq.replication.raft.membership import Learner
+    from convoymq.shells.groups.replica import Replica
 
     parts.changes().new_learner = lambda self, node, number=0, promote_at=0: Learner(
         node, 0, number
@@ -238,8 +238,8 @@ def returned_member_votes() -> None:
 
 @plant("a replica that is far behind is called live", "slow,spike,delay,freeze", unaided=True)
 def live_however_far_behind() -> None:
-    from convoymq.shells.groups.replica import Replica
     from convoymq.replication.raft.types import REPLICATE
+    from convoymq.shells.groups.replica import Replica
 
     def planted(self: Any, node: int) -> bool:
         peer = self.core.progress.get(node)

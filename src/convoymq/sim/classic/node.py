@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from convoymq.shells.groups.room import Waiting
 from convoymq.metadata.machine import QueueRecord
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue
 from convoymq.queues.interface import Queue
+from convoymq.shells.capacity import CapacityQueues, Waiting
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimWorker
 from convoymq.sim.network import Receiver
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from convoymq.sim.classic.world import ClassicWorld
 
 TICK_US = 500_000
+SILENCE_MS = 5_000
 
 
 class ClassicNode(SimNode):
@@ -38,8 +39,7 @@ class ClassicNode(SimNode):
         scheduler = self.world.scheduler
         transport = self._make_transport()
         self.control = ControlPlane(self.number, transport)
-        #: Node -> who waits until the link to it takes bulk again.
-        self._waiting: dict[int, list[Waiting]] = {}
+        self.capacity = CapacityQueues(self.clock, transport.full, _raise, SILENCE_MS)
         self.host = ClassicHost(
             node_id=self.number,
             directory=self.disk,
@@ -52,7 +52,7 @@ class ClassicNode(SimNode):
             call_soon=self._soon,
             on_routes=lambda: None,
             wanted=self.wake,
-            await_room=lambda node, item: self._waiting.setdefault(node, []).append(item),
+            await_room=self.capacity.wait,
             note=self.on_note,
             file_bytes_max=self.world.file_bytes_max,
         )
@@ -126,24 +126,24 @@ class ClassicNode(SimNode):
 
     def on_link_down(self, peer: int, definite: bool) -> None:
         """A peer is unlinked, or known to be gone."""
-        self._release(peer, lost=True)
+        self.capacity.on_lost(peer)
         self.host.on_node_down(peer)
+        self.wake()
 
     def on_room(self, peer: int) -> None:
         """The link to a peer takes bulk again."""
-        self._release(peer, lost=False)
+        self.capacity.on_room(peer)
+        self.wake()
 
     def on_suspected(self, peer: int, suspected: bool) -> None:
         """The detector's verdict about a linked peer."""
         if suspected:
-            self._release(peer, lost=True)
+            self.capacity.on_lost(peer)
         else:
             self.host.on_node_up(peer)
-
-    def _release(self, peer: int, *, lost: bool) -> None:
-        for item in self._waiting.pop(peer, []):
-            if lost:
-                item.on_lost(peer)
-            else:
-                item.on_room(peer)
         self.wake()
+
+
+def _raise(_item: Waiting, error: Exception) -> None:
+    """A fault that a real node contains is a bug here."""
+    raise error
