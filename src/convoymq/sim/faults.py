@@ -66,7 +66,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variation:
-    """What the plans of one load have beyond the others'."""
+    """Parts of a plan that only some loads have."""
 
     kinds: frozenset[str] = frozenset()
     """More kinds of faults."""

@@ -18,7 +18,7 @@ class Load(ABC):
     """Load of one run: an object is made for each seed."""
 
     text: ClassVar[str]
-    """What the load is, in a line."""
+    """The load in one line."""
     kinds: ClassVar[tuple[str, ...]]
     """Faults that the load knows; `docs/simulation.md` says what each does."""
 

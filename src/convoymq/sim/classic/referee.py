@@ -37,16 +37,16 @@ class Sent:
     expiration_ms: int | None
     confirmed: bool = False
     position: int = -1
-    """Its place in the queue; -1 = it never came there."""
+    """Place in the queue; -1 = it never came there."""
     expires_ms: int = 0
     """The end of its time in this life of the queue; 0 = it has all the time."""
     expires_last_ms: int = 0
     """The end of its time as it was when it came."""
     held: bool = False
     given: int = -1
-    """How often it had come back when it was given last; -1 = it never was."""
+    """Number of returns before the last delivery; -1 = there was none."""
     lost: bool = False
-    """It did not come back from a restart."""
+    """True after a restart from which the message did not come back."""
 
 
 class ClassicReferee:
