@@ -11,8 +11,8 @@ import msgspec
 
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
-from convoymq.queues.driver import GroupOptions
 from convoymq.model.errors import InvariantViolated
+from convoymq.queues.driver import GroupOptions
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.replication.machine import Effect
