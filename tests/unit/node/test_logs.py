@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from convoymq.node.logs import LogOutput
+from convoymq.node.logs import EXIT_FAULT, LogOutput
 from tests.patience import PATIENCE_S
 from tests.provocation import Observed
 
@@ -94,3 +94,33 @@ def test_what_libraries_and_python_say_are_lines_of_the_log(
     assert "ZeroDivisionError" in rows[2]["exception"]
     assert "never seen" in rows[3]["exception"]
     observed.log_files(tmp_path)
+
+
+VIOLATED = """
+import sys, threading, time
+from convoymq.node.logs import set_up
+from convoymq.model.config import LogConfig
+from convoymq.model.errors import InvariantViolated
+
+set_up(LogConfig(file=sys.argv[1], format="json"))
+
+def broken():
+    try:
+        raise InvariantViolated("the term fell")
+    except Exception:
+        pass
+
+threading.Thread(target=broken).start()
+time.sleep(600)
+"""
+
+
+def test_a_violated_invariant_in_a_thread_ends_the_process_and_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "node.log"
+    done = subprocess.run(
+        [sys.executable, "-c", VIOLATED, path], capture_output=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == EXIT_FAULT
+    (row,) = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (row["event"], row["message"]) == ("node.fault", "thread")
+    assert "the term fell" in row["exception"]
