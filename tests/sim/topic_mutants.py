@@ -651,11 +651,6 @@ def newest_first() -> list[Patch]:
     return [_weak_plans(retries=True), (GroupConsumer, "_queue_of", planted)]
 
 
-@mutant("messages without a key are parked in any order", f"{CHANGES},park,keyless")
-def unkeyed_messages_park_out_of_turn() -> list[Patch]:
-    return [(GroupConsumer, "_takes_unkeyed", lambda self, held: True)]
-
-
 @contextmanager
 def planted(found: Mutant) -> Iterator[None]:
     """The rule is switched off inside."""
