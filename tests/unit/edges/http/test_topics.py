@@ -14,7 +14,6 @@ from convoymq.edges.http.topics import refusal_of
 from convoymq.model.errors import NotServed, PreconditionFailed, Unavailable
 from convoymq.topics.refusals import (
     BadCut,
-    BadHash,
     BadPosition,
     BadTopic,
     ChangeRunning,
@@ -344,7 +343,6 @@ async def test_the_keys_that_a_request_knows_are_named(
         (DataExpired(0, 5, 9), 410, "gone"),
         (GroupLive("g", 2), 400, "bad_request"),
         (NoKey(), 400, "bad_request"),
-        (BadHash(3, 4), 400, "bad_request"),
     ],
 )
 async def test_refusals_of_topics_have_a_status_a_code_and_a_text(
