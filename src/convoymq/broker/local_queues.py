@@ -450,6 +450,7 @@ class LocalQueues:
 
     def on_suspect(self, node: int, *, definite: bool = False) -> None:
         """Another node is silent: its consumers get nothing new."""
+        run_each(self.hosts.values(), lambda host: host.on_suspect(node), pass_on)
         queues = list(self.queues.values())
         run_each(queues, lambda queue: queue.on_node_down(node, definite=definite), pass_on)
 

@@ -173,6 +173,9 @@ class QueueHost(Protocol):
     def on_node_down(self, node: int) -> None:
         """The link to another node broke."""
 
+    def on_suspect(self, node: int) -> None:
+        """Another linked node is silent: it may have ended, or stand still."""
+
     def rows(self, groups: Collection[int] | None = None) -> Iterator[Row]:
         """Yields the rows for management of the queues that this node leads, or is the home of;
         `groups`: of these alone."""

@@ -7,7 +7,7 @@ the number of a view is the first part of `QueueRecord.config`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -192,10 +192,10 @@ class CopiesHost:
         if queue is not None:
             queue.delete()
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self, groups: Collection[int] | None = None) -> Iterator[Row]:
         """What management shows of the queues that this node leads."""
         for group, queue in list(self._queues.items()):
-            if queue.core.leads:
+            if queue.core.leads and (groups is None or group in groups):
                 yield {**queue.info(), "group": group, "leader": self._node}
 
     def sessions(self) -> Iterable[int]:
@@ -215,6 +215,10 @@ class CopiesHost:
 
     def on_node_up(self, node: int) -> None:
         """A node that was away is taken in no more."""
+
+    def on_suspect(self, node: int) -> None:
+        """Another node is silent: nobody waits for it."""
+        self.on_node_down(node)
 
     def on_node_down(self, node: int) -> None:
         """The link to another node broke."""

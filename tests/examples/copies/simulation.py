@@ -92,7 +92,8 @@ class SimulatedNode:
         pass
 
     def on_suspected(self, peer: int, suspected: bool) -> None:
-        pass
+        if suspected:
+            self.on_link_down(peer, False)
 
 
 class World:
@@ -171,7 +172,7 @@ class World:
         elif links:
             source, target = self.scheduler.rng.choice(links)
             self.network.cut(source, target, breaks=self.scheduler.chance(0.5))
-            delay_us = self.scheduler.skewed(1_000, 1_000_000)
+            delay_us = self.scheduler.between(1_000, 2_000_000)
             self.scheduler.after(delay_us, None, self.network.heal, source, target)
 
     # --- what must hold ----------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -80,8 +81,12 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     del CONTROL_KINDS[KIND_COPIES]
 
 
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.usefixtures("registered")
-async def test_messages_outlive_a_killed_primary_on_three_nodes(tmp_path: Path) -> None:
+async def test_messages_outlive_the_primary_on_three_nodes(
+    tmp_path: Path, by: signal.Signals
+) -> None:
+    """It ends, or stands still."""
     nodes = Nodes(tmp_path, 3)
     primary = subprocess.Popen([sys.executable, "-c", SERVE, json.dumps(nodes.flags(1))])
     try:
@@ -90,7 +95,7 @@ async def test_messages_outlive_a_killed_primary_on_three_nodes(tmp_path: Path) 
             nodes.start(3)
             await nodes.ready()
             await until(lambda: is_open(nodes.amqp_port(1)))
-            await lose_the_primary(nodes, primary)
+            await lose_the_primary(nodes, primary, by)
     finally:
         primary.kill()
         primary.wait()
@@ -108,7 +113,9 @@ sys.exit(main([each for key in flags for each in ("--set", f"{key}={flags[key]}"
 """
 
 
-async def lose_the_primary(nodes: Nodes, primary: subprocess.Popen[bytes]) -> None:
+async def lose_the_primary(
+    nodes: Nodes, primary: subprocess.Popen[bytes], by: signal.Signals
+) -> None:
     await asyncio.to_thread(publish, nodes.amqp_port(1))
     names = {number: nodes[2].broker.node_name_of(number) for number in (1, 2, 3)}
     (row,) = json.loads(await nodes.api("queues/%2F", 2))
@@ -119,8 +126,7 @@ async def lose_the_primary(nodes: Nodes, primary: subprocess.Popen[bytes]) -> No
         await asyncio.to_thread(consume, nodes.amqp_port(3), 1)
     queues = nodes[2].machine.vhosts["/"].queues
     first = queues["q"].members[1]
-    primary.kill()
-    primary.wait()
+    primary.send_signal(by)
     await until(lambda: queues["q"].members[0] == first)
     await until(lambda: nodes[first].broker.local.get(queues["q"].group).ended is None)
     found = await asyncio.to_thread(consume, nodes.amqp_port(first), 15)

@@ -6,7 +6,7 @@ declare x-queue-type=ring ─▶ RingDriver.rules ─▶ tree ─▶ RingHost.op
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import INTEGER_CODES, Field, Table
@@ -87,10 +87,11 @@ class RingHost:
         if ring is not None:
             ring.delete()
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self, groups: Collection[int] | None = None) -> Iterator[Row]:
         """What management shows."""
         for group, ring in list(self._rings.items()):
-            yield {**ring.info(), "group": group}
+            if groups is None or group in groups:
+                yield {**ring.info(), "group": group}
 
     def sessions(self) -> Iterable[int]:
         """Sessions of clients."""
@@ -109,6 +110,9 @@ class RingHost:
         """Nothing is kept on disk."""
 
     def on_node_up(self, node: int) -> None:
+        """No other node matters."""
+
+    def on_suspect(self, node: int) -> None:
         """No other node matters."""
 
     def on_node_down(self, node: int) -> None:

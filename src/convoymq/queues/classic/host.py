@@ -467,6 +467,9 @@ class ClassicHost:
             if isinstance(queue, RemoteQueue) and queue.record.home == node and queue.ended:
                 del self.queues[group]
 
+    def on_suspect(self, node: int) -> None:
+        """See `QueueHost`. Nothing is lost as long as the link stands."""
+
     def on_node_down(self, node: int) -> None:
         """The link to a node broke."""
         now = self.clock.now_ms()
