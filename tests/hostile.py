@@ -7,10 +7,10 @@ import struct
 from hypothesis import strategies as st
 
 from convoymq.kernels import batch
-from convoymq.model.content_header import Properties, PropertyType
+from convoymq.messages.amqp091 import Properties, PropertyType
+from convoymq.messages.record import content_of
 from convoymq.model.tables import Decimal, Field, Table, text_of
 from convoymq.queues.interface import GetResult
-from convoymq.queues.records import content_of
 
 EXTREMES = st.sampled_from([0, 1, (1 << 31) - 1, 1 << 31, (1 << 53) + 1, (1 << 63) - 1])
 SHORT = st.one_of(

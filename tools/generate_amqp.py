@@ -3,7 +3,7 @@
 Run without arguments to write the file, with `--check` to fail when it is out of date.
 
 A line of the table is `index name[*] argument:type ...`; a star marks methods that carry content.
-Types: octet short long longlong bit shortstr longstr table. Properties: `model/content_header.py`.
+Types: octet short long longlong bit shortstr longstr table. Properties: `messages/amqp091.py`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ from typing import ClassVar
 
 import msgspec
 
-from convoymq.model.content_header import Properties as Properties
+from convoymq.messages.amqp091 import Properties as Properties
 from convoymq.model.tables import EMPTY, Table
 
 FRAME_METHOD = 1

@@ -17,7 +17,7 @@ import pika  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from convoymq.model.content_header import encode_properties
+from convoymq.messages.amqp091 import encode_properties
 from tests import hostile
 from tests.clusters import call, serving_cluster
 from tests.faults.conftest import BASE_PORT

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from convoymq.model.content_header import Properties, decode_properties, encode_properties
+from convoymq.messages.amqp091 import Properties, decode_properties, encode_properties
 from convoymq.model.tables import EMPTY, Table, text_of
 from tests import hostile
 from tests.clusters import Cluster

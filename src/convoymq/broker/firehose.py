@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 from convoymq.broker.publishing import NodePublishing
 from convoymq.kernels.content import content_parts, split_record
-from convoymq.metadata.machine import MetadataMachine
-from convoymq.metadata.traced_vhosts import traced_vhosts
-from convoymq.model.content_header import (
+from convoymq.messages.amqp091 import (
+    NO_PROPERTIES,
     ContentHeader,
     Properties,
     PropertyType,
     decode_header,
 )
+from convoymq.messages.record import as_amqp091, with_properties
+from convoymq.metadata.machine import MetadataMachine
+from convoymq.metadata.traced_vhosts import traced_vhosts
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Field, Table, bytes_of, field_of, text_of
 from convoymq.queues.interface import Queue
-from convoymq.queues.records import with_properties
-from convoymq.routing.choosing import NO_PROPERTIES
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
 SHORT_BYTES_MAX = 255
@@ -117,6 +117,7 @@ class Firehose:
         origin: Origin,
         more: Mapping[str, object],
     ) -> Copy | None:
+        content = as_amqp091(content)
         payload, body = content_parts(content)
         properties = _properties_of(decode_header(payload).properties)
         fields: dict[str, object] = {

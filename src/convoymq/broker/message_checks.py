@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from convoymq.kernels.content import content_parts
-from convoymq.metadata.machine import User
-from convoymq.model.content_header import Properties, decode_header
-from convoymq.model.errors import PreconditionFailed
-from convoymq.model.refusals import REPLY_CONSUMER_MISSING, reply_consumer, wrong_user_id
-from convoymq.model.tables import INTEGER_CODES, Table
-from convoymq.queues.message_properties import (
+from convoymq.messages.amqp091 import Properties, decode_header
+from convoymq.messages.attributes import (
     asked_property,
     check_expiration,
     flags_of,
     with_integer_delay,
 )
-from convoymq.queues.records import with_properties
+from convoymq.messages.copies import BLIND_COPY, extra_keys, without_blind_copies
+from convoymq.messages.record import with_properties
+from convoymq.metadata.machine import User
+from convoymq.model.errors import PreconditionFailed
+from convoymq.model.refusals import REPLY_CONSUMER_MISSING, reply_consumer, wrong_user_id
+from convoymq.model.tables import INTEGER_CODES, Table
 from convoymq.queues.sessions import PRODUCER_NAME_BYTES_MAX
-from convoymq.routing.copies import BLIND_COPY, extra_keys, without_blind_copies
 
 REPLY_QUEUE = "amq.rabbitmq.reply-to"
 REPLY_PREFIX = REPLY_QUEUE + "."

@@ -17,6 +17,7 @@ from convoymq.broker.access import Access
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.topics.refusals import OrderKeyMissing
+from convoymq.messages.amqp091 import NO_PROPERTIES, Properties
 from convoymq.metadata.machine import MetadataMachine, QueueRecord, User
 from convoymq.model.clock import Clock
 from convoymq.model.errors import PreconditionFailed, Unavailable
@@ -29,7 +30,6 @@ from convoymq.model.refusals import (
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.interface import Queue
 from convoymq.queues.message_properties import check_order_key, check_served
-from convoymq.routing.choosing import NO_PROPERTIES, HashProperties
 from convoymq.routing.types import QueueType
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Publishing(Protocol):
         routing_keys: Sequence[str],
         headers: Table | None,
         asked: str | None = None,
-        properties: HashProperties = NO_PROPERTIES,
+        properties: Properties = NO_PROPERTIES,
         *,
         keyed: bool = False,
     ) -> Route:
@@ -129,7 +129,7 @@ class NodePublishing:
         routing_keys: Sequence[str],
         headers: Table | None,
         asked: str | None = None,
-        properties: HashProperties = NO_PROPERTIES,
+        properties: Properties = NO_PROPERTIES,
         *,
         keyed: bool = False,
     ) -> Route:
@@ -185,7 +185,7 @@ class NodePublishing:
         exchange: str,
         routing_keys: Sequence[str],
         headers: Table,
-        properties: HashProperties,
+        properties: Properties,
     ) -> tuple[Queue, ...]:
         """See `DeadLetterRoutes`. An internal exchange may be one for dead letters."""
         place = self._tree.vhosts.get(vhost)

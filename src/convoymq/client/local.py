@@ -16,7 +16,7 @@ import threading
 import time
 
 from convoymq.client.results import FetchResult
-from convoymq.kernels.column_writer import ColumnWriter
+from convoymq.messages.columns import ColumnWriter
 from convoymq.model.errors import EntryGone, StorageFault
 from convoymq.model.machine import machine_id
 from convoymq.streamlog.read_descriptor import ReadDescriptor

@@ -7,6 +7,8 @@ cdef enum:
     AMQP_BODY = 3
     AMQP_HEARTBEAT = 8
     AMQP_END = 206
+    # From here on, the type of header frames of records in other encodings (messages/encodings.py).
+    AMQP_ENCODED = 128
     # Where the channel and the size stand.
     AMQP_CHANNEL = 1
     AMQP_SIZE = 3

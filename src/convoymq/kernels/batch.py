@@ -9,11 +9,7 @@ from collections import deque
 
 import cython
 from cython.cimports.convoymq.kernels import cext
-from cython.cimports.convoymq.kernels.amqp import (
-    AMQP_FRAME_HEAD,
-    HEADER_BODY_SIZE,
-    HEADER_PROPERTIES,
-)
+from cython.cimports.convoymq.kernels.amqp import HEADER_BODY_SIZE
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
     get32,
@@ -23,6 +19,7 @@ from cython.cimports.convoymq.kernels.bytes import (
     put64,
 )
 from cython.cimports.convoymq.kernels.command_walk import CommandWalk
+from cython.cimports.convoymq.kernels.content import find_header
 from cython.cimports.convoymq.kernels.entries import ENTRY_COMMANDS, seal_entry
 from cython.cimports.convoymq.kernels.layout import (
     COMMAND_ARG,
@@ -231,13 +228,9 @@ class PublishTarget:
 @cython.cfunc
 @cython.exceptval(check=False)
 def record_body_size(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    if n < 2:
-        return -1
-    at: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, p[0])
-    if at >= n:
-        return -1
-    at += 1 + cython.cast(cython.Py_ssize_t, p[at]) + AMQP_FRAME_HEAD
-    if at + HEADER_PROPERTIES > n:
+    size: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t = find_header(p, n, cython.address(size))
+    if at < 0:
         return -1
     return cython.cast(cython.Py_ssize_t, load64(p + at + HEADER_BODY_SIZE))
 

@@ -16,7 +16,6 @@ from cython.cimports.convoymq.kernels.amqp import (
     BIT_HEADERS,
     BIT_LAST,
     BIT_MESSAGE_ID,
-    BIT_PRIORITY,
     BIT_REPLY_TO,
     BIT_TIMESTAMP,
     CLASS_BASIC,
@@ -30,14 +29,12 @@ from cython.cimports.convoymq.kernels.amqp import (
     HEADER_BODY_SIZE,
     HEADER_FLAGS,
     HEADER_PROPERTIES,
-    MORE_FLAGS,
     PERSISTENT,
 )
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
     get64,
     load16,
-    load32,
     put32,
     put64,
     store32,
@@ -77,9 +74,13 @@ from cython.cimports.convoymq.kernels.columns import (
 )
 from cython.cimports.convoymq.kernels.content import (
     RECORD_HEADERS,
+    SPANS,
+    Field,
+    Span,
+    find_properties,
+    next_field,
     walk_properties,
     walk_table,
-    walk_value,
 )
 from cython.cimports.convoymq.kernels.layout import (
     COMMAND_HEADER_SIZE,
@@ -116,41 +117,15 @@ def _refuse_row(row: cython.Py_ssize_t, text: str) -> cython.int:
 def _spans(p: cython.p_uchar, n: cython.Py_ssize_t, spans: cython.pointer(Span)) -> cython.int:
     """Finds the place of each property of the payload, by its flag bit; returns its flags, -1 =
     broken."""
-    if n < HEADER_PROPERTIES:
-        return -1
-    flags: cython.int = load16(p + HEADER_FLAGS)
-    if flags & MORE_FLAGS:
+    if find_properties(p, n, BIT_LAST, spans) != n:
         return -1
     # Bit 1 has no property.
-    flags &= HAS_MASK
-    at: cython.Py_ssize_t = HEADER_PROPERTIES
-    bit: cython.int
-    size: cython.Py_ssize_t
-    for bit in range(BIT_CONTENT_TYPE, BIT_LAST - 1, -1):
-        spans[bit].at = at
-        spans[bit].n = 0
-        if not flags >> bit & 1:
-            continue
-        if bit == BIT_HEADERS:
-            if n - at < 4:
-                return -1
-            size = load32(p + at)
-            if size > n - at - 4 or walk_table(p + at + 4, size, 1) < 0:
-                return -1
-            size += 4
-        elif bit == BIT_DELIVERY_MODE or bit == BIT_PRIORITY:
-            size = 1
-        elif bit == BIT_TIMESTAMP:
-            size = 8
-        else:
-            if at >= n:
-                return -1
-            size = 1 + cython.cast(cython.Py_ssize_t, p[at])
-        if size > n - at:
+    flags: cython.int = load16(p + HEADER_FLAGS) & HAS_MASK
+    if flags & HAS_HEADERS:
+        table: Span = spans[BIT_HEADERS]
+        if walk_table(p + table.at + 4, table.n - 4, 1) < 0:
             return -1
-        spans[bit].n = size
-        at += size
-    return flags if at == n else -1
+    return flags
 
 
 @cython.cfunc
@@ -244,14 +219,15 @@ def _put_table(
             q += old_length
         else:
             at: cython.Py_ssize_t = 0
+            field: Field
             while at < old_length:
-                k = old[at]
-                size: cython.Py_ssize_t = walk_value(old + at + 1 + k, old_length - at - 1 - k, 1)
+                size: cython.Py_ssize_t = next_field(
+                    old + at, old_length - at, 1, cython.address(field)
+                )
                 if size < 0:
                     _refuse_row(row, "properties are broken")
-                size += 1 + k
-                if not (has_key and _is_key_name(old + at + 1, k)) and not (
-                    no_body and is_tombstone_name(old + at + 1, k)
+                if not (has_key and _is_key_name(field.name, field.name_length)) and not (
+                    no_body and is_tombstone_name(field.name, field.name_length)
                 ):
                     string.memcpy(q, old + at, size)
                     q += size

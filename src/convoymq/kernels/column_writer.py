@@ -7,12 +7,11 @@
 import cython
 from cython.cimports.convoymq.kernels.amqp import (
     AMQP_BODY,
+    AMQP_ENCODED,
     AMQP_FRAME_HEAD,
     AMQP_FRAME_OVERHEAD,
     AMQP_HEADER,
     AMQP_SIZE,
-    HAS_CONTENT_ENCODING,
-    HAS_CONTENT_TYPE,
     HAS_HEADERS,
     HEADER_BODY_SIZE,
     HEADER_FLAGS,
@@ -22,6 +21,7 @@ from cython.cimports.convoymq.kernels.area import Area, add, put_bit, put_end, r
 from cython.cimports.convoymq.kernels.batch import Records, open_records
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
+    copy_bytes,
     get32,
     load16,
     load32,
@@ -77,13 +77,19 @@ from cython.cimports.convoymq.kernels.columns import (
     column_of,
     sealed,
 )
-from cython.cimports.convoymq.kernels.content import walk_value
+from cython.cimports.convoymq.kernels.content import (
+    Field,
+    find_fields,
+    find_header,
+    is_named,
+    names_length,
+    next_field,
+    plain_content,
+)
 from cython.cimports.convoymq.kernels.layout import ENQUEUE_RECORDS
 from cython.cimports.convoymq.kernels.tombstone import is_tombstone_field
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import INT64_MAX, uint32_t, uint64_t
-
-_X_KEY = cython.declare(bytes, b"x-key")
 
 
 @cython.cfunc
@@ -93,26 +99,22 @@ def _read_head(
 ) -> cython.Py_ssize_t:
     """Finds names and content header of a record; returns where its body frames begin."""
     string.memset(row, 0, cython.sizeof(Row))
-    if n < 2:
+    length: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t = find_header(p, n, cython.address(length))
+    if at < 0 or p[at - AMQP_FRAME_HEAD] != AMQP_HEADER:
         raise ValueError("record is damaged")
-    exchange: cython.Py_ssize_t = p[0]
-    if exchange + 2 > n:
-        raise ValueError("record is damaged")
-    routing: cython.Py_ssize_t = p[exchange + 1]
-    at: cython.Py_ssize_t = exchange + routing + 2
-    if n - at < AMQP_FRAME_OVERHEAD + HEADER_PROPERTIES or p[at] != AMQP_HEADER:
-        raise ValueError("record is damaged")
-    length: cython.Py_ssize_t = load32(p + at + AMQP_SIZE)
-    if length < HEADER_PROPERTIES or length > n - at - AMQP_FRAME_OVERHEAD:
+    if length < HEADER_PROPERTIES or length > n - at - 1:
         raise ValueError("content header of a record is damaged")
+    exchange: cython.Py_ssize_t = p[0]
+    routing: cython.Py_ssize_t = p[exchange + 1]
     row.exchange = p + 1
     row.exchange_length = exchange
     row.routing = p + exchange + 2
     row.routing_length = routing
-    row.header = p + at + AMQP_FRAME_HEAD
+    row.header = p + at
     row.header_length = length
     row.body_length = load64(row.header + HEADER_BODY_SIZE)
-    return at + length + AMQP_FRAME_OVERHEAD
+    return at + length + 1
 
 
 @cython.cfunc
@@ -154,27 +156,18 @@ def _read_body(
 def _read_headers(writer: ColumnWriter, row: cython.pointer(Row)) -> cython.Py_ssize_t:
     """Finds the key in the header table of a record and, when headers are wanted, appends them;
     returns what these cost."""
-    header: cython.p_uchar = row.header
-    length: cython.Py_ssize_t = row.header_length
-    flags: uint32_t = load16(header + HEADER_FLAGS)
-    if not flags & HAS_HEADERS:
+    if not load16(row.header + HEADER_FLAGS) & HAS_HEADERS:
         return 0
-    at: cython.Py_ssize_t = HEADER_PROPERTIES
-    if flags & HAS_CONTENT_TYPE:
-        at += 1 + (header[at] if at < length else 0)
-    if flags & HAS_CONTENT_ENCODING:
-        at += 1 + (header[at] if at < length else 0)
-    if length - at < 4:
-        raise ValueError("content header of a record is damaged")
-    size: cython.Py_ssize_t = load32(header + at)
-    if size > length - at - 4:
+    at: cython.Py_ssize_t = 0
+    size: cython.Py_ssize_t = find_fields(row.header, row.header_length, cython.address(at))
+    if size < 0:
         raise ValueError("content header of a record is damaged")
     row.has_table = True
     wanted: cython.bint = writer.columns & HEADERS != 0
     entries: cython.Py_ssize_t = writer.entries
     writer.is_empty = row.body_length == 0
     try:
-        if writer.scan_headers(header + at + 4, size, wanted) < 0:
+        if writer.scan_headers(row.header + at, size, wanted) < 0:
             raise ValueError("header table of a record is damaged")
     except BaseException:
         writer.drop_headers(entries)
@@ -385,6 +378,13 @@ class ColumnWriter:
         """Adds one record. 1 = taken, 0 = it does not fit any more and nothing has changed."""
         columns: uint32_t = self.columns
         row: Row
+        names: cython.Py_ssize_t = names_length(p, n)
+        if 0 <= names < n and p[names] >= AMQP_ENCODED:
+            made: bytes = copy_bytes(p, names) + plain_content(copy_bytes(p + names, n - names))
+            # Its values are copied when the frame is finished.
+            self.blocks.append(made)
+            p = bytes_pointer(made)
+            n = len(made)
         at: cython.Py_ssize_t = _read_head(p, n, cython.address(row))
         pieces: cython.Py_ssize_t = _read_body(self, p, n, at, row.body_length)
         entries: cython.Py_ssize_t = self.entries
@@ -425,30 +425,24 @@ class ColumnWriter:
         self.key = cython.NULL
         self.is_marked = False
         self.key_length = 0
-        x_key: cython.p_uchar = bytes_pointer(_X_KEY)
         at: cython.Py_ssize_t = 0
+        field: Field
         while at < n:
-            k: cython.Py_ssize_t = p[at]
-            if k >= n - at - 1:
-                return -1
-            name: cython.p_uchar = p + at + 1
-            value: cython.p_uchar = name + k
-            step: cython.Py_ssize_t = walk_value(value, n - at - 1 - k, 1)
+            step: cython.Py_ssize_t = next_field(p + at, n - at, 1, cython.address(field))
             if step < 0:
                 return -1
             if (
-                k == 5
-                and self.key == cython.NULL
-                and (value[0] == b"S" or value[0] == b"x")
-                and string.memcmp(name, x_key, 5) == 0
+                self.key == cython.NULL
+                and is_named(cython.address(field), b"x-key", 5)
+                and (field.value[0] == b"S" or field.value[0] == b"x")
             ):
-                self.key = value + 5
-                self.key_length = step - 5
+                self.key = field.value + 5
+                self.key_length = field.value_length - 5
             elif self.is_empty and is_tombstone_field(p + at):
                 self.is_marked = True
             elif wanted:
-                self.add_header(name, k, value, step)
-            at += 1 + k + step
+                self.add_header(field.name, field.name_length, field.value, field.value_length)
+            at += step
         return 0
 
     @cython.cfunc

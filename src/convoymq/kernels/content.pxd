@@ -3,6 +3,8 @@ from libc.string cimport memcmp
 
 from convoymq.kernels.amqp cimport (
     AMQP_BODY,
+    AMQP_ENCODED,
+    AMQP_FRAME_HEAD,
     AMQP_FRAME_OVERHEAD,
     AMQP_HEADER,
     AMQP_SIZE,
@@ -47,6 +49,71 @@ cpdef enum:
 # what its keys say; -1 when it is broken, nested too deeply or cut off within n bytes.
 cdef Py_ssize_t walk_value(unsigned char* p, Py_ssize_t n, int depth) noexcept
 cdef int walk_table(unsigned char* p, Py_ssize_t n, int depth) noexcept
+
+# A field of a table: its name without the length byte, its value with the type code.
+cdef struct Field:
+    unsigned char* name
+    Py_ssize_t name_length
+    unsigned char* value
+    Py_ssize_t value_length
+
+# Bytes of the field at p; -1 when it is broken or cut off within n bytes.
+cdef inline Py_ssize_t next_field(unsigned char* p, Py_ssize_t n, int depth, Field* field) noexcept:
+    cdef Py_ssize_t at = 1 + p[0]
+    if at >= n:
+        return -1
+    cdef Py_ssize_t size = walk_value(p + at, n - at, depth)
+    if size < 0:
+        return -1
+    field.name = p + 1
+    field.name_length = at - 1
+    field.value = p + at
+    field.value_length = size
+    return at + size
+
+# Whether a field has a name of n bytes.
+cdef inline bint is_named(Field* field, const char* name, Py_ssize_t n) noexcept:
+    return field.name_length == n and memcmp(field.name, name, n) == 0
+
+# A property inside a content header payload.
+cdef struct Span:
+    Py_ssize_t at
+    Py_ssize_t n
+
+cdef enum:
+    # One for each bit of the property flags.
+    SPANS = 16
+
+# Finds the properties of the content header payload at p, up to the one with bit `last`: fills in
+# the spans of those that are set, by bit, and returns where the next one begins; -1 = broken.
+cdef Py_ssize_t find_properties(unsigned char* p, Py_ssize_t n, int last, Span* spans) noexcept
+
+# Bytes of the fields of the headers in such a payload, and where they begin; without headers 0, and
+# where their table would stand; -1 = broken.
+cdef Py_ssize_t find_fields(unsigned char* p, Py_ssize_t n, Py_ssize_t* at) noexcept
+
+# Bytes of exchange and routing key at the begin of a record; -1 = it is damaged.
+cdef inline Py_ssize_t names_length(const unsigned char* p, Py_ssize_t n) noexcept:
+    if n < 2:
+        return -1
+    cdef Py_ssize_t at = 1 + <Py_ssize_t>p[0]
+    if at >= n:
+        return -1
+    at += 1 + <Py_ssize_t>p[at]
+    return at if at <= n else -1
+
+# Where the content header payload of a record of n bytes lies, in every encoding, and how many bytes
+# it has; -1 = the record is damaged.
+cdef inline Py_ssize_t find_header(unsigned char* p, Py_ssize_t n, Py_ssize_t* size) noexcept:
+    cdef Py_ssize_t at = names_length(p, n)
+    if at < 0 or n - at < AMQP_FRAME_HEAD + HEADER_PROPERTIES:
+        return -1
+    size[0] = load32(p + at + AMQP_SIZE)
+    at += AMQP_FRAME_HEAD
+    return -1 if size[0] > n - at else at
+
+# A content in encoding 1 (`messages.record.as_amqp091`). Raises ValueError.
+cdef bytes plain_content(bytes content)
 
 # Whether an expiration is a number of milliseconds that needs no closer look.
 cdef inline bint is_short_number(unsigned char* p, Py_ssize_t n) noexcept:
@@ -123,15 +190,17 @@ cdef inline int walk_properties(unsigned char* p, Py_ssize_t n) noexcept:
         at += 1 + size
     return notes if at == n else -1
 
-# 0 = whole frames of at most frame_max bytes each, 1 = some frame is larger, -1 = broken. Inlined:
-# it runs for every delivery.
+# 0 = whole frames of at most frame_max bytes each, in any encoding, 1 = some frame is larger, -1 =
+# broken. Inlined: it runs for every delivery.
 cdef inline int check_content(unsigned char* p, Py_ssize_t n, Py_ssize_t frame_max) noexcept:
     cdef Py_ssize_t at = 0
     cdef Py_ssize_t size
     cdef int large = 0
     cdef int first = AMQP_HEADER
     while at < n:
-        if n - at < AMQP_FRAME_OVERHEAD or p[at] != first:
+        if n - at < AMQP_FRAME_OVERHEAD:
+            return -1
+        if p[at] != first and (at or p[at] < AMQP_ENCODED):
             return -1
         first = AMQP_BODY
         size = load32(p + at + AMQP_SIZE)

@@ -1,4 +1,4 @@
-"""Content of AMQP messages: properties in content headers, and records' content frames.
+"""Content of messages: the compiled reader of content headers, and of records' content frames.
 
     frame     u8 type, u16 channel, u32 size, payload, end octet
     header    u16 class, u16 weight, u64 body size, u16 property flags, properties
@@ -9,17 +9,31 @@ Every length is compared with what is there before it is used.
 
 import cython
 from cython.cimports.convoymq.kernels.amqp import (
+    AMQP_ENCODED,
     AMQP_FRAME_HEAD,
     AMQP_FRAME_OVERHEAD,
     AMQP_SIZE,
+    BIT_CONTENT_TYPE,
+    BIT_DELIVERY_MODE,
+    BIT_HEADERS,
+    BIT_PRIORITY,
+    BIT_TIMESTAMP,
     HAS_CONTENT_ENCODING,
     HAS_CONTENT_TYPE,
     HAS_HEADERS,
+    HAS_MASK,
     HEADER_FLAGS,
     HEADER_PROPERTIES,
+    MORE_FLAGS,
 )
 from cython.cimports.convoymq.kernels.bytes import bytes_pointer, load16, load32, load64
-from cython.cimports.convoymq.kernels.content import check_content, walk_properties
+from cython.cimports.convoymq.kernels.content import (
+    check_content,
+    is_named,
+    names_length,
+    next_field,
+    walk_properties,
+)
 from cython.cimports.libc import string
 from cython.cimports.libc.stdint import int64_t, uint32_t
 
@@ -27,6 +41,7 @@ _DEPTH_MAX = cython.declare(cython.int, 32)
 _TABLE_MAX = cython.declare(cython.Py_ssize_t, 1 << 20)
 _DELAY_MS_MAX = cython.declare(int64_t, 315360000000)
 _DELIVER_AT_MS_MAX = cython.declare(int64_t, 253402300799999)
+_converter = cython.declare(object, None)
 
 
 @cython.cfunc
@@ -109,13 +124,16 @@ def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cy
     """Notes about the n bytes of fields: whether keys matter to the broker; -1 when broken."""
     if n > _TABLE_MAX:
         return -1
+    field: Field
     notes: cython.int = 0
     at: cython.Py_ssize_t = 0
     while at < n:
-        key: cython.Py_ssize_t = p[at]
-        if at + 1 + key > n:
+        step: cython.Py_ssize_t = next_field(p + at, n - at, depth, cython.address(field))
+        if step < 0:
             return -1
-        q: cython.p_uchar = p + at + 1
+        at += step
+        key: cython.Py_ssize_t = field.name_length
+        q: cython.p_uchar = field.name
         if key == 2 and string.memcmp(q, b"CC", 2) == 0:
             notes |= RECORD_EXAMINE
         elif key == 3 and string.memcmp(q, b"BCC", 3) == 0:
@@ -123,21 +141,103 @@ def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cy
         elif key == 17 and string.memcmp(q, b"x-stream-producer", 17) == 0:
             notes |= RECORD_EXAMINE
         elif key == 7 and string.memcmp(q, b"x-delay", 7) == 0:
-            notes |= _note_of_time(q + key, n - at - 1 - key, _DELAY_MS_MAX, notes)
+            notes |= _note_of_time(field.value, field.value_length, _DELAY_MS_MAX, notes)
         elif key == 12 and string.memcmp(q, b"x-deliver-at", 12) == 0:
-            notes |= _note_of_time(q + key, n - at - 1 - key, _DELIVER_AT_MS_MAX, notes)
+            notes |= _note_of_time(field.value, field.value_length, _DELIVER_AT_MS_MAX, notes)
         elif key == 10 and string.memcmp(q, b"x-group-id", 10) == 0:
             notes |= RECORD_HEADERS | RECORD_GROUPED
             if notes & RECORD_WAITS:
                 notes |= RECORD_EXAMINE
         elif key == 11 and string.memcmp(q, b"x-order-key", 11) == 0:
-            notes |= _note_of_order_key(q + key, n - at - 1 - key)
-        at += 1 + key
-        step: cython.Py_ssize_t = walk_value(p + at, n - at, depth)
-        if step < 0:
-            return -1
-        at += step
+            notes |= _note_of_order_key(field.value, field.value_length)
     return notes
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def find_properties(
+    p: cython.p_uchar,
+    n: cython.Py_ssize_t,
+    last: cython.int,
+    spans: cython.pointer(Span),
+) -> cython.Py_ssize_t:
+    if n < HEADER_PROPERTIES:
+        return -1
+    flags: uint32_t = load16(p + HEADER_FLAGS)
+    if flags & MORE_FLAGS:
+        return -1
+    flags &= HAS_MASK
+    at: cython.Py_ssize_t = HEADER_PROPERTIES
+    bit: cython.int = BIT_CONTENT_TYPE
+    size: cython.Py_ssize_t
+    while flags and bit >= last:
+        if flags & HAS_CONTENT_TYPE:
+            if bit == BIT_HEADERS:
+                if n - at < 4:
+                    return -1
+                size = 4 + cython.cast(cython.Py_ssize_t, load32(p + at))
+            elif bit == BIT_DELIVERY_MODE or bit == BIT_PRIORITY:
+                size = 1
+            elif bit == BIT_TIMESTAMP:
+                size = 8
+            else:
+                if at >= n:
+                    return -1
+                size = 1 + cython.cast(cython.Py_ssize_t, p[at])
+            if size > n - at:
+                return -1
+            spans[bit].at = at
+            spans[bit].n = size
+            at += size
+        flags = (flags << 1) & HAS_MASK
+        bit -= 1
+    return at
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def find_fields(
+    p: cython.p_uchar, n: cython.Py_ssize_t, at: cython.pointer(cython.Py_ssize_t)
+) -> cython.Py_ssize_t:
+    if n < HEADER_PROPERTIES:
+        return -1
+    flags: uint32_t = load16(p + HEADER_FLAGS)
+    place: cython.Py_ssize_t = HEADER_PROPERTIES
+    if flags & MORE_FLAGS:
+        return -1
+    if flags & HAS_CONTENT_TYPE:
+        if place >= n:
+            return -1
+        place += 1 + cython.cast(cython.Py_ssize_t, p[place])
+    if flags & HAS_CONTENT_ENCODING:
+        if place >= n:
+            return -1
+        place += 1 + cython.cast(cython.Py_ssize_t, p[place])
+    if place > n:
+        return -1
+    at[0] = place
+    if not flags & HAS_HEADERS:
+        return 0
+    if n - place < 4:
+        return -1
+    size: cython.Py_ssize_t = load32(p + place)
+    at[0] = place + 4
+    return size if size <= n - place - 4 else -1
+
+
+def set_converter(converter):
+    """Sets what `plain_content` asks."""
+    global _converter
+    _converter = converter
+
+
+@cython.cfunc
+def plain_content(content: bytes) -> bytes:
+    if not content or bytes_pointer(content)[0] < AMQP_ENCODED:
+        raise ValueError("content is damaged")
+    if _converter is None:
+        raise ValueError("content is in an encoding that is not known here")
+    return _converter(content)
 
 
 def with_counts(header: bytes, acquired_count: int, failed_delivery_count: int) -> bytes:
@@ -147,27 +247,22 @@ def with_counts(header: bytes, acquired_count: int, failed_delivery_count: int) 
     if walk_properties(p, n) < 0:
         raise ValueError("content header is broken")
     flags: uint32_t = load16(p + HEADER_FLAGS)
-    at: cython.Py_ssize_t = HEADER_PROPERTIES
-    if flags & HAS_CONTENT_TYPE:
-        at += 1 + p[at]
-    if flags & HAS_CONTENT_ENCODING:
-        at += 1 + p[at]
-    fields: bytes = b""
-    end: cython.Py_ssize_t = at
+    at: cython.Py_ssize_t = 0
+    end: cython.Py_ssize_t = find_fields(p, n, cython.address(at))
+    field: Field
+    kept = []
+    pos: cython.Py_ssize_t = at
+    end += at
+    while pos < end:
+        step: cython.Py_ssize_t = next_field(p + pos, end - pos, 1, cython.address(field))
+        if not is_named(cython.address(field), b"x-delivery-count", 16) and not is_named(
+            cython.address(field), b"x-acquired-count", 16
+        ):
+            kept.append(data[pos : pos + step])
+        pos += step
+    fields: bytes = b"".join(kept)
     if flags & HAS_HEADERS:
-        length: cython.Py_ssize_t = load32(p + at)
-        end = at + 4 + length
-        kept = []
-        pos: cython.Py_ssize_t = at + 4
-        while pos < end:
-            key: cython.Py_ssize_t = p[pos]
-            value: cython.Py_ssize_t = pos + 1 + key
-            step: cython.Py_ssize_t = 1 + key + walk_value(p + value, end - value, 1)
-            name = data[pos + 1 : pos + 1 + key]
-            if name != b"x-delivery-count" and name != b"x-acquired-count":
-                kept.append(data[pos : pos + step])
-            pos += step
-        fields = b"".join(kept)
+        at -= 4
     if acquired_count:
         fields += b"\x10x-acquired-countl" + int(acquired_count).to_bytes(8, "big")
     if failed_delivery_count:
@@ -185,15 +280,8 @@ def with_counts(header: bytes, acquired_count: int, failed_delivery_count: int) 
 
 
 def split_record(record: bytes):
-    n: cython.Py_ssize_t = len(record)
-    p: cython.p_uchar = bytes_pointer(record)
-    if n < 2:
-        raise ValueError("record is damaged")
-    at: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, p[0])
-    if at >= n:
-        raise ValueError("record is damaged")
-    at += 1 + cython.cast(cython.Py_ssize_t, p[at])
-    if at > n:
+    at: cython.Py_ssize_t = names_length(bytes_pointer(record), len(record))
+    if at < 0:
         raise ValueError("record is damaged")
     return record[:at], record[at:]
 

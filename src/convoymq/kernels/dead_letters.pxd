@@ -4,6 +4,7 @@ from convoymq.kernels.batch cimport Records
 
 # Where the parts of a record stand that change when its message dies.
 ctypedef struct Parts:
+    unsigned char encoding
     Py_ssize_t exchange_length
     # With its length byte.
     Py_ssize_t key

@@ -4,8 +4,8 @@ ones that they have, the expiration goes, the rest is copied.
     before   exchange, key │ header frame: class … flags, properties │ body frames
     after    dead-letter exchange, key │ channel 65535, flags, headers, death, properties │ the same
 
-`queues.deaths.dead_letter` does the same, and serves every other message. Every length is compared
-with what is there before it is used.
+The body stays as it is, in its encoding. `messages.deaths.dead_letter` does the same, and serves
+every other message. Every length is compared with what is there before it is used.
 """
 
 import cython
@@ -14,18 +14,13 @@ from cython.cimports.convoymq.kernels.amqp import (
     AMQP_END,
     AMQP_FRAME_HEAD,
     AMQP_FRAME_OVERHEAD,
-    AMQP_HEADER,
     AMQP_PAYLOAD_MAX,
     AMQP_SIZE,
-    BIT_CORRELATION_ID,
-    BIT_DELIVERY_MODE,
+    BIT_EXPIRATION,
     CLASS_BASIC,
-    HAS_CONTENT_ENCODING,
-    HAS_CONTENT_TYPE,
     HAS_EXPIRATION,
     HAS_HEADERS,
     HAS_PRIORITY,
-    HAS_REPLY_TO,
     HEADER_BODY_SIZE,
     HEADER_FLAGS,
     HEADER_PROPERTIES,
@@ -47,8 +42,15 @@ from cython.cimports.convoymq.kernels.bytes import (
 from cython.cimports.convoymq.kernels.content import (
     RECORD_HEADERS,
     RECORD_PRIORITY,
+    SPANS,
+    Field,
+    Span,
     check_content,
-    walk_value,
+    find_fields,
+    find_properties,
+    is_named,
+    names_length,
+    next_field,
 )
 from cython.cimports.convoymq.kernels.layout import (
     COMMAND_ARG,
@@ -69,46 +71,34 @@ _ODD_FLAGS = cython.declare(cython.int, 3)
 
 
 @cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _is(
-    p: cython.p_uchar, n: cython.Py_ssize_t, name: cython.p_char, length: cython.Py_ssize_t
-) -> cython.bint:
-    return n == length and string.memcmp(p, name, length) == 0
-
-
-@cython.cfunc
 @cython.exceptval(check=False)
 def _walk_fields(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
     """Returns flags of ENQUEUE for the fields of a table of headers; -1: they need a closer
     look."""
     asks: cython.int = 0
     at: cython.Py_ssize_t = 0
+    field: Field
     while at < n:
-        key: cython.Py_ssize_t = p[at]
-        at += 1
-        if at + key > n:
+        step: cython.Py_ssize_t = next_field(p + at, n - at, 1, cython.address(field))
+        if step < 0:
             return -1
-        q: cython.p_uchar = p + at
+        at += step
+        key: cython.Py_ssize_t = field.name_length
+        q: cython.p_uchar = field.name
         if key == 2:
             if q[0] == b"C" and q[1] == b"C":
                 return -1
         elif key >= 7 and q[0] == b"x" and q[1] == b"-":
-            if _is(q, key, b"x-group-id", 10):
+            if is_named(cython.address(field), b"x-group-id", 10):
                 asks = RECORD_HEADERS
             elif (
-                _is(q, key, b"x-death", 7)
-                or _is(q, key, b"x-delay", 7)
-                or _is(q, key, b"x-deliver-at", 12)
+                is_named(cython.address(field), b"x-death", 7)
+                or is_named(cython.address(field), b"x-delay", 7)
+                or is_named(cython.address(field), b"x-deliver-at", 12)
                 or (key > 14 and string.memcmp(q, b"x-first-death-", 14) == 0)
                 or (key > 13 and string.memcmp(q, b"x-last-death-", 13) == 0)
             ):
                 return -1
-        at += key
-        step: cython.Py_ssize_t = walk_value(p + at, n - at, 1)
-        if step < 0:
-            return -1
-        at += step
     return asks
 
 
@@ -116,21 +106,18 @@ def _walk_fields(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
 @cython.exceptval(check=False)
 def _split(p: cython.p_uchar, n: cython.Py_ssize_t, parts: cython.pointer(Parts)) -> cython.bint:
     """Finds the parts of the record at p; False: its message needs a closer look."""
-    if n < 2:
-        return False
-    parts.exchange_length = p[0]
-    parts.key = 1 + parts.exchange_length
-    if parts.key >= n:
-        return False
-    parts.key_length = p[parts.key]
-    content: cython.Py_ssize_t = parts.key + 1 + parts.key_length
-    if content >= n or check_content(p + content, n - content, n) < 0:
+    content: cython.Py_ssize_t = names_length(p, n)
+    if content < 0 or check_content(p + content, n - content, n) < 0:
         return False
     if load16(p + content + AMQP_CHANNEL) == cython.cast(uint32_t, _CHANNEL):
         return False
     length: cython.Py_ssize_t = load32(p + content + AMQP_SIZE)
     if length < HEADER_PROPERTIES:
         return False
+    parts.exchange_length = p[0]
+    parts.key = 1 + parts.exchange_length
+    parts.key_length = p[parts.key]
+    parts.encoding = p[content]
     parts.header = content + AMQP_FRAME_HEAD
     parts.header_end = parts.header + length
     parts.body = parts.header_end + 1
@@ -141,57 +128,27 @@ def _split(p: cython.p_uchar, n: cython.Py_ssize_t, parts: cython.pointer(Parts)
 @cython.exceptval(check=False)
 def _split_properties(p: cython.p_uchar, parts: cython.pointer(Parts)) -> cython.bint:
     """Finds the properties in the header of a record; False: they need a closer look."""
-    flags: uint32_t = load16(p + parts.header + HEADER_FLAGS)
-    end: cython.Py_ssize_t = parts.header_end
-    at: cython.Py_ssize_t = parts.header + HEADER_PROPERTIES
+    p += parts.header
+    flags: uint32_t = load16(p + HEADER_FLAGS)
     if flags & cython.cast(uint32_t, _ODD_FLAGS):
         return False
+    spans: Span[SPANS]
+    spans[BIT_EXPIRATION].n = 0
+    length: cython.Py_ssize_t = parts.header_end - parts.header
+    end: cython.Py_ssize_t = find_properties(p, length, BIT_EXPIRATION, cython.address(spans[0]))
+    at: cython.Py_ssize_t = 0
+    size: cython.Py_ssize_t = find_fields(p, length, cython.address(at))
+    if end < 0 or size < 0:
+        return False
+    asks: cython.int = _walk_fields(p + at, size)
+    if asks < 0 or spans[BIT_EXPIRATION].n == 1:
+        return False
     parts.flags = flags
-    parts.asks = RECORD_PRIORITY if flags & HAS_PRIORITY else 0
-    if flags & HAS_CONTENT_TYPE:
-        if at >= end:
-            return False
-        at += 1 + cython.cast(cython.Py_ssize_t, p[at])
-    if flags & HAS_CONTENT_ENCODING:
-        if at >= end:
-            return False
-        at += 1 + cython.cast(cython.Py_ssize_t, p[at])
-    if at > end:
-        return False
-    parts.fields = parts.fields_end = at
-    if flags & HAS_HEADERS:
-        if end - at < 4:
-            return False
-        size: cython.Py_ssize_t = load32(p + at)
-        at += 4
-        if size > end - at:
-            return False
-        asks: cython.int = _walk_fields(p + at, size)
-        if asks < 0:
-            return False
-        parts.asks |= asks
-        parts.fields = at
-        parts.fields_end = at = at + size
-    if flags & (1 << BIT_DELIVERY_MODE):
-        at += 1
-    if flags & HAS_PRIORITY:
-        at += 1
-    if flags & (1 << BIT_CORRELATION_ID):
-        if at >= end:
-            return False
-        at += 1 + cython.cast(cython.Py_ssize_t, p[at])
-    if flags & HAS_REPLY_TO:
-        if at >= end:
-            return False
-        at += 1 + cython.cast(cython.Py_ssize_t, p[at])
-    if at > end:
-        return False
-    parts.expiration = at
-    parts.expiration_length = 0
-    if flags & HAS_EXPIRATION:
-        if at >= end or p[at] == 0 or at + 1 + cython.cast(cython.Py_ssize_t, p[at]) > end:
-            return False
-        parts.expiration_length = 1 + cython.cast(cython.Py_ssize_t, p[at])
+    parts.asks = asks | (RECORD_PRIORITY if flags & HAS_PRIORITY else 0)
+    parts.fields = parts.header + at
+    parts.fields_end = parts.fields + size
+    parts.expiration_length = spans[BIT_EXPIRATION].n
+    parts.expiration = parts.header + end - parts.expiration_length
     return True
 
 
@@ -320,7 +277,7 @@ class FirstDeath:
         else:
             q = _put(q, p + parts.key, 1 + parts.key_length)
         frame: cython.p_uchar = q
-        q[0] = AMQP_HEADER
+        q[0] = parts.encoding
         store16(q + AMQP_CHANNEL, cython.cast(uint32_t, _CHANNEL))
         q += AMQP_FRAME_HEAD
         store32(q, CLASS_BASIC << 16)

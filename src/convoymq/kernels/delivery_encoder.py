@@ -5,6 +5,7 @@ from cython.cimports.convoymq.kernels.acknowledgements import add_deliveries, no
 from cython.cimports.convoymq.kernels.amqp import (
     AMQP_BODY,
     AMQP_CHANNEL,
+    AMQP_ENCODED,
     AMQP_END,
     AMQP_FRAME_HEAD,
     AMQP_FRAME_MAX,
@@ -13,11 +14,8 @@ from cython.cimports.convoymq.kernels.amqp import (
     AMQP_METHOD,
     AMQP_SIZE,
     BASIC_DELIVER,
-    HAS_CONTENT_ENCODING,
-    HAS_CONTENT_TYPE,
     HAS_HEADERS,
     HEADER_FLAGS,
-    HEADER_PROPERTIES,
     METHOD_ID_SIZE,
 )
 from cython.cimports.convoymq.kernels.batch import Records, open_records, record_table
@@ -38,7 +36,14 @@ from cython.cimports.convoymq.kernels.connection_buffer import (
     mark_dirty,
     put_frame,
 )
-from cython.cimports.convoymq.kernels.content import check_content, walk_value
+from cython.cimports.convoymq.kernels.content import (
+    Field,
+    check_content,
+    find_fields,
+    names_length,
+    next_field,
+    plain_content,
+)
 from cython.cimports.convoymq.kernels.delivery_encoder import memmem
 from cython.cimports.convoymq.kernels.layout import ENQUEUE_RECORDS
 from cython.cimports.convoymq.kernels.order_headers import (
@@ -133,18 +138,17 @@ def _write_changed(
 @cython.exceptval(-1)
 def _write_placed(
     codec: ChannelCodec,
-    record: cython.p_uchar,
-    length: cython.Py_ssize_t,
-    key: cython.Py_ssize_t,
+    content: cython.p_uchar,
+    rest: cython.Py_ssize_t,
     acquired_count: uint32_t,
     failed_delivery_count: uint32_t,
     place: Place,
     offset: int64_t,
+    record: cython.p_uchar,
+    length: cython.Py_ssize_t,
 ) -> cython.int:
-    """Appends the content frames of a record of an ordered topic, whose content begins at `key`."""
+    """Appends the content frames of a message of an ordered topic, whose record says its key."""
     out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
-    content: cython.p_uchar = record + key
-    rest: cython.Py_ssize_t = length - key
     kind: cython.int = check_content(content, rest, codec.buffer.frame_max)
     if kind < 0:
         raise ValueError("content of a record is damaged")
@@ -200,26 +204,23 @@ def _copy_fields(
 ) -> cython.Py_ssize_t:
     """Copies `fields` bytes of header fields to q, but for those that `_write_header` writes;
     returns how many bytes it wrote. Raises ValueError."""
-    field: cython.p_uchar = bytes_pointer(_OFFSET_FIELD)
-    if fields == 0 or (not placed and memmem(source, fields, field, OFFSET_NAME) == cython.NULL):
+    name: cython.p_uchar = bytes_pointer(_OFFSET_FIELD)
+    if fields == 0 or (not placed and memmem(source, fields, name, OFFSET_NAME) == cython.NULL):
         if fields:
             string.memcpy(q, source, fields)
         return fields
     begin: cython.p_uchar = q
+    field: Field
     dropped: cython.bint
     done: cython.Py_ssize_t = 0
     while done < fields:
-        key: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, source[done])
-        step: cython.Py_ssize_t = -1
-        if key < fields - done:
-            step = walk_value(source + done + key, fields - done - key, 1)
+        step: cython.Py_ssize_t = next_field(source + done, fields - done, 1, cython.address(field))
         if step < 0:
             raise ValueError("header table of a record is damaged")
-        step += key
         if placed:
             dropped = is_order_field(source + done)
         else:
-            dropped = key == OFFSET_NAME and not string.memcmp(source + done, field, OFFSET_NAME)
+            dropped = string.memcmp(source + done, name, OFFSET_NAME) == 0
         if not dropped:
             string.memcpy(q, source + done, step)
             q += step
@@ -247,22 +248,13 @@ def _write_header(
     if n + room + AMQP_FRAME_OVERHEAD > cython.cast(cython.Py_ssize_t, buffer.frame_max):
         return 0
     flags: uint32_t = load16(p + HEADER_FLAGS)
-    at: cython.Py_ssize_t = HEADER_PROPERTIES
-    if flags & HAS_CONTENT_TYPE:
-        at += 1 + (p[at] if at < n else 0)
-    if flags & HAS_CONTENT_ENCODING:
-        at += 1 + (p[at] if at < n else 0)
-    fields: cython.Py_ssize_t = 0
-    rest: cython.Py_ssize_t = at
-    if flags & HAS_HEADERS:
-        if n - at < 4:
-            raise ValueError("content header of a record is damaged")
-        fields = load32(p + at)
-        if fields > n - at - 4:
-            raise ValueError("content header of a record is damaged")
-        rest = at + 4 + fields
-    if rest > n:
+    at: cython.Py_ssize_t = 0
+    fields: cython.Py_ssize_t = find_fields(p, n, cython.address(at))
+    if fields < 0:
         raise ValueError("content header of a record is damaged")
+    rest: cython.Py_ssize_t = at + fields
+    if flags & HAS_HEADERS:
+        at -= 4
     reserve(out, n + room + AMQP_FRAME_OVERHEAD)
     start: cython.p_uchar = out.p + out.end
     q: cython.p_uchar = start + AMQP_FRAME_HEAD
@@ -271,7 +263,7 @@ def _write_header(
     q += at + 4
     table: cython.p_uchar = q
     field: cython.p_uchar = bytes_pointer(_OFFSET_FIELD)
-    q += _copy_fields(q, p + at + 4, fields, place is not None)
+    q += _copy_fields(q, p + rest - fields, fields, place is not None)
     if place is not None:
         q = put_order_fields(q, place, cython.cast(uint64_t, offset), record, length)
     else:
@@ -298,6 +290,8 @@ def send_content(
     acquired_count: uint32_t,
     failed_delivery_count: uint32_t,
 ) -> cython.int:
+    if content and bytes_pointer(content)[0] >= AMQP_ENCODED:
+        content = plain_content(content)
     put_frame(codec.buffer, AMQP_METHOD, codec.number, bytes_pointer(method), len(method))
     reserve(cython.address(codec.buffer.out), len(content))
     _write_content(
@@ -322,16 +316,11 @@ def _encode_record(
     offset: int64_t,
     place: Place | None,
 ) -> cython.int:
-    """basic.deliver of one record. The caller has made room for the plain case."""
+    """basic.deliver of one record. The caller has made room for the plain case; 1 = it was another,
+    and there may be less room left than was made."""
     out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
-    key: cython.Py_ssize_t
-    if length < 2:
-        raise ValueError("record is damaged")
-    key = 1 + cython.cast(cython.Py_ssize_t, record[0])
-    if key >= length:
-        raise ValueError("record is damaged")
-    key += 1 + cython.cast(cython.Py_ssize_t, record[key])
-    if key > length:
+    key: cython.Py_ssize_t = names_length(record, length)
+    if key < 0:
         raise ValueError("record is damaged")
     p: cython.p_uchar = out.p + out.end
     size: cython.Py_ssize_t = DELIVER_FIXED + head_length + key
@@ -347,13 +336,29 @@ def _encode_record(
     string.memcpy(q + 9, record, key)
     p[AMQP_FRAME_HEAD + size] = AMQP_END
     out.end += size + AMQP_FRAME_OVERHEAD
-    if place is not None:
-        return _write_placed(
-            codec, record, length, key, acquired_count, failed_delivery_count, place, offset
-        )
-    return _write_content(
-        codec, record + key, length - key, acquired_count, failed_delivery_count, offset
+    content: cython.p_uchar = record + key
+    rest: cython.Py_ssize_t = length - key
+    converted: cython.bint = rest > 0 and content[0] >= AMQP_ENCODED
+    if converted:
+        plain: bytes = plain_content(copy_bytes(content, rest))
+        content = bytes_pointer(plain)
+        rest = len(plain)
+        reserve(out, rest + OFFSET_ROOM)
+    if place is None:
+        _write_content(codec, content, rest, acquired_count, failed_delivery_count, offset)
+        return converted
+    _write_placed(
+        codec,
+        content,
+        rest,
+        acquired_count,
+        failed_delivery_count,
+        place,
+        offset,
+        record,
+        length,
     )
+    return converted
 
 
 @cython.cfunc
@@ -408,6 +413,8 @@ def encode_deliveries(
     buffer: ConnectionBuffer = codec.buffer
     reserve(cython.address(buffer.out), room)
     shown: cython.bint = consumer.counted
+    # Frames may become more or longer than they are in the record.
+    tight: cython.bint = shown or buffer.frame_max < AMQP_FRAME_MAX
     tag: uint64_t = codec.next_tag
     before: cython.Py_ssize_t = buffer.out.end - buffer.out.start
     i: cython.Py_ssize_t
@@ -417,13 +424,12 @@ def encode_deliveries(
             high = get32(records.table + 4 * (first + i + 1))
             if high < low or high > end:
                 raise ValueError("record table is damaged")
-            if shown or buffer.frame_max < AMQP_FRAME_MAX:
-                # Frames may become more or longer than they are in the record.
+            if tight:
                 reserve(
                     cython.address(buffer.out),
                     high - low + DELIVER_ROOM + head_length + OFFSET_ROOM + PLACE_ROOM,
                 )
-            _encode_record(
+            if _encode_record(
                 codec,
                 head,
                 tag,
@@ -435,7 +441,8 @@ def encode_deliveries(
                 head_length,
                 offset,
                 place,
-            )
+            ):
+                tight = True
             if offset >= 0:
                 offset += 1
             tag += 1

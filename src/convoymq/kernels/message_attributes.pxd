@@ -8,18 +8,6 @@ cdef struct Asked:
     unsigned char* group
     Py_ssize_t group_length
 
-# Properties of one message, as far as a queue looks at them.
-cdef struct Attributes:
-    int priority
-    int64_t expiration
-    unsigned char* message_id
-    Py_ssize_t message_id_size
-
-# Where the content header payload of a record of n bytes lies, and how many bytes it has; -1 = the
-# record is broken.
-cdef Py_ssize_t content_header(unsigned char* p, Py_ssize_t n, Py_ssize_t* size) noexcept
-# Reads the properties of such a payload up to the one with bit `last`; 0 = it is broken.
-cdef int read_properties(unsigned char* p, Py_ssize_t n, int last, Attributes* found) noexcept
 # Headers of one record.
 cdef void find_headers(unsigned char* p, Py_ssize_t n, Asked* found) noexcept
 # Level, expiration (-1 = none) and body bytes of one record.

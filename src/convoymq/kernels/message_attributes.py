@@ -6,23 +6,12 @@ replica must come to the same.
 
 import cython
 from cython.cimports.convoymq.kernels.amqp import (
-    AMQP_FRAME_HEAD,
-    AMQP_SIZE,
-    BIT_CONTENT_TYPE,
-    BIT_DELIVERY_MODE,
     BIT_EXPIRATION,
-    BIT_HEADERS,
-    BIT_MESSAGE_ID,
     BIT_PRIORITY,
-    BIT_TIMESTAMP,
-    HAS_CONTENT_ENCODING,
-    HAS_CONTENT_TYPE,
-    HAS_HEADERS,
-    HAS_MASK,
+    HAS_EXPIRATION,
+    HAS_PRIORITY,
     HEADER_BODY_SIZE,
     HEADER_FLAGS,
-    HEADER_PROPERTIES,
-    MORE_FLAGS,
     PRIORITY_DEFAULT,
 )
 from cython.cimports.convoymq.kernels.batch import Records, open_records, record_at
@@ -32,8 +21,16 @@ from cython.cimports.convoymq.kernels.bytes import (
     load32,
     load64,
 )
-from cython.cimports.convoymq.kernels.content import walk_value
-from cython.cimports.libc import string
+from cython.cimports.convoymq.kernels.content import (
+    SPANS,
+    Field,
+    Span,
+    find_fields,
+    find_header,
+    find_properties,
+    is_named,
+    next_field,
+)
 from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
 
 LEVEL_MAX = 31
@@ -66,85 +63,6 @@ def _number(p: cython.p_uchar, n: cython.Py_ssize_t) -> int64_t:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def read_properties(
-    p: cython.p_uchar,
-    n: cython.Py_ssize_t,
-    last: cython.int,
-    found: cython.pointer(Attributes),
-) -> cython.int:
-    """Reads the properties of a content header payload, up to the one with bit `last`; 0 = it is
-    broken."""
-    if n < HEADER_PROPERTIES:
-        return 0
-    flags: uint32_t = load16(p + HEADER_FLAGS)
-    if flags & MORE_FLAGS:
-        return 0
-    at: cython.Py_ssize_t = HEADER_PROPERTIES
-    bit: cython.int = BIT_CONTENT_TYPE + 1
-    size: cython.Py_ssize_t
-    flags &= HAS_MASK
-    while flags & HAS_MASK:
-        bit -= 1
-        if not flags & HAS_CONTENT_TYPE:
-            flags <<= 1
-            continue
-        flags <<= 1
-        if bit == BIT_HEADERS:
-            if n - at < 4:
-                return 0
-            size = load32(p + at)
-            if size > n - at - 4:
-                return 0
-            at += 4 + size
-        elif bit == BIT_DELIVERY_MODE or bit == BIT_PRIORITY:
-            if at >= n:
-                return 0
-            if bit == BIT_PRIORITY:
-                found.priority = p[at]
-            at += 1
-        elif bit == BIT_TIMESTAMP:
-            if n - at < 8:
-                return 0
-            at += 8
-        else:
-            if at >= n:
-                return 0
-            size = p[at]
-            if size > n - at - 1:
-                return 0
-            if bit == BIT_EXPIRATION:
-                found.expiration = _number(p + at + 1, size)
-            elif bit == BIT_MESSAGE_ID:
-                found.message_id = p + at + 1
-                found.message_id_size = size
-            if bit == last:
-                return 1
-            at += 1 + size
-    return 1
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def content_header(
-    p: cython.p_uchar, n: cython.Py_ssize_t, size: cython.pointer(cython.Py_ssize_t)
-) -> cython.Py_ssize_t:
-    """Finds the content header payload of a record: returns its place and fills in its size; -1 =
-    the record is broken."""
-    at: cython.Py_ssize_t = 0
-    i: cython.int
-    for i in range(2):
-        if at >= n:
-            return -1
-        at += 1 + p[at]
-    if n - at < AMQP_FRAME_HEAD + HEADER_PROPERTIES:
-        return -1
-    size[0] = load32(p + at + AMQP_SIZE)
-    at += AMQP_FRAME_HEAD
-    return -1 if size[0] > n - at else at
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
 def _integer(p: cython.p_uchar, number: cython.pointer(int64_t)) -> cython.bint:
     """Returns whether the whole field value at p is an integer; fills it in."""
     code: cython.int = p[0]
@@ -173,72 +91,45 @@ def _integer(p: cython.p_uchar, number: cython.pointer(int64_t)) -> cython.bint:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _headers(p: cython.p_uchar, n: cython.Py_ssize_t, found: cython.pointer(Asked)) -> cython.void:
-    """Reads the n bytes of fields of a table, up to where it is broken. The first header counts of
-    several with one name, and of the two that say when."""
-    at: cython.Py_ssize_t = 0
-    key: cython.Py_ssize_t
-    step: cython.Py_ssize_t
-    q: cython.p_uchar
-    value: cython.p_uchar
-    timed: cython.bint = False
-    grouped: cython.bint = False
-    while at < n:
-        q = p + at + 1
-        key = p[at]
-        at += 1 + key
-        if at >= n:
-            return
-        value = p + at
-        step = walk_value(value, n - at, 1)
-        if step < 0:
-            return
-        at += step
-        if not timed and key == 7 and string.memcmp(q, b"x-delay", 7) == 0:
-            timed = True
-            if _integer(value, cython.address(found.number)):
-                found.kind = 1
-        elif not timed and key == 12 and string.memcmp(q, b"x-deliver-at", 12) == 0:
-            timed = True
-            if _integer(value, cython.address(found.number)):
-                found.kind = 2
-        elif not grouped and key == 10 and string.memcmp(q, b"x-group-id", 10) == 0:
-            grouped = True
-            if value[0] == b"S" or value[0] == b"x":
-                found.group = value + 5
-                found.group_length = step - 5
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
 def find_headers(
     p: cython.p_uchar, n: cython.Py_ssize_t, found: cython.pointer(Asked)
 ) -> cython.void:
-    """Headers of one record."""
+    """Headers of one record, up to where they are broken. The first header counts of several with
+    one name, and of the two that say when."""
     found.kind = 0
     found.number = 0
     found.group = cython.NULL
     found.group_length = -1
     size: cython.Py_ssize_t = 0
-    at: cython.Py_ssize_t = content_header(p, n, cython.address(size))
-    if at < 0 or size < HEADER_PROPERTIES:
+    place: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t = find_header(p, n, cython.address(size))
+    if at < 0:
         return
-    i: cython.int
-    end: cython.Py_ssize_t = at + size
-    flags: uint32_t = load16(p + at + HEADER_FLAGS)
-    if flags & MORE_FLAGS or not flags & HAS_HEADERS:
-        return
-    at += HEADER_PROPERTIES
-    for i in range(2):
-        if flags & (HAS_CONTENT_TYPE if i == 0 else HAS_CONTENT_ENCODING):
-            if at >= end:
-                return
-            at += 1 + p[at]
-    if end - at < 4:
-        return
-    size = load32(p + at)
-    if size <= end - at - 4:
-        _headers(p + at + 4, size, found)
+    p += at
+    n = find_fields(p, size, cython.address(place))
+    p += place
+    field: Field
+    timed: cython.bint = False
+    grouped: cython.bint = False
+    at = 0
+    while at < n:
+        size = next_field(p + at, n - at, 1, cython.address(field))
+        if size < 0:
+            return
+        at += size
+        if not timed and is_named(cython.address(field), b"x-delay", 7):
+            timed = True
+            if _integer(field.value, cython.address(found.number)):
+                found.kind = 1
+        elif not timed and is_named(cython.address(field), b"x-deliver-at", 12):
+            timed = True
+            if _integer(field.value, cython.address(found.number)):
+                found.kind = 2
+        elif not grouped and is_named(cython.address(field), b"x-group-id", 10):
+            grouped = True
+            if field.value[0] == b"S" or field.value[0] == b"x":
+                found.group = field.value + 5
+                found.group_length = field.value_length - 5
 
 
 @cython.cfunc
@@ -255,17 +146,20 @@ def read_attributes(
     expiration[0] = -1
     body[0] = 0
     size: cython.Py_ssize_t = 0
-    at: cython.Py_ssize_t = content_header(p, n, cython.address(size))
+    at: cython.Py_ssize_t = find_header(p, n, cython.address(size))
     if at < 0:
         return
-    found: Attributes
-    found.priority = PRIORITY_DEFAULT
-    found.expiration = -1
-    if not read_properties(p + at, size, BIT_EXPIRATION, cython.address(found)):
+    p += at
+    spans: Span[SPANS]
+    if find_properties(p, size, BIT_EXPIRATION, cython.address(spans[0])) < 0:
         return
-    level[0] = found.priority if found.priority < _LEVEL_MAX else _LEVEL_MAX
-    expiration[0] = found.expiration
-    body[0] = load64(p + at + HEADER_BODY_SIZE)
+    flags: uint32_t = load16(p + HEADER_FLAGS)
+    if flags & HAS_PRIORITY:
+        level[0] = min(p[spans[BIT_PRIORITY].at], _LEVEL_MAX)
+    if flags & HAS_EXPIRATION:
+        at = spans[BIT_EXPIRATION].at
+        expiration[0] = _number(p + at + 1, spans[BIT_EXPIRATION].n - 1)
+    body[0] = load64(p + HEADER_BODY_SIZE)
 
 
 def attribute_runs(

@@ -23,11 +23,7 @@ from cython.cimports.convoymq.kernels.bytes import (
     load64,
     put64,
 )
-from cython.cimports.convoymq.kernels.message_attributes import (
-    Attributes,
-    content_header,
-    read_properties,
-)
+from cython.cimports.convoymq.kernels.content import SPANS, Span, find_header, find_properties
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import uint32_t, uint64_t
 
@@ -297,25 +293,24 @@ class MessageIdWindow:
         one. Fills in its body bytes."""
         body[0] = 0
         size: cython.Py_ssize_t = 0
-        at: cython.Py_ssize_t = content_header(p, n, cython.address(size))
+        at: cython.Py_ssize_t = find_header(p, n, cython.address(size))
         if at < 0:
             return 0
-        found: Attributes
-        found.message_id_size = 0
-        if not read_properties(p + at, size, BIT_MESSAGE_ID, cython.address(found)):
+        spans: Span[SPANS]
+        spans[BIT_MESSAGE_ID].n = 0
+        if find_properties(p + at, size, BIT_MESSAGE_ID, cython.address(spans[0])) < 0:
             return 0
         body[0] = load64(p + at + HEADER_BODY_SIZE)
         if body[0] > _SIZE_MAX:
             body[0] = 0
-        if (
-            found.message_id_size == 0
-            or load16(p + at - AMQP_FRAME_HEAD + AMQP_CHANNEL) == _DEAD_LETTER
-        ):
+        size = spans[BIT_MESSAGE_ID].n - 1
+        if size <= 0 or load16(p + at - AMQP_FRAME_HEAD + AMQP_CHANNEL) == _DEAD_LETTER:
             return 0
-        hash: uint32_t = keyed_hash(found.message_id, found.message_id_size)
-        if self._has(hash, found.message_id, found.message_id_size):
+        message_id: cython.p_uchar = p + at + spans[BIT_MESSAGE_ID].at + 1
+        hash: uint32_t = keyed_hash(message_id, size)
+        if self._has(hash, message_id, size):
             return 1
-        self._append(hash, found.message_id, found.message_id_size, time_ms)
+        self._append(hash, message_id, size, time_ms)
         return 0
 
     def new_runs(

@@ -15,11 +15,6 @@ import cython
 from cython.cimports.convoymq.kernels.amqp import (
     AMQP_FRAME_HEAD,
     AMQP_SIZE,
-    HAS_CONTENT_ENCODING,
-    HAS_CONTENT_TYPE,
-    HAS_HEADERS,
-    HEADER_FLAGS,
-    HEADER_PROPERTIES,
 )
 from cython.cimports.convoymq.kernels.batch import (
     CommandBuilder,
@@ -33,13 +28,18 @@ from cython.cimports.convoymq.kernels.batch import (
 from cython.cimports.convoymq.kernels.bytes import (
     bytes_pointer,
     get32,
-    load16,
     load32,
     put32,
     put64,
     uninitialized,
 )
-from cython.cimports.convoymq.kernels.content import walk_value
+from cython.cimports.convoymq.kernels.content import (
+    Field,
+    find_fields,
+    is_named,
+    names_length,
+    next_field,
+)
 from cython.cimports.convoymq.kernels.layout import (
     COMMAND_FLAGS,
     COMMAND_HEADER_SIZE,
@@ -92,40 +92,20 @@ def _find_header_key(
 ) -> cython.Py_ssize_t:
     """Returns the length of the header x-order-key in the content header payload at p; 0: there is
     none that is a string or bytes and not empty."""
-    if n < HEADER_PROPERTIES:
-        return 0
-    flags: uint32_t = load16(p + HEADER_FLAGS)
-    if not flags & HAS_HEADERS:
-        return 0
-    at: cython.Py_ssize_t = HEADER_PROPERTIES
-    if flags & HAS_CONTENT_TYPE:
-        if at >= n:
-            return 0
-        at += 1 + cython.cast(cython.Py_ssize_t, p[at])
-    if flags & HAS_CONTENT_ENCODING:
-        if at >= n:
-            return 0
-        at += 1 + cython.cast(cython.Py_ssize_t, p[at])
-    if n - at < 4:
-        return 0
-    end: cython.Py_ssize_t = at + 4 + cython.cast(cython.Py_ssize_t, load32(p + at))
-    if end > n:
-        return 0
-    at += 4
-    while at < end:
-        name: cython.p_uchar = p + at + 1
-        length: cython.Py_ssize_t = p[at]
-        at += 1 + length
-        if at >= end:
-            return 0
-        step: cython.Py_ssize_t = walk_value(p + at, end - at, 1)
+    at: cython.Py_ssize_t = 0
+    n = find_fields(p, n, cython.address(at))
+    p += at
+    field: Field
+    at = 0
+    while at < n:
+        step: cython.Py_ssize_t = next_field(p + at, n - at, 1, cython.address(field))
         if step < 0:
             return 0
-        if length == 11 and string.memcmp(name, b"x-order-key", 11) == 0:
-            if p[at] != b"S" and p[at] != b"x":
+        if is_named(cython.address(field), b"x-order-key", 11):
+            if field.value[0] != b"S" and field.value[0] != b"x":
                 return 0
-            key[0] = p + at + 5
-            return step - 5
+            key[0] = field.value + 5
+            return field.value_length - 5
         at += step
     return 0
 
@@ -166,7 +146,7 @@ def find_order_key(
     key: cython.pointer(cython.pointer(cython.const[cython.uchar])),
 ) -> cython.Py_ssize_t:
     p: cython.p_uchar = cython.cast(cython.p_uchar, record)
-    names: cython.Py_ssize_t = _names_length(p, n)
+    names: cython.Py_ssize_t = names_length(p, n)
     if names < 0:
         return 0
     return _find_key(
@@ -176,20 +156,6 @@ def find_order_key(
         n - names,
         cython.cast(cython.pointer(cython.pointer(cython.uchar)), key),
     )
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _names_length(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Returns the bytes of exchange and routing key at the begin of a record; -1: it is damaged."""
-    if n < 2:
-        return -1
-    at: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, p[0])
-    if at >= n:
-        return -1
-    at += 1 + cython.cast(cython.Py_ssize_t, p[at])
-    return at if at <= n else -1
 
 
 def order_hash(key: bytes, seed: uint32_t = 0):
@@ -469,7 +435,7 @@ class OrderedTarget(PublishTarget):
         body_size: cython.Py_ssize_t = record_body_size(p, n)
         if body_size < 0:
             raise ValueError("record is damaged")
-        names: cython.Py_ssize_t = _names_length(p, n)
+        names: cython.Py_ssize_t = names_length(p, n)
         target: PublishTarget = self.place(p, names, p + names, n - names, cython.address(tag))
         string.memcpy(target.builder.reserve(target, tag, body_size, flags, n), p, n)
         return 0

@@ -489,6 +489,11 @@ def too_many_channels(opened: int, limit: int) -> NotAllowed:
     )
 
 
+def channel_reserved(number: int) -> NotAllowed:
+    """A channel number that records use as a mark."""
+    return NotAllowed(f"channel number {number} is reserved")
+
+
 def tune_too_low(key: str, value: int, minimum: int) -> NotAllowed:
     """A tune-ok value below the minimum; `key` is `frame_max` or `channel_max`."""
     return NotAllowed(

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from convoymq.kernels import batch
 from convoymq.kernels.dead_letters import FirstDeath
-from convoymq.model.clock import Clock, Timer
-from convoymq.model.errors import BrokerError
-from convoymq.queues.deaths import (
+from convoymq.messages.amqp091 import Properties
+from convoymq.messages.deaths import (
     DeadLetter,
     DeadLetterRun,
     Death,
@@ -25,10 +24,11 @@ from convoymq.queues.deaths import (
     first_death,
     is_cycle,
 )
+from convoymq.model.clock import Clock, Timer
+from convoymq.model.errors import BrokerError
 from convoymq.queues.earliest_timer import EarliestTimer
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
-from convoymq.routing.choosing import HashProperties
 
 if TYPE_CHECKING:
     from convoymq.model.tables import Table
@@ -55,7 +55,7 @@ class DeadLetterRoutes(Protocol):
         exchange: str,
         routing_keys: Sequence[str],
         headers: Table,
-        properties: HashProperties,
+        properties: Properties,
     ) -> tuple[Queue, ...]:
         """Returns the queues that get a message. Raises NotFound: there is no such exchange;
         Unavailable: a queue cannot be used yet."""

@@ -1,4 +1,4 @@
-"""Properties by which a message asks something of its queues, and the queues that do not do it.
+"""Queues that do not serve what a message asks for (`messages.attributes`).
 
 A quorum queue serves all of it (ADR 0043), unless its machine has still a version that knows none.
 A stream keeps messages in their order, so it refuses an expiration, and a priority above what a
@@ -9,140 +9,28 @@ time (ADR 0049), and knows message groups: elsewhere their header means nothing 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
-from convoymq.model.content_header import Properties
+from convoymq.messages.attributes import (
+    DELAYS,
+    GROUP_ID,
+    NAME_CODES,
+    ORDER_KEY,
+    RECORD_EXPIRATION,
+    RECORD_HEADERS,
+    RECORD_PRIORITY,
+    asked_property,
+)
+from convoymq.messages.record import read_record, traits_of
 from convoymq.model.refusals import (
     exchange_subject,
     invalid_delay,
-    invalid_expiration,
     invalid_order_key,
     queue_subject,
     unserved_property,
 )
-from convoymq.model.tables import INTEGER_CODES, Field, Table
-from convoymq.queues.classic.records import traits_of
+from convoymq.model.tables import Table
 from convoymq.queues.interface import Queue
-from convoymq.queues.records import read_record
-
-PRIORITY_NORMAL_MAX = 4
-"""Up to here a priority is that of a message without one: 0 is what many clients always send, and 4
-is the default of JMS."""
-EXPIRATION_MS_MAX = 315_360_000_000
-RECORD_PRIORITY = 2
-RECORD_EXPIRATION = 4
-"""Flags of ENQUEUE: some record carries the property."""
-RECORD_HEADERS = 8
-"""Some record carries one of `QUEUE_HEADERS`."""
-DELAY = "x-delay"
-DELIVER_AT = "x-deliver-at"
-GROUP_ID = "x-group-id"
-ORDER_KEY = "x-order-key"
-QUEUE_HEADERS = (DELAY, DELIVER_AT, GROUP_ID)
-"""Headers that queues act on."""
-_DELAYS = (DELAY, DELIVER_AT)
-_NAME_CODES = ("S", "x")
-"""Types of a header that names a group; one of another type is none."""
-
-
-DELAY_MS_MAX = EXPIRATION_MS_MAX
-DIGITS_MAX = 13
-"""Of a delay as text."""
-DELIVER_AT_MS_MAX = 253_402_300_799_999
-"""The last millisecond of the year 9999."""
-
-
-def asked_property(
-    expiration: object, priority: int | None, headers: Table | None = None
-) -> str | None:
-    """Returns the property or header by which a message asks for what only some queues do, the
-    rarest of them; None = none. Raises PreconditionFailed: a header is not acceptable."""
-    waits = None if headers is None else asked_delay(headers)
-    if waits is not None:
-        return waits
-    if expiration is not None:
-        return "expiration"
-    if priority is not None and priority > PRIORITY_NORMAL_MAX:
-        return "priority"
-    group = None if headers is None else headers.get(GROUP_ID)
-    # What nobody refuses but for its version comes last.
-    return GROUP_ID if group is not None and group.code in _NAME_CODES else None
-
-
-def flags_of(properties: Properties) -> int:
-    """Returns the flags of an ENQUEUE with a message that has these properties."""
-    flags = 0 if properties.priority is None else RECORD_PRIORITY
-    if properties.expiration is not None:
-        flags |= RECORD_EXPIRATION
-    if properties.headers is not None and any(name in properties.headers for name in QUEUE_HEADERS):
-        flags |= RECORD_HEADERS
-    return flags
-
-
-def with_integer_delay(headers: Table) -> Table:
-    """Returns the headers with the delay as queues read it: a number that came as text, as clients
-    of RabbitMQ's plugin send it, or with a fraction, is an integer then."""
-    field = headers.get(DELAY)
-    number = None if field is None else _whole_ms(field)
-    return headers if number is None else headers.with_field(DELAY, number)
-
-
-def _whole_ms(field: Field) -> int | None:
-    """Returns the integer of text or of a float; None: it is none, or is one already."""
-    match field.code, field.value:
-        case "S", bytes(text) if text.removeprefix(b"-").isdigit() and len(text) <= DIGITS_MAX:
-            return int(text)
-        case "f" | "d", float(number) if math.isfinite(number) and abs(number) <= DELAY_MS_MAX:
-            return int(number)
-        case _:
-            return None
-
-
-def asked_delay(headers: Table) -> str | None:
-    """Returns the header by which a message asks to be delivered later; None = it does not, or is
-    to be delivered at once.
-
-    Raises:
-        PreconditionFailed: it is no integer or too large, or there are both.
-    """
-    asked = None
-    if DELAY in headers and DELIVER_AT in headers:
-        raise invalid_delay(DELIVER_AT, f"excludes header '{DELAY}'")
-    for name, most in ((DELAY, DELAY_MS_MAX), (DELIVER_AT, DELIVER_AT_MS_MAX)):
-        field = headers.get(name)
-        if field is None:
-            continue
-        if field.code not in INTEGER_CODES or not isinstance(field.value, int):
-            raise invalid_delay(name, "must be an integer, in milliseconds")
-        if field.value > most:
-            raise invalid_delay(name, f"must be at most {most} ms")
-        if field.value > 0:
-            if GROUP_ID in headers:
-                raise invalid_delay(name, f"excludes header '{GROUP_ID}'")
-            asked = name
-    return asked
-
-
-def check_expiration(text: str) -> None:
-    """Checks the expiration property: milliseconds, not negative, at most ten years.
-
-    Raises:
-        PreconditionFailed: it is something else; the reason names what.
-    """
-    sign = 1 if text[:1] in ("-", "+") else 0
-    end = sign
-    while end < len(text) and text[end] in "0123456789":
-        end += 1
-    if end == sign:
-        raise invalid_expiration(text, "no_integer")
-    if end < len(text):
-        raise invalid_expiration(text, f'{{leftover_string,"{text[end:]}"}}')
-    value = int(text)
-    if value < 0:
-        raise invalid_expiration(text, f"{{value_negative,{value}}}")
-    if value > EXPIRATION_MS_MAX:
-        raise invalid_expiration(text, f"{{value_too_large,{value}}}")
 
 
 def check_served(asked: str | None, queues: Iterable[Queue]) -> None:
@@ -154,7 +42,7 @@ def check_served(asked: str | None, queues: Iterable[Queue]) -> None:
     if asked is None:
         return
     for queue in queues:
-        if asked in _DELAYS:
+        if asked in DELAYS:
             served = queue.serves_delays
         else:
             served = queue.serves_groups if asked == GROUP_ID else queue.serves_attributes
@@ -166,7 +54,7 @@ def check_served(asked: str | None, queues: Iterable[Queue]) -> None:
 def check_waits_nowhere(asked: str | None) -> None:
     """Refuses a message that is to wait, and goes to a consumer of direct replies. Raises
     PreconditionFailed."""
-    if asked in _DELAYS:
+    if asked in DELAYS:
         raise invalid_delay(asked, "is not served by direct replies")
 
 
@@ -179,7 +67,7 @@ def check_order_key(topic: Queue, routing_keys: Sequence[str], headers: Table | 
         PreconditionFailed: its header is no string or empty, or it has more than one routing key.
     """
     field = None if headers is None else headers.get(ORDER_KEY)
-    if field is not None and (field.code not in _NAME_CODES or not field.value):
+    if field is not None and (field.code not in NAME_CODES or not field.value):
         raise invalid_order_key(f"header '{ORDER_KEY}' must be a string that is not empty")
     if len(routing_keys) > 1:
         subject = exchange_subject(topic.vhost, topic.name)

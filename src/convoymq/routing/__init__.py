@@ -1,6 +1,5 @@
 """Virtual hosts, exchanges, bindings: pure tables and matching."""
 
-from convoymq.routing.copies import extra_keys, without_blind_copies
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.topology import PREDECLARED, Topology
 from convoymq.routing.types import (
@@ -27,7 +26,5 @@ __all__ = [
     "QueueType",
     "Removed",
     "Topology",
-    "extra_keys",
     "with_default_type",
-    "without_blind_copies",
 ]

@@ -18,6 +18,7 @@ import hashlib
 from bisect import bisect_left
 from typing import NamedTuple, Protocol
 
+from convoymq.messages.amqp091 import Properties
 from convoymq.model.errors import Subject
 from convoymq.model.refusals import (
     binding_key_not_empty,
@@ -48,27 +49,6 @@ _NUMBER_BITS = 32
 _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
 
 
-class HashProperties(Protocol):
-    """The properties of a message that an exchange may hash."""
-
-    @property
-    def correlation_id(self) -> str | None: ...
-
-    @property
-    def message_id(self) -> str | None: ...
-
-    @property
-    def timestamp(self) -> int | None: ...
-
-
-class NoProperties:
-    """A message without properties that could be hashed."""
-
-    correlation_id: str | None = None
-    message_id: str | None = None
-    timestamp: int | None = None
-
-
 class PublisherNode(Protocol):
     """The node that a message is published on, as far as routes depend on it."""
 
@@ -92,7 +72,6 @@ class NoNode:
         return False
 
 
-NO_PROPERTIES = NoProperties()
 NO_NODE = NoNode()
 
 
@@ -102,7 +81,7 @@ class Message(NamedTuple):
     keys: tuple[str, ...]
     """The routing key, then further ones."""
     headers: Table
-    properties: HashProperties
+    properties: Properties
     node: PublisherNode
 
 

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypedDict
 
+from convoymq.messages.amqp091 import NO_PROPERTIES, Properties
 from convoymq.model.errors import BrokerError, StorageFault, Subject
 from convoymq.model.refusals import (
     default_exchange_untouchable,
@@ -37,8 +38,6 @@ from convoymq.model.tables import EMPTY, Table, decode_body
 from convoymq.routing.bindings import BindingTable
 from convoymq.routing.choosing import (
     NO_NODE,
-    NO_PROPERTIES,
-    HashProperties,
     Message,
     PublisherNode,
 )
@@ -343,7 +342,7 @@ class Topology:
         routing_key: str,
         headers: Table = EMPTY,
         extra_keys: Iterable[str] = (),
-        properties: HashProperties = NO_PROPERTIES,
+        properties: Properties = NO_PROPERTIES,
         node: PublisherNode = NO_NODE,
     ) -> list[str]:
         """Returns the names of the queues that get a message, sorted, each once. Raises as
@@ -356,7 +355,7 @@ class Topology:
         routing_key: str,
         headers: Table = EMPTY,
         extra_keys: Iterable[str] = (),
-        properties: HashProperties = NO_PROPERTIES,
+        properties: Properties = NO_PROPERTIES,
         node: PublisherNode = NO_NODE,
     ) -> Targets:
         """Returns the queues and ordered topics that get a message.

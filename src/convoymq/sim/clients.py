@@ -14,8 +14,11 @@ from random import Random
 from typing import Protocol
 
 from convoymq.kernels import batch
+from convoymq.messages.amqp091 import Properties
+from convoymq.messages.attributes import DELAY, GROUP_ID
+from convoymq.messages.record import PERSISTENT, content_of, names_of, read_record, traits_of
 from convoymq.model.errors import Unavailable
-from convoymq.queues.classic.records import traits_of
+from convoymq.model.tables import Field, Table, text_of
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import (
     NO_LEADER,
@@ -26,7 +29,6 @@ from convoymq.queues.interface import (
     QueueClient,
 )
 from convoymq.queues.quorum.client import QuorumClient
-from convoymq.queues.records import read_record
 from convoymq.queues.session_client import SessionClient
 from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken
@@ -433,7 +435,7 @@ class Channel:
             identity = identity_of(record)
             self._receive(consumer, first_id + i, identity, acquired, failed)
             # What waited for a time comes when that is over.
-            if not acquired and "x-delay" not in read_record(record).headers:
+            if not acquired and DELAY not in read_record(record).headers:
                 publisher = int.from_bytes(identity[:4], "big")
                 number = int.from_bytes(identity[4:], "big")
                 # Messages of one group, or of none and one priority, keep their order.
@@ -605,38 +607,20 @@ def record_of(
     *,
     persistent: bool = False,
 ) -> tuple[bytes, ...]:
-    """Returns the parts of a message as the edge hands them over
-    (docs/formats/entries-and-frames.md)."""
-    properties = b""
-    if group is not None or delay is not None:
-        field = b""
-        if group is not None:
-            field += b"\x0ax-group-idS" + len(group).to_bytes(4, "big") + group
-        if delay is not None:
-            field += b"\x07x-delayl" + delay.to_bytes(8, "big", signed=True)
-        properties += len(field).to_bytes(4, "big") + field
-    if persistent:
-        properties += b"\x02"
-    if priority is not None:
-        properties += bytes((priority,))
-    if expiration is not None:
-        text = str(expiration).encode()
-        properties += bytes((len(text),)) + text
-    if message_id is not None:
-        properties += bytes((len(message_id),)) + message_id
-    bits = (priority is not None) << 11 | (expiration is not None) << 8
-    bits |= (group is not None or delay is not None) << 13
-    bits |= (message_id is not None) << 7 | persistent << 12
-    header = (
-        b"\x02\x00\x01"
-        + (14 + len(properties)).to_bytes(4, "big")
-        + b"\x00\x3c\x00\x00"
-        + len(body).to_bytes(8, "big")
-        + bits.to_bytes(2, "big")
-        + properties
-        + b"\xce"
+    """Returns the parts of a message as the edge hands them over."""
+    headers: dict[str, object] = {}
+    if group is not None:
+        headers[GROUP_ID] = Field("S", group)
+    if delay is not None:
+        headers[DELAY] = Field("l", delay)
+    properties = Properties(
+        headers=Table.of(headers) if headers else None,
+        delivery_mode=PERSISTENT if persistent else None,
+        priority=priority,
+        expiration=None if expiration is None else str(expiration),
+        message_id=None if message_id is None else text_of(message_id),
     )
-    return (b"\x00\x01q", header, b"\x03\x00\x01" + len(body).to_bytes(4, "big"), body, b"\xce")
+    return (names_of("", "q"), content_of(properties, body))
 
 
 def ranges_of(ids: list[int]) -> list[int]:

@@ -17,9 +17,8 @@ from typing import NoReturn, cast
 
 from convoymq.kernels import batch
 from convoymq.kernels.entries import Entry
+from convoymq.messages.record import read_record, traits_of
 from convoymq.model.errors import InvariantViolated
-from convoymq.queues.classic.records import traits_of
-from convoymq.queues.records import read_record
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 from convoymq.sim import turns
 from convoymq.sim.command_bodies import CheckoutSpec, OtherOps, ReservationOp

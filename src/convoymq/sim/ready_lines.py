@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from convoymq.sim.records import property_of
+
 if TYPE_CHECKING:
     from convoymq.sim.delivery_parts import Message
 
@@ -20,12 +22,8 @@ rule."""
 def group_of(record: bytes) -> bytes | None:
     """Returns the message group of a record whose only header is `x-group-id`; None = it has
     none."""
-    at = 1 + record[0]
-    at += 1 + record[at] + 7
-    if not int.from_bytes(record[at + 12 : at + 14], "big") & 1 << 13:
-        return None
-    header = record[at + 18 : at + 18 + int.from_bytes(record[at + 14 : at + 18], "big")]
-    return header[16:] if header.startswith(b"\x0ax-group-idS") else None
+    fields = property_of(record, "headers")[4:]
+    return fields[16:] if fields.startswith(b"\x0ax-group-idS") else None
 
 
 class ReadyLines:

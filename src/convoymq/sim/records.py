@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
+from convoymq.messages.record import head_of, header_of, split_of
+from convoymq.model.errors import PeerError
+
 IDENTITY_BYTES = 12
 """Begin of a body: publisher and number."""
-_SHORT_BEFORE_HEADERS = (1 << 15, 1 << 14)
-_HEADERS = 1 << 13
-_BYTES = (1 << 12, 1 << 11)
-_SHORT_BEFORE_MESSAGE_ID = (1 << 10, 1 << 9, 1 << 8)
-_MESSAGE_ID = 1 << 7
-
-
-def _content_header(record: bytes) -> tuple[int, int]:
-    """Returns (where the payload of the content header begins, its length)."""
-    at = 1 + record[0]
-    at += 1 + record[at]
-    return at + 7, int.from_bytes(record[at + 3 : at + 7], "big")
+_FRAME_HEAD = 7
+_BODY_SIZE_AT = 4
 
 
 def identity_of(record: bytes) -> bytes:
     """Returns the first 12 bytes of a record's body: publisher and number."""
-    at, header = _content_header(record)
-    at += header + 1
-    return record[at + 7 : at + 7 + IDENTITY_BYTES]
+    at = len(head_of(record)) + _FRAME_HEAD
+    return record[at : at + IDENTITY_BYTES]
 
 
 def body_bytes_of(record: bytes) -> int:
     """Returns the size of a record's body, as its content header says."""
-    at, _ = _content_header(record)
-    return int.from_bytes(record[at + 4 : at + 12], "big")
+    return int.from_bytes(header_of(record)[_BODY_SIZE_AT : _BODY_SIZE_AT + 8], "big")
 
 
 def message_id_of(record: bytes) -> bytes:
     """Returns the message-id of a record; empty = it has none."""
-    at, _ = _content_header(record)
-    flags = int.from_bytes(record[at + 12 : at + 14], "big")
-    at += 14
-    for bit in _SHORT_BEFORE_HEADERS:
-        if flags & bit:
-            at += 1 + record[at]
-    if flags & _HEADERS:
-        at += 4 + int.from_bytes(record[at : at + 4], "big")
-    at += sum(1 for bit in _BYTES if flags & bit)
-    for bit in _SHORT_BEFORE_MESSAGE_ID:
-        if flags & bit:
-            at += 1 + record[at]
-    return record[at + 1 : at + 1 + record[at]] if flags & _MESSAGE_ID else b""
+    return property_of(record, "message_id")[1:]
+
+
+def property_of(record: bytes, name: str) -> bytes:
+    """Returns an encoded property of a record; empty = it has none, or cannot be read."""
+    try:
+        return split_of(record)[1].get(name, b"")
+    except PeerError:
+        return b""
 
 
 class RememberedIds:

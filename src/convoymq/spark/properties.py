@@ -10,35 +10,18 @@ has it.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-_PREFIX = struct.Struct(">HHQH")
-_FLAG_MORE = 1
-BASIC = 60
-"""AMQP's class of messages."""
+from convoymq.messages.amqp091 import Properties, PropertyType, split_header
+from convoymq.model.errors import PeerError
 
-# In the order of their flags, highest first; None: the header table.
-_PROPERTIES: tuple[tuple[str, str], ...] = (
-    ("content_type", "text"),
-    ("content_encoding", "text"),
-    ("headers", "table"),
-    ("delivery_mode", "octet"),
-    ("priority", "octet"),
-    ("correlation_id", "text"),
-    ("reply_to", "text"),
-    ("expiration", "text"),
-    ("message_id", "text"),
-    ("timestamp", "time"),
-    ("type", "text"),
-    ("user_id", "text"),
-    ("app_id", "text"),
-    ("cluster_id", "text"),
-)
-
-_KINDS = dict(_PROPERTIES)
+_WORDS = {
+    PropertyType.SHORTSTR: "text",
+    PropertyType.OCTET: "octet",
+    PropertyType.TIMESTAMP: "time",
+}
 
 Mended = Counter[str]
 """Values that are not shown as their senders sent them, by name."""
@@ -47,57 +30,9 @@ MOMENT_US_END: Final = 253_402_214_400 * _MICROSECONDS
 """The last day of the year 9999, which is still in that year in every time zone. Spark shows no
 later time in Python, and AMQP's time has 64 bits of seconds."""
 
-PROPERTY_KINDS = {n: k for n, k in _PROPERTIES if k != "table" and n != "cluster_id"}
+_KINDS = {name: _WORDS[kind] for name, kind in Properties.FIELDS if kind in _WORDS}
+PROPERTY_KINDS = {name: kind for name, kind in _KINDS.items() if name != "cluster_id"}
 """Kind (`text`, `octet`, `time`) of each property that people set, in the specification's order."""
-
-
-def split_properties(header: bytes | memoryview) -> dict[str, bytes]:
-    """Takes a content header payload apart.
-
-    Returns:
-        The encoded value of each property that is set, `headers` among them, in AMQP's order.
-
-    Raises:
-        ValueError: the payload ends inside a value.
-    """
-    data = bytes(header)
-    try:
-        _class, _weight, _size, flags = _PREFIX.unpack_from(data)
-        position = _PREFIX.size
-        if flags & _FLAG_MORE:
-            raise ValueError("more flags than class basic has properties")
-        found: dict[str, bytes] = {}
-        for i, (name, kind) in enumerate(_PROPERTIES):
-            if not flags & (1 << (15 - i)):
-                continue
-            if kind == "text":
-                end = position + 1 + data[position]
-            elif kind == "octet":
-                end = position + 1
-            elif kind == "time":
-                end = position + 8
-            else:
-                end = position + 4 + struct.unpack_from(">I", data, position)[0]
-            if end > len(data):
-                raise ValueError("damaged message properties: a value is longer than what there is")
-            found[name] = data[position:end]
-            position = end
-    except (struct.error, IndexError) as error:
-        raise ValueError(f"damaged message properties: {error}") from None
-    return found
-
-
-def join_properties(values: Mapping[str, bytes]) -> bytes:
-    """Returns the content header payload of encoded values; its body size is 0, which PRODUCE
-    ignores."""
-    flags = 0
-    parts = []
-    for i, (name, _) in enumerate(_PROPERTIES):
-        value = values.get(name)
-        if value is not None:
-            flags |= 1 << (15 - i)
-            parts.append(value)
-    return _PREFIX.pack(BASIC, 0, 0, flags) + b"".join(parts)
 
 
 def decode_properties(
@@ -114,8 +49,8 @@ def decode_properties(
     """
     mended = Counter() if mended is None else mended
     try:
-        values = split_properties(header)
-    except ValueError:
+        values = split_header(bytes(header))[1]
+    except PeerError:
         mended["content header"] += 1
         return None
     return {

@@ -11,7 +11,6 @@ anything else                ERROR why
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,14 +21,14 @@ from convoymq.edges.edge import Edge, Incoming, NodeParts
 from convoymq.edges.permissions import Permissions
 from convoymq.edges.sasl import Credentials, Login, LoginConfig
 from convoymq.kernels.batch import record as record_of
-from convoymq.kernels.content import content_parts, split_record
+from convoymq.messages.amqp091 import NO_PROPERTIES
+from convoymq.messages.record import content_of, names_of, read_record
 from convoymq.model.errors import BrokerError, Misuse
 from convoymq.queues.interface import ClientEvents, GetResult, QueueClient
 from tests.examples.protocol_edge.config import LineConfig
 
 PREFACE = b"LINES\n"
 LINES_MAX = 100
-BASIC = 60
 
 
 def open_edge(parts: NodeParts) -> LineEdge:
@@ -38,18 +37,14 @@ def open_edge(parts: NodeParts) -> LineEdge:
     return LineEdge(parts.broker, config.of(LineConfig), config.of(LoginConfig))
 
 
-def record(queue: str, body: bytes) -> bytes:
-    """Returns a message as queues keep it: exchange, routing key, AMQP's content frames."""
-    key = queue.encode()
-    header = struct.pack(">BHIHHQH", 2, 0, 14, BASIC, 0, len(body), 0)
-    frames = header + b"\xce" + struct.pack(">BHI", 3, 0, len(body)) + body + b"\xce"
-    return b"\0" + bytes((len(key),)) + key + frames
-
-
 class LineEdge(Edge):
     """All connections of the protocol on one node."""
 
     prefaces = (PREFACE,)
+
+    def content(self, text: bytes) -> tuple[bytes, int]:
+        """Returns a message as queues keep it, and the bytes of its body."""
+        return content_of(NO_PROPERTIES, text), len(text)
 
     def __init__(self, broker: Broker, config: LineConfig, login: LoginConfig) -> None:
         self.broker = broker
@@ -80,7 +75,7 @@ class LineConnection(asyncio.Protocol, ClientConnection, ClientEvents):
         self.permissions = Permissions(self)
         self._edge = edge
         self._handshake_left_s = incoming.handshake_left_s()
-        self._input = incoming.head.removeprefix(PREFACE)
+        self._input = incoming.head.removeprefix(edge.prefaces[0])
         self._clients: dict[str, QueueClient] = {}
         self._lines: asyncio.Queue[bytes] = asyncio.Queue(maxsize=LINES_MAX)
         self._answer: asyncio.Future[str] | None = None
@@ -164,8 +159,8 @@ class LineConnection(asyncio.Protocol, ClientConnection, ClientEvents):
                 name = queue.decode()
                 self.broker.alarms.check()
                 self.permissions.check("write", "exchange", "")
-                client = self._client(name)
-                client.target.publish([record(name, text)], len(text), 1)
+                content, size = self._edge.content(text)
+                self._client(name).target.publish([names_of("", name), content], size, 1)
                 return await self._answered()
             case [b"GET", queue]:
                 name = queue.decode()
@@ -198,7 +193,7 @@ class LineConnection(asyncio.Protocol, ClientConnection, ClientEvents):
             self._tell("EMPTY")
         else:
             found = record_of(result.block, result.command, result.record)
-            self._tell(content_parts(split_record(found)[1])[1].decode(errors="replace"))
+            self._tell(read_record(found).body.decode(errors="replace"))
 
     def _tell(self, answer: str) -> None:
         if self._answer is not None and not self._answer.done():

@@ -9,7 +9,7 @@ import pytest
 
 from convoymq.broker.firehose import TABLE_BYTES_MAX, TRACE_EXCHANGE, Firehose, Origin
 from convoymq.kernels.content import content_parts, split_record
-from convoymq.model.content_header import ContentHeader, Properties, decode_header, encode_header
+from convoymq.messages.amqp091 import ContentHeader, Properties, decode_header, encode_header
 from convoymq.model.errors import Unavailable
 from convoymq.model.tables import Field, Table, bytes_of, text_of
 

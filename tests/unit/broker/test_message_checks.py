@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 
 from convoymq.broker.message_checks import check_message
+from convoymq.messages.amqp091 import Properties, decode_properties, encode_properties
+from convoymq.messages.attributes import RECORD_HEADERS
+from convoymq.messages.deaths import Death, dead_letter
+from convoymq.messages.record import names_of, read_record
 from convoymq.metadata.records import User
-from convoymq.model.content_header import Properties, decode_properties, encode_properties
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Field, Table
-from convoymq.queues.deaths import Death, dead_letter
-from convoymq.queues.message_properties import RECORD_HEADERS
-from convoymq.queues.records import names_of, read_record
 from tests import hostile
 
 ANN = User(name="ann")

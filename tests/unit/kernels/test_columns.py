@@ -21,8 +21,8 @@ from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.column_frame import ColumnFrame, build_frame
 from convoymq.kernels.column_records import encode_enqueue, enqueue_flags
 from convoymq.kernels.column_writer import ColumnWriter
+from convoymq.messages.record import names_of
 from convoymq.model.tables import Decimal, Field, Table
-from convoymq.queues.records import names_of
 from tests import hostile
 from tests.unit.kernels import reference
 from tests.unit.kernels.columns_reference import (

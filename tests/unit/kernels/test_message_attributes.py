@@ -11,8 +11,8 @@ from convoymq.edges.amqp091 import codec
 from convoymq.kernels import batch
 from convoymq.kernels.content import RECORD_ASKS, RECORD_GROUPED, RECORD_WAITS
 from convoymq.kernels.group_table import GroupTable
+from convoymq.messages.attributes import DELAY_MS_MAX, DELIVER_AT_MS_MAX, asked_delay
 from convoymq.model.tables import INTEGER_CODES, Field, Table
-from convoymq.queues.message_properties import DELAY_MS_MAX, DELIVER_AT_MS_MAX, asked_delay
 from tests.unit.kernels import reference
 from tests.unit.kernels.columns_reference import Message
 from tests.unit.kernels.test_columns import fields, properties, short

@@ -46,6 +46,7 @@ TEXTS: list[tuple[Refused, int, str]] = [
     (r.too_many_consumers(3), 530, "reached maximum (3) of consumers per channel"),
     (r.too_many_channels(2048, 2047), 530,
      "number of channels opened (2048) has reached the negotiated channel_max (2047)"),
+    (r.channel_reserved(65535), 530, "channel number 65535 is reserved"),
     (r.tune_too_low("frame_max", 4096, 8192), 530,
      "negotiated frame_max = 4096 is lower than the minimum allowed value (8192)"),
     (r.tune_too_high("channel_max", 65535, 2047), 530,

@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 
 from convoymq.edges.amqp091._spec import Properties
-from convoymq.model.errors import PeerError, PreconditionFailed
-from convoymq.model.tables import Field, Table
-from convoymq.queues.message_properties import (
+from convoymq.messages.attributes import (
     DELAY_MS_MAX,
     DELIVER_AT_MS_MAX,
     RECORD_HEADERS,
     asked_delay,
     asked_property,
-    check_records,
-    check_served,
-    check_waits_nowhere,
 )
-from convoymq.queues.records import read_record
+from convoymq.messages.record import read_record
+from convoymq.model.errors import PeerError, PreconditionFailed
+from convoymq.model.tables import Field, Table
+from convoymq.queues.message_properties import check_records, check_served, check_waits_nowhere
 from tests.unit.kernels.columns_reference import Message
 
 

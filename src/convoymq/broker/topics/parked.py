@@ -15,14 +15,14 @@ from convoymq.broker.message_checks import check_message
 from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
+from convoymq.messages import record as records
+from convoymq.messages.record import read_record
 from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topics import find_topic, topic_missing
 from convoymq.model.errors import NotFound, Unavailable
-from convoymq.queues import records
 from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.partition.reads import ParkedRow
-from convoymq.queues.records import read_record
 from convoymq.topics.answers import ParkAnswer
 from convoymq.topics.commands import ReplaceParked, ResumeParked, SkipParked
 from convoymq.topics.hashing import logical_partition

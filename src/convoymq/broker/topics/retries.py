@@ -15,6 +15,7 @@ import structlog
 
 from convoymq.broker.topics.group_messages import GroupName
 from convoymq.kernels import batch
+from convoymq.messages.deaths import REJECTED, dead_letter
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import BrokerError
 from convoymq.queues.dead_letter_publisher import (
@@ -22,7 +23,6 @@ from convoymq.queues.dead_letter_publisher import (
     DeadLetterOptions,
     DeadLetterPublisher,
 )
-from convoymq.queues.deaths import REJECTED, dead_letter
 from convoymq.queues.interface import Queue, QueueClient
 
 log = structlog.get_logger()

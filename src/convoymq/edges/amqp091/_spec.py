@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from convoymq.model.content_header import Properties as Properties
+from convoymq.messages.amqp091 import Properties as Properties
 from convoymq.model.tables import EMPTY, Table
 
 FRAME_METHOD = 1

@@ -1,7 +1,7 @@
 """AMQP 0-9-1 bytes to values and back, sans IO.
 
 The hot methods (publish, deliver, ack) have a compiled kernel of their own; this codec serves all
-methods and frames (`model.content_header`: content headers), and is the place where a wrong byte
+methods and frames (`messages.amqp091`: content headers), and is the place where a wrong byte
 becomes a `PeerError`:
 
     FrameFault (501)     a frame or a length is broken, or text of a method is not UTF-8
@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 from convoymq.edges.amqp091 import _spec
 from convoymq.edges.amqp091._spec import FieldType, Method
-from convoymq.model.content_header import ContentHeader as ContentHeader
-from convoymq.model.content_header import Properties as Properties
-from convoymq.model.content_header import decode_header as decode_header
-from convoymq.model.content_header import decode_properties as decode_properties
-from convoymq.model.content_header import encode_header as encode_header
-from convoymq.model.content_header import encode_properties as encode_properties
+from convoymq.messages.amqp091 import ContentHeader as ContentHeader
+from convoymq.messages.amqp091 import Properties as Properties
+from convoymq.messages.amqp091 import decode_header as decode_header
+from convoymq.messages.amqp091 import decode_properties as decode_properties
+from convoymq.messages.amqp091 import encode_header as encode_header
+from convoymq.messages.amqp091 import encode_properties as encode_properties
 from convoymq.model.errors import CommandFault, FrameFault, Misuse, SyntaxFault
 from convoymq.model.tables import (
     SHORT_STRING_BYTES_MAX,

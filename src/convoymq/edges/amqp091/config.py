@@ -39,7 +39,7 @@ class AmqpConfig(Section):
         "Channels of a connection offered to clients.",
         parse=parse_int,
         low=1,
-        high=65535,
+        high=65534,
     )
     consumer_timeout_ms: int | None = key(
         "consumer_timeout",

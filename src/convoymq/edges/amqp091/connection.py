@@ -22,6 +22,7 @@ from convoymq.edges.amqp091.codec import decode_method, encode_method
 from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.errors import REPLIES, Reply, Scope, reply_for, shortened
 from convoymq.edges.amqp091.handshake import (
+    CHANNEL_NUMBER_MAX,
     PROTOCOL_HEADERS,
     ClientCapabilities,
     server_properties,
@@ -390,7 +391,9 @@ class Connection(ClientConnection):
         if channel is not None:
             channel.handle(method)
             return
-        # It is the count that was agreed on; any number may be used.
+        # It is the count that was agreed on; any number but the reserved one may be used.
+        if number > CHANNEL_NUMBER_MAX:
+            raise refusals.channel_reserved(number)
         if len(self.channels) >= self.channel_max:
             raise refusals.too_many_channels(len(self.channels), self.channel_max)
         if not isinstance(method, spec.ChannelOpen):

@@ -8,6 +8,7 @@ from convoymq import __version__
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.sasl import Credentials, user_name
+from convoymq.messages.record import DEATH_CHANNEL
 from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
 from convoymq.model.errors import NotAllowed, SyntaxFault
 from convoymq.model.refusals import tune_too_high, tune_too_low
@@ -15,7 +16,8 @@ from convoymq.model.tables import Table, decode_body
 
 PROTOCOL_HEADERS = (spec.PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
 """Headers of 0-9-1: the specification's, and the older form of 0-9 that old clients send."""
-CHANNEL_NUMBER_MAX = 65535
+CHANNEL_NUMBER_MAX = DEATH_CHANNEL - 1
+"""Records know by the number above that their deaths are the cluster's."""
 FRAME_BYTES_MAX = 131072
 
 

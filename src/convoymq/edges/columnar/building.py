@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from convoymq.edges.columnar.streams import Run
 from convoymq.edges.columnar.turns import Slice
-from convoymq.kernels.column_writer import ColumnWriter
+from convoymq.messages.columns import ColumnWriter
 
 FIRST_STEP_ROWS = 16
 STEP_ROWS_MAX = 512

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from convoymq.edges.amqp091.codec import decode_header
 from convoymq.edges.columnar.errors import as_error
 from convoymq.edges.columnar.fields import Produce, read
 from convoymq.edges.columnar.turns import Slice
@@ -22,7 +21,7 @@ from convoymq.kernels.batch import CMD_ENQUEUE, CMD_PRODUCER
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_records import encode_enqueue, enqueue_flags
 from convoymq.kernels.columns import EXCHANGE, ROUTING_KEY
-from convoymq.kernels.content import content_parts, split_record
+from convoymq.messages.record import read_stored
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
 from convoymq.model.refusals import managed_queue, queue_subject
@@ -328,8 +327,7 @@ class Producing(NullEvents):
             body, _, position = encode_enqueue(columns, row, 1, exchange, key)
         except ValueError as error:
             raise _refused(error) from None
-        content = split_record(next(records_of(body, 1, position)))[1]
-        properties = decode_header(content_parts(content)[0]).properties
+        properties = read_stored(next(records_of(body, 1, position))).properties
         route = self._broker.publishing.route(
             self._connection.vhost,
             exchange.decode(),

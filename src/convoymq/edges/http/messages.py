@@ -14,7 +14,8 @@ from convoymq.broker.message_checks import check_message
 from convoymq.broker.peek import Peeked
 from convoymq.broker.records import User
 from convoymq.kernels.batch import record as record_of
-from convoymq.model.content_header import Properties, PropertyType
+from convoymq.messages.amqp091 import Properties, PropertyType
+from convoymq.messages.record import content_of, names_of, read_record
 from convoymq.model.errors import (
     BrokerError,
     Misuse,
@@ -33,7 +34,6 @@ from convoymq.model.tables import (
     text_of,
 )
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
-from convoymq.queues.records import content_of, names_of, read_record
 
 ANSWER_TIMEOUT_S = 30.0
 GET_COUNT_MAX = 10_000

@@ -24,10 +24,10 @@ from convoymq.broker.records import User
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.fields import number_in, object_in, text_in
 from convoymq.edges.http.messages import content_in, payload_in, row_of
+from convoymq.messages.record import names_of, read_record, with_body
 from convoymq.model.errors import PeerError
 from convoymq.model.json import JsonObject
 from convoymq.model.refusals import message_too_big
-from convoymq.queues.records import names_of, read_record, with_body
 
 COUNT_DEFAULT = 100
 TRUNCATE_DEFAULT = 50_000

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 
+from convoymq.messages.deaths import OVER_LENGTH
 from convoymq.queues.classic.runs import Run
 from convoymq.queues.dead_letter_publisher import AT_MOST_ONCE_NAME, DISABLED_NAME
-from convoymq.queues.deaths import OVER_LENGTH
 
 RUNS_MAX = 100_000
 BYTES_MAX = 64 << 20

@@ -63,11 +63,11 @@ from convoymq.kernels.batch import (
     ranges,
     record,
 )
+from convoymq.messages.deaths import EXPIRED, OVER_LENGTH, REJECTED
+from convoymq.messages.record import traits_of
 from convoymq.queues.classic.leaving import Leaving
-from convoymq.queues.classic.records import traits_of
 from convoymq.queues.classic.reservation_holder import ReservationHolder
 from convoymq.queues.classic.runs import Block, Consumer, Run
-from convoymq.queues.deaths import EXPIRED, OVER_LENGTH, REJECTED
 from convoymq.queues.reservations import Answer, Reservations
 
 Effect = tuple[Any, ...]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import CMD_SESSION_CLOSE, CommandBuilder, record
+from convoymq.messages.record import CUT_OFF, Traits, traits_of
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
@@ -36,7 +37,6 @@ from convoymq.queues.classic.machine import (
     Effect,
     Limits,
 )
-from convoymq.queues.classic.records import CUT_OFF, Traits, traits_of
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
 from convoymq.queues.classic.runs import Block
 from convoymq.queues.dead_letter_publisher import AT_MOST_ONCE_NAME, DISABLED_NAME

@@ -23,15 +23,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import msgspec
 
 from convoymq.kernels import batch
-from convoymq.kernels.content import content_parts, split_record
 from convoymq.kernels.entries import Entry
+from convoymq.messages.deaths import History, Origin, history_of
+from convoymq.messages.record import cut_body, read_stored
 from convoymq.model.errors import BrokerError, PeerError
 from convoymq.model.tables import EMPTY, Table
-from convoymq.queues.death_history import History, Origin, history_of
 from convoymq.queues.quorum.backlog import Backlog
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT
 from convoymq.queues.quorum.runs import LOW, Fifo, Run
-from convoymq.queues.records import read_record
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.machine import QuorumMachine
@@ -392,7 +391,7 @@ class _Reading:
     def _read(self, record: bytes) -> tuple[bytes | None, list[Origin] | None] | None:
         """Returns (what is shown of a record, its deaths); None = it is not wanted."""
         try:
-            message = read_record(record)
+            message = read_stored(record)
             content, headers = message.content, message.headers
         except BrokerError:
             # Nobody can read it, but it can be seen, and deleted.
@@ -446,17 +445,3 @@ def matches(wanted: Filter, headers: Table, history: History | None) -> bool:
 
 def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def cut_body(record: bytes, limit: int) -> bytes:
-    """Returns a record with at most `limit` bytes of its body; its header still says how many it
-    has."""
-    try:
-        names, content = split_record(record)
-        body = content_parts(content)[1]
-    except ValueError:
-        return record[:limit]
-    if len(body) <= limit:
-        return record
-    head = names + content[: 8 + int.from_bytes(content[3:7], "big")]
-    return head + b"\3\0\0" + limit.to_bytes(4, "big") + body[:limit] + b"\xce"

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from convoymq.kernels import batch
+from convoymq.messages.deaths import DeadLetter, DeadLetterRun, is_cycle
 from convoymq.model.errors import BrokerError, NotFound
 from convoymq.queues.dead_letter_publisher import (
     AT_LEAST_ONCE_NAME,
@@ -25,7 +26,6 @@ from convoymq.queues.dead_letter_publisher import (
     is_gone,
 )
 from convoymq.queues.dead_letter_worker import DeadLetterWorker
-from convoymq.queues.deaths import DeadLetter, DeadLetterRun, is_cycle
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.quorum.dead_letters import AT_LEAST_ONCE, AT_MOST_ONCE, OFF, DeadLetters
 from convoymq.queues.quorum.settings import dead_letter_strategy

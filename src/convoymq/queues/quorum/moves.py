@@ -18,20 +18,13 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
-from convoymq.model.content_header import ContentHeader
+from convoymq.messages.amqp091 import ContentHeader, Properties
+from convoymq.messages.attributes import GROUP_ID, RECORD_HEADERS, asked_property, flags_of
+from convoymq.messages.copies import kept_keys
+from convoymq.messages.deaths import Origin, history_of
+from convoymq.messages.record import MessageRecord, names_of, read_stored
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import EMPTY, Table
-from convoymq.queues.death_history import Origin, history_of
-from convoymq.queues.message_properties import (
-    GROUP_ID,
-    RECORD_EXPIRATION,
-    RECORD_HEADERS,
-    RECORD_PRIORITY,
-    asked_property,
-)
-from convoymq.queues.records import MessageRecord, names_of, read_record
-from convoymq.routing.choosing import HashProperties
-from convoymq.routing.copies import kept_keys
 
 QUEUE, EXCHANGE, FIRST, LAST, ORIGIN = "queue", "exchange", "first", "last", "origin"
 TARGETS = (QUEUE, EXCHANGE, FIRST, LAST, ORIGIN)
@@ -84,7 +77,7 @@ class Move:
         return self.header.properties.headers or EMPTY
 
     @property
-    def properties(self) -> HashProperties:
+    def properties(self) -> Properties:
         """For exchanges that hash one."""
         return self.header.properties
 
@@ -92,10 +85,10 @@ class Move:
 def move_of(record: bytes, spec: MoveSpec) -> Move | None:
     """Returns the move of a record; None: it does not say where it came from, or is broken."""
     try:
-        message = read_record(record)
+        message = read_stored(record)
         target = _target(message, spec)
         if spec.record is not None:
-            message = read_record(spec.record)
+            message = read_stored(spec.record)
         properties = message.properties
         asked = asked_property(properties.expiration, properties.priority)
     except BrokerError:
@@ -103,11 +96,10 @@ def move_of(record: bytes, spec: MoveSpec) -> Move | None:
     if target is None:
         return None
     exchange, keys, shown = target
-    flags = RECORD_PRIORITY if properties.priority is not None else 0
-    if properties.expiration is not None:
-        flags |= RECORD_EXPIRATION
-    if GROUP_ID in message.headers:
-        flags |= RECORD_HEADERS
+    flags = flags_of(properties)
+    if GROUP_ID not in message.headers:
+        # It has waited.
+        flags &= ~RECORD_HEADERS
     return Move(
         exchange=exchange,
         keys=tuple(dict.fromkeys(keys)),

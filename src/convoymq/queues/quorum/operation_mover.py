@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from convoymq.kernels import batch
+from convoymq.messages.amqp091 import Properties
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.queues.earliest_timer import EarliestTimer
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.moves import Move, MoveSpec, move_of, unpack_spec
 from convoymq.queues.quorum.operations import ADVANCE, Operation, Summary, Target
-from convoymq.routing.choosing import HashProperties
 
 if TYPE_CHECKING:
     from convoymq.model.tables import Table
@@ -55,7 +55,7 @@ class OperationRoutes(Protocol):
         exchange: str,
         routing_keys: Sequence[str],
         headers: Table,
-        properties: HashProperties,
+        properties: Properties,
     ) -> tuple[Queue, ...]:
         """See `DeadLetterRoutes`."""
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import record as record_of
+from convoymq.messages.record import head_of
 from convoymq.model.errors import Unavailable
 from convoymq.queues.interface import ScheduledMessage, ScheduledPlace
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.machine import QuorumMachine
     from convoymq.queues.quorum.queue import QuorumQueue
-
-_FRAME_SIZE_AT = 3
-_FRAME_OVERHEAD = 8
 
 
 def scheduled(
@@ -34,16 +32,8 @@ def scheduled(
             block = queue.entry_bytes(index)
             if block is None:
                 raise Unavailable("a message that waits cannot be read here")
-            head = _head(record_of(block, offset, record))
+            head = head_of(record_of(block, offset, record))
             made.append(
                 ScheduledMessage(place, head, size // count, acquired_count, failed_delivery_count)
             )
     return made
-
-
-def _head(record: bytes) -> bytes:
-    """Returns a record without its body frames."""
-    at = 1 + record[0]
-    at += 1 + record[at]
-    size = int.from_bytes(record[at + _FRAME_SIZE_AT : at + _FRAME_SIZE_AT + 4], "big")
-    return record[: at + size + _FRAME_OVERHEAD]

@@ -17,10 +17,10 @@ from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.column_writer import ColumnWriter
 from convoymq.kernels.columns import PROPERTIES
+from convoymq.messages.record import names_of
 from convoymq.metadata.records import User
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.partition.reads import ParkedRow
-from convoymq.queues.records import names_of
 from convoymq.topics.answers import ParkAnswer, ParkedEntry
 from convoymq.topics.changes import Phase, Seal, plan_split
 from convoymq.topics.commands import ResumeParked, SkipParked

@@ -342,9 +342,19 @@ async def test_channel_max_is_enforced(make_client: MakeClient) -> None:
 async def test_any_channel_number_may_be_used(make_client: MakeClient) -> None:
     client = make_client(AmqpConfig(channel_max=2))
     await client.open()
-    await client.channel(65535)
+    await client.channel(65534)
     await client.channel(7)
     assert (await client.ask(1, spec.BasicQos())).reply_code == 530
+
+
+async def test_the_number_that_marks_deaths_is_no_channel(client: Client) -> None:
+    """A publisher there would have its own `x-death` believed."""
+    close = await client.ask(65535, spec.ChannelOpen())
+    assert isinstance(close, spec.ConnectionClose)
+    assert (close.reply_code, close.reply_text) == (
+        530,
+        "NOT_ALLOWED - channel number 65535 is reserved",
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from convoymq.edges.http.served import Served
 from convoymq.edges.http.server import ManagementServer
 from convoymq.edges.sasl import LoginConfig
 from convoymq.kernels.connection_buffer import Outbox
+from convoymq.messages.record import names_of, read_record
 from convoymq.metadata.machine import User
 from convoymq.model.tables import Decimal, Field, Table
 from convoymq.queues import slices
-from convoymq.queues.records import names_of, read_record
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import FakeCluster, queue_end, until
 

@@ -11,8 +11,8 @@ import pytest
 
 from convoymq.broker.facade import Broker
 from convoymq.edges.http.messages import OneShot
-from convoymq.model.content_header import Properties, encode_properties
-from convoymq.queues.records import names_of, read_record
+from convoymq.messages.amqp091 import Properties, encode_properties
+from convoymq.messages.record import names_of, read_record
 from tests import hostile
 from tests.unit.edges.http.test_api import api, cluster, ok
 from tests.unit.edges.http.test_selections import act

@@ -22,7 +22,7 @@ from convoymq.kernels.batch import (
     pack_ranges,
 )
 from convoymq.kernels.content import content_parts, split_record
-from convoymq.model.content_header import decode_header
+from convoymq.messages.amqp091 import decode_header
 from convoymq.queues.classic import leaving as leaving_module
 from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.classic.dead_letter_sender import SLICE_MESSAGES

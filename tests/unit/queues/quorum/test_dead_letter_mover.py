@@ -12,10 +12,10 @@ from convoymq.queues.dead_letter_publisher import IDLE_MS, DeadLetterOptions
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.dead_letter_mover import LINE_RUNS_MAX, SETTLE_AGAIN_MS
 from convoymq.queues.quorum.queue import QuorumQueue
+from tests.unit.messages.test_deaths import record
 from tests.unit.queues.dead_letter_targets import FakeQueue, Routes
 from tests.unit.queues.quorum.cluster import GROUP, Cluster, Node
 from tests.unit.queues.quorum.cluster import spec as consumer
-from tests.unit.queues.test_deaths import record
 
 TIMEOUT_MS = 4_000
 LEAST = {

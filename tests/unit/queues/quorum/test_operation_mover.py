@@ -18,8 +18,8 @@ from convoymq.queues.quorum.moves import EXCHANGE, FIRST, LAST, ORIGIN, QUEUE, M
 from convoymq.queues.quorum.operation_mover import PAUSE_MS
 from convoymq.queues.quorum.operations import CANCEL, CLAIM
 from convoymq.queues.quorum.queue import QuorumQueue
+from tests.unit.messages.test_deaths import dies, record
 from tests.unit.queues.quorum.cluster import Cluster, Node
-from tests.unit.queues.test_deaths import dies, record
 
 BODIES = [b"m%d" % number for number in range(6)]
 

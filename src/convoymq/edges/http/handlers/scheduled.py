@@ -8,11 +8,11 @@ from convoymq.edges.http.call import DONE, Call, Status, object_not_found
 from convoymq.edges.http.fields import number
 from convoymq.edges.http.handlers.queues import existing_queue
 from convoymq.edges.http.routes import Routes
+from convoymq.messages.record import read_stored
 from convoymq.model.errors import PeerError
 from convoymq.model.json import JsonObject
 from convoymq.model.tables import shown
 from convoymq.queues.interface import ScheduledMessage, ScheduledPlace
-from convoymq.queues.records import read_record
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1_000
@@ -64,7 +64,7 @@ async def cancel(call: Call) -> JsonObject:
 
 def _row(message: ScheduledMessage) -> JsonObject:
     try:
-        head = read_record(message.head)
+        head = read_stored(message.head)
         named: JsonObject = {
             "exchange": shown(head.exchange),
             "routing_key": shown(head.routing_key),

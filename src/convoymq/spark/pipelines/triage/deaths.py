@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from convoymq.model.errors import BrokerError
+from convoymq.messages.amqp091 import HEADER_BYTES_MAX, join_header, split_header
+from convoymq.model.errors import BrokerError, PeerError
 from convoymq.model.tables import EMPTY, Field, Table, decode_table, encode_table
 from convoymq.spark.properties import (
     Mended,
     decode_properties,
-    join_properties,
     mended_text,
     shown_moment,
     shown_text,
-    split_properties,
 )
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ FIRST = "x-first-death-"
 LAST = "x-last-death-"
 REPUBLISH_COUNT = "x-republish-count"
 REPUBLISH_DEATHS = "x-republish-deaths"
-HEADER_BYTES_MAX = 131_072 - 8
-"""A content header is not larger: a frame's size without its framing."""
 NUMBER_MAX = (1 << 62) - 1
 _DIRECT_REPLY_TO = b"amq.rabbitmq.reply-to"
 
@@ -110,7 +107,7 @@ def facts(content_header: bytes, mended: Mended | None = None) -> dict[str, obje
     known |= {name: properties.get(name) for name in (*_PROPERTIES, "priority")}
     known["sent_at"] = properties.get("timestamp")
     try:
-        headers = _headers(split_properties(content_header))
+        headers = _headers(split_header(content_header)[1])
     except BrokerError:
         mended["headers"] += 1
         return known
@@ -151,8 +148,8 @@ def outgoing(
         keep_deaths: whether a republished message shows its deaths to its consumer.
     """
     try:
-        values = split_properties(content_header)
-    except ValueError:
+        values = split_header(content_header)[1]
+    except PeerError:
         # Nothing can be said of a damaged one; the broker says what is wrong with it.
         return content_header
     values.pop("user_id", None)
@@ -163,7 +160,7 @@ def outgoing(
         headers = _headers(values)
     except BrokerError:
         # The table goes on as it is: what it says of deaths can't be told from the rest.
-        return join_properties(values)
+        return join_header(values)
     if republish:
         numbers = {
             REPUBLISH_COUNT: Field("l", min(count + 1, NUMBER_MAX)),
@@ -173,11 +170,11 @@ def outgoing(
         for kept in (keep_deaths, False):
             pairs = [pair for pair in rest if kept or not _tells_death(pair[0])]
             values["headers"] = encode_table(Table.from_fields([*pairs, *numbers.items()]))
-            made = join_properties(values)
+            made = join_header(values)
             if len(made) <= HEADER_BYTES_MAX:
                 break
         return made
-    return join_properties(values)
+    return join_header(values)
 
 
 def explode(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

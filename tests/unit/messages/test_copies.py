@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from convoymq.messages.copies import extra_keys, without_blind_copies
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import EMPTY, Table
-from convoymq.routing.copies import extra_keys, without_blind_copies
 
 
 def test_both_headers_give_keys_and_only_one_is_passed_on() -> None:

@@ -1,4 +1,4 @@
-"""The headers by which a message tells of its deaths, as RabbitMQ writes them.
+"""Headers by which a message tells of its deaths, as RabbitMQ writes them: writer and reader.
 
 | header                                  | content                                                |
 |-----------------------------------------|--------------------------------------------------------|
@@ -9,38 +9,33 @@
 A table has count `l`, reason, queue `S`, time `T` (of the first such death), exchange `S`,
 routing-keys `A`, and original-expiration `S` when the message had an expiration.
 
-What a publisher sends under these names means nothing (RabbitMQ 4.0). A record that was written
-here is known by the channel number of its header frame, `CHANNEL`, which no AMQP client can use.
+What a publisher sends under these names means nothing (RabbitMQ 4.0): `record.tells_deaths` says
+whether a dead-lettering queue wrote them. A body stays in its encoding when its message dies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from convoymq.kernels.batch import PublishTarget
 from convoymq.kernels.content import replace_header
 from convoymq.kernels.dead_letters import FirstDeath
-from convoymq.model.content_header import (
+from convoymq.messages.amqp091 import (
     HEADER_BYTES_MAX,
+    NO_PROPERTIES,
     ContentHeader,
     Properties,
     encode_header,
 )
+from convoymq.messages.attributes import DELAY, DELIVER_AT, flags_of
+from convoymq.messages.copies import COPY, kept_keys
+from convoymq.messages.record import names_of, read_stored, telling_deaths, tells_deaths
 from convoymq.model.errors import BrokerError
-from convoymq.model.tables import EMPTY, Field, Table, bytes_of, text_of
-from convoymq.queues.message_properties import (
-    DELAY,
-    DELIVER_AT,
-    GROUP_ID,
-    RECORD_HEADERS,
-    RECORD_PRIORITY,
-)
-from convoymq.queues.records import names_of, read_record
-from convoymq.routing.choosing import NO_PROPERTIES, HashProperties
-from convoymq.routing.copies import COPY, kept_keys
+from convoymq.model.tables import EMPTY, Field, Table, bytes_of, shown, text_of
 
 REJECTED = "rejected"
 EXPIRED = "expired"
@@ -50,9 +45,6 @@ _PARTS = ("reason", "queue", "exchange")
 _FIRST = tuple(f"x-first-death-{part}" for part in _PARTS)
 _LAST = tuple(f"x-last-death-{part}" for part in _PARTS)
 _NAMES = frozenset((X_DEATH, *_FIRST, *_LAST))
-
-CHANNEL = 0xFFFF
-_CHANNEL = CHANNEL.to_bytes(2, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +105,7 @@ class DeadLetterRun:
     """An ENQUEUE command with them."""
     deaths: Deaths
     headers: Table = EMPTY
-    properties: HashProperties = NO_PROPERTIES
+    properties: Properties = NO_PROPERTIES
 
     @property
     def size(self) -> int:
@@ -168,16 +160,13 @@ def dead_letter_run(
 
 def dead_letter(record: bytes, death: Death) -> DeadLetter:
     """Returns what becomes of a record. Raises BrokerError, ValueError when it is broken."""
-    exchange, routing_key, header, content, _ = message = read_record(record)
+    exchange, routing_key, header, content, _ = message = read_stored(record)
     # It has waited: a dead letter goes at once.
     own_headers = message.headers.without(DELAY).without(DELIVER_AT)
     properties = replace(header.properties, headers=own_headers)
-    flags = RECORD_PRIORITY if properties.priority is not None else 0
-    if GROUP_ID in own_headers:
-        flags |= RECORD_HEADERS
     own = (routing_key, *kept_keys(own_headers))
     headers, deaths = _with_death(
-        properties, death, exchange, own, written_here=content[1:3] == _CHANNEL
+        properties, death, exchange, own, written_here=tells_deaths(content)
     )
     keys = own
     if death.routing_key is not None:
@@ -188,17 +177,49 @@ def dead_letter(record: bytes, death: Death) -> DeadLetter:
         # Better without its deaths than not at all.
         headers, deaths = own_headers, ()
         payload = _encoded(header, properties, headers)
-    content = replace_header(content, payload)
-    content = content[:1] + (_CHANNEL if deaths else b"\0\0") + content[3:]
+    content = telling_deaths(replace_header(content, payload), bool(deaths))
     return DeadLetter(
         keys=tuple(dict.fromkeys(keys)),
         properties=properties,
         headers=headers,
         parts=(names_of(death.exchange, keys[0]), content),
         body_size=header.body_size,
-        flags=flags,
+        flags=flags_of(replace(properties, expiration=None)),
         deaths=deaths,
     )
+
+
+class Origin(NamedTuple):
+    """Death of a message: the queue, why, and by what it had come there."""
+
+    queue: str
+    reason: str
+    exchange: str
+    routing_keys: tuple[str, ...]
+
+    def for_people(self) -> Origin:
+        """Returns it as it can be shown: a copied message's routing keys need not be text."""
+        queue, reason, exchange = shown(self.queue), shown(self.reason), shown(self.exchange)
+        return Origin(queue, reason, exchange, tuple(shown(key) for key in self.routing_keys))
+
+
+class History(NamedTuple):
+    """The first and the newest death."""
+
+    first: Origin
+    last: Origin
+
+
+def history_of(content: bytes, headers: Table) -> History | None:
+    """Returns the deaths of a message, by its content frames and headers; None = it did not die, or
+    it is not known from whom the headers are."""
+    if not tells_deaths(content):
+        return None
+    entries = _entries(headers)
+    first, last = (_origin(headers, which, entries) for which in ("first", "last"))
+    if first is None or last is None:
+        return None
+    return History(first, last)
 
 
 def _encoded(header: ContentHeader, properties: Properties, headers: Table) -> bytes:
@@ -220,17 +241,12 @@ def _with_death(
     former: list[Table] = []
     first = None
     if written_here:
-        found = headers.get(X_DEATH)
-        if found is not None and isinstance(found.value, tuple):
-            former = [item.value for item in found.value if isinstance(item.value, Table)]
+        former = _entries(headers)
         first = [headers.get(name) for name in _FIRST]
     entry: Table | None = None
     rest: list[Table] = []
     for each in former:
-        if entry is None and (_text(each, "queue"), _text(each, "reason")) == (
-            death.queue,
-            death.reason,
-        ):
+        if entry is None and _kind(each) == (death.queue, death.reason):
             entry = each
         else:
             rest.append(each)
@@ -242,12 +258,19 @@ def _with_death(
     known = first if first is not None and None not in first else words
     kept += [(name, field) for name, field in zip(_FIRST, known, strict=True) if field is not None]
     kept += list(zip(_LAST, words, strict=True))
-    deaths = tuple((_text(each, "queue"), _text(each, "reason")) for each in entries)
+    deaths = tuple(_kind(each) for each in entries)
     try:
         return Table.from_fields(kept), deaths
     except BrokerError:
         # The headers would be too large: better without its deaths than not at all.
         return headers, ()
+
+
+def _entries(headers: Table) -> list[Table]:
+    """Returns the entries of x-death."""
+    found = headers.get(X_DEATH)
+    items = found.value if found is not None and isinstance(found.value, tuple) else ()
+    return [item.value for item in items if isinstance(item.value, Table)]
 
 
 def _entry(death: Death) -> list[tuple[str, Field]]:
@@ -278,8 +301,26 @@ def _again(entry: Table) -> Table:
     return entry.with_field("count", Field("l", number + 1))
 
 
-def _text(table: Table, key: str) -> str:
-    field = table.get(key)
-    if field is None or not isinstance(field.value, bytes):
-        return ""
-    return text_of(field.value)
+def _text(field: Field | None) -> str:
+    """Returns the text of a field; "" when it is none."""
+    return text_of(field.value) if field is not None and isinstance(field.value, bytes) else ""
+
+
+def _kind(entry: Table) -> tuple[str, str]:
+    """Returns queue and reason of an entry of x-death."""
+    return _text(entry.get("queue")), _text(entry.get("reason"))
+
+
+def _origin(headers: Table, which: str, tables: Sequence[Table]) -> Origin | None:
+    queue, reason, exchange = (
+        _text(headers.get(f"x-{which}-death-{part}")) for part in ("queue", "reason", "exchange")
+    )
+    if not queue:
+        return None
+    keys: tuple[str, ...] = ()
+    for table in tables:
+        if _kind(table) == (queue, reason):
+            field = table.get("routing-keys")
+            if field is not None and isinstance(field.value, tuple):
+                keys = tuple(_text(item) for item in field.value)
+    return Origin(queue, reason, exchange, keys)

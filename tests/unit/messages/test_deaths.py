@@ -16,11 +16,8 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, PublishTarget
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.kernels.entries import Entry
-from convoymq.model.content_header import HEADER_BYTES_MAX
-from convoymq.model.errors import BrokerError
-from convoymq.model.tables import Field, Table
-from convoymq.queues.deaths import (
-    CHANNEL,
+from convoymq.messages.amqp091 import HEADER_BYTES_MAX
+from convoymq.messages.deaths import (
     DeadLetter,
     Death,
     dead_letter,
@@ -28,6 +25,9 @@ from convoymq.queues.deaths import (
     first_death,
     is_cycle,
 )
+from convoymq.messages.record import DEATH_CHANNEL
+from convoymq.model.errors import BrokerError
+from convoymq.model.tables import Field, Table
 
 
 def frame(kind: int, payload: bytes, channel: int = 1) -> bytes:
@@ -136,7 +136,7 @@ def test_what_a_publisher_sends_under_these_names_means_nothing() -> None:
     assert b"forged" not in letter.parts[1]
     # Republished by a client: it has the channel of that client.
     again = letter.parts[1]
-    assert again[1:3] == CHANNEL.to_bytes(2, "big")
+    assert again[1:3] == DEATH_CHANNEL.to_bytes(2, "big")
     published = letter.parts[0] + again[:1] + b"\0\x07" + again[3:]
     _, properties = dies(published)
     assert [death["count"] for death in deaths_of(properties)] == [1]

@@ -1,15 +1,18 @@
-"""Content headers of messages: the one reader and writer of their properties, sans IO.
+"""Content headers of AMQP 0-9-1: the one reader and writer of properties, sans IO.
 
     header payload   u16 class, u16 weight, u64 body size, u16 flags..., values;
                      bit 0 of a flags word says that another one follows
 
 Whatever the publish path accepts can be read here, and is written again with the same bytes: short
 strings and names of headers need not be UTF-8 (`tables.text_of`).
+
+A record has one in every encoding (`messages.record`); columns have it as it is stored.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from enum import Enum
 from typing import ClassVar
 
@@ -20,9 +23,9 @@ from convoymq.model.tables import (
     SHORT_STRING_BYTES_MAX,
     Table,
     bytes_of,
-    decode_short_string,
     decode_table,
     encode_table,
+    text_of,
 )
 
 BASIC = 60
@@ -85,7 +88,11 @@ class Properties(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str | None = None
 
 
+NO_PROPERTIES = Properties()
+_KINDS = dict(Properties.FIELDS)
 _KNOWN_FLAGS = sum(1 << (15 - index) for index in range(len(Properties.FIELDS)))
+_SPARE_FLAG = 2
+"""Of the first flags word: it stands for nothing, and brokers do not look at it."""
 
 
 class ContentHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,13 +119,20 @@ def decode_header(payload: bytes) -> ContentHeader:
     Raises:
         PeerError: the payload is broken, or of a class without content.
     """
-    if len(payload) < _HEAD.size:
-        raise FrameFault("content header frame without a header")
-    class_id, _weight, body_size = _HEAD.unpack_from(payload)
-    if class_id != BASIC:
-        raise SyntaxFault(f"content header of class {class_id}")
+    body_size = _body_size(payload)
     properties = decode_properties(payload, _HEAD.size)
-    return ContentHeader(class_id=class_id, body_size=body_size, properties=properties)
+    return ContentHeader(body_size=body_size, properties=properties)
+
+
+def split_header(payload: bytes) -> tuple[int, dict[str, bytes]]:
+    """Returns the size of the body, and the encoded properties of a content header payload. Raises
+    PeerError as `decode_header` does, but for what lies inside values."""
+    return _body_size(payload), split_properties(payload, _HEAD.size)
+
+
+def join_header(values: Mapping[str, bytes], body_size: int = 0) -> bytes:
+    """Returns the content header payload of encoded properties."""
+    return _HEAD.pack(BASIC, 0, body_size) + join_properties(values)
 
 
 def encode_properties(properties: Properties) -> bytes:
@@ -127,14 +141,10 @@ def encode_properties(properties: Properties) -> bytes:
     Raises:
         Misuse: a value does not fit its type.
     """
-    flags = 0
-    parts: list[bytes] = []
-    for index, (name, kind) in enumerate(Properties.FIELDS):
-        value = getattr(properties, name)
-        if value is not None:
-            flags |= 1 << (15 - index)
-            parts.append(_encode(name, kind, value))
-    return b"".join((_FLAGS.pack(flags), *parts))
+    given = ((name, kind, getattr(properties, name)) for name, kind in Properties.FIELDS)
+    return join_properties(
+        {name: _encode(name, kind, value) for name, kind, value in given if value is not None}
+    )
 
 
 def decode_properties(data: bytes, offset: int = 0) -> Properties:
@@ -143,15 +153,49 @@ def decode_properties(data: bytes, offset: int = 0) -> Properties:
     Raises:
         PeerError: they are broken, or a flag stands for an unknown property.
     """
+    values = split_properties(data, offset)
+    return Properties(**{name: _decode(_KINDS[name], value) for name, value in values.items()})  # type: ignore[arg-type]
+
+
+def split_properties(data: bytes, offset: int = 0) -> dict[str, bytes]:
+    """Returns the encoded value of each property that is set, in AMQP's order. Raises PeerError as
+    `decode_properties` does, but for what lies inside values."""
     end = len(data)
     flags, offset = _read_flags(data, offset, end)
-    values: dict[str, object] = {}
+    values: dict[str, bytes] = {}
     for index, (name, kind) in enumerate(Properties.FIELDS):
         if flags & 1 << (15 - index):
-            values[name], offset = _decode(kind, data, offset, end)
+            stop = offset + _length(kind, data, offset, end)
+            if stop > end:
+                raise FrameFault(f"{name} beyond the end of its frame")
+            values[name] = data[offset:stop]
+            offset = stop
     if offset != end:
         raise SyntaxFault(f"{end - offset} bytes behind the properties")
-    return Properties(**values)  # type: ignore[arg-type]
+    return values
+
+
+def join_properties(values: Mapping[str, bytes]) -> bytes:
+    """Returns flags and encoded values."""
+    flags = 0
+    parts = [b""]
+    for index, (name, _) in enumerate(Properties.FIELDS):
+        value = values.get(name)
+        if value is not None:
+            flags |= 1 << (15 - index)
+            parts.append(value)
+    parts[0] = _FLAGS.pack(flags)
+    return b"".join(parts)
+
+
+def _body_size(payload: bytes) -> int:
+    if len(payload) < _HEAD.size:
+        raise FrameFault("content header frame without a header")
+    class_id, _weight, body_size = _HEAD.unpack_from(payload)
+    if class_id != BASIC:
+        raise SyntaxFault(f"content header of class {class_id}")
+    assert isinstance(body_size, int)
+    return body_size
 
 
 def _read_flags(data: bytes, offset: int, end: int) -> tuple[int, int]:
@@ -163,13 +207,24 @@ def _read_flags(data: bytes, offset: int, end: int) -> tuple[int, int]:
             raise FrameFault("property flags beyond the end of their frame")
         word: int = _FLAGS.unpack_from(data, offset)[0]
         offset += _FLAGS.size
-        if word & ~_MORE_FLAGS & ~(_KNOWN_FLAGS if first else 0):
+        if word & ~_MORE_FLAGS & ~(_KNOWN_FLAGS | _SPARE_FLAG if first else 0):
             raise SyntaxFault("unknown property flags")
         if first:
             known = word & _KNOWN_FLAGS
             first = False
         if not word & _MORE_FLAGS:
             return known, offset
+
+
+def _length(kind: PropertyType, data: bytes, offset: int, end: int) -> int:
+    """Returns the bytes of a value; more than there are when it is cut off."""
+    if kind is _OCTET:
+        return 1
+    if kind is _TIMESTAMP:
+        return _LONGLONG.size
+    if kind is _SHORTSTR:
+        return 1 + data[offset] if offset < end else 1
+    return 4 + int.from_bytes(data[offset : offset + 4], "big")
 
 
 def _encode(name: str, kind: PropertyType, value: object) -> bytes:
@@ -190,12 +245,10 @@ def _encode(name: str, kind: PropertyType, value: object) -> bytes:
     raise Misuse(f"{name} does not fit a {kind.value}")
 
 
-def _decode(kind: PropertyType, data: bytes, offset: int, end: int) -> tuple[object, int]:
+def _decode(kind: PropertyType, value: bytes) -> object:
+    """Returns a value of `split_properties`. Raises PeerError: a table is broken."""
     if kind is _SHORTSTR:
-        return decode_short_string(data, offset, end)
+        return text_of(value[1:])
     if kind is _TABLE:
-        return decode_table(data, offset, end)
-    stop = offset + (1 if kind is _OCTET else _LONGLONG.size)
-    if stop > end:
-        raise FrameFault("number beyond the end of its frame")
-    return int.from_bytes(data[offset:stop], "big"), stop
+        return decode_table(value, 0, len(value))[0]
+    return int.from_bytes(value, "big")

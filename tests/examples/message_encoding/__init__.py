@@ -1,0 +1,1 @@
+"""A protocol whose messages have an encoding of their own."""
