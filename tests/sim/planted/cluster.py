@@ -155,15 +155,3 @@ def lives_come_again() -> None:
     from convoymq.sim import metadata_referee
 
     nodes.STARTS_UNSEEN = metadata_referee.STARTS_UNSEEN = nodes.RECOVERY_STEP = 0
-
-
-@plant(
-    "a node that a recovered tree does not know begins at the first incarnation again",
-    None,
-    "cluster",
-    first=1014,
-)
-def unknown_lives_come_again() -> None:
-    from convoymq.metadata import nodes
-
-    nodes.RECOVERY_STEP = 0
