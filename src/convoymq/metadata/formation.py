@@ -25,8 +25,8 @@ names a cluster is durable before anything follows from it: `Accept` and `Joined
                              founding that lists this directory        Accept, AskToFound
                              no                                        Wait with the reason
 
-`fresh`: no cluster id; `founding`: the id with a founding record, and an empty log; `wiped`: the
-id, and neither. A founder opens the metadata group only when every founder has accepted, and a
+`fresh`: no cluster id; `founding`: the id with a founding record, and a log that was always empty;
+`wiped`: the id, and neither. A founder opens the metadata group only when every founder has accepted, and a
 directory accepts once (who withdraws takes another directory id): so of two sets of
 founders that share a node at most one makes a cluster, and nobody who ran before is
 counted as a founder. Source: ADR 0020.
@@ -43,8 +43,9 @@ from convoymq.transport.identity import Founding, NodeIdentity, is_id
 
 ASK_AGAIN_MS = 200
 FOUNDED_MS = 10_000
-"""So long after the group is open a founder that is late is told that it may still begin as one;
-the driver then calls `founded`."""
+"""So long after the tree knows this node a founder that is late is told that it may still begin as
+one; the driver then calls `founded`. Before, nobody knows that a majority has anything: what is in
+the log of one founder may be nowhere else."""
 WAIT_SAID_MS = 1000
 """A wait that ends sooner is not worth a word."""
 

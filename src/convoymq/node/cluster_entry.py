@@ -153,11 +153,11 @@ class ClusterEntry:
         metadata = storage.logs.get(0)
         has_log = metadata is not None and (metadata.last_index > 0 or metadata.snapshot_index > 0)
         if has_log:
-            data.founded()
+            data.note_log()
         peers = {peer.node for peer in config.peers if peer.node}
         self.formation = Formation(
             data.identity,
-            founding=data.founding,
+            founding=data.founding if has_log or not data.logged else None,
             has_log=has_log,
             peers=peers,
             count=len(peers) or config.size_hint or max(1, len(config.peers)),
@@ -251,7 +251,6 @@ class ClusterEntry:
             self._open_group(action.members)
         elif isinstance(action, Found):
             self._log.info("cluster.forming", members=action.members, cluster=action.cluster)
-            self._timer = self._clock.call_later(FOUNDED_MS, self.formation.founded)
             self._open_group(action.members, hint=action.hint)
         else:
             self._links.set_identity(self.data.identity)
@@ -260,8 +259,10 @@ class ClusterEntry:
 
     def registered(self) -> None:
         """Notes that the tree knows this incarnation of this node, so the log holds something: when
-        it is empty at another start, it was lost."""
+        it is empty at another start, it was lost. A founder that is late may still begin as one
+        for `FOUNDED_MS`."""
         self.data.founded()
+        self._timer = self._clock.call_later(FOUNDED_MS, self.formation.founded)
 
     def _ask(
         self,

@@ -86,6 +86,7 @@ class DataDirectory:
             self.lost_groups = int(known.get("lost_groups", 0))
             self.versions: dict[str, int] = dict(known.get("versions", {}))
             self.founding = _founding(known.get("founding"))
+            self.logged = bool(known.get("logged", False))
             ids = (self.identity.directory, self.identity.candidate, *self.identity.former)
             if not all(map(is_id, ids)) or not (not self.cluster or is_id(self.cluster)):
                 raise ValueError("an id is not 32 hex digits")
@@ -174,7 +175,15 @@ class DataDirectory:
             cluster="",
         )
         self.founding = None
+        self.logged = False
         self._save()
+
+    def note_log(self) -> None:
+        """Notes that the log of a node that founds a cluster held something at a start: when it is
+        empty at a later one, it was lost."""
+        if self.founding is not None and not self.logged:
+            self.logged = True
+            self._save()
 
     def founded(self) -> None:
         """Notes that the cluster is founded: from now on an empty log is one that was lost."""
@@ -226,6 +235,7 @@ class DataDirectory:
             "founding": None
             if founding is None
             else {"cluster": founding.cluster, "directories": founding.directories},
+            "logged": self.logged,
             "versions": self.versions,
             "lost_groups": self.lost_groups,
         }

@@ -70,6 +70,7 @@ class Saved:
 
     identity: NodeIdentity
     founding: Founding | None = None
+    logged: bool = False
     lost_groups: int = 0
 
 
@@ -176,10 +177,12 @@ class ClusterNode(GroupNode):
         self.recovery = RecoveryPort(self)
         log = self.storage.logs.get(0)
         has_log = log is not None and (log.last_index > 0 or log.snapshot_index > 0)
-        if has_log:
-            self.saved.founding = None
+        self.saved.logged |= has_log and self.saved.founding is not None
         self.formation = Formation(
-            self.identity, founding=self.saved.founding, has_log=has_log, peers=self.peers
+            self.identity,
+            founding=self.saved.founding if has_log or not self.saved.logged else None,
+            has_log=has_log,
+            peers=self.peers,
         )
         self.desk = JoinDesk(
             host=self.host,
@@ -277,7 +280,6 @@ class ClusterNode(GroupNode):
             elif isinstance(action, Resume):
                 self._open_metadata(action.members)
             elif isinstance(action, Found):
-                self.clock.call_later(FOUNDED_MS, formation.founded)
                 self._open_metadata(action.members, hint=action.hint)
             elif isinstance(action, Joined):
                 self._on_joined(action)
@@ -374,7 +376,9 @@ class ClusterNode(GroupNode):
             raise InvariantBroken(f"{self.name} is an older copy of itself")
         if error is None:
             assert self.saved is not None
+            assert self.formation is not None
             self.saved.founding = None
+            self.clock.call_later(FOUNDED_MS, self.formation.founded)
         if error is None and self.tree.vhosts:
             self._open_queues()
         elif error is None or isinstance(error, Unavailable):

@@ -58,6 +58,23 @@ def test_a_founding_is_remembered_until_the_cluster_lives(tmp_path: Path) -> Non
     directory.close()
 
 
+def test_a_founding_outlives_a_log_that_nobody_else_may_have(tmp_path: Path) -> None:
+    directory = DataDirectory(str(tmp_path), 1)
+    founding = Founding(cluster=CLUSTER, directories=((1, "a" * 32), (2, "b" * 32)))
+    directory.found(founding)
+    assert not directory.logged
+    directory.note_log()
+    directory.close()
+    directory = DataDirectory(str(tmp_path), 1)
+    assert (directory.founding, directory.logged) == (founding, True)
+    directory.renew()
+    directory.note_log()
+    directory.close()
+    directory = DataDirectory(str(tmp_path), 1)
+    assert (directory.founding, directory.logged) == (None, False)
+    directory.close()
+
+
 def test_joining_raises_the_incarnation(tmp_path: Path) -> None:
     directory = DataDirectory(str(tmp_path), 1)
     directory.join(CLUSTER, 7, 12)
