@@ -132,19 +132,6 @@ def pack_without_sync() -> None:
     SimDisk.sync = planted  # type: ignore[method-assign]
 
 
-@plant("a pack is removed while groups live in it", "crash,blackout")
-def living_pack_removed() -> None:
-    from convoymq.storage.packs import Packs
-
-    def planted(self: Any, old: Any, done: Any) -> None:
-        self._busy = True
-        for pack in old:
-            pack.sections.clear()
-        self._remove(old, done)
-
-    Packs._replace = planted  # type: ignore[method-assign]
-
-
 @plant("an append that overlaps the log always truncates it", "break,loss")
 def overlap_truncates() -> None:
     core = _core()
