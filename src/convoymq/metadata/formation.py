@@ -26,10 +26,10 @@ names a cluster is durable before anything follows from it: `Accept` and `Joined
                              no                                        Wait with the reason
 
 `fresh`: no cluster id; `founding`: the id with a founding record, and a log that was always empty;
-`wiped`: the id, and neither. A founder opens the metadata group only when every founder has accepted, and a
-directory accepts once (who withdraws takes another directory id): so of two sets of
-founders that share a node at most one makes a cluster, and nobody who ran before is
-counted as a founder. Source: ADR 0020.
+`wiped`: the id, and neither. A founder opens the metadata group only when every founder has
+accepted, and a directory accepts once (who withdraws takes another directory id): so of two sets of
+founders that share a node at most one makes a cluster, and nobody who ran before is counted as a
+founder. Source: ADR 0020.
 """
 
 from __future__ import annotations

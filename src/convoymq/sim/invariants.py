@@ -312,6 +312,11 @@ class GroupChecker:
             )
         if old is None:
             return
+        if log.era > old.era:
+            # The leader's snapshot was on the disk before the memory followed it.
+            if log.snapshot_index > self.commit_index:
+                self.fail(f"node {node} is back with a snapshot of {log.snapshot_index}")
+            return
         written = old.written_index
         if log.last_index < written:
             self.fail(f"node {node} had written {written}, but is back with {log.last_index}")
