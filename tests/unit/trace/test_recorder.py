@@ -7,11 +7,13 @@ import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
 
+from convoymq.broker.facade import Broker
 from convoymq.edges.http import metrics
 from convoymq.model import trace as words
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -445,5 +447,5 @@ def test_rows_that_are_dropped_are_counted(tmp_path: Path) -> None:
 def show(traces: Traces) -> None:
     """Renders the metrics of traces, as a node does."""
     text = metrics._Text(open_metrics=False)
-    metrics._traces(text, traces)
+    metrics._traces(text, cast(Broker, SimpleNamespace(traces=traces)))
     text.render()

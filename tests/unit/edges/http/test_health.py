@@ -249,6 +249,10 @@ async def test_leaderless_queues_are_not_running(
         if replica is not None:
             replica.is_leader = False
     cluster.groups[record.group].leader = None  # type: ignore[assignment]
+    for node in cluster.nodes.values():
+        queue = node.broker.local.queues.get(record.group)
+        if queue is not None:
+            queue.on_leader(record.group, None, 1)
     row = await ok(api.get("/queues/%2F/q"))
     assert (row["state"], row.get("leader")) == ("down", None)
     assert (await ok(api.get("/queues")))[0]["state"] == "down"
