@@ -152,7 +152,7 @@ def test_a_table_equals_its_source_after_a_kill_between_merge_and_commit(
     assert table(spark, path) == rows
 
 
-def test_the_command_says_where_rows_go_and_how_many_tables_at_a_time(
+def test_the_command_hands_its_options_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session = MagicMock()
@@ -170,6 +170,11 @@ def test_the_command_says_where_rows_go_and_how_many_tables_at_a_time(
     assert session.call_args.kwargs["conf"] == {"a.b": "c=d", "e": "f"}
     given = applied.call_args.kwargs
     assert (given["merge"], given["parallel"]) == ("executors", 2)
+    assert given["events"] == applying.Events()
+    more = ["--envelope", "upsert", "--connect-schemas"]
+    assert CliRunner().invoke(pipeline_app, [*words, *more]).exit_code == 0
+    rules = applying.Events(envelope="upsert", connect_schemas=True)
+    assert applied.call_args.kwargs["events"] == rules
     for wrong in (["--conf", "nonsense"], ["--parallel", "0"]):
         assert CliRunner().invoke(pipeline_app, [*words, *wrong]).exit_code == 2
 

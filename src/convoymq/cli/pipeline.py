@@ -128,6 +128,10 @@ MergeOption = Annotated[
         " executors (by Delta Lake's extension of the session), or auto: there if it can."
     ),
 ]
+SchemasOption = Annotated[
+    bool,
+    typer.Option("--connect-schemas", help="Reads values as the schema in each message says."),
+]
 ParallelOption = Annotated[int, typer.Option(min=1, help="How many tables are merged at a time.")]
 ConfOption = Annotated[
     list[str] | None,
@@ -211,10 +215,11 @@ def apply(
         str, typer.Option(help="The ordered topic of change events, instead of a stream.")
     ] = "",
     servers: ServersOption = "127.0.0.1:5672",
-    envelope: Annotated[str, typer.Option(help="debezium or flat.")] = "debezium",
+    envelope: Annotated[str, typer.Option(help="debezium, flat or upsert.")] = "debezium",
     position: Annotated[
         str, typer.Option(help="Fields that order events: source.file,source.pos; default: offset.")
     ] = "",
+    connect_schemas: SchemasOption = False,
     bad_path: Annotated[
         str | None, typer.Option(help="Where events go that can't be applied; default: stop there.")
     ] = None,
@@ -247,7 +252,9 @@ def apply(
             topic=topic,
             tables=tables,
             checkpoint=checkpoint,
-            events=pipeline.Events(envelope=envelope, position_field=position),
+            events=pipeline.Events(
+                envelope=envelope, position_field=position, connect_schemas=connect_schemas
+            ),
             bad_path=bad_path,
             options=options,
             every=every,

@@ -41,14 +41,18 @@ from convoymq.spark.errors import OptionError, SourceError
 from convoymq.spark.pipelines import merging
 from convoymq.spark.pipelines.change_events import (
     CORRUPT,
+    ENVELOPES,
     EVENT,
     EventColumns,
     Events,
     Order,
+    has_payload,
+    is_note,
     table_name,
     unserved,
 )
 from convoymq.spark.pipelines.checkpoint import app_id, offsets_of, plan_id
+from convoymq.spark.pipelines.connect_types import declared_type
 from convoymq.spark.pipelines.merging import (
     CHANGED_AT,
     DELETED,
@@ -281,6 +285,7 @@ class _Target:
         for each in row:
             if (wrong := unserved(each.dataType)) is not None:
                 raise OptionError(f"table {self.label}: column {each.name}: {wrong}")
+            declared_type(each)
         taken = [name for name in names if name in (*META, CORRUPT)]
         if taken:
             raise OptionError(f"table {self.label}: columns {taken} are the pipeline's own")
@@ -311,8 +316,18 @@ def _check(targets: Sequence[_Target], rules: Events) -> None:
     names = [target.spec.name for target in targets]
     if len(targets) > 1 and (not all(names) or len(set(names)) != len(names)):
         raise OptionError("several tables: each needs a name of its own, as the events have it")
-    if rules.envelope not in ("debezium", "flat"):
-        raise OptionError(f"envelope {rules.envelope}: there are debezium and flat")
+    if rules.envelope not in ENVELOPES:
+        raise OptionError(f"envelope {rules.envelope}: there are {', '.join(ENVELOPES)}")
+    if rules.envelope == "upsert" and (names[0] or rules.positions):
+        raise OptionError(
+            "envelope upsert: a tombstone names neither its table nor its position, so there is "
+            "one table without a name, and no position"
+        )
+    if rules.connect_schemas and not all(has_payload(rules, each.row) for each in targets):
+        raise OptionError(
+            "schemas of Connect stand beside the payload of envelopes debezium and upsert: an "
+            f"event of envelope {rules.envelope} with such columns has none"
+        )
     for path in rules.positions:
         if not re.fullmatch(r"\w+(\.\w+)*", path):
             raise OptionError(f"position field {path!r}: a path such as source.lsn")
@@ -396,7 +411,9 @@ class _BatchApplier:
         from pyspark.sql import functions as f
 
         self._check_topic(batch_id)
-        batch = batch.where(f.length("value") > 0)
+        if self._rules.envelope != "upsert":
+            # A tombstone says nothing that the delete before it has not said.
+            batch = batch.where(f.length("value") > 0)
         if self._named:
             batch = batch.withColumn("_table", table_name(self._rules))
         if len(self._targets) > 1:
@@ -427,7 +444,8 @@ class _BatchApplier:
         from pyspark.sql import functions as f
 
         table = f.col("_table")
-        return table.isNull() | ~table.isin([each.spec.name for each in self._targets])
+        names = [each.spec.name for each in self._targets]
+        return ~f.coalesce(table.isin(names), f.lit(False)) & ~is_note(self._rules)
 
     def _note_batch(self, found: Mapping[str, int], batch: DataFrame, batch_id: int) -> None:
         """Counts a batch, and diverts its events of tables that nobody follows."""

@@ -9,24 +9,31 @@ because it does not fit the schema, is a bad event.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from convoymq.spark.pipelines.connect_types import FIELDS_TYPE, ConnectValues
 from convoymq.spark.pipelines.merging import CHANGED_AT, DELETED, OFFSET, POSITION
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 CORRUPT = "_corrupt_record"
 EVENT = ("topic", "partition", "offset", "timestamp", "key", "value")
 """Columns of the source that are kept of a bad event."""
+ENVELOPES = ("debezium", "flat", "upsert")
 UPSERTS = {"debezium": ("c", "r", "u"), "flat": ("c", "create", "i", "insert", "r", "read", "u",
-                                                 "update", "upsert")}  # fmt: skip
-DELETES = {"debezium": ("d",), "flat": ("d", "delete")}
-TRUNCATES = {"debezium": ("t",), "flat": ("t", "truncate")}
-NOTES = {"debezium": ("m",), "flat": ()}
+                                                 "update", "upsert"), "upsert": ("u",)}  # fmt: skip
+DELETES = {"debezium": ("d",), "flat": ("d", "delete"), "upsert": ("d",)}
+TRUNCATES: dict[str, tuple[str, ...]] = {
+    "debezium": ("t",),
+    "flat": ("t", "truncate"),
+    "upsert": (),
+}
+NOTES: dict[str, tuple[str, ...]] = {"debezium": ("m",), "flat": (), "upsert": ()}
 """Operations that concern no row of a table: a message in the log."""
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 YEAR_MAX = 9999
@@ -50,8 +57,12 @@ class Events:
     {"table": …}}, also inside {"payload": …}. `flat`: the row itself with a field (default `op`)
     that says what happened (c, create, i, insert, r, read, u, update, upsert; d, delete; t,
     truncate; in any case of letters), and a field (default `table`) that names the table. In both a
-    row is whole: a column that it lacks is NULL. An empty message is a tombstone of a log and says
-    nothing new.
+    row is whole: a column that it lacks is NULL. A tombstone (a message whose value is NULL) and an
+    empty message say nothing new there.
+
+    `upsert`: the row itself, also inside {"payload": …}, and nothing else; a tombstone deletes the
+    row that the message's key names, as JSON ({"id": 1}, also inside {"payload": …}) or, of one
+    column, as its text.
     """
 
     envelope: str = "debezium"
@@ -66,6 +77,10 @@ class Events:
     A part is a number, the name of a log file (`mysql-bin.000012`: its number counts), a GTID of
     MariaDB (domain and number count), or hexadecimal of one length, 24 digits at least. An event
     with anything else has no position, and is a bad one."""
+
+    connect_schemas: bool = False
+    """Values are read as the schema beside them says (`connect_types`). It takes Spark longer to
+    plan and to run a batch."""
 
     @property
     def positions(self) -> tuple[str, ...]:
@@ -104,21 +119,30 @@ class EventColumns:
         self._keys = tuple(keys)
         self._rules = rules
         self._order = order
-        text = _text()
         kinds = rules.envelope
-        path = "op" if kinds == "debezium" else rules.op_field
-        op = f.col("_op")
-        self._opened = {
-            "_op": f.lower(_json_path(rules, path)),
-            "_good": f.from_json(text, _message(rules, row, corrupt=True)),
-            "_wide": f.from_json(text, _message(rules, _row_as_text(row), corrupt=False)),
-        }
+        text, op = _text(), f.col("_op")
+        self._steps: list[dict[str, Column]] = []
+        """Columns that are added one step after the other, each from those of the steps before."""
+        if kinds == "upsert":
+            self._steps.append({"_event": self._row_or_key()})
+            text = f.col("_event")
+        self._steps.append(
+            {
+                "_op": self._operation(),
+                "_good": f.from_json(text, _message(rules, row)),
+                "_wide": f.from_json(text, _message(rules, _row_as_text(row), *_notes(rules))),
+            }
+        )
         deleted = f.coalesce(op.isin(*DELETES[kinds]), f.lit(False))
         upserted = op.isin(*UPSERTS[kinds])
-        self._parts = {
+        sides = {
             "_row": self._whole("_good", deleted),
-            "_text": self._whole("_wide", deleted),
-            "_misread": f.col(f"_good.{CORRUPT}").isNotNull(),
+            "_row_text": self._whole("_wide", deleted),
+        }
+        self._values = {"_row": ConnectValues(row, in_schema=rules.connect_schemas)}
+        parts = {
+            # Of JSON that is none: a value that does not fit is found column by column.
+            "_misread": f.col(f"_wide.{CORRUPT}").isNotNull(),
             DELETED: deleted,
             POSITION: self._position(),
             "_truncates": f.coalesce(op.isin(*TRUNCATES[kinds]), f.lit(False)),
@@ -126,21 +150,32 @@ class EventColumns:
         }
         if kinds == "debezium":
             # The key of a row may change: then the row of the key before is gone.
-            before = self._side("_good", "before")
-            self._parts["_before"] = f.when(upserted, before)
-            self._parts["_before_text"] = f.when(upserted, self._side("_wide", "before"))
+            sides["_before"] = f.when(upserted, self._side("_good", "before"))
+            sides["_before_text"] = f.when(upserted, self._side("_wide", "before"))
+            named = [each for each in row if each.name in self._keys]
+            self._values["_before"] = ConnectValues(named, in_schema=rules.connect_schemas)
+        encoded = {side: values for side, values in self._values.items() if values.columns}
+        if encoded:
+            plains = {
+                f"{side}_plain": values.plain(f.col(f"{side}_text"), f.col("_fields"))
+                for side, values in encoded.items()
+            }
+            self._steps += [{**sides, "_fields": self._fields()}, plains]
+            sides = {side: self._decoded(side) for side in encoded}
         changed = self._key_changed()
-        self._verdict = {"reason": self._reason(changed), "_gone": changed}
+        self._steps += [
+            {**sides, **parts},
+            {"reason": self._reason(text, changed), "_gone": changed},
+        ]
 
     def judged(self, batch: DataFrame) -> DataFrame:
         """Returns the events with `reason` (NULL = it can be applied), `_row` (the row, or what
         named it before it was deleted), `_gone` (the row whose key it had before), `_deleted`,
         `_position`, `_truncates`, and `_concerns` (it is about one row)."""
-        return (
-            batch.withColumns(self._opened)
-            .withColumns(self._parts)
-            .withColumns(self._verdict)
-            .select(*EVENT, "reason", "_row", "_gone", POSITION, DELETED, "_truncates", "_concerns")
+        for columns in self._steps:
+            batch = batch.withColumns(columns)
+        return batch.select(
+            *EVENT, "reason", "_row", "_gone", POSITION, DELETED, "_truncates", "_concerns"
         )
 
     def latest(self, judged: DataFrame) -> DataFrame:
@@ -184,9 +219,12 @@ class EventColumns:
         """Returns the row that an event is about."""
         from pyspark.sql import functions as f
 
-        if self._rules.envelope == "flat":
+        if self._rules.envelope != "debezium":
             names = [f.col(f"{parsed}.`{name}`") for name in self._row.fieldNames()]
-            return f.when(f.col(parsed).isNotNull(), f.struct(*names))
+            row = f.when(f.col(parsed).isNotNull(), f.struct(*names))
+            if not has_payload(self._rules, self._row):
+                return row
+            return f.coalesce(f.col(f"{parsed}.payload"), row)
         before, after = self._side(parsed, "before"), self._side(parsed, "after")
         return f.when(deleted, before).otherwise(after)
 
@@ -210,7 +248,7 @@ class EventColumns:
         from pyspark.sql import functions as f
 
         nothing = f.lit(None).cast(self._row)
-        if self._rules.envelope == "flat":
+        if self._rules.envelope != "debezium":
             return nothing
         whole, other = f.col("_before").isNotNull() & f.col("_row").isNotNull(), f.lit(False)
         for key in self._keys:
@@ -219,14 +257,14 @@ class EventColumns:
             other = other | ~old.eqNullSafe(new)
         return f.when(whole & other, f.col("_before")).otherwise(nothing)
 
-    def _reason(self, changed: Column) -> Column:
+    def _reason(self, text: Column, changed: Column) -> Column:
         from pyspark.sql import functions as f
 
         kinds = self._rules.envelope
         row = (*UPSERTS[kinds], *DELETES[kinds])
         op = f.col("_op")
         reason = (
-            f.when(~f.is_valid_utf8(_text()), f.lit("not UTF-8"))
+            f.when(~f.is_valid_utf8(text), f.lit("not UTF-8"))
             .when(op.isNull(), f.lit("not JSON, or without an operation"))
             .when(
                 ~op.isin(*row, *TRUNCATES[kinds], *NOTES[kinds]),
@@ -234,18 +272,17 @@ class EventColumns:
             )
         )
         if not self._order.is_total:
-            text = f"all rows of the table are gone: {_UNORDERED}"
-            reason = reason.when(f.col("_truncates"), f.lit(text))
+            gone = f"all rows of the table are gone: {_UNORDERED}"
+            reason = reason.when(f.col("_truncates"), f.lit(gone))
         for each in self._row:
-            reason = self._misfit_reason(reason, "_row", "_text", each.name, each.dataType)
+            reason = self._misfit_reason(reason, "_row", each)
         if kinds == "debezium":
             for each in self._row:
                 if each.name in self._keys:
-                    sides = ("_before", "_before_text")
-                    reason = self._misfit_reason(reason, *sides, each.name, each.dataType)
+                    reason = self._misfit_reason(reason, "_before", each)
             if not self._order.is_total:
-                text = f"the row has another key now: {_UNORDERED}"
-                reason = reason.when(changed.isNotNull(), f.lit(text))
+                moved = f"the row has another key now: {_UNORDERED}"
+                reason = reason.when(changed.isNotNull(), f.lit(moved))
         missing = f.lit(False)
         for key in self._keys:
             missing = missing | f.col("_row").getField(key).isNull()
@@ -259,25 +296,91 @@ class EventColumns:
             )
         )
 
-    @staticmethod
-    def _misfit_reason(
-        reason: Column, values: str, texts: str, name: str, type: DataType
-    ) -> Column:
+    def _misfit_reason(self, reason: Column, side: str, field: StructField) -> Column:
         from pyspark.sql import functions as f
 
-        text = f.col(texts).getField(name)
-        kind = type.simpleString()
+        value, text = f.col(side).getField(field.name), f.col(f"{side}_text").getField(field.name)
+        kind = field.dataType.simpleString()
+        misfit = _misfit(value, text, field.dataType)
+        encoded = self._values[side].encoded(field, f.col(f"{side}_plain"))
+        if encoded is not None:
+            misfit = f.when(encoded, text.isNotNull() & value.isNull()).otherwise(misfit)
         shown = f.substring(text if "<" not in kind else f.to_json(text), 1, 60)
         return reason.when(
-            _misfit(f.col(values).getField(name), text, type),
-            f.concat(f.lit(f"{name}: "), shown, f.lit(f" does not fit {kind}")),
+            misfit, f.concat(f.lit(f"{field.name}: "), shown, f.lit(f" does not fit {kind}"))
         )
+
+    # --- values of Connect -------------------------------------------------------------------
+
+    def _fields(self) -> Column:
+        """Returns what a message's schema says of a row's fields; NULL without one."""
+        from pyspark.sql import functions as f
+
+        if not self._rules.connect_schemas:
+            return f.lit(None).cast(FIELDS_TYPE)
+        fields = f.col("_wide.schema.fields")
+        if self._rules.envelope == "upsert":
+            return fields
+        # Both sides have the same.
+        after = f.get(f.filter(fields, lambda each: each.getField("field") == "after"), 0)
+        return after.getField("fields")
+
+    def _decoded(self, side: str) -> Column:
+        """Returns a row whose values of Connect are those of its columns."""
+        from pyspark.sql import functions as f
+
+        row, text, plain = f.col(side), f.col(f"{side}_text"), f.col(f"{side}_plain")
+        values = self._values[side]
+        columns = []
+        for each in self._row:
+            value, encoded = row.getField(each.name), values.encoded(each, plain)
+            if encoded is not None:
+                value = f.when(encoded, values.value(each, plain)).otherwise(value)
+            columns.append(value.alias(each.name))
+        # A row in which nothing fits the schema is still one.
+        return f.when(row.isNotNull() | text.isNotNull(), f.struct(*columns))
+
+    # --- messages with a key and no value ----------------------------------------------------
+
+    def _operation(self) -> Column:
+        from pyspark.sql import functions as f
+
+        rules = self._rules
+        if rules.envelope == "upsert":
+            return f.when(f.col("value").isNull(), "d").otherwise("u")
+        return f.lower(_json_path(rules, "op" if rules.envelope == "debezium" else rules.op_field))
+
+    def _row_or_key(self) -> Column:
+        """Returns the JSON of a row, or of the key of one that is deleted."""
+        from pyspark.sql import functions as f
+        from pyspark.sql.types import NumericType
+
+        key = f.col("key").cast("string")
+        if len(self._keys) == 1:
+            (name,) = self._keys
+            alone = f.to_json(f.struct(key.alias(name)))
+            if isinstance(self._row[name].dataType, NumericType):
+                # Spark reads no number from a text of JSON.
+                number = f.concat(f.lit(f"{json.dumps({name: None})[:-5]}"), key, f.lit("}"))
+                alone = f.when(key.rlike(r"^-?[\d.]+$"), number).otherwise(alone)
+            key = f.when(key.rlike(r"^\s*\{"), key).otherwise(alone)
+        return f.when(f.col("value").isNull(), key).otherwise(_text())
 
 
 def table_name(rules: Events) -> Column:
     """Returns the name of an event's table."""
     path = "source.table" if rules.envelope == "debezium" else rules.table_field
     return _json_path(rules, path)
+
+
+def is_note(rules: Events) -> Column:
+    """Returns whether an event concerns no table."""
+    from pyspark.sql import functions as f
+
+    notes = NOTES[rules.envelope]
+    if not notes:
+        return f.lit(False)
+    return f.coalesce(f.lower(_json_path(rules, "op")).isin(*notes), f.lit(False))
 
 
 def _text() -> Column:
@@ -328,16 +431,37 @@ def _joined(texts: Sequence[Column]) -> Column:
     return f.concat(*parts)
 
 
-def _message(rules: Events, row: StructType, *, corrupt: bool) -> StructType:
+def _message(rules: Events, row: StructType, *more: StructField) -> StructType:
     """Returns the type of an event whose rows are of this type. Read at once, because a part that
     is cut out as text first has lost digits of its numbers."""
+    from pyspark.sql.types import StructField, StructType
+
+    if not has_payload(rules, row):
+        return StructType([*row.fields, *more])
+    if rules.envelope == "upsert":
+        return StructType([*row.fields, StructField("payload", row), *more])
+    sides = [StructField("before", row), StructField("after", row)]
+    return StructType([*sides, StructField("payload", StructType(sides)), *more])
+
+
+def _notes(rules: Events) -> list[StructField]:
+    """Returns the fields of an event that say how to read its rows."""
     from pyspark.sql.types import StringType, StructField, StructType
 
-    noted = [StructField(CORRUPT, StringType())] if corrupt else []
-    if rules.envelope == "flat":
-        return StructType([*row.fields, *noted])
-    sides = [StructField("before", row), StructField("after", row)]
-    return StructType([*sides, StructField("payload", StructType(sides)), *noted])
+    found = [StructField(CORRUPT, StringType())]
+    if rules.connect_schemas:
+        fields = f"fields {FIELDS_TYPE}"
+        if rules.envelope == "debezium":
+            fields = f"fields array<struct<field: string, fields: {FIELDS_TYPE}>>"
+        found.append(StructField("schema", StructType.fromDDL(fields)))
+    return found
+
+
+def has_payload(rules: Events, row: StructType) -> bool:
+    """Returns whether a converter may have put a message beside its schema."""
+    if rules.envelope == "upsert":
+        return not {"schema", "payload"} & set(row.fieldNames())
+    return rules.envelope == "debezium"
 
 
 def _row_as_text(row: StructType) -> StructType:
