@@ -106,7 +106,7 @@ def test_a_bounded_rate_is_kept_and_not_made_up_for(
 
 def test_a_bounded_rate_asks_for_small_parts() -> None:
     def part(**options: str) -> int:
-        given = {f"convoymq.edges.columnar.{name}": value for name, value in options.items()}
+        given = {f"convoymq.fetch.{name}": value for name, value in options.items()}
         reader: Any = stream_source(subscribe="s", **given)
         return int(reader.reader(reader.schema())._options.fetching.part_bytes)
 
