@@ -255,6 +255,8 @@ def with_counts(header: bytes, acquired_count: int, failed_delivery_count: int) 
     end += at
     while pos < end:
         step: cython.Py_ssize_t = next_field(p + pos, end - pos, 1, cython.address(field))
+        if step <= 0:
+            raise ValueError("content header is broken")
         if not is_named(cython.address(field), b"x-delivery-count", 16) and not is_named(
             cython.address(field), b"x-acquired-count", 16
         ):
