@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
@@ -461,6 +462,20 @@ def test_specs_that_do_not_fit(spark: SparkSession, tmp_path: Path) -> None:
         Applier(spark, good, good)
     with pytest.raises(OptionError, match="envelope"):
         Applier(spark, good, events=Events(envelope="xml"))
+
+
+@pytest.mark.parametrize("envelope", ["debezium", "flat", "upsert"])
+def test_a_table_has_no_column_that_is_not_null(
+    spark: SparkSession, tmp_path: Path, envelope: str
+) -> None:
+    """Delta Lake's extension merges into no table that has one beside a timestamp without zone."""
+    path, row = tmp_path / "t", {"id": 1, "at": "2026-01-01T00:00:00"}
+    event = {"debezium": {"op": "c", "after": row}, "flat": {"op": "c", **row}, "upsert": row}
+    spec = TableSpec(path=str(path), schema="id int, at timestamp_ntz", keys=("id",))
+    applier = Applier(spark, spec, events=Events(envelope=envelope))
+    applier.write(frame(spark, [event[envelope]]), 0)
+    assert all(each.nullable for each in DeltaTable(str(path)).schema().fields)
+    assert [each.id for each in pipeline.rows(spark, str(path)).collect()] == [1]
 
 
 def write_in_cuts(

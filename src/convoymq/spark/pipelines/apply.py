@@ -591,7 +591,10 @@ def _create(
     path = target.spec.path
     if "://" not in path:
         Path(path).mkdir(parents=True, exist_ok=True)
-    empty = rows if isinstance(rows, pa.Table) else rows.limit(0).toArrow()
+    columns = (rows if isinstance(rows, pa.Table) else rows.limit(0).toArrow()).schema
+    # A column that is NOT NULL is a feature that deltalake does not list beside those of types, and
+    # Delta Lake's extension refuses such a table.
+    columns = pa.schema([each.with_nullable(True) for each in columns])
     properties: dict[str, str | None] = {KEYS_PROPERTY: ",".join(target.spec.keys)}
     if followed is not None:
         properties[TOPIC_PROPERTY] = str(followed)
@@ -599,7 +602,7 @@ def _create(
         properties[POSITION_PROPERTY] = ",".join(rules.positions)
     DeltaTable.create(
         path,
-        Schema.from_arrow(empty.schema),
+        Schema.from_arrow(columns),
         mode="ignore",
         configuration=properties,
         raise_if_key_not_exists=False,
