@@ -541,7 +541,7 @@ class _BatchApplier:
             f.count("reason").alias("bad"),
             f.max(emptied).alias("emptied"),
         )
-        return _Chosen(columns.latest(observed), judged, own, whole)
+        return _Chosen(columns.latest(observed), observed, own, whole)
 
     def _divert(self, bad: DataFrame, label: str, batch_id: int) -> None:
         """Writes bad events to the place for them. Raises BadEvent: there is none."""
