@@ -38,6 +38,7 @@ def recovered(term: int, voted_for: int) -> Any:
         term=term,
         voted_for=voted_for,
         damaged=None,
+        era=0,
     )
 
 
@@ -70,6 +71,23 @@ def test_a_term_is_led_in_one_life() -> None:
         InvariantBroken, match="leads in term 1, which it led in an earlier incarnation"
     ):
         group.on_poll(1, leader(1))
+
+
+def test_a_log_that_a_snapshot_replaced_may_end_earlier() -> None:
+    group = checker()
+    before = recovered(1, 9)
+    before.written_index = 9
+    group.on_recovered(1, before)
+    after = recovered(2, 0)
+    with pytest.raises(InvariantBroken, match="node 1 had written 9, but is back with 0"):
+        group.on_recovered(1, after)
+    group.logs[1] = before
+    after.era, after.snapshot_index = 1, 4
+    with pytest.raises(InvariantBroken, match="is back with a snapshot of 4"):
+        group.on_recovered(1, after)
+    group.logs[1] = before
+    group.commit_index = 4
+    group.on_recovered(1, after)
 
 
 def test_term_1_of_a_founder_is_known_without_the_disk_but_known() -> None:
