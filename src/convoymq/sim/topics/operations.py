@@ -96,6 +96,8 @@ class Operations:
             return
         for _ in range(self.world.draw(1, 3)):
             keyless = plan.has("keyless") and self.world.scheduler.chance(KEYLESS)
+            if keyless:
+                world.faults["keyless"] += 1
             key = b"" if keyless else b"k%d" % self.world.draw(0, plan.keys - 1)
             self.sent += 1
             producer = world.producers[self.world.draw(0, plan.producers - 1)]
