@@ -487,7 +487,7 @@ def silent_members_are_taken_for_dead() -> list[Patch]:
     def planted(self: Any, until: int) -> None:
         pause(self, until)
         seat = self.world.metadata.groups[self.group]
-        self.world.engine.after(5, seat.on_dead, self.member)
+        self.world.after(5, seat.on_dead, self.member)
 
     return [(SimConsumer, "pause", planted)]
 
