@@ -56,7 +56,7 @@ def forgotten_are_forgotten() -> None:
     tree.restore = planted
 
 
-@plant("nodes of different clusters link", "foreign_node", "cluster")
+@plant("nodes of different clusters link", load="cluster")
 def clusters_link() -> None:
     from convoymq.transport import handshake
 
