@@ -152,6 +152,8 @@ class Formation:
     Args:
         founding: the founding that the directory has accepted and that is not over.
         has_log: whether the log of the metadata group holds anything.
+        logged: whether it did at an earlier start: an empty one was lost then, and the founding
+            is over for this directory.
         peers: numbers of the configured nodes, if they have numbers.
         count: how many nodes found a cluster when they have none.
         founder: whether this node is one of them, as far as is known.
@@ -163,12 +165,13 @@ class Formation:
         *,
         founding: Founding | None = None,
         has_log: bool = False,
+        logged: bool = False,
         peers: Collection[int] = (),
         count: int = 1,
         founder: bool = True,
     ) -> None:
         self.identity = identity
-        self.founding = founding
+        self.founding = founding if has_log or not logged else None
         self.has_log = has_log
         self.founder = founder
         self.opened = False

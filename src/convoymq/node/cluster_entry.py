@@ -157,8 +157,9 @@ class ClusterEntry:
         peers = {peer.node for peer in config.peers if peer.node}
         self.formation = Formation(
             data.identity,
-            founding=data.founding if has_log or not data.logged else None,
+            founding=data.founding,
             has_log=has_log,
+            logged=data.logged,
             peers=peers,
             count=len(peers) or config.size_hint or max(1, len(config.peers)),
             founder=self._lists_itself(),

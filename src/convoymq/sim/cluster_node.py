@@ -180,8 +180,9 @@ class ClusterNode(GroupNode):
         self.saved.logged |= has_log and self.saved.founding is not None
         self.formation = Formation(
             self.identity,
-            founding=self.saved.founding if has_log or not self.saved.logged else None,
+            founding=self.saved.founding,
             has_log=has_log,
+            logged=self.saved.logged,
             peers=self.peers,
         )
         self.desk = JoinDesk(

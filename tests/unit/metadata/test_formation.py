@@ -273,6 +273,17 @@ def test_a_founding_is_resumed_after_a_restart() -> None:
     assert formation.step(0, {}) == [Found((1, 2, 3), begun.cluster, 1)]
 
 
+def test_a_founder_that_lost_what_it_had_logged_waits_to_be_let_in() -> None:
+    begun = founding(1, 2, 3)
+    options = {"founding": begun, "logged": True, "peers": (1, 2, 3)}
+    emptied = Formation(identity(1, candidate(1)), **options)
+    assert emptied.step(0, {2: hello(2)}) == [AskToJoin((2,))]
+    resumed = Formation(identity(1, candidate(1)), has_log=True, **options)
+    assert resumed.step(0, {}) == [Resume((1, 2, 3))]
+    answer, _ = resumed.on_found(founding_to(begun), {})
+    assert (answer["opened"], answer["founded"]) == (True, False)
+
+
 def test_a_cluster_that_lives_already_is_joined_by_its_late_founder() -> None:
     begun = founding(1, 2, 3)
     formation = Formation(identity(1, candidate(1)), founding=begun, peers=(1, 2, 3))

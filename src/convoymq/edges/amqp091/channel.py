@@ -382,18 +382,19 @@ class Channel:
             self.broker.replies.publish(token, key + message.content)
             self._expect(tag, 0)
             return
+        exchange, _ = names_of(key)
         if self.is_traced:
             self._append_copy(
                 self.broker.firehose.published(
                     self.connection.vhost,
-                    names_of(key)[0],
+                    exchange,
                     message.routing_keys,
                     message.content,
                     route.queues,
                     self._origin(),
                 )
             )
-        self._route_count(names_of(key)[0], route.queues).messages += 1
+        self._route_count(exchange, route.queues).messages += 1
         if not route.queues:
             if bits & 1:
                 self.tally("returned_unroutable", 1)
