@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,9 +11,17 @@ import pytest
 from convoymq.kernels.link_frames import FRAME_CONTROL, frame
 from convoymq.model.errors import NotFound, PeerError, PreconditionFailed, Unavailable
 from convoymq.transport.control import ControlPlane
-from convoymq.transport.frame_kinds import FREE, KIND_PREFETCH, control_kind
+from convoymq.transport.frame_kinds import CONTROL_KINDS, FREE, KIND_PREFETCH, control_kind
 
-KIND = control_kind(FREE, "test of requests", "tests")
+KIND = FREE + 1
+
+
+@pytest.fixture(autouse=True)
+def _kind() -> Iterator[None]:
+    # What is registered here is forgotten with the test: other files of the process use numbers too.
+    control_kind(KIND, "test of requests", "tests")
+    yield
+    del CONTROL_KINDS[KIND]
 
 
 class Wire:
