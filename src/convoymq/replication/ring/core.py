@@ -7,7 +7,7 @@
 A broadcast goes around the ring, each member keeping a copy: the *publish round*. The member left
 of the sender reports what has arrived, and the sender confirms it: every member has it. The number
 up to which that is so goes around as the *acknowledgement round*; each member then forgets its
-copies. The member that completes a failed sender's rounds is that sender's home (`View.home_of`).
+copies. The member that completes a failed sender's rounds is that sender's home.
 
 Inputs are the `on_…` methods and `broadcast`. Outputs are `effects`, and `take_frame`, which a
 shell calls at the end of each round of its loop: everything that changed since goes to the right
@@ -43,23 +43,24 @@ from convoymq.replication.ring.types import (
     Frame,
     Progress,
 )
-from convoymq.replication.ring.views import View
+from convoymq.replication.ring.views import RingView
 
 JOINING = 0
 MEMBER = 1
 EXPELLED = 2
-STATE_NAMES = ("joining", "member", "expelled")
 
 
 class Broadcasts:
     """Broadcasts of one sender at one member: `complete` < numbers of `payloads` <= `last`."""
 
-    __slots__ = ("complete", "last", "payloads", "sent", "sent_complete")
+    __slots__ = ("complete", "last", "payloads", "sent", "sent_complete", "size")
 
     def __init__(self, complete: int = 0, last: int = 0) -> None:
         self.complete = complete
         self.last = last
         self.payloads: deque[bytes] = deque()
+        self.size = 0
+        """Bytes of the payloads."""
         #: What the right neighbour was sent of it.
         self.sent = complete
         self.sent_complete = complete
@@ -67,6 +68,7 @@ class Broadcasts:
     def append(self, payload: bytes) -> int:
         """Adds the next broadcast; returns its number."""
         self.payloads.append(payload)
+        self.size += len(payload)
         self.last += 1
         return self.last
 
@@ -75,7 +77,7 @@ class Broadcasts:
         if number <= self.complete:
             return False
         for _ in range(number - self.complete):
-            self.payloads.popleft()
+            self.size -= len(self.payloads.popleft())
         self.complete = number
         self.sent = max(self.sent, number)
         return True
@@ -91,12 +93,12 @@ class RingCore:
             may be larger. A catch-up frame is whole: windows of the senders bound it.
     """
 
-    def __init__(self, member: int, view: View, frame_bytes_max: int = 1 << 20) -> None:
+    def __init__(self, member: int, view: RingView, frame_bytes_max: int = 1 << 20) -> None:
         check(view.is_live(member), "a member begins in a view that has it")
         self.member = member
         self.view = view
         self.frame_bytes_max = frame_bytes_max
-        self.effects: list[Effect] = []
+        self.effects: deque[Effect] = deque()
         self.state = JOINING
         self.senders: dict[int, Broadcasts] = {}
         self._changed: dict[int, None] = {}
@@ -114,6 +116,15 @@ class RingCore:
         """Returns whether this member is a full one as far as it knows."""
         return self.state == MEMBER and self.view.is_full(self.member)
 
+    def pending_bytes(self) -> int:
+        """Returns the bytes of this member's broadcasts that are not complete."""
+        own = self.senders.get(self.member)
+        return own.size if own is not None else 0
+
+    def right(self) -> int:
+        """Returns the member that gets this one's frames; itself when it is alone."""
+        return self._right()
+
     def broadcast(self, payload: bytes) -> int:
         """Sends to all members; returns the broadcast's number, which a `Complete` covers when
         every member has it."""
@@ -124,7 +135,7 @@ class RingCore:
             self._complete(self.member, number)
         return number
 
-    def on_view(self, view: View) -> None:
+    def on_view(self, view: RingView) -> None:
         """Takes a view of the tree; older ones are ignored."""
         if view.version <= self.view.version or self.state == EXPELLED:
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a frame says of one sender's broadcasts. Numbers of a sender begin at 1, without gaps.
+    """Part of a frame about one sender's broadcasts. Numbers of a sender begin at 1, without gaps.
 
     Once it is taken in, the receiver has the broadcasts up to `last`, of which `payloads` are the
     newest, and forgets those up to `complete`.
@@ -21,7 +21,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What a member sends to its right neighbour: several publish and acknowledgement rounds in one
+    """Frame from a member to its right neighbour: several publish and acknowledgement rounds in one
     hop. `catch_up` marks the first frame to a new neighbour, which names every sender."""
 
     version: int
@@ -62,7 +62,7 @@ class Erase:
 
 @dataclass(frozen=True, slots=True)
 class Expelled:
-    """This member is not live in the newest view: its copy is void."""
+    """The newest view does not have this member as a live one: its copy is void."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from convoymq.model.errors import InvariantViolated
 from convoymq.replication.ring.core import MEMBER, RingCore
 from convoymq.replication.ring.types import Deliver, Erase, Frame, Progress
-from convoymq.replication.ring.views import View
+from convoymq.replication.ring.views import RingView
 from tests.unit.replication.ring.world import Broken, RingWorld
 
 STEPS = 400
@@ -52,7 +53,7 @@ class ForgetsEarly(RingCore):
 class SkipsViews(RingCore):
     """Every other view is not taken."""
 
-    def on_view(self, view: View) -> None:
+    def on_view(self, view: RingView) -> None:
         if view.version % 2:
             super().on_view(view)
 
@@ -115,7 +116,7 @@ class ForgetsQuestions(RingCore):
 class KeepsStateToItself(RingCore):
     """A new right neighbour is sent only what comes from now on."""
 
-    def on_view(self, view: View) -> None:
+    def on_view(self, view: RingView) -> None:
         introduce = self._introduce
         super().on_view(view)
         self._introduce = introduce
@@ -206,30 +207,30 @@ def test_a_planted_bug_is_found(planted: type[RingCore]) -> None:
 
 def test_newcomers_that_outlive_their_neighbour_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted in the views: a newcomer does not go with the member that it takes its state from."""
-    real = View.with_failed
+    real = RingView.with_failed
 
-    def stays(view: View, member: int) -> View:
+    def stays(view: RingView, member: int) -> RingView:
         changed = real(view, member)
         if changed is view or member in view.newcomers:
             return changed
-        return replace(changed, ring=view.ring, newcomers=view.newcomers - {member})
+        return structs.replace(changed, members=view.members, newcomers=view.newcomers)
 
-    monkeypatch.setattr(View, "with_failed", stays)
+    monkeypatch.setattr(RingView, "with_failed", stays)
     assert is_found(RingCore)
 
 
 def test_newcomers_that_inherit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted in the views: a newcomer stands right of failed members, and is their home."""
-    real = View.joined
+    real = RingView.joined
 
-    def behind_failed(view: View, newcomer: int, left: int) -> View:
-        changed = real(view, newcomer, left)
-        ring = list(changed.ring)
-        place = ring.index(newcomer)
-        while place + 1 < len(ring) and ring[place + 1] in view.failed:
+    def behind_failed(view: RingView, node: int, incarnation: int, left: int) -> RingView:
+        changed = real(view, node, incarnation, left)
+        ring = list(changed.members)
+        place = changed.ring.index(view.next_member)
+        while place + 1 < len(ring) and ring[place + 1].number in view.failed:
             ring[place], ring[place + 1] = ring[place + 1], ring[place]
             place += 1
-        return replace(changed, ring=tuple(ring))
+        return structs.replace(changed, members=tuple(ring))
 
-    monkeypatch.setattr(View, "joined", behind_failed)
+    monkeypatch.setattr(RingView, "joined", behind_failed)
     assert is_found(RingCore)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 
 from convoymq.replication.ring.core import EXPELLED, MEMBER, RingCore
 from convoymq.replication.ring.types import (
@@ -20,9 +21,9 @@ from convoymq.replication.ring.types import (
     Expelled,
     Frame,
 )
-from convoymq.replication.ring.views import View, founded
+from convoymq.replication.ring.views import RingView, founded
 
-MakeCore = Callable[[int, View, int], RingCore]
+MakeCore = Callable[[int, RingView, int], RingCore]
 
 
 class Broken(AssertionError):
@@ -35,10 +36,9 @@ class RingWorld:
     def __init__(self, seed: int, make: MakeCore = RingCore) -> None:
         self.random = random.Random(seed)
         self.make = make
-        self.views = [founded(1)]
+        self.views = [founded(1, 1)]
         self.cores: dict[int, RingCore] = {}
         self.known: dict[int, int] = {}
-        self.next_member = 2
         self.links: dict[tuple[int, int], deque[Frame | AskCatchUp]] = {}
         self.sent: dict[int, list[bytes]] = {}
         self.completed: dict[int, int] = {}
@@ -47,16 +47,16 @@ class RingWorld:
         self.base: dict[tuple[int, int], int] = {}
         """What a member had of a sender when it began to deliver."""
         self.happened: Counter[str] = Counter()
-        self.proposals: deque[Callable[[View], View]] = deque()
+        self.proposals: deque[Callable[[RingView], RingView]] = deque()
         self.open(1)
 
     # --- what happens ------------------------------------------------------------------------
 
     @property
-    def tree(self) -> View:
+    def tree(self) -> RingView:
         return self.views[-1]
 
-    def change(self, view: View) -> None:
+    def change(self, view: RingView) -> None:
         if view is not self.tree:
             assert view.version == self.tree.version + 1
             self.views.append(view)
@@ -68,8 +68,8 @@ class RingWorld:
 
     def carry_out(self, member: int) -> None:
         core = self.cores[member]
-        effects, core.effects = core.effects, []
-        for effect in effects:
+        while core.effects:
+            effect = core.effects.popleft()
             self.happened[type(effect).__name__] += 1
             match effect:
                 case Deliver(sender, number, payload):
@@ -79,14 +79,14 @@ class RingWorld:
                 case AskCatchUp(left, _):
                     self.links.setdefault((member, left), deque()).append(effect)
                 case Erase(failed):
-                    self.proposals.append(lambda view, failed=failed: view.erased(failed))
+                    self.proposals.append(partial(RingView.erased, member=failed))
                 case Expelled():
                     self.expelled.add(member)
                 case CaughtUp():
                     for sender in core.view.ring:
                         known = core.senders.get(sender)
                         self.base[member, sender] = known.last if known is not None else 0
-                    self.proposals.append(lambda view: view.caught_up(member))
+                    self.proposals.append(partial(RingView.caught_up, member=member))
         if core.state == MEMBER:
             for sender in core.view.ring:
                 self.base.setdefault((member, sender), 0)
@@ -155,8 +155,8 @@ class RingWorld:
                 del self.links[link]
 
     def notice(self) -> None:
-        for member in self.tree.live():
-            if member not in self.cores and len(self.tree.live()) > 1:
+        for member in self.tree.live:
+            if member not in self.cores and len(self.tree.live) > 1:
                 self.change(self.tree.with_failed(member))
                 return
 
@@ -166,10 +166,10 @@ class RingWorld:
             self.change(self.proposals.popleft()(self.tree))
 
     def join(self) -> None:
-        live = [m for m in self.tree.live() if self.tree.is_full(m) and m in self.cores]
-        if live and len(self.tree.live()) < 6:
-            member, self.next_member = self.next_member, self.next_member + 1
-            self.change(self.tree.joined(member, self.random.choice(live)))
+        live = [m for m in self.tree.live if self.tree.is_full(m) and m in self.cores]
+        if live and len(self.tree.live) < 6:
+            member = self.tree.next_member
+            self.change(self.tree.joined(member, 1, self.random.choice(live)))
             self.open(member)
 
     # --- what must hold ----------------------------------------------------------------------
@@ -190,7 +190,7 @@ class RingWorld:
 
     def members(self) -> list[RingCore]:
         """Live members of the tree's view that are there and have caught up."""
-        found = (self.cores.get(member) for member in self.tree.live())
+        found = (self.cores.get(member) for member in self.tree.live)
         return [core for core in found if core is not None and core.state == MEMBER]
 
     def everybody_has(self, sender: int, number: int) -> None:
@@ -213,11 +213,11 @@ class RingWorld:
         draw = self.random.random()
         members = list(self.cores)
         member = self.random.choice(members)
-        full = [member for member in self.tree.live() if self.tree.is_full(member)]
+        full = [member for member in self.tree.live if self.tree.is_full(member)]
         if draw < 0.12:
-            self.broadcast(self.random.choice(self.tree.live() or members))
+            self.broadcast(self.random.choice(self.tree.live or members))
         elif draw < 0.30:
-            self.flush(self.random.choice(self.tree.live() or members))
+            self.flush(self.random.choice(self.tree.live or members))
         elif draw < 0.80 and self.links:
             link = self.random.choice(list(self.links))
             self.arrive(link)
@@ -263,21 +263,21 @@ class RingWorld:
 
     def is_unnoticed(self) -> bool:
         """A member that the tree has as live is not there."""
-        live = self.tree.live()
+        live = self.tree.live
         return len(live) > 1 and any(member not in self.cores for member in live)
 
     def check_at_rest(self) -> None:
-        if not any(member in self.cores for member in self.tree.live()):
+        if not any(member in self.cores for member in self.tree.live):
             return
         if self.tree.failed:
             raise Broken(f"{sorted(self.tree.failed)} are never erased")
         members = self.members()
-        if len(members) != len(self.tree.live()):
+        if len(members) != len(self.tree.live):
             raise Broken("a member never catches up")
         for core in members:
-            sent = len(self.sent.get(core.member, ()))
-            if self.completed.get(core.member, 0) != sent:
-                raise Broken(f"{core.member} completed {self.completed.get(core.member)} of {sent}")
+            own = len(self.sent.get(core.member, ()))
+            if self.completed.get(core.member, 0) != own:
+                raise Broken(f"{core.member} completed {self.completed.get(core.member)} of {own}")
             for sender, each in core.senders.items():
                 if each.payloads:
                     raise Broken(f"{core.member} keeps broadcasts of {sender} for ever")
@@ -287,7 +287,7 @@ class RingWorld:
                 for core in members
                 if core.member != sender and (core.member, sender) in self.base
             }
-            if sender in self.tree.live():
+            if sender in self.tree.live:
                 ends.add(len(sent))
             if len(ends) > 1:
                 raise Broken(f"not everybody delivered the same of {sender}: {ends}")
@@ -307,5 +307,5 @@ class RingWorld:
 
     def expelled_know(self) -> None:
         for member, core in self.cores.items():
-            if member not in self.tree.live() and core.state != EXPELLED:
+            if member not in self.tree.live and core.state != EXPELLED:
                 raise Broken(f"{member} does not know that it was expelled")
