@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from convoymq.edges.certificate_users import certificate_user
 from convoymq.model.config.keys import Section, key
-from convoymq.model.config.values import parse_int, parse_words
+from convoymq.model.config.values import parse_words
 from convoymq.model.errors import CommandFault, SyntaxFault
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class LoginConfig(Section):
         "ssl_cert_login_san_index",
         0,
         "Which of the names of that kind is the user's, counted from 0.",
-        parse=parse_int,
         low=0,
         high=100,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from convoymq.model.config.keys import Section, key
-from convoymq.model.config.values import parse_bytes, parse_int, parse_optional_int
+from convoymq.model.config.values import parse_bytes, parse_optional_int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,6 @@ class AmqpConfig(Section):
         "heartbeat",
         60,
         "Heartbeat interval offered to clients; 0 = none: dead clients stay until TCP notices.",
-        parse=parse_int,
         unit="s",
         low=0,
         high=65535,
@@ -29,17 +28,11 @@ class AmqpConfig(Section):
         131_072,
         "Largest frame offered to clients, 8 bytes of framing included.",
         parse=parse_bytes,
-        unit="bytes",
         low=8192,
         high=131_072,
     )
     channel_max: int = key(
-        "channel_max",
-        2047,
-        "Channels of a connection offered to clients.",
-        parse=parse_int,
-        low=1,
-        high=65534,
+        "channel_max", 2047, "Channels of a connection offered to clients.", low=1, high=65534
     )
     consumer_timeout_ms: int | None = key(
         "consumer_timeout",
@@ -54,12 +47,7 @@ class AmqpConfig(Section):
         high=10**10,
     )
     consumer_max_per_channel: int = key(
-        "consumer_max_per_channel",
-        65_535,
-        "Consumers of one channel.",
-        parse=parse_int,
-        low=1,
-        high=1_000_000,
+        "consumer_max_per_channel", 65_535, "Consumers of one channel.", low=1, high=1_000_000
     )
     frame_max_min: int = 4096
     """Smallest frame_max a client may ask for. RabbitMQ 4.1 and later refuse below

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from convoymq.model.columnar import REQUESTS_MAX
 from convoymq.model.config.keys import Section, key
-from convoymq.model.config.values import parse_bool, parse_bytes, parse_int
+from convoymq.model.config.values import parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,6 @@ class FetchConfig(Section):
         True,
         """Whether connections that begin with the columnar protocol's preface are served. `false`:
         they are closed like those of an unknown protocol.""",
-        parse=parse_bool,
     )
     local_reads: bool = key(
         "fetch.local_reads",
@@ -29,7 +28,6 @@ class FetchConfig(Section):
         """Whether clients on this machine may be told in which files of this node a stream's
         messages lie, to read them there. Only who may open the files can; `false`: all rows go
         through the node.""",
-        parse=parse_bool,
     )
     frame_max: int = key(
         "fetch.frame_max",
@@ -37,7 +35,6 @@ class FetchConfig(Section):
         """Largest request or answer. A message that does not fit cannot be fetched; a connection
         may cost twice as much memory.""",
         parse=parse_bytes,
-        unit="bytes",
         low=1 << 20,
         high=1 << 30,
     )
@@ -47,7 +44,6 @@ class FetchConfig(Section):
         """Rows are added to an answer up to this size, whatever a client asks for. Larger: fewer
         round trips, but longer pauses for the AMQP clients of this node while one is finished.""",
         parse=parse_bytes,
-        unit="bytes",
         low=64 << 10,
         high=1 << 30,
     )
@@ -58,7 +54,6 @@ class FetchConfig(Section):
         connections, and as many of large requests that are read or worked on; further ones wait for
         their turn.""",
         parse=parse_bytes,
-        unit="bytes",
         low=1 << 20,
         high=1 << 40,
     )
@@ -66,7 +61,6 @@ class FetchConfig(Section):
         "fetch.connections_max",
         1_000,
         "Connections of this protocol; more are refused with an error.",
-        parse=parse_int,
         low=1,
         high=1_000_000,
     )
@@ -75,7 +69,6 @@ class FetchConfig(Section):
         30_000,
         """A client that reads nothing of its answer for this long is dropped. Shorter: drivers in a
         long pause have to connect again.""",
-        parse=parse_int,
         unit="ms",
         low=100,
         high=3_600_000,
@@ -85,7 +78,6 @@ class FetchConfig(Section):
         60_000,
         """A request that has no answer by then gets an error: a queue without a majority must not
         hold its clients for ever.""",
-        parse=parse_int,
         unit="ms",
         low=1_000,
         high=3_600_000,
@@ -96,7 +88,6 @@ class FetchConfig(Section):
         """How long work for this protocol may keep the event loop before AMQP has its turn; four
         times that while nobody else is active. Longer: more rows per second, higher latency of
         everything else.""",
-        parse=parse_int,
         unit="µs",
         low=50,
         high=100_000,
@@ -107,7 +98,6 @@ class FetchConfig(Section):
         """How long this protocol's work rests after each slice while AMQP clients are active, of
         this node or of others that it logs for. 0: one drain takes a whole core, and the system
         lets AMQP's bytes wait for it.""",
-        parse=parse_int,
         unit="µs",
         low=0,
         high=100_000,
@@ -144,7 +134,6 @@ class FetchConfig(Section):
         return self.request_timeout_ms / 1000
 
     def check(self) -> None:
-        """See `Section`."""
         if self.answer_max > self.frame_max:
             raise ValueError("fetch.answer_max must not be larger than fetch.frame_max")
 

@@ -29,7 +29,6 @@ class ManagementConfig(Section):
     )
 
     def listeners(self) -> tuple[Listener, ...]:
-        """See `Section`."""
         return (
             Listener("http", "http", "HTTP API", "management.tcp.port", self.tcp),
             Listener(

@@ -6,14 +6,7 @@ from dataclasses import dataclass
 
 from convoymq.model.compatibility import RELEASE_4_1, RELEASES
 from convoymq.model.config.keys import key
-from convoymq.model.config.values import (
-    parse_bool,
-    parse_bytes,
-    parse_float,
-    parse_int,
-    parse_optional_int,
-    parse_words,
-)
+from convoymq.model.config.values import parse_bytes, parse_optional_int, parse_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +32,6 @@ class TraceConfig:
         64 << 20,
         "A queue's open segment is completed when its journal is this large.",
         parse=parse_bytes,
-        unit="bytes",
         low=64 << 10,
         high=4 << 30,
     )
@@ -48,7 +40,6 @@ class TraceConfig:
         60_000,
         """An open segment is completed after this time, and then readable for the audit. Shorter:
         more and smaller files, each with a state snapshot of what is in the queue.""",
-        parse=parse_int,
         unit="ms",
         low=100,
         high=86_400_000,
@@ -58,7 +49,6 @@ class TraceConfig:
         10 << 30,
         "Segments of this node that are kept, of all queues; the oldest go first.",
         parse=parse_bytes,
-        unit="bytes",
         low=1 << 20,
         high=1 << 50,
     )
@@ -68,7 +58,6 @@ class TraceConfig:
         """Rows that may wait in memory for the disk. Beyond it rows are dropped and counted, and
         the audit reports the gap: the trace never holds a queue up.""",
         parse=parse_bytes,
-        unit="bytes",
         low=1 << 20,
         high=16 << 30,
     )
@@ -121,7 +110,6 @@ class DefaultsConfig:
         3,
         """Replicas of a new quorum queue, at most one per node. 1 or 2 lose a node's messages
         with it.""",
-        parse=parse_int,
         low=1,
         high=64,
     )
@@ -137,28 +125,24 @@ class DefaultsConfig:
         """A client that declares an existing quorum queue as `x-queue-type: classic` is not refused
         for the type and the flags: compared are its dead-letter exchange and key, expiry, lengths,
         time to live and single active consumer. For moving clients of classic queues.""",
-        parse=parse_bool,
     )
     permit_transient_queues: bool = key(
         "deprecated_features.permit.transient_nonexcl_queues",
         True,
         """Whether queues may be declared that are neither durable nor exclusive. RabbitMQ 4.3
         denies them by default: error 541, which closes the connection.""",
-        parse=parse_bool,
     )
     permit_global_qos: bool = key(
         "deprecated_features.permit.global_qos",
         True,
         """Whether basic.qos with global=true sets a limit that all consumers of a channel share.
         Otherwise it does what global=false does, as RabbitMQ 4.3 by default.""",
-        parse=parse_bool,
     )
     operation_timeout_ms: int = key(
         "operation_timeout",
         30_000,
         """How long declare, delete, consume, get and purge wait for a majority before they are
         refused. Shorter: an election may already refuse them.""",
-        parse=parse_int,
         unit="ms",
         low=100,
         high=600_000,
@@ -169,7 +153,6 @@ class DefaultsConfig:
         """How long the first publishes of a channel wait for the answer of a quorum queue that has
         a leader before they are nacked. Publishes of a channel that the queue has answered once
         wait for as long as it takes.""",
-        parse=parse_int,
         unit="ms",
         low=100,
         high=600_000,
@@ -179,7 +162,6 @@ class DefaultsConfig:
         0,
         """Queues and streams of the whole cluster, beyond which new ones are refused with 406;
         0 = any number. Set it alike on all nodes: the node that is asked looks at its own.""",
-        parse=parse_int,
         low=0,
         high=1_000_000_000,
     )
@@ -189,7 +171,6 @@ class DefaultsConfig:
         """How long a consumer group of an ordered topic may be without members before it expires:
         nothing is kept for it any more. Topics may say otherwise (`group-ttl`). Shorter: the next
         member may come too late. Set it alike on all nodes: the metadata leader decides.""",
-        parse=parse_int,
         unit="ms",
         low=1_000,
         high=31_536_000_000,
@@ -200,7 +181,6 @@ class DefaultsConfig:
         """How long a partition of an ordered topic remembers an idempotent producer that sends
         nothing. Repeats of one that is forgotten are refused, not stored again. Longer costs
         memory.""",
-        parse=parse_int,
         unit="ms",
         low=60_000,
         high=31_536_000_000,
@@ -210,7 +190,6 @@ class DefaultsConfig:
         0,
         """Exchanges of the whole cluster, those that every virtual host begins with included,
         beyond which new ones are refused with 406; 0 = any number. Set it alike on all nodes.""",
-        parse=parse_int,
         low=0,
         high=1_000_000_000,
     )
@@ -221,7 +200,6 @@ class DefaultsConfig:
         at first 32, RabbitMQ's default; more, up to 4096 and 4 MiB, while the target queues confirm
         them within 250 ms, and 32 again when one refuses. Another number is kept to exactly. More
         are faster where confirms take long, and more are moved twice when a leader fails.""",
-        parse=parse_int,
         low=0,
         high=65_536,
     )
@@ -231,7 +209,6 @@ class DefaultsConfig:
         """After this time without all its confirms the route of a dead letter is looked at again
         (strategy at-least-once). One that was refused, or has no route, is tried again after 1 s,
         2 s, 4 s … at most after this time.""",
-        parse=parse_int,
         unit="ms",
         low=1_000,
         high=86_400_000,
@@ -243,7 +220,6 @@ class DefaultsConfig:
         nacked; 0 = for as long as it takes. A nack says that nobody knows: the message may be in
         the queue later. Shorter than an election (a second or two) nacks what would have been
         confirmed soon.""",
-        parse=parse_int,
         unit="ms",
         low=0,
         high=600_000,
@@ -254,7 +230,6 @@ class DefaultsConfig:
         """How long a quorum queue is without a leader before its consumers get basic.cancel, if
         their clients have the capability `consumer_cancel_notify`; 0 = they stay. Other consumers
         always stay, and go on when there is a leader again.""",
-        parse=parse_int,
         unit="ms",
         low=0,
         high=600_000,
@@ -267,7 +242,6 @@ class DefaultsConfig:
         half. One message of each connection comes on top. Larger costs memory, when a majority is
         slow or one message goes to many queues.""",
         parse=parse_bytes,
-        unit="bytes",
         low=1 << 20,
         high=1 << 36,
     )
@@ -279,7 +253,6 @@ class DefaultsConfig:
         ahead of acknowledgements, so that consumers fall behind. Smaller than what is published in
         a round trip to the followers costs throughput of a single channel: raise it for links
         between sites.""",
-        parse=parse_int,
         low=64,
         high=1 << 20,
     )
@@ -292,7 +265,6 @@ class DefaultsConfig:
         message, with 32 as its default. A higher limit than 32 helps nobody where a channel waits
         for each confirm, or publishes few messages at a time. Smaller bounds what a slow majority
         makes a publisher's node keep; `publish_pending_messages` bounds it by messages.""",
-        parse=parse_int,
         low=1,
         high=1 << 20,
     )
@@ -314,7 +286,6 @@ class ReconciliationConfig:
         """Leaders on this node add members to quorum queues that have fewer than they should: the
         highest of `target_group_size`, the policy key `target-group-size` and the argument
         `x-quorum-target-group-size`. Set it alike on all nodes.""",
-        parse=parse_bool,
     )
     target_group_size: int | None = key(
         "quorum_queue.continuous_membership_reconciliation.target_group_size",
@@ -331,13 +302,11 @@ class ReconciliationConfig:
         """A check also takes out members whose nodes are no longer in the cluster. A node that is
         only down stays a member. `convoy cluster forget` takes its node out of all queues whatever
         is set here.""",
-        parse=parse_bool,
     )
     interval_ms: int = key(
         "quorum_queue.continuous_membership_reconciliation.interval",
         3_600_000,
         "How often it is looked at all queues when nothing has happened.",
-        parse=parse_int,
         unit="ms",
         low=100,
         high=10**10,
@@ -348,7 +317,6 @@ class ReconciliationConfig:
         """How soon it is looked at all queues after something has happened that may matter: a node
         came, left or was drained, a queue was declared or got another member, a policy changed.
         Longer: several changes are acted on together, later.""",
-        parse=parse_int,
         unit="ms",
         low=100,
         high=10**10,
@@ -364,7 +332,6 @@ class AlarmsConfig:
         0.6,
         """Publishers are blocked on the whole cluster while a node uses more than this share of its
         memory (of the cgroup's limit where there is one). Too high: the system kills the node.""",
-        parse=parse_float,
         low=0.01,
         high=1.0,
     )
@@ -373,7 +340,6 @@ class AlarmsConfig:
         0,
         "The same as a size; 0 = use the share.",
         parse=parse_bytes,
-        unit="bytes",
         low=0,
         high=1 << 50,
     )
@@ -383,7 +349,6 @@ class AlarmsConfig:
         """Publishers are blocked while less than this is free where the data lies. Too low: the
         disk fills and nothing is confirmed until there is room.""",
         parse=parse_bytes,
-        unit="bytes",
         low=0,
         high=1 << 50,
     )
@@ -391,7 +356,6 @@ class AlarmsConfig:
         "alarms.interval",
         1_000,
         "How often memory and disk are looked at.",
-        parse=parse_int,
         unit="ms",
         low=50,
         high=60_000,

@@ -56,12 +56,32 @@ class Section:
         """Raises ValueError for a combination that no single key can judge."""
 
 
+_BY_TYPE: dict[type, Callable[[str], object]] = {
+    str: str,
+    bool: parse_bool,
+    int: parse_int,
+    float: parse_float,
+}
+_LABELS: dict[Callable[[str], object], str] = {
+    str: "text",
+    parse_int: "number",
+    parse_float: "number",
+    parse_bool: "true or false",
+    parse_bytes: "size",
+    parse_optional_int: "number or none",
+    parse_listener: "port, address or none",
+    parse_addresses: "addresses",
+    parse_address: "address",
+    parse_words: "words",
+}
+
+
 def key(
     names: str,
     default: object,
     doc: str,
     *,
-    parse: Callable[[str], object] = str,
+    parse: Callable[[str], object] | None = None,
     type_name: str = "",
     unit: str = "",
     low: float | None = None,
@@ -70,30 +90,16 @@ def key(
     collects: str = "",
     secret: bool = False,
 ) -> Any:
-    """Returns a field of a section, with its key in the metadata."""
-    labels: dict[Callable[[str], object], str] = {
-        str: "text",
-        parse_int: "number",
-        parse_float: "number",
-        parse_bool: "true or false",
-        parse_bytes: "size",
-        parse_optional_int: "number or none",
-        parse_listener: "port, address or none",
-        parse_addresses: "addresses",
-        parse_address: "address",
-        parse_words: "words",
-    }
-    key = Key(
-        tuple(names.split()),
-        parse,
-        type_name or labels[parse],
-        unit,
-        low,
-        high,
-        " ".join(doc.split()),
-        choices,
-        collects,
-    )
+    """Returns a field of a section, with its key in the metadata.
+
+    Args:
+        parse: what makes its value of text; None: the type of `default` says it.
+    """
+    parse = parse or _BY_TYPE[type(default)]
+    unit = unit or ("bytes" if parse is parse_bytes else "")
+    type_name = type_name or _LABELS[parse]
+    doc = " ".join(doc.split())
+    key = Key(tuple(names.split()), parse, type_name, unit, low, high, doc, choices, collects)
     return field(default=default, repr=not secret, metadata={"key": key})
 
 

@@ -10,9 +10,7 @@ from convoymq.model.config.values import (
     Listener,
     parse_address,
     parse_addresses,
-    parse_bool,
     parse_bytes,
-    parse_int,
     parse_listener,
 )
 
@@ -26,7 +24,6 @@ class NodeConfig:
         1,
         """Number of this node, unique in its cluster. Two nodes with one number refuse each other;
         changing it on a node that has data makes it a different node.""",
-        parse=parse_int,
         low=1,
         high=255,
     )
@@ -54,7 +51,6 @@ class NodeConfig:
         5_000,
         """How long an orderly stop may take. Shorter: clients may have to wait for an election
         instead of a transfer of leadership.""",
-        parse=parse_int,
         unit="ms",
         low=0,
         high=600_000,
@@ -87,7 +83,6 @@ class ListenersConfig(Section):
         1024,
         """Connections that the system accepts ahead of the node, on each listening socket (AMQP,
         HTTP, metrics, links); too few are refused in a storm. The system has its own bound.""",
-        parse=parse_int,
         low=1,
         high=65535,
     )
@@ -96,7 +91,6 @@ class ListenersConfig(Section):
         10_000,
         """A connection that has not authenticated by then is closed. Longer lets unknown clients
         hold more connections.""",
-        parse=parse_int,
         unit="ms",
         low=100,
         high=600_000,
@@ -106,7 +100,6 @@ class ListenersConfig(Section):
         65_536,
         """Client connections of this node; more are refused. Bounded by the open-files limit as
         well.""",
-        parse=parse_int,
         low=1,
         high=1_000_000,
     )
@@ -115,13 +108,11 @@ class ListenersConfig(Section):
         16 << 20,
         "A larger message closes its channel. Large messages hold up everything behind them.",
         parse=parse_bytes,
-        unit="bytes",
         low=1024,
         high=512 << 20,
     )
 
     def listeners(self) -> tuple[Listener, ...]:
-        """See `Section`."""
         return (
             Listener("amqp", "amqp", "AMQP", "listeners.tcp.default", self.tcp),
             Listener("amqps", "amqp/ssl", "AMQP with TLS", "listeners.ssl.default", self.ssl),
@@ -149,7 +140,6 @@ class SslConfig:
         "ssl_options.fail_if_no_peer_cert",
         False,
         "Refuse clients that show no certificate (with `verify_peer`).",
-        parse=parse_bool,
     )
     password: str = key("ssl_options.password", "", "Password of the private key.", secret=True)
 
@@ -174,7 +164,6 @@ class ClusterConfig:
         "cluster.port",
         0,
         "Port of `cluster.listen` alone; 0 = the one given there.",
-        parse=parse_int,
         low=0,
         high=65535,
     )
@@ -205,7 +194,6 @@ class ClusterConfig:
         """How many nodes make the first cluster when `cluster.peers` has no ids; 0 = as many as
         there are peers. Too small a number may let two clusters form. Later the health check
         `reached-target-cluster-size` asks for so many running nodes; 0 = all that are known.""",
-        parse=parse_int,
         low=0,
         high=255,
     )
@@ -233,7 +221,6 @@ class ClusterConfig:
         100,
         """A link that is silent this long carries a heartbeat. Longer: less idle CPU, later
         suspicion.""",
-        parse=parse_int,
         unit="ms",
         low=10,
         high=10_000,
@@ -243,7 +230,6 @@ class ClusterConfig:
         400,
         """A node is never suspected for a shorter silence. Too short: pauses of a busy machine look
         like failures and leaders change for nothing.""",
-        parse=parse_int,
         unit="ms",
         low=50,
         high=60_000,
@@ -252,7 +238,6 @@ class ClusterConfig:
         "cluster.suspect_after_max",
         2_000,
         "A node is always suspected after this silence, however irregular it was before.",
-        parse=parse_int,
         unit="ms",
         low=100,
         high=600_000,
@@ -262,7 +247,6 @@ class ClusterConfig:
         (512 << 20) + (128 << 10),
         "A longer frame on a link is refused before memory is set aside for it.",
         parse=parse_bytes,
-        unit="bytes",
         low=1 << 20,
         high=1 << 31,
     )
@@ -273,13 +257,10 @@ class ClusterConfig:
         Entries, deliveries and snapshots wait while an eighth of it is under way, those through
         another node from a 32nd: smaller costs throughput over distances, larger costs memory.""",
         parse=parse_bytes,
-        unit="bytes",
         low=1 << 20,
         high=1 << 36,
     )
-    peers_max: int = key(
-        "cluster.nodes_max", 64, "Nodes of a cluster.", parse=parse_int, low=1, high=255
-    )
+    peers_max: int = key("cluster.nodes_max", 64, "Nodes of a cluster.", low=1, high=255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +273,6 @@ class RaftConfig:
         """A write-ahead file is full at this size. Smaller: more, smaller segment files; larger:
         more to read at a restart.""",
         parse=parse_bytes,
-        unit="bytes",
         low=1 << 16,
         high=1 << 38,
     )
@@ -300,7 +280,6 @@ class RaftConfig:
         "raft.segment_max_entries quorum_queue.segment_max_entries",
         4096,
         "Entries in a segment file. Large messages want fewer.",
-        parse=parse_int,
         low=1,
         high=65535,
     )
@@ -314,7 +293,6 @@ class RaftConfig:
         "raft.wal_preallocate",
         True,
         "Prepare write-ahead files in the background; without it every flush costs about double.",
-        parse=parse_bool,
     )
     wal_inline_flush: bool = key(
         "raft.wal_inline_flush",
@@ -322,7 +300,6 @@ class RaftConfig:
         """Flush small batches on the event loop while the disk is quick and mostly idle; a slow
         flush
         turns this off for five seconds. `false`: always on the thread, at a quarter more CPU.""",
-        parse=parse_bool,
     )
     mem_table_max_bytes: int = key(
         "raft.mem_table_max_bytes",
@@ -330,7 +307,6 @@ class RaftConfig:
         """Message bodies kept in memory that are already on disk. Smaller: a consumer that lags
         reads from disk earlier.""",
         parse=parse_bytes,
-        unit="bytes",
         low=0,
         high=1 << 40,
     )
@@ -339,7 +315,6 @@ class RaftConfig:
         150,
         """Base of the random wait before a follower of a failed leader stands for election; the
         wait lies between half and double. Too short: several stand at once.""",
-        parse=parse_int,
         unit="ms",
         low=10,
         high=60_000,
@@ -350,7 +325,6 @@ class RaftConfig:
         """A leader that waits so long for an answer of a majority, although it is linked to one,
         steps down: disks are stuck, or replicas have stopped. Too short: slow disks cost
         elections.""",
-        parse=parse_int,
         unit="ms",
         low=1000,
         high=600_000,
@@ -361,14 +335,12 @@ class RaftConfig:
         """Leaders on this node raise no machine version. Set it on every node before an upgrade
         that may have to be taken back: a node does not go back to a release that does not support
         the versions in force (docs/upgrade.md).""",
-        parse=parse_bool,
     )
     link_window_bytes: int = key(
         "raft.link_window_bytes",
         8 << 20,
         "Log entries are held back while more than this waits on the link to a follower.",
         parse=parse_bytes,
-        unit="bytes",
         low=1 << 16,
         high=1 << 32,
     )
@@ -379,7 +351,6 @@ class RaftConfig:
         together, and acknowledgements that free nothing anybody waits for are logged with what
         comes next; late by this at most (double when nothing else happens). 0: everything at once,
         at a third more CPU.""",
-        parse=parse_int,
         unit="ms",
         low=0,
         high=1000,
