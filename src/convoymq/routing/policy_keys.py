@@ -87,7 +87,7 @@ _COUNT = _integer(0)
 _DURATION = _integer(0, DURATION_MS_MAX)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Key:
     """A key of policies."""
 
@@ -95,213 +95,128 @@ class Key:
     check: Check
     noun: str
     """Noun for a value that is refused: `-1 is not a valid …`."""
-    for_operators: bool = False
-    """Operator policies may have it."""
-    with_operator: Merge = _other
+    operator: Merge | None = None
+    """Joins a policy and an operator policy; None: operator policies do not have the key."""
     with_argument: Merge = _other
     argument: str = ""
     """The queue argument that says the same; empty: the name with `x-` in front."""
 
+    @property
+    def with_operator(self) -> Merge:
+        """Returns what joins a policy and an operator policy."""
+        return self.operator or _other
+
+
+def _ranged(name: str, low: int, high: int, noun: str, unit: str = "") -> Key:
+    """Returns a key whose refusal names the range."""
+    return Key(name, _integer(low, high), f"{noun}. Valid range is {low}-{high}{unit}")
+
 
 _ROWS: tuple[Key, ...] = (
+    Key("message-ttl", _DURATION, "message TTL", operator=_lower, with_argument=_lower),
     Key(
-        name="message-ttl",
-        check=_DURATION,
-        noun="message TTL",
-        for_operators=True,
-        with_operator=_lower,
+        "expires",
+        _integer(1, DURATION_MS_MAX),
+        "queue expiry",
+        operator=_lower,
         with_argument=_lower,
     ),
+    Key("max-length", _COUNT, "maximum length", operator=_lower, with_argument=_lower),
     Key(
-        name="expires",
-        check=_integer(1, DURATION_MS_MAX),
-        noun="queue expiry",
-        for_operators=True,
-        with_operator=_lower,
-        with_argument=_lower,
+        "max-length-bytes", _COUNT, "maximum length in bytes", operator=_lower, with_argument=_lower
     ),
+    Key("max-in-memory-length", _COUNT, "maximum memory in bytes", operator=_lower),
+    Key("max-in-memory-bytes", _COUNT, "maximum memory in bytes", operator=_lower),
+    # Classic queues do not follow the policy: `TypeRules.prevailing_arguments`.
     Key(
-        name="max-length",
-        check=_COUNT,
-        noun="maximum length",
-        for_operators=True,
-        with_operator=_lower,
-        with_argument=_lower,
-    ),
-    Key(
-        name="max-length-bytes",
-        check=_COUNT,
-        noun="maximum length in bytes",
-        for_operators=True,
-        with_operator=_lower,
-        with_argument=_lower,
-    ),
-    Key(
-        name="max-in-memory-length",
-        check=_COUNT,
-        noun="maximum memory in bytes",
-        for_operators=True,
-        with_operator=_lower,
-    ),
-    Key(
-        name="max-in-memory-bytes",
-        check=_COUNT,
-        noun="maximum memory in bytes",
-        for_operators=True,
-        with_operator=_lower,
-    ),
-    Key(
-        name="overflow",
-        check=_one_of("drop-head", "reject-publish", "reject-publish-dlx"),
-        noun="overflow value",
-        for_operators=True,
-        # Classic queues do not follow: `TypeRules.prevailing_arguments`.
+        "overflow",
+        _one_of("drop-head", "reject-publish", "reject-publish-dlx"),
+        "overflow value",
+        operator=_other,
         with_argument=_first,
     ),
     Key(
-        name="delivery-limit",
-        check=_integer(-LIMIT_MAX, LIMIT_MAX),
-        noun="delivery limit",
-        for_operators=True,
-        with_operator=_stricter,
+        "delivery-limit",
+        _integer(-LIMIT_MAX, LIMIT_MAX),
+        "delivery limit",
+        operator=_stricter,
         with_argument=_stricter,
     ),
-    Key(name="dead-letter-exchange", check=_text, noun="dead letter exchange name"),
-    Key(name="dead-letter-routing-key", check=_text, noun="dead letter routing key"),
+    Key("dead-letter-exchange", _text, "dead letter exchange name"),
+    Key("dead-letter-routing-key", _text, "dead letter routing key"),
+    Key("dead-letter-strategy", _one_of("at-most-once", "at-least-once"), "dead letter strategy"),
     Key(
-        name="dead-letter-strategy",
-        check=_one_of("at-most-once", "at-least-once"),
-        noun="dead letter strategy",
-    ),
-    Key(
-        name="queue-leader-locator",
-        check=_one_of("client-local", "balanced", "random", "least-leaders", "min-masters"),
-        noun="queue leader locator value",
+        "queue-leader-locator",
+        _one_of("client-local", "balanced", "random", "least-leaders", "min-masters"),
+        "queue leader locator value",
         with_argument=_first,
     ),
     Key(
-        name="queue-master-locator",
-        check=_one_of("min-masters", "client-local", "random"),
-        noun="queue master locator value",
-        for_operators=True,
+        "queue-master-locator",
+        _one_of("min-masters", "client-local", "random"),
+        "queue master locator value",
+        operator=_other,
         with_argument=_first,
     ),
-    Key(name="queue-mode", check=_one_of("default", "lazy"), noun="queue-mode value"),
+    Key("queue-mode", _one_of("default", "lazy"), "queue-mode value"),
+    Key("queue-version", _integer(2, 2), "queue-version value", operator=_other),
     Key(
-        name="queue-version",
-        check=_integer(2, 2),
-        noun="queue-version value",
-        for_operators=True,
-    ),
-    Key(
-        name="target-group-size",
-        check=_integer(1, 255),
-        noun="target count",
-        for_operators=True,
-        with_operator=_higher,
+        "target-group-size",
+        _integer(1, 255),
+        "target count",
+        operator=_higher,
         with_argument=_higher,
         argument="x-quorum-target-group-size",
     ),
+    Key("consumer-timeout", _DURATION, "consumer timeout", with_argument=_lower),
     Key(
-        name="consumer-timeout",
-        check=_DURATION,
-        noun="consumer timeout",
+        "consumer-disconnected-timeout",
+        _DURATION,
+        "consumer disconnected timeout",
         with_argument=_lower,
     ),
     Key(
-        name="consumer-disconnected-timeout",
-        check=_DURATION,
-        noun="consumer disconnected timeout",
-        with_argument=_lower,
-    ),
-    Key(
-        name="delayed-retry-type",
-        check=_one_of("disabled", "all", "failed", "returned"),
-        noun="delayed retry type",
-        for_operators=True,
+        "delayed-retry-type",
+        _one_of("disabled", "all", "failed", "returned"),
+        "delayed retry type",
+        operator=_other,
         with_argument=_first,
     ),
     Key(
-        name="delayed-retry-min",
-        check=_DURATION,
-        noun="delayed retry minimum",
-        for_operators=True,
-        with_operator=_higher,
+        "delayed-retry-min",
+        _DURATION,
+        "delayed retry minimum",
+        operator=_higher,
         with_argument=_lower,
     ),
     Key(
-        name="delayed-retry-max",
-        check=_DURATION,
-        noun="delayed retry maximum",
-        for_operators=True,
-        with_operator=_lower,
+        "delayed-retry-max",
+        _DURATION,
+        "delayed retry maximum",
+        operator=_lower,
         with_argument=_lower,
     ),
-    Key(
-        name="requeue-position",
-        check=_one_of("original", "front", "tail"),
-        noun="requeue position",
-    ),
-    Key(name="message-expiry", check=_one_of("head", "due"), noun="message expiry"),
-    Key(name="priority-mode", check=_one_of("strict", "two-classes"), noun="priority mode"),
-    Key(
-        name="deduplication-count",
-        check=_integer(0, DEDUPLICATION_COUNT_MAX),
-        noun=f"number of message-ids. Valid range is 0-{DEDUPLICATION_COUNT_MAX}",
-    ),
-    Key(
-        name="deduplication-time",
-        check=_integer(0, DEDUPLICATION_TIME_MS_MAX),
-        noun=f"deduplication time. Valid range is 0-{DEDUPLICATION_TIME_MS_MAX} ms",
-    ),
-    Key(name="max-age", check=_max_age, noun="max age"),
-    Key(
-        name="stream-max-segment-size-bytes",
-        check=_integer(0, SEGMENT_BYTES_MAX),
-        noun="segment size",
-    ),
-    Key(
-        name="stream-filter-size-bytes",
-        check=_integer(FILTER_BYTES.start, FILTER_BYTES.stop - 1),
-        noun="filter size. Valid range is 16-255",
-    ),
-    Key(name="initial-cluster-size", check=_integer(0, 255), noun="cluster size"),
-    Key(name="group-ttl", check=_max_age, noun="time to live of groups"),
-    Key(name="autoscale", check=_one_of("on", "off"), noun="autoscale value"),
-    Key(
-        name="autoscale-target-messages",
-        check=_integer(1, RATE_MAX),
-        noun=f"number of messages a second. Valid range is 1-{RATE_MAX}",
-    ),
-    Key(
-        name="autoscale-target-bytes",
-        check=_integer(1, RATE_MAX),
-        noun=f"number of bytes a second. Valid range is 1-{RATE_MAX}",
-    ),
-    Key(
-        name="autoscale-partitions-min",
-        check=_integer(1, PARTITIONS_MAX),
-        noun=f"number of partitions. Valid range is 1-{PARTITIONS_MAX}",
-    ),
-    Key(
-        name="autoscale-partitions-max",
-        check=_integer(1, PARTITIONS_MAX),
-        noun=f"number of partitions. Valid range is 1-{PARTITIONS_MAX}",
-    ),
-    Key(
-        name="autoscale-changes-per-hour",
-        check=_integer(1, CHANGES_MAX),
-        noun=f"number of changes an hour. Valid range is 1-{CHANGES_MAX}",
-    ),
-    Key(
-        name="autoscale-unit",
-        check=_integer(UNIT_MS.start, UNIT_MS.stop - 1),
-        noun=f"unit. Valid range is {UNIT_MS.start}-{UNIT_MS.stop - 1} ms",
-    ),
-    Key(name="seal-after", check=_max_age, noun="time without a leader"),
-    Key(name="weak-wait", check=_max_age, noun="wait of weak topics"),
-    Key(name="lost-after", check=_max_age, noun="time until a partition is lost"),
-    Key(name="alternate-exchange", check=_text, noun="alternate exchange name"),
+    Key("requeue-position", _one_of("original", "front", "tail"), "requeue position"),
+    Key("message-expiry", _one_of("head", "due"), "message expiry"),
+    Key("priority-mode", _one_of("strict", "two-classes"), "priority mode"),
+    _ranged("deduplication-count", 0, DEDUPLICATION_COUNT_MAX, "number of message-ids"),
+    _ranged("deduplication-time", 0, DEDUPLICATION_TIME_MS_MAX, "deduplication time", " ms"),
+    Key("max-age", _max_age, "max age"),
+    Key("stream-max-segment-size-bytes", _integer(0, SEGMENT_BYTES_MAX), "segment size"),
+    _ranged("stream-filter-size-bytes", FILTER_BYTES.start, FILTER_BYTES.stop - 1, "filter size"),
+    Key("initial-cluster-size", _integer(0, 255), "cluster size"),
+    Key("group-ttl", _max_age, "time to live of groups"),
+    Key("autoscale", _one_of("on", "off"), "autoscale value"),
+    _ranged("autoscale-target-messages", 1, RATE_MAX, "number of messages a second"),
+    _ranged("autoscale-target-bytes", 1, RATE_MAX, "number of bytes a second"),
+    _ranged("autoscale-partitions-min", 1, PARTITIONS_MAX, "number of partitions"),
+    _ranged("autoscale-partitions-max", 1, PARTITIONS_MAX, "number of partitions"),
+    _ranged("autoscale-changes-per-hour", 1, CHANGES_MAX, "number of changes an hour"),
+    _ranged("autoscale-unit", UNIT_MS.start, UNIT_MS.stop - 1, "unit", " ms"),
+    Key("seal-after", _max_age, "time without a leader"),
+    Key("weak-wait", _max_age, "wait of weak topics"),
+    Key("lost-after", _max_age, "time until a partition is lost"),
+    Key("alternate-exchange", _text, "alternate exchange name"),
 )
 
 KEYS: Mapping[str, Key] = {key.name: key for key in _ROWS}
@@ -348,7 +263,7 @@ def checked_definition(
     for name in sorted(definition):
         value = definition[name]
         key = KEYS.get(name)
-        if key is None or (operator and not key.for_operators):
+        if key is None or (operator and key.operator is None):
             unknown[name] = value
         elif not key.check(value) or not isinstance(value, bool | int | str):
             raise invalid(f"{term(value)} is not a valid {key.noun}")

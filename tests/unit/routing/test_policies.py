@@ -148,7 +148,7 @@ def test_operator_policies_have_fewer_keys() -> None:
         "queue-version", "target-group-size", "delayed-retry-type", "delayed-retry-min",
         "delayed-retry-max",
     }  # fmt: skip
-    assert {key.name for key in KEYS.values() if key.for_operators} == allowed
+    assert {key.name for key in KEYS.values() if key.operator} == allowed
     with pytest.raises(ValidationFailed, match=r"alternate-exchange.*not recognised"):
         checked_definition({"alternate-exchange": "x"}, operator=True)
 
