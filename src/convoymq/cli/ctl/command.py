@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias, TypeVar
 
 from convoymq.cli.ctl import transport
@@ -149,15 +149,16 @@ Columns: TypeAlias = Mapping[str, "str | Callable[[Row], object]"]
 """Name of a column -> key of the API's rows (`a.b` digs), or what computes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Command:
     """A command of one or several tools."""
 
-    name: str
+    usage: str
+    """Name, and names of arguments: `x?` may be left out, `x*` takes all that follow."""
     summary: str
-    tools: tuple[str, ...] = (CTL,)
-    arguments: tuple[str, ...] = ()
-    """Names; `x?` may be left out, `x*` takes all that follow."""
+    _: KW_ONLY
+    tools: tuple[str, ...] = ()
+    """Tools that have it; empty: the one that its module is for."""
     switches: tuple[Switch, ...] = ()
     formatter: str = "table"
     """Formatter of a list when no other is asked for."""
@@ -182,6 +183,16 @@ class Command:
     check: Callable[[Invocation], None] | None = None
     """Refuses arguments before anything is asked. Raises Misused."""
     run: Callable[[Invocation], Output] | None = None
+
+    @property
+    def name(self) -> str:
+        """Returns the word that calls it."""
+        return self.usage.split()[0]
+
+    @property
+    def arguments(self) -> list[str]:
+        """Returns the names of its arguments, with their marks."""
+        return self.usage.split()[1:]
 
     @property
     def vhost(self) -> bool:

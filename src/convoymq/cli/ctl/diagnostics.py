@@ -6,6 +6,7 @@ import socket
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
 from convoymq.cli.ctl.command import (
+    CTL,
     DIAGNOSTICS,
     QUEUES,
     Command,
@@ -17,17 +18,11 @@ from convoymq.cli.ctl.command import (
     rows_of,
 )
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
-from convoymq.cli.ctl.listeners import (
-    alarms_of,
-    listener_lines,
-    own_listeners,
-    said_of_single_node,
-)
+from convoymq.cli.ctl.listeners import alarms_of, listener_lines, own_listeners, said_of_single_node
 from convoymq.cli.ctl.outputs import Output, Text
 from convoymq.model.json import JsonObject
 from convoymq.model.replica_status import REPLICA_COLUMNS
 
-HERE = (DIAGNOSTICS,)
 PORT_MAX = 65_535
 CONNECT_TIMEOUT_S = 30.0
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "localhost"}
@@ -285,143 +280,123 @@ def check_deprecated_features(invocation: Invocation) -> Output:
 
 COMMANDS = (
     Command(
-        name="ping",
-        summary="Checks that the node's process runs and answers",
-        tools=("ctl", *HERE),
+        "ping",
+        "Checks that the node's process runs and answers",
+        tools=(CTL, DIAGNOSTICS),
         banner="Will ping {node}. This only checks if the OS process is running and answers.",
         run=ping,
     ),
     Command(
-        name="check_running",
-        summary="Health check that exits with a non-zero code if the target node does not serve "
-        "clients",
-        tools=HERE,
+        "check_running",
+        "Health check that exits with a non-zero code if the target node does not serve clients",
         banner="Checking if RabbitMQ is running on node {node} ...",
         run=check_running,
     ),
     Command(
-        name="is_running",
-        summary="Checks if RabbitMQ is fully booted and running on the target node",
-        tools=HERE,
+        "is_running",
+        "Checks if RabbitMQ is fully booted and running on the target node",
         banner="Asking node {node} for its status ...",
         run=is_running,
     ),
     Command(
-        name="is_booting",
-        summary="Checks if RabbitMQ is still booting on the target node",
-        tools=HERE,
+        "is_booting",
+        "Checks if RabbitMQ is still booting on the target node",
         banner="Asking node {node} for its boot status ...",
         run=is_booting,
     ),
     Command(
-        name="server_version",
-        summary="Displays the RabbitMQ version that the target node is compatible with",
-        tools=HERE,
+        "server_version",
+        "Displays the RabbitMQ version that the target node is compatible with",
         banner="Asking node {node} for its RabbitMQ version...",
         run=server_version,
     ),
     Command(
-        name="alarms",
-        summary="Lists resource alarms (local or cluster-wide) in effect on the target node",
-        tools=HERE,
+        "alarms",
+        "Lists resource alarms (local or cluster-wide) in effect on the target node",
         banner="Asking node {node} to report any known resource alarms ...",
         run=alarms,
     ),
     Command(
-        name="check_alarms",
-        summary="Health check that exits with a non-zero code if the target node reports any "
+        "check_alarms",
+        "Health check that exits with a non-zero code if the target node reports any "
         "alarms, local or cluster-wide.",
-        tools=HERE,
         banner="Asking node {node} to report any local resource alarms ...",
         run=check_alarms,
     ),
     Command(
-        name="check_local_alarms",
-        summary="Health check that exits with a non-zero code if the target node reports any "
-        "local alarms",
-        tools=HERE,
+        "check_local_alarms",
+        "Health check that exits with a non-zero code if the target node reports any local alarms",
         banner="Asking node {node} to report any local resource alarms ...",
         run=check_local_alarms,
     ),
     Command(
-        name="listeners",
-        summary="Lists active connection listeners on the target node",
-        tools=HERE,
+        "listeners",
+        "Lists active connection listeners on the target node",
         banner="Asking node {node} to report its protocol listeners ...",
         run=listeners,
     ),
     Command(
-        name="check_port_listener",
-        summary="Health check that exits with a non-zero code if target node does not have an "
+        "check_port_listener port",
+        "Health check that exits with a non-zero code if target node does not have an "
         "active listener for given port",
-        tools=HERE,
-        arguments=("port",),
         check=_check_port,
         banner="Asking node {node} if there's an active listener on port {port} ...",
         run=check_port_listener,
     ),
     Command(
-        name="check_protocol_listener",
-        summary="Health check that exits with a non-zero code if target node does not have an "
+        "check_protocol_listener protocol",
+        "Health check that exits with a non-zero code if target node does not have an "
         "active listener for given protocol",
-        tools=HERE,
-        arguments=("protocol",),
         banner="Asking node {node} if there's an active listener for protocol {protocol} ...",
         run=check_protocol_listener,
     ),
     Command(
-        name="check_port_connectivity",
-        summary="Basic TCP connectivity health check for each listener's port on the target node",
-        tools=HERE,
+        "check_port_connectivity",
+        "Basic TCP connectivity health check for each listener's port on the target node",
         switches=(Switch("address", str),),
         banner="Testing TCP connections to all active listeners on node {node} ...",
         run=check_port_connectivity,
     ),
     Command(
-        name="check_virtual_hosts",
-        summary="Health check that checks if all vhosts are running in the target node",
-        tools=HERE,
+        "check_virtual_hosts",
+        "Health check that checks if all vhosts are running in the target node",
         banner="Checking if all vhosts are running on node {node} ...",
         run=check_virtual_hosts,
     ),
     Command(
-        name="check_if_any_deprecated_features_are_used",
-        summary="Health check that exits with a non-zero code if deprecated features are in use",
-        tools=HERE,
+        "check_if_any_deprecated_features_are_used",
+        "Health check that exits with a non-zero code if deprecated features are in use",
         banner="Checking if any deprecated features are used ...",
         run=check_deprecated_features,
     ),
     Command(
-        name="metadata_store_status",
-        summary="Displays the state of each node's replica of the metadata",
-        tools=HERE,
+        "metadata_store_status",
+        "Displays the state of each node's replica of the metadata",
         formatter="pretty_table",
         banner="Status of the metadata store on node {node} ...",
         request=Request("GET", "convoy/metadata-store/status"),
         columns=plain(*REPLICA_COLUMNS),
     ),
     Command(
-        name="check_if_node_is_quorum_critical",
-        summary="Health check that exits with a non-zero code if there are queues with minimum "
+        "check_if_node_is_quorum_critical",
+        "Health check that exits with a non-zero code if there are queues with minimum "
         "online quorum (queues that would lose their quorum if the target node is shut down)",
         tools=(DIAGNOSTICS, QUEUES),
         banner="Checking if node {node} is critical for quorum of any queues/streams ...",
         run=check_quorum_critical,
     ),
     Command(
-        name="check_if_new_quorum_queue_replicas_have_finished_initial_sync",
-        summary="Health check that exits with a non-zero code while replicas on the target node "
+        "check_if_new_quorum_queue_replicas_have_finished_initial_sync",
+        "Health check that exits with a non-zero code while replicas on the target node "
         "are not full members yet",
         tools=(QUEUES, DIAGNOSTICS),
         banner="Checking if node {node} runs promotable replicas of any queues ...",
         run=check_initial_sync,
     ),
     Command(
-        name="check_for_quorum_queues_without_an_elected_leader",
-        summary="Health check that exits with a non-zero code if quorum queues that match have "
-        "no leader",
+        "check_for_quorum_queues_without_an_elected_leader pattern",
+        "Health check that exits with a non-zero code if quorum queues that match have no leader",
         tools=(DIAGNOSTICS, QUEUES),
-        arguments=("pattern",),
         switches=(VHOST, Switch("across-all-vhosts")),
         banner="Checking for quorum queues without an elected leader ...",
         run=check_leaders,

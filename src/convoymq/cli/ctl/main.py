@@ -11,15 +11,7 @@ from convoymq.cli import refusal_of
 from convoymq.cli.ctl import arguments as words
 from convoymq.cli.ctl import transport
 from convoymq.cli.ctl.arguments import COMMON, VHOST, Parsed, Switch
-from convoymq.cli.ctl.command import (
-    CTL,
-    DIAGNOSTICS,
-    QUEUES,
-    UPGRADE,
-    Command,
-    Invocation,
-    execute,
-)
+from convoymq.cli.ctl.command import CTL, DIAGNOSTICS, QUEUES, UPGRADE, Command, Invocation, execute
 from convoymq.cli.ctl.failures import TIMED_OUT, UNAVAILABLE, USAGE, Failure, Misused
 from convoymq.cli.ctl.formatting import rows_as, to_json
 from convoymq.cli.ctl.outputs import Note, Output, Raw, Rows, Text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from convoymq.cli.ctl.arguments import VHOST
 from convoymq.cli.ctl.command import (
     CTL,
@@ -20,22 +22,15 @@ UNKNOWN_USER = ("users/{username}", Problem(UNAVAILABLE, 'User "{username}" does
 CHANGED = (NO_SUCH_USER, VHOST_PRESENT)
 
 
-def set_permissions(invocation: Invocation) -> Output:
-    """Replaces what a user may do in a virtual host."""
-    invocation.need_present()
-    names = ("configure", "write", "read")
-    body = {name: invocation.word(name) for name in names}
-    invocation.call("PUT", "permissions/{vhost}/{username}", dict(body))
-    return None
+def _sets(path: str, *names: str) -> Callable[[Invocation], Output]:
+    """Returns a command that replaces what a user may do."""
 
+    def run(invocation: Invocation) -> Output:
+        invocation.need_present()
+        invocation.call("PUT", path, {name: invocation.word(name) for name in names})
+        return None
 
-def set_topic_permissions(invocation: Invocation) -> Output:
-    """Replaces what a user may do with a topic exchange."""
-    invocation.need_present()
-    names = ("exchange", "write", "read")
-    body = {name: invocation.word(name) for name in names}
-    invocation.call("PUT", "topic-permissions/{vhost}/{username}", dict(body))
-    return None
+    return run
 
 
 def clear_topic_permissions(invocation: Invocation) -> Output:
@@ -55,18 +50,16 @@ def clear_topic_permissions(invocation: Invocation) -> Output:
 
 COMMANDS = (
     Command(
-        name="set_permissions",
-        summary="Sets user permissions for a vhost",
-        arguments=("username", "configure", "write", "read"),
+        "set_permissions username configure write read",
+        "Sets user permissions for a vhost",
         switches=(VHOST,),
         banner='Setting permissions for user "{username}" in vhost "{vhost}" ...',
-        run=set_permissions,
+        run=_sets("permissions/{vhost}/{username}", "configure", "write", "read"),
         missing=CHANGED,
     ),
     Command(
-        name="clear_permissions",
-        summary="Revokes user permissions for a vhost",
-        arguments=("username",),
+        "clear_permissions username",
+        "Revokes user permissions for a vhost",
         switches=(VHOST,),
         banner='Clearing permissions for user "{username}" in vhost "{vhost}" ...',
         request=Request("DELETE", "permissions/{vhost}/{username}"),
@@ -74,8 +67,8 @@ COMMANDS = (
         absent_ok=True,
     ),
     Command(
-        name="list_permissions",
-        summary="Lists user permissions in a virtual host",
+        "list_permissions",
+        "Lists user permissions in a virtual host",
         tools=(CTL, DIAGNOSTICS),
         switches=(VHOST,),
         banner='Listing permissions for vhost "{vhost}" ...',
@@ -83,37 +76,34 @@ COMMANDS = (
         columns=plain("user", "configure", "write", "read"),
     ),
     Command(
-        name="list_user_permissions",
-        summary="Lists permissions of a user across all virtual hosts",
+        "list_user_permissions username",
+        "Lists permissions of a user across all virtual hosts",
         tools=(CTL, DIAGNOSTICS),
-        arguments=("username",),
         banner='Listing permissions for user "{username}" ...',
         request=Request("GET", "users/{username}/permissions"),
         columns=plain("vhost", "configure", "write", "read"),
         missing=(UNKNOWN_USER,),
     ),
     Command(
-        name="set_topic_permissions",
-        summary="Sets user topic permissions for an exchange",
-        arguments=("username", "exchange", "write", "read"),
+        "set_topic_permissions username exchange write read",
+        "Sets user topic permissions for an exchange",
         switches=(VHOST,),
         banner='Setting topic permissions on "{exchange}" for user "{username}" in vhost '
         '"{vhost}" ...',
-        run=set_topic_permissions,
+        run=_sets("topic-permissions/{vhost}/{username}", "exchange", "write", "read"),
         missing=CHANGED,
     ),
     Command(
-        name="clear_topic_permissions",
-        summary="Clears user topic permissions for a vhost or exchange",
-        arguments=("username", "exchange?"),
+        "clear_topic_permissions username exchange?",
+        "Clears user topic permissions for a vhost or exchange",
         switches=(VHOST,),
         run=clear_topic_permissions,
         missing=CHANGED,
         absent_ok=True,
     ),
     Command(
-        name="list_topic_permissions",
-        summary="Lists topic permissions in a virtual host",
+        "list_topic_permissions",
+        "Lists topic permissions in a virtual host",
         tools=(CTL, DIAGNOSTICS),
         switches=(VHOST,),
         banner='Listing topic permissions for vhost "{vhost}" ...',
@@ -122,10 +112,9 @@ COMMANDS = (
         missing=(VHOST_PRESENT,),
     ),
     Command(
-        name="list_user_topic_permissions",
-        summary="Lists user topic permissions",
+        "list_user_topic_permissions username",
+        "Lists user topic permissions",
         tools=(CTL, DIAGNOSTICS),
-        arguments=("username",),
         banner='Listing topic permissions for user "{username}" ...',
         request=Request("GET", "users/{username}/topic-permissions"),
         columns=plain("vhost", "exchange", "write", "read"),

@@ -73,9 +73,8 @@ def _policy_commands(word: str, label: str, paths: str) -> tuple[Command, ...]:
     many = paths.replace("-", "_")
     return (
         Command(
-            name=f"set_{word}",
-            summary=f"Sets or updates {'a policy' if word == 'policy' else 'an operator policy'}",
-            arguments=("name", "pattern", "definition"),
+            f"set_{word} name pattern definition",
+            f"Sets or updates {'a policy' if word == 'policy' else 'an operator policy'}",
             switches=(VHOST, *DEFINITION),
             check=announce,
             banner=f'Setting {label} "{{name}}" for pattern "{{pattern}}" to "{{definition}}" '
@@ -83,9 +82,8 @@ def _policy_commands(word: str, label: str, paths: str) -> tuple[Command, ...]:
             run=set_policy,
         ),
         Command(
-            name=f"clear_{word}",
-            summary=f"Clears (removes) {'a policy' if word == 'policy' else 'an operator policy'}",
-            arguments=("name",),
+            f"clear_{word} name",
+            f"Clears (removes) {'a policy' if word == 'policy' else 'an operator policy'}",
             switches=(VHOST,),
             banner=f'Clearing {label.removesuffix(" override")} "{{name}}" on vhost "{{vhost}}" '
             "...",
@@ -93,8 +91,8 @@ def _policy_commands(word: str, label: str, paths: str) -> tuple[Command, ...]:
             problems=ABSENT,
         ),
         Command(
-            name=f"list_{many}",
-            summary=f"Lists {paths.replace('-', ' ')} of a virtual host",
+            f"list_{many}",
+            f"Lists {paths.replace('-', ' ')} of a virtual host",
             tools=(CTL, DIAGNOSTICS),
             switches=(VHOST,),
             banner=f'Listing {label.replace("policy", "policies", 1)} for vhost "{{vhost}}" ...'
@@ -181,11 +179,9 @@ COMMANDS = (
     *_policy_commands("policy", "policy", "policies"),
     *_policy_commands("operator_policy", "operator policy override", "operator-policies"),
     Command(
-        name="list_policies_that_match",
-        summary="Lists all policies matching a queue/exchange (only the highest priority policy is "
-        "active)",
+        "list_policies_that_match name",
+        "Lists all policies matching a queue/exchange (only the highest priority policy is active)",
         tools=(DIAGNOSTICS,),
-        arguments=("name",),
         switches=(VHOST, Switch("object-type", str)),
         formatter="pretty_table",
         check=_check_object_type,
@@ -194,18 +190,16 @@ COMMANDS = (
         run=list_policies_that_match,
     ),
     Command(
-        name="set_parameter",
-        summary="Sets a runtime parameter.",
-        arguments=("component", "name", "value"),
+        "set_parameter component name value",
+        "Sets a runtime parameter.",
         switches=(VHOST,),
         banner='Setting runtime parameter "{name}" for component "{component}" to "{value}" in '
         'vhost "{vhost}" ...',
         run=set_parameter,
     ),
     Command(
-        name="clear_parameter",
-        summary="Clears a runtime parameter.",
-        arguments=("component", "name"),
+        "clear_parameter component name",
+        "Clears a runtime parameter.",
         switches=(VHOST,),
         banner='Clearing runtime parameter "{name}" for component "{component}" on vhost '
         '"{vhost}" ...',
@@ -213,8 +207,8 @@ COMMANDS = (
         problems=ABSENT,
     ),
     Command(
-        name="list_parameters",
-        summary="Lists runtime parameters for a virtual host",
+        "list_parameters",
+        "Lists runtime parameters for a virtual host",
         tools=(CTL, DIAGNOSTICS),
         switches=(VHOST,),
         banner='Listing runtime parameters for vhost "{vhost}" ...',
@@ -223,46 +217,41 @@ COMMANDS = (
         keep=lambda invocation, row: row.get("vhost") == invocation.vhost,
     ),
     Command(
-        name="set_global_parameter",
-        summary="Sets a global runtime parameter.",
-        arguments=("name", "value"),
+        "set_global_parameter name value",
+        "Sets a global runtime parameter.",
         banner='Setting global runtime parameter "{name}" to "{value}" ...',
         run=set_global_parameter,
     ),
     Command(
-        name="clear_global_parameter",
-        summary="Clears a global runtime parameter",
-        arguments=("name",),
+        "clear_global_parameter name",
+        "Clears a global runtime parameter",
         banner='Clearing global runtime parameter "{name}" ...',
         request=Request("DELETE", "global-parameters/{name}"),
         problems=ABSENT,
     ),
     Command(
-        name="list_global_parameters",
-        summary="Lists global runtime parameters",
+        "list_global_parameters",
+        "Lists global runtime parameters",
         tools=(CTL, DIAGNOSTICS),
         banner="Listing global runtime parameters ...",
         request=Request("GET", "global-parameters"),
         columns={"name": "name", "value": _value},
     ),
     Command(
-        name="set_cluster_name",
-        summary="Sets the cluster name",
-        arguments=("name",),
+        "set_cluster_name name",
+        "Sets the cluster name",
         banner="Setting cluster name to {name} ...",
         request=Request("PUT", "cluster-name", lambda given: {"name": given.word("name")}),
     ),
     Command(
-        name="export_definitions",
-        summary="Exports definitions in JSON.",
-        arguments=("file_path",),
+        "export_definitions file_path",
+        "Exports definitions in JSON.",
         switches=(IMPORT_FORMAT,),
         run=export_definitions,
     ),
     Command(
-        name="import_definitions",
-        summary="Imports definitions in JSON.",
-        arguments=("file_path?",),
+        "import_definitions file_path?",
+        "Imports definitions in JSON.",
         switches=(IMPORT_FORMAT,),
         check=_check_import,
         run=import_definitions,

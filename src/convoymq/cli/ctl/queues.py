@@ -48,7 +48,6 @@ SCHEDULED = (
 )
 CHANGES = ("vhost", "name", "size", "result")
 NOT_FOUND = {404: Problem(DATA, "not_found")}
-HERE = (QUEUES,)
 
 
 def _selection(invocation: Invocation, **more: Json) -> dict[str, Json]:
@@ -240,14 +239,10 @@ def _member_in_body(invocation: Invocation) -> Json:
     return {"node": invocation.word("target"), "membership": membership}
 
 
-QUEUE_AND_NODE = ("queue", "target")
-
 COMMANDS = (
     Command(
-        name="add_member",
-        summary="Adds a quorum queue member (replica) on the given node.",
-        tools=HERE,
-        arguments=QUEUE_AND_NODE,
+        "add_member queue target",
+        "Adds a quorum queue member (replica) on the given node.",
         switches=(VHOST, Switch("membership", str)),
         check=_check_membership,
         banner="Adding a member for queue {queue} on node {target}...",
@@ -255,31 +250,25 @@ COMMANDS = (
         problems=NOT_FOUND,
     ),
     Command(
-        name="delete_member",
-        summary="Removes a quorum queue member (replica) on the given node.",
-        tools=HERE,
-        arguments=QUEUE_AND_NODE,
+        "delete_member queue target",
+        "Removes a quorum queue member (replica) on the given node.",
         switches=(VHOST,),
         banner="Removing a replica of queue {queue} on node {target}...",
         request=Request("DELETE", "queues/quorum/{vhost}/{queue}/replicas/delete", _node_in_body),
         problems=NOT_FOUND,
     ),
     Command(
-        name="transfer_leadership",
-        summary="Makes a member the leader of a replicated queue.",
-        tools=HERE,
-        arguments=QUEUE_AND_NODE,
+        "transfer_leadership queue target",
+        "Makes a member the leader of a replicated queue.",
         switches=(VHOST,),
         banner="Transferring leadership of quorum queue {queue} to node {target}...",
         request=Request("POST", "queues/quorum/{vhost}/{queue}/leader/transfer", _node_in_body),
         problems=NOT_FOUND,
     ),
     Command(
-        name="grow",
-        summary="Grows quorum queue clusters by adding a member (replica) on the specified node "
+        "grow target strategy",
+        "Grows quorum queue clusters by adding a member (replica) on the specified node "
         "for all matching queues",
-        tools=HERE,
-        arguments=("target", "strategy"),
         switches=SELECTION,
         check=_check_strategy,
         banner="Growing queues on {target}",
@@ -287,21 +276,16 @@ COMMANDS = (
         problems=NOT_FOUND,
     ),
     Command(
-        name="grow_to_count",
-        summary="Adds members to all matching queues that have fewer than the given count",
-        tools=HERE,
-        arguments=("count", "strategy"),
+        "grow_to_count count strategy",
+        "Adds members to all matching queues that have fewer than the given count",
         switches=SELECTION,
         check=_check_count,
         banner="Growing queues to {count} members",
         run=grow_to_count,
     ),
     Command(
-        name="shrink",
-        summary="Shrinks quorum queue clusters by removing any members (replicas) on the given "
-        "node.",
-        tools=HERE,
-        arguments=("target",),
+        "shrink target",
+        "Shrinks quorum queue clusters by removing any members (replicas) on the given node.",
         switches=SELECTION,
         check=_check_selection,
         banner="Shrinking queues on {target}...",
@@ -309,10 +293,8 @@ COMMANDS = (
         problems=NOT_FOUND,
     ),
     Command(
-        name="rebalance",
-        summary="Rebalances leaders of replicated queues: all, quorum or stream.",
-        tools=HERE,
-        arguments=("type",),
+        "rebalance type",
+        "Rebalances leaders of replicated queues: all, quorum or stream.",
         switches=(
             Switch("vhost-pattern", str),
             Switch("queue-pattern", str),
@@ -324,10 +306,9 @@ COMMANDS = (
         run=rebalance,
     ),
     Command(
-        name="quorum_status",
-        summary="Displays quorum status of a quorum queue",
+        "quorum_status queue",
+        "Displays quorum status of a quorum queue",
         tools=(QUEUES, DIAGNOSTICS),
-        arguments=("queue",),
         switches=(VHOST,),
         formatter="pretty_table",
         banner="Status of queue {queue} on node {node} ...",
@@ -336,10 +317,8 @@ COMMANDS = (
         problems={404: Problem(UNAVAILABLE, "not_found")},
     ),
     Command(
-        name="peek",
-        summary="Shows the message at a position of a quorum queue, counted from 1; it stays",
-        tools=HERE,
-        arguments=("queue", "position"),
+        "peek queue position",
+        "Shows the message at a position of a quorum queue, counted from 1; it stays",
         switches=(VHOST,),
         check=_check_position,
         banner="Peeking at quorum queue {queue} at position {position}...",
@@ -353,29 +332,25 @@ COMMANDS = (
         problems={404: Problem(DATA, "Target queue does not have a message at that position")},
     ),
     Command(
-        name="reclaim_quorum_memory",
-        summary="Empties the write-ahead logs of a quorum queue's nodes and gives its memory back",
+        "reclaim_quorum_memory queue",
+        "Empties the write-ahead logs of a quorum queue's nodes and gives its memory back",
         tools=(QUEUES, DIAGNOSTICS),
-        arguments=("queue",),
         switches=(VHOST,),
         banner="Will flush Raft WAL of quorum queue {queue} ...",
         request=Request("POST", "convoy/queues/{vhost}/{queue}/memory/reclaim"),
         problems=NOT_FOUND,
     ),
     Command(
-        name="force_checkpoint",
-        summary="Has all members of the matching queues save a snapshot",
-        tools=HERE,
+        "force_checkpoint",
+        "Has all members of the matching queues save a snapshot",
         switches=SELECTION,
         check=_check_selection,
         banner="Forcing checkpoint for all matching quorum queues...",
         run=force_checkpoint,
     ),
     Command(
-        name="list_scheduled",
-        summary="Lists messages of a quorum queue that wait for a time, the next first",
-        tools=HERE,
-        arguments=("queue",),
+        "list_scheduled queue",
+        "Lists messages of a quorum queue that wait for a time, the next first",
         switches=(VHOST, Switch("limit", int)),
         check=_check_limit,
         banner="Listing messages that wait in queue {queue} ...",
@@ -383,10 +358,8 @@ COMMANDS = (
         problems=NOT_FOUND,
     ),
     Command(
-        name="cancel_scheduled",
-        summary="Drops messages of a quorum queue that wait for a time, by their ids",
-        tools=HERE,
-        arguments=("queue", "id*"),
+        "cancel_scheduled queue id*",
+        "Drops messages of a quorum queue that wait for a time, by their ids",
         switches=(VHOST,),
         check=_check_ids,
         banner="Cancelling messages that wait in queue {queue} ...",
@@ -394,10 +367,8 @@ COMMANDS = (
         problems=NOT_FOUND,
     ),
     Command(
-        name="set_prefetch",
-        summary="Changes the prefetch of a consumer that runs; 0 = no limit",
-        tools=HERE,
-        arguments=("queue", "consumer_tag", "prefetch_count"),
+        "set_prefetch queue consumer_tag prefetch_count",
+        "Changes the prefetch of a consumer that runs; 0 = no limit",
         switches=(VHOST,),
         check=_check_prefetch,
         banner="Setting the prefetch of consumer {consumer_tag} of queue {queue} to "

@@ -189,28 +189,28 @@ def reset_auth_attempts(invocation: Invocation) -> Output:
 
 COMMANDS = (
     Command(
-        name="version",
-        summary="Displays the RabbitMQ version that the tools are compatible with",
+        "version",
+        "Displays the RabbitMQ version that the tools are compatible with",
         tools=BOTH,
         run=version,
     ),
     Command(
-        name="list_node_auth_attempt_stats",
-        summary="Lists authentication attempts on the target node",
+        "list_node_auth_attempt_stats",
+        "Lists authentication attempts on the target node",
         tools=BOTH,
         banner='Listing authentication attempts for node "{node}" ...',
         run=list_auth_attempts,
     ),
     Command(
-        name="reset_node_auth_attempt_metrics",
-        summary="Resets auth attempt metrics on the target node",
+        "reset_node_auth_attempt_metrics",
+        "Resets auth attempt metrics on the target node",
         tools=BOTH,
         banner="Reset auth attempt metrics on node {node} ...",
         run=reset_auth_attempts,
     ),
     Command(
-        name="memory_breakdown",
-        summary="Provides a memory usage breakdown on the target node.",
+        "memory_breakdown",
+        "Provides a memory usage breakdown on the target node.",
         tools=(DIAGNOSTICS,),
         switches=(Switch("unit", str),),
         check=_check_unit,
@@ -218,10 +218,9 @@ COMMANDS = (
         run=memory_breakdown,
     ),
     Command(
-        name="list_unresponsive_queues",
-        summary="Lists the queues that answer nobody now",
+        "list_unresponsive_queues column*",
+        "Lists the queues that answer nobody now",
         tools=BOTH,
-        arguments=("column*",),
         switches=(VHOST, Switch("local")),
         banner="Listing unresponsive queues for vhost {vhost} ...",
         columns={name: name for name in ("name", "durable", "auto_delete", "arguments", "state")},
@@ -230,16 +229,15 @@ COMMANDS = (
         absent_ok=True,
     ),
     Command(
-        name="report",
-        summary="Generates a server status report, for support",
+        "report",
+        "Generates a server status report, for support",
         tools=BOTH,
         banner="Reporting server status of node {node} ...",
         run=report,
     ),
     Command(
-        name="check_certificate_expiration",
-        summary="Checks the expiration date on the certificates for every listener configured to "
-        "use TLS",
+        "check_certificate_expiration",
+        "Checks the expiration date on the certificates for every listener configured to use TLS",
         tools=(DIAGNOSTICS,),
         switches=(Switch("within", int), Switch("unit", str)),
         check=_check_within,
@@ -247,17 +245,16 @@ COMMANDS = (
         run=check_certificates,
     ),
     Command(
-        name="check_if_node_is_mirror_sync_critical",
-        summary="Health check that succeeds: there are no mirrored queues",
+        "check_if_node_is_mirror_sync_critical",
+        "Health check that succeeds: there are no mirrored queues",
         tools=(QUEUES, DIAGNOSTICS),
         banner="Checking if node {node} is critical for data safety of any classic mirrored "
         "queues ...",
         run=check_mirrors,
     ),
     Command(
-        name="check_if_cluster_has_classic_queue_mirroring_policy",
-        summary="Health check that exits with a non-zero code if there are policies for mirrored "
-        "queues",
+        "check_if_cluster_has_classic_queue_mirroring_policy",
+        "Health check that exits with a non-zero code if there are policies for mirrored queues",
         tools=(QUEUES, DIAGNOSTICS),
         banner="Checking if cluster {node} has any classic queue mirroring policy ...",
         run=check_mirroring_policies,

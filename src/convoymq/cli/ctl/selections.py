@@ -7,7 +7,7 @@ import time
 import uuid
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
-from convoymq.cli.ctl.command import QUEUES, Command, Invocation, json_word, object_of, rows_of
+from convoymq.cli.ctl.command import Command, Invocation, json_word, object_of, rows_of
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
 from convoymq.cli.ctl.outputs import Output, Rows
 from convoymq.model.json import Json, JsonObject
@@ -222,10 +222,8 @@ UNKNOWN = {404: Problem(DATA, "The message or operation is not known")}
 
 COMMANDS = (
     Command(
-        name="browse",
-        summary="Shows the ready messages of a quorum queue, by a filter; they stay",
-        tools=(QUEUES,),
-        arguments=("queue",),
+        "browse queue",
+        "Shows the ready messages of a quorum queue, by a filter; they stay",
         switches=(
             VHOST,
             *FILTER,
@@ -239,10 +237,8 @@ COMMANDS = (
         missing=QUEUE_MISSING,
     ),
     Command(
-        name="delete_messages",
-        summary="Deletes chosen messages of a quorum queue",
-        tools=(QUEUES,),
-        arguments=("queue", "id*"),
+        "delete_messages queue id*",
+        "Deletes chosen messages of a quorum queue",
         switches=SELECTION,
         check=_check_chosen,
         banner="Deleting messages of quorum queue {queue}...",
@@ -250,10 +246,8 @@ COMMANDS = (
         missing=QUEUE_MISSING,
     ),
     Command(
-        name="move_messages",
-        summary="Moves chosen messages of a quorum queue to another queue or to an exchange",
-        tools=(QUEUES,),
-        arguments=("queue", "id*"),
+        "move_messages queue id*",
+        "Moves chosen messages of a quorum queue to another queue or to an exchange",
         switches=(*SELECTION, *TARGET),
         check=_check_target,
         banner="Moving messages of quorum queue {queue}...",
@@ -261,10 +255,8 @@ COMMANDS = (
         missing=QUEUE_MISSING,
     ),
     Command(
-        name="retry_messages",
-        summary="Sends chosen dead letters of a quorum queue back to where they came from",
-        tools=(QUEUES,),
-        arguments=("queue", "id*"),
+        "retry_messages queue id*",
+        "Sends chosen dead letters of a quorum queue back to where they came from",
         switches=(*SELECTION, TO),
         check=_check_chosen,
         banner="Retrying messages of quorum queue {queue}...",
@@ -272,10 +264,8 @@ COMMANDS = (
         missing=QUEUE_MISSING,
     ),
     Command(
-        name="republish_message",
-        summary="Publishes a message of a quorum queue with other properties or another payload",
-        tools=(QUEUES,),
-        arguments=("queue", "id"),
+        "republish_message queue id",
+        "Publishes a message of a quorum queue with other properties or another payload",
         switches=(
             VHOST,
             *TARGET,
@@ -293,20 +283,16 @@ COMMANDS = (
         problems=UNKNOWN,
     ),
     Command(
-        name="list_operations",
-        summary="Lists operations on chosen messages of a quorum queue",
-        tools=(QUEUES,),
-        arguments=("queue",),
+        "list_operations queue",
+        "Lists operations on chosen messages of a quorum queue",
         switches=(VHOST,),
         banner="Listing operations of quorum queue {queue}...",
         run=list_operations,
         missing=QUEUE_MISSING,
     ),
     Command(
-        name="cancel_operation",
-        summary="Ends an operation on chosen messages; those that are not on their way come back",
-        tools=(QUEUES,),
-        arguments=("queue", "operation"),
+        "cancel_operation queue operation",
+        "Ends an operation on chosen messages; those that are not on their way come back",
         switches=(VHOST,),
         banner="Cancelling operation {operation} of quorum queue {queue}...",
         run=cancel_operation,

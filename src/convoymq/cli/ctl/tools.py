@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from convoymq.cli.ctl import (
     cluster,
     diagnostics,
@@ -16,22 +18,27 @@ from convoymq.cli.ctl import (
     users,
     vhosts,
 )
-from convoymq.cli.ctl.command import Command
+from convoymq.cli.ctl.command import CTL, DIAGNOSTICS, QUEUES, TOPICS, UPGRADE, Command
 
-COMMANDS: tuple[Command, ...] = (
-    *cluster.COMMANDS,
-    *users.COMMANDS,
-    *vhosts.COMMANDS,
-    *permissions.COMMANDS,
-    *policies.COMMANDS,
-    *lists.COMMANDS,
-    *diagnostics.COMMANDS,
-    *queues.COMMANDS,
-    *reports.COMMANDS,
-    *selections.COMMANDS,
-    *topics.COMMANDS,
-    *upgrade.COMMANDS,
+COMMANDS = tuple(
+    replace(command, tools=command.tools or (own,))
+    for commands, own in (
+        (cluster.COMMANDS, CTL),
+        (users.COMMANDS, CTL),
+        (vhosts.COMMANDS, CTL),
+        (permissions.COMMANDS, CTL),
+        (policies.COMMANDS, CTL),
+        (lists.COMMANDS, CTL),
+        (diagnostics.COMMANDS, DIAGNOSTICS),
+        (queues.COMMANDS, QUEUES),
+        (reports.COMMANDS, CTL),
+        (selections.COMMANDS, QUEUES),
+        (topics.COMMANDS, TOPICS),
+        (upgrade.COMMANDS, UPGRADE),
+    )
+    for command in commands
 )
+"""Commands of all modules. A command that names no tool belongs to the tool of its module."""
 
 
 def commands_of(tool: str) -> dict[str, Command]:

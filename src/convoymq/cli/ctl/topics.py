@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
-from convoymq.cli.ctl.command import TOPICS, Command, Invocation, object_of, rows_of
+from convoymq.cli.ctl.command import Command, Invocation, object_of, rows_of
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
 from convoymq.cli.ctl.outputs import Output, Rows, Text
 from convoymq.cli.ctl.topic_scaling import explained
@@ -22,7 +23,6 @@ WAIT_S = 60
 SAMPLE_S = 2
 """Time over which the rates of a page are means."""
 SAMPLE_S_MAX = 3600
-HERE = (TOPICS,)
 TOPIC = "topics/{vhost}/{name}"
 GROUP = TOPIC + "/groups/{group}"
 LISTED = ("name", "mode", "logical", "partitions", "version", "groups", "change")
@@ -65,9 +65,12 @@ REFUSED = frozenset((400, 404, 410))
 """Status of answers to what cannot be done as it was asked for."""
 
 
-def _ask(invocation: Invocation, method: str, template: str, body: Json = None) -> Json:
+def _ask(
+    invocation: Invocation, method: str, template: str, body: JsonObject | None = None
+) -> Json:
     """Carries out a request. Raises Failure with the reason that the node gives."""
-    answer = invocation.api.request(method, invocation.path(template), body)
+    sent: Json = body  # type: ignore[assignment]
+    answer = invocation.api.request(method, invocation.path(template), sent)
     if answer.status < 300:
         return answer.content
     found = object_of(answer.content)
@@ -76,6 +79,21 @@ def _ask(invocation: Invocation, method: str, template: str, body: Json = None) 
         document["code"] = found["code"]
     code = DATA if answer.status in REFUSED else UNAVAILABLE
     raise Failure(code, answer.reason, document=document)
+
+
+def _listed(template: str, columns: tuple[str, ...]) -> Callable[[Invocation], Output]:
+    """Returns a command that shows the rows of a path."""
+    return lambda invocation: Rows(columns, rows_of(_ask(invocation, "GET", template)), nulls=True)
+
+
+def _deleted(template: str) -> Callable[[Invocation], Output]:
+    """Returns a command that deletes what a path names."""
+
+    def run(invocation: Invocation) -> Output:
+        _ask(invocation, "DELETE", template)
+        return None
+
+    return run
 
 
 def _number(what: str, text: str) -> int:
@@ -109,19 +127,8 @@ def create(invocation: Invocation) -> Output:
     names = ("partitions", "logical", "mode", *SETTINGS)
     keys = {name: name.replace("-", "_") for name in names}
     body: JsonObject = {name: values[key] for name, key in keys.items() if key in values}
-    _ask(invocation, "PUT", TOPIC, body)  # type: ignore[arg-type]
+    _ask(invocation, "PUT", TOPIC, body)
     return None
-
-
-def delete(invocation: Invocation) -> Output:
-    """Deletes a topic with its messages, groups and exchange."""
-    _ask(invocation, "DELETE", TOPIC)
-    return None
-
-
-def list_topics(invocation: Invocation) -> Output:
-    """The topics of a virtual host."""
-    return Rows(LISTED, rows_of(_ask(invocation, "GET", "topics/{vhost}")), nulls=True)
 
 
 def describe(invocation: Invocation) -> Output:
@@ -162,7 +169,7 @@ def _check_route(invocation: Invocation) -> None:
 def autoscale(invocation: Invocation) -> Output:
     """Says how a topic scales by itself, or shows what is decided and why."""
     if invocation.word("action") == "set":
-        _ask(invocation, "PUT", TOPIC + "/autoscale", _scaling(invocation))  # type: ignore[arg-type]
+        _ask(invocation, "PUT", TOPIC + "/autoscale", _scaling(invocation))
         return None
     found = object_of(_ask(invocation, "GET", TOPIC + "/autoscale"))
     return Text(explained(found), found)
@@ -199,7 +206,7 @@ def _change(invocation: Invocation, verb: str, body: JsonObject) -> Output:
     """Begins a change, or finds it by its id, and waits for its end."""
     if "change_id" in invocation.values:
         body["change_id"] = invocation.value("change_id", "")
-    found = object_of(_ask(invocation, "POST", f"{TOPIC}/{verb}", body))  # type: ignore[arg-type]
+    found = object_of(_ask(invocation, "POST", f"{TOPIC}/{verb}", body))
     invocation.words["change"] = str(found["change_id"])
     until = time.monotonic() + invocation.value("wait", WAIT_S)
     while found["phase"] not in ("done", "aborted") and time.monotonic() < until:
@@ -239,10 +246,7 @@ def _check_merge(invocation: Invocation) -> None:
 
 def move(invocation: Invocation) -> Output:
     """Replaces a partition by one on another node."""
-    body: JsonObject = {
-        "pid": int(invocation.word("pid")),
-        "node": invocation.value("to", ""),
-    }
+    body: JsonObject = {"pid": int(invocation.word("pid")), "node": invocation.value("to", "")}
     return _change(invocation, "move", body)
 
 
@@ -252,43 +256,14 @@ def _check_move(invocation: Invocation) -> None:
         raise Misused("Say where it goes: --to NODE", DATA)
 
 
-def changes(invocation: Invocation) -> Output:
-    """The change that runs, or the last one."""
-    rows = rows_of(_ask(invocation, "GET", TOPIC + "/changes"))
-    return Rows(CHANGE, rows, nulls=True)
-
-
-def durations(invocation: Invocation) -> Output:
-    """Durations of the last changes by phase, as the node has seen them."""
-    rows = rows_of(_ask(invocation, "GET", TOPIC + "/durations"))
-    return Rows(DURATIONS, rows, nulls=True)
-
-
-def abort(invocation: Invocation) -> Output:
-    """Gives a change up that has closed no partition."""
-    _ask(invocation, "DELETE", TOPIC + "/changes/{change}")
-    return None
-
-
 def drain(invocation: Invocation) -> Output:
     """Moves the open partitions that a node leads to other nodes."""
     body: JsonObject = {"node": invocation.word("target")}
-    rows = rows_of(_ask(invocation, "POST", "topics/drain", body))  # type: ignore[arg-type]
+    rows = rows_of(_ask(invocation, "POST", "topics/drain", body))
     shown = Rows(DRAINED, rows, nulls=True)
     if any(row.get("error") for row in rows):
         raise Failure(UNAVAILABLE, "", rows=shown)
     return shown
-
-
-def drains(invocation: Invocation) -> Output:
-    """Nodes that give their partitions away, and what is left on them."""
-    return Rows(DRAINS, rows_of(_ask(invocation, "GET", "convoy/topics/drains")), nulls=True)
-
-
-def revive(invocation: Invocation) -> Output:
-    """Ends a drain."""
-    _ask(invocation, "DELETE", "convoy/topics/drains/{target}")
-    return None
 
 
 def seal(invocation: Invocation) -> Output:
@@ -299,16 +274,11 @@ def seal(invocation: Invocation) -> Output:
 def declare_lost(invocation: Invocation) -> Output:
     """Gives a partition up whose end nobody knows."""
     body: JsonObject = {"pid": int(invocation.word("pid"))}
-    _ask(invocation, "POST", TOPIC + "/declare-lost", body)  # type: ignore[arg-type]
+    _ask(invocation, "POST", TOPIC + "/declare-lost", body)
     return None
 
 
 # --- groups ------------------------------------------------------------------------------------
-
-
-def groups(invocation: Invocation) -> Output:
-    """The consumer groups of a topic."""
-    return Rows(GROUPS, rows_of(_ask(invocation, "GET", TOPIC + "/groups")), nulls=True)
 
 
 def create_group(invocation: Invocation) -> Output:
@@ -318,29 +288,13 @@ def create_group(invocation: Invocation) -> Output:
         body.update(_position(invocation))
     if "advance" in invocation.values:
         body["advance"] = invocation.value("advance", "")
-    _ask(invocation, "PUT", GROUP, body)  # type: ignore[arg-type]
+    _ask(invocation, "PUT", GROUP, body)
     return None
 
 
 def _check_create_group(invocation: Invocation) -> None:
     if _named_positions(invocation):
         _position(invocation)
-
-
-def losses(invocation: Invocation) -> Output:
-    """Messages that groups go on without."""
-    return Rows(LOSSES, rows_of(_ask(invocation, "GET", TOPIC + "/losses")), nulls=True)
-
-
-def delete_group(invocation: Invocation) -> Output:
-    """Deletes a consumer group."""
-    _ask(invocation, "DELETE", GROUP)
-    return None
-
-
-def lag(invocation: Invocation) -> Output:
-    """Positions of a group in the partitions that it has not left behind."""
-    return Rows(LAG, rows_of(_ask(invocation, "GET", GROUP + "/lag")), nulls=True)
 
 
 def _named_positions(invocation: Invocation) -> list[str]:
@@ -374,7 +328,7 @@ def _vector(text: str) -> JsonObject:
 
 def seek(invocation: Invocation) -> Output:
     """Has a group read again from a position."""
-    _ask(invocation, "POST", GROUP + "/seek", _position(invocation))  # type: ignore[arg-type]
+    _ask(invocation, "POST", GROUP + "/seek", _position(invocation))
     return None
 
 
@@ -396,7 +350,7 @@ def park(invocation: Invocation) -> Output:
     body: JsonObject = {"keys": list(invocation.rest), "encoding": encoding}
     if invocation.word("action") == "replace":
         body.update(payload=invocation.value("body", ""), payload_encoding=encoding)
-    _ask(invocation, "POST", GROUP + "/park/{action}", body)  # type: ignore[arg-type]
+    _ask(invocation, "POST", GROUP + "/park/{action}", body)
     return None
 
 
@@ -463,19 +417,15 @@ POSITIONS = (
 
 COMMANDS = (
     Command(
-        name="show",
-        summary="Writes a page about a topic: route history, changes, rates of partitions, groups",
-        tools=HERE,
-        arguments=("name",),
+        "show name",
+        "Writes a page about a topic: route history, changes, rates of partitions, groups",
         switches=(VHOST, Switch("html", str), Switch("seconds", int)),
         check=_check_show,
         run=show,
     ),
     Command(
-        name="create",
-        summary="Creates an ordered topic, and an exchange of its name to publish to",
-        tools=HERE,
-        arguments=("name",),
+        "create name",
+        "Creates an ordered topic, and an exchange of its name to publish to",
         switches=(
             VHOST,
             Switch("partitions", int),
@@ -498,35 +448,28 @@ COMMANDS = (
         run=create,
     ),
     Command(
-        name="delete",
-        summary="Deletes a topic with its messages, groups and exchange",
-        tools=HERE,
-        arguments=("name",),
+        "delete name",
+        "Deletes a topic with its messages, groups and exchange",
         switches=(VHOST,),
         banner="Deleting topic {name}...",
-        run=delete,
+        run=_deleted(TOPIC),
     ),
     Command(
-        name="list",
-        summary="Lists the topics of a virtual host",
-        tools=HERE,
+        "list",
+        "Lists the topics of a virtual host",
         switches=(VHOST,),
         banner="Listing topics of vhost {vhost}...",
-        run=list_topics,
+        run=_listed("topics/{vhost}", LISTED),
     ),
     Command(
-        name="describe",
-        summary="Shows a topic; as JSON with all of its partitions",
-        tools=HERE,
-        arguments=("name",),
+        "describe name",
+        "Shows a topic; as JSON with all of its partitions",
         switches=(VHOST,),
         run=describe,
     ),
     Command(
-        name="route",
-        summary="Lists the partitions of the newest route version, of another one, or of all",
-        tools=HERE,
-        arguments=("name",),
+        "route name",
+        "Lists the partitions of the newest route version, of another one, or of all",
         # `--version` of other commands is a flag: the program's version.
         switches=(VHOST, Switch("version", int, "V"), Switch("lineage")),
         check=_check_route,
@@ -534,187 +477,145 @@ COMMANDS = (
         run=route,
     ),
     Command(
-        name="autoscale",
-        summary="Sets how a topic scales by itself; explains what is decided, and by which rule",
-        tools=HERE,
-        arguments=("name", "action"),
+        "autoscale name action",
+        "Sets how a topic scales by itself; explains what is decided, and by which rule",
         switches=(VHOST, *(Switch(name, str) for name in AUTOSCALE)),
         check=_check_autoscale,
         run=autoscale,
     ),
     Command(
-        name="split",
-        summary="Splits a partition in two, or at given logical partitions, and waits for the end",
-        tools=HERE,
-        arguments=("name", "pid"),
+        "split name pid",
+        "Splits a partition in two, or at given logical partitions, and waits for the end",
         switches=(VHOST, Switch("at", str), CHANGE_ID, WAIT),
         check=_check_split,
         banner="Splitting partition {pid} of topic {name}...",
         run=split,
     ),
     Command(
-        name="merge",
-        summary="Merges neighbouring partitions into one, and waits for the end",
-        tools=HERE,
-        arguments=("name", "pid*"),
+        "merge name pid*",
+        "Merges neighbouring partitions into one, and waits for the end",
         switches=(VHOST, CHANGE_ID, WAIT),
         check=_check_merge,
         banner="Merging partitions of topic {name}...",
         run=merge,
     ),
     Command(
-        name="move",
-        summary="Moves a partition to another node, and waits for the end",
-        tools=HERE,
-        arguments=("name", "pid"),
+        "move name pid",
+        "Moves a partition to another node, and waits for the end",
         switches=(VHOST, Switch("to", str), CHANGE_ID, WAIT),
         check=_check_move,
         banner="Moving partition {pid} of topic {name}...",
         run=move,
     ),
     Command(
-        name="changes",
-        summary="Shows the change of a topic that runs, or ended last",
-        tools=HERE,
-        arguments=("name",),
+        "changes name",
+        "Shows the change of a topic that runs, or ended last",
         switches=(VHOST,),
         banner="Listing changes of topic {name}...",
-        run=changes,
+        run=_listed(TOPIC + "/changes", CHANGE),
     ),
     Command(
-        name="durations",
-        summary="Shows how long the phases of the last changes took, as the node has seen them",
-        tools=HERE,
-        arguments=("name",),
+        "durations name",
+        "Shows how long the phases of the last changes took, as the node has seen them",
         switches=(VHOST,),
         banner="Listing durations of changes of topic {name}...",
-        run=durations,
+        run=_listed(TOPIC + "/durations", DURATIONS),
     ),
     Command(
-        name="abort",
-        summary="Gives a change up that has not closed a partition yet",
-        tools=HERE,
-        arguments=("name", "change"),
+        "abort name change",
+        "Gives a change up that has not closed a partition yet",
         switches=(VHOST,),
         banner="Giving up change {change} of topic {name}...",
-        run=abort,
+        run=_deleted(TOPIC + "/changes/{change}"),
     ),
     Command(
-        name="drain",
-        summary="Has a node give its partitions away, and waits until it has no open one to give",
-        tools=HERE,
-        arguments=("target",),
+        "drain target",
+        "Has a node give its partitions away, and waits until it has no open one to give",
         banner="Moving partitions off node {target}...",
         run=drain,
     ),
     Command(
-        name="drains",
-        summary="Lists the nodes that give their partitions away, and what is left on them",
-        tools=HERE,
+        "drains",
+        "Lists the nodes that give their partitions away, and what is left on them",
         banner="Listing drains...",
-        run=drains,
+        run=_listed("convoy/topics/drains", DRAINS),
     ),
     Command(
-        name="revive",
-        summary="Ends a drain: the node gets partitions again",
-        tools=HERE,
-        arguments=("target",),
+        "revive target",
+        "Ends a drain: the node gets partitions again",
         banner="Ending the drain of node {target}...",
-        run=revive,
+        run=_deleted("convoy/topics/drains/{target}"),
     ),
     Command(
-        name="seal",
-        summary="Seals a partition whose majority is gone: writes go on, readers wait for it",
-        tools=HERE,
-        arguments=("name", "pid"),
+        "seal name pid",
+        "Seals a partition whose majority is gone: writes go on, readers wait for it",
         switches=(VHOST, WAIT),
         check=_check_numbers,
         banner="Sealing partition {pid} of topic {name} from outside...",
         run=seal,
     ),
     Command(
-        name="declare-lost",
-        summary="Gives up a partition that was sealed without its node: groups go on without it",
-        tools=HERE,
-        arguments=("name", "pid"),
+        "declare-lost name pid",
+        "Gives up a partition that was sealed without its node: groups go on without it",
         switches=(VHOST,),
         check=_check_numbers,
         banner="Declaring partition {pid} of topic {name} lost...",
         run=declare_lost,
     ),
     Command(
-        name="groups",
-        summary="Lists the consumer groups of a topic",
-        tools=HERE,
-        arguments=("name",),
+        "groups name",
+        "Lists the consumer groups of a topic",
         switches=(VHOST,),
         banner="Listing groups of topic {name}...",
-        run=groups,
+        run=_listed(TOPIC + "/groups", GROUPS),
     ),
     Command(
-        name="create-group",
-        summary="Creates a consumer group, from the first message on unless a position is given",
-        tools=HERE,
-        arguments=("name", "group"),
+        "create-group name group",
+        "Creates a consumer group, from the first message on unless a position is given",
         switches=(VHOST, Switch("advance", str, choices=("linear", "dag")), *POSITIONS),
         check=_check_create_group,
         banner="Creating group {group} of topic {name}...",
         run=create_group,
     ),
     Command(
-        name="losses",
-        summary="Lists what groups go on without, because a partition was declared lost",
-        tools=HERE,
-        arguments=("name",),
+        "losses name",
+        "Lists what groups go on without, because a partition was declared lost",
         switches=(VHOST,),
         banner="Listing losses of topic {name}...",
-        run=losses,
+        run=_listed(TOPIC + "/losses", LOSSES),
     ),
     Command(
-        name="delete-group",
-        summary="Deletes a consumer group without members; partitions are not kept for it any more",
-        tools=HERE,
-        arguments=("name", "group"),
+        "delete-group name group",
+        "Deletes a consumer group without members; partitions are not kept for it any more",
         switches=(VHOST,),
         banner="Deleting group {group} of topic {name}...",
-        run=delete_group,
+        run=_deleted(GROUP),
     ),
     Command(
-        name="lag",
-        summary="Lists what a group has before it, by partition",
-        tools=HERE,
-        arguments=("name", "group"),
+        "lag name group",
+        "Lists what a group has before it, by partition",
         switches=(VHOST,),
         banner="Listing the lag of group {group} of topic {name}...",
-        run=lag,
+        run=_listed(GROUP + "/lag", LAG),
     ),
     Command(
-        name="seek",
-        summary="Has a group without members read again from a position",
-        tools=HERE,
-        arguments=("name", "group"),
-        switches=(
-            VHOST,
-            *POSITIONS,
-        ),
+        "seek name group",
+        "Has a group without members read again from a position",
+        switches=(VHOST, *POSITIONS),
         check=_check_seek,
         banner="Seeking group {group} of topic {name}...",
         run=seek,
     ),
     Command(
-        name="accept-loss",
-        summary="Has a group go on behind messages that retention cut before it had read them",
-        tools=HERE,
-        arguments=("name", "group"),
+        "accept-loss name group",
+        "Has a group go on behind messages that retention cut before it had read them",
         switches=(VHOST,),
         banner="Accepting the loss of group {group} of topic {name}...",
         run=accept_loss,
     ),
     Command(
-        name="park",
-        summary="Lists and resumes parked keys of a group; retries, skips, replaces first messages",
-        tools=HERE,
-        arguments=("action", "name", "group", "key*"),
+        "park action name group key*",
+        "Lists and resumes parked keys of a group; retries, skips, replaces first messages",
         switches=(VHOST, Switch("base64"), Switch("body", str)),
         check=_check_park,
         run=park,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from convoymq.cli.ctl.command import UPGRADE, Command, Invocation
+from convoymq.cli.ctl.command import Command, Invocation
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Problem
 from convoymq.cli.ctl.listeners import nodes_of
 from convoymq.cli.ctl.outputs import Output, Text
@@ -72,11 +72,9 @@ def post_upgrade(invocation: Invocation) -> Output:
 
 COMMANDS = (
     Command(
-        name="drain",
-        summary="Puts the node in maintenance mode. Such node will not serve any client traffic "
+        "drain target?",
+        "Puts the node in maintenance mode. Such node will not serve any client traffic "
         "or host any primary queue replicas",
-        tools=(UPGRADE,),
-        arguments=("target?",),
         check=_target,
         banner="Will put node {target} into maintenance mode. The node will no longer serve any "
         "client traffic!",
@@ -84,11 +82,9 @@ COMMANDS = (
         problems=NOT_FOUND,
     ),
     Command(
-        name="revive",
-        summary="Puts the node out of maintenance and into regular operating mode. Such nodes "
+        "revive target?",
+        "Puts the node out of maintenance and into regular operating mode. Such nodes "
         "will again serve client traffic and host primary queue replicas",
-        tools=(UPGRADE,),
-        arguments=("target?",),
         check=_target,
         banner="Will put node {target} back into regular operating mode. The node will again "
         "serve client traffic and host primary queue replicas.",
@@ -96,28 +92,25 @@ COMMANDS = (
         problems=NOT_FOUND,
     ),
     Command(
-        name="await_online_quorum_plus_one",
-        summary="Waits for all replicated queues to have an above minimum online quorum. This "
+        "await_online_quorum_plus_one",
+        "Waits for all replicated queues to have an above minimum online quorum. This "
         "makes sure that no queue would lose its quorum if the target node is shut down",
-        tools=(UPGRADE,),
         check=_announce,
         banner="Will wait for a quorum + 1 of nodes to be online for all quorum queues for "
         "{timeout} seconds...",
         run=await_quorum,
     ),
     Command(
-        name="await_online_synchronized_mirror",
-        summary="Succeeds at once: there are no mirrored queues",
-        tools=(UPGRADE,),
+        "await_online_synchronized_mirror",
+        "Succeeds at once: there are no mirrored queues",
         check=_announce,
         banner="Will wait for a synchronised mirror be online for all classic mirrored queues for "
         "{timeout} seconds...",
         run=await_mirrors,
     ),
     Command(
-        name="post_upgrade",
-        summary="Runs post-upgrade tasks",
-        tools=(UPGRADE,),
+        "post_upgrade",
+        "Runs post-upgrade tasks",
         banner="Executing post upgrade tasks...",
         run=post_upgrade,
     ),
