@@ -7,7 +7,7 @@ before it is needed.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import DataSource
 
@@ -20,22 +20,28 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from convoymq.spark.sources import StreamSource
+    from convoymq.spark.sources import QueueSource, StreamSource
 
 
 class DefaultSource(DataSource):
     """Format `convoymq`: see docs/spark.md."""
 
+    FORMAT: ClassVar[str] = "convoymq"
+
     def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._source = self._source_class()(dict(options))
+
+    @staticmethod
+    def _source_class() -> type[StreamSource | QueueSource]:
         from convoymq.spark.sources import StreamSource
 
-        super().__init__(options)
-        self._source: StreamSource = StreamSource(dict(options))
+        return StreamSource
 
     @classmethod
     def name(cls) -> str:
         """Returns the format's name."""
-        return "convoymq"
+        return cls.FORMAT
 
     def schema(self) -> StructType:
         """Columns by name and type; asks nobody."""
