@@ -265,7 +265,6 @@ class DeadLetterPublisher(NullEvents):
         return any(each.blocked and not is_gone(each.client) for each in self._targets.values())
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
-        """See `PublisherEvents`."""
         for target in self._targets.values():
             if target.client is client:
                 target.blocked = blocked

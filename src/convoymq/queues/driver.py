@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
-from convoymq.metadata.commands import ChangeView, SetMembers
+from convoymq.metadata.commands import SetMembers
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
@@ -128,10 +128,8 @@ class HostParts:
     """To be called when there is work for `end_of_round`."""
     await_room: Callable[[int, Waiting], None]
     """`ReplicaHost.await_room`."""
-    record_members: Callable[[SetMembers | ChangeView, Answer], object]
+    record_members: Callable[[SetMembers, Answer], object]
     """Has other members of a queue recorded in the tree."""
-    has_majority: Callable[[], bool]
-    """Returns whether more than half of the cluster's nodes can be reached."""
     note: Callable[..., None]
     """(event, fields by name): logs an event of a queue."""
     dead_letters: DeadLetterOptions | None = None
@@ -255,14 +253,12 @@ class GroupDriver(QueueDriver):
     """Argument for the number of members that a queue begins with."""
 
     def size(self, arguments: Table, default: int) -> int:
-        """See `QueueDriver`."""
         size = arguments.get(self.group_size_argument)
         if size is not None and isinstance(size.value, int) and size.value > 0:
             return size.value
         return default
 
     def state(self, leader: int | None, online: int, members: int) -> str:
-        """See `QueueDriver`."""
         return group_state(leader, online, members)
 
     @abstractmethod
@@ -292,7 +288,6 @@ class HomeDriver(HostedDriver):
     """A type whose queues are kept on one node each."""
 
     def size(self, arguments: Table, default: int) -> int:
-        """See `QueueDriver`."""
         return 1
 
 

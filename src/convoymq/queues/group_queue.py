@@ -671,11 +671,9 @@ class GroupQueue(Queue):
 
     @property
     def known_leader(self) -> int | None:
-        """See `Queue`."""
         return self.leader if self.leader is not None else self._host.leader_of(self.group)
 
     def follow_members(self, members: tuple[int, ...], config: tuple[int, int]) -> None:
-        """See `Queue`."""
         self.members = members
 
     def on_deleted(self) -> None:

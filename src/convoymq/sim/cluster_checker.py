@@ -35,7 +35,6 @@ class ClusterChecker(GroupChecker):
         self.on_recovered_alone: Callable[[ClusterChecker, int, GroupLog, int], None]
 
     def on_append(self, node: int, log: GroupLog, entry: Entry) -> None:
-        """See `GroupChecker`."""
         if entry.kind == ENTRY_MEMBERSHIP:
             found = decode_membership(entry.data[HEADER_SIZE:])
             self.memberships[entry.index, entry.term] = frozenset(found.nodes)

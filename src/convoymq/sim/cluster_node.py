@@ -539,11 +539,9 @@ class ClusterNode(GroupNode):
         return True
 
     def say(self) -> bytes:
-        """See `GroupNode`."""
         return msgspec.msgpack.encode(self.hello())
 
     def judge(self, peer: int, said: bytes) -> int:
-        """See `GroupNode`."""
         try:
             told = read_hello(msgspec.msgpack.decode(said), self.hello())
         except LinkRefused:

@@ -68,7 +68,6 @@ class ClusterInjector(GroupInjector):
     world: ClusterWorld
 
     def moments(self) -> dict[str, Callable[[], None]]:
-        """See `Injector`."""
         return {
             **super().moments(),
             "forget": self.world.forget,
@@ -99,11 +98,9 @@ class ClusterLoad(GroupLoad):
     def make_world(
         self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
     ) -> ClusterWorld:
-        """See `Load`."""
         return ClusterWorld(draw_plan(seed, faults, self), self, sink)
 
     def vary(self, seed: int, share: float) -> Variation:
-        """See `GroupLoad`."""
         more = Random(seed ^ 0xC1)
         kinds = {kind for kind in CLUSTER if more.random() < share}
         overtake = more.random() < 0.5
@@ -345,7 +342,6 @@ class ClusterWorld(GroupWorld):
                     return
 
     def channel_kind(self, group: int) -> ChannelKind:
-        """See `World`."""
         is_stream = isinstance(self.referees[group], StreamReferee)
         return StreamChannel if is_stream else Channel
 

@@ -41,7 +41,6 @@ class GroupInjector(Injector):
     world: GroupWorld
 
     def moments(self) -> dict[str, Callable[[], None]]:
-        """See `Injector`."""
         return {
             **super().moments(),
             "wipe": self._wipe,

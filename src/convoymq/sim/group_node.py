@@ -289,7 +289,6 @@ class GroupNode(SimNode):
     # Rounds.
 
     def end_of_round(self) -> None:
-        """See `SimNode`."""
         self.host.end_of_round()
         if self.host.deferred.release_due:
             self.host.deferred.release()

@@ -65,7 +65,6 @@ class GroupLoad(Load):
     def make_world(
         self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
     ) -> GroupWorld:
-        """See `Load`."""
         return self.world_class(draw_plan(seed, faults, self), self, sink)
 
     # The plan.
@@ -166,15 +165,12 @@ class GroupWorld(World):
         self.load.start()
 
     def groups_of(self, node: SimNode) -> Iterable[int]:
-        """See `World`."""
         return self.places
 
     def channel_kind(self, group: int) -> ChannelKind:
-        """See `World`."""
         return self.load.channel_kind(group)
 
     def referee_of(self, group: int) -> ChannelReferee:
-        """See `World`."""
         return cast(ChannelReferee, self.referees[group])
 
     def _on_wiped(self, node: SimNode) -> None:

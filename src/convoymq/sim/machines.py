@@ -105,7 +105,6 @@ class MachineLoad(GroupLoad):
     world: MachineWorld
 
     def make_referee(self, group: int, settings: dict[str, int]) -> _Clients:
-        """See `GroupLoad`."""
         return _Clients(self.world)
 
 

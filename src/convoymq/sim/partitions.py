@@ -314,22 +314,17 @@ class PartitionLoad(StreamLoad):
     text = "partitions of topics, each on its own"
 
     def draw_settings(self, rng: Random, settings: dict[str, int]) -> dict[str, int]:
-        """See `GroupLoad`."""
         settings = super().draw_settings(rng, settings)
         return settings | {"pid": 1, "lo": 0, "hi": 8, "created_version": 0}
 
     def make_referee(self, group: int, settings: dict[str, int]) -> PartitionReferee:
-        """See `GroupLoad`."""
         return PartitionReferee(group, settings)
 
     def make_machine(self, settings: Mapping[str, int]) -> PartitionGroupMachine:
-        """See `GroupLoad`."""
         return PartitionGroupMachine({**settings})
 
     def make_queue(self, node: GroupNode, parts: GroupOptions) -> PartitionQueue:
-        """See `GroupLoad`."""
         return PartitionQueue(**parts, ask_node=node.ask_node, answers=node.answers)
 
     def channel_kind(self, group: int) -> ChannelKind:
-        """See `GroupLoad`."""
         return PartitionChannel

@@ -48,7 +48,6 @@ class QuorumLoad(GroupLoad):
     has_operations = True
 
     def begin(self, world: GroupWorld) -> None:
-        """See `GroupLoad`."""
         super().begin(world)
         self._policy_rng = world.own_rng(0x9011C7)
         self.dead_letter_rng = world.own_rng(0xDEAD)
@@ -68,7 +67,6 @@ class QuorumLoad(GroupLoad):
         self.chosen: dict[int, ChosenModel] = {}
 
     def start(self) -> None:
-        """See `GroupLoad`."""
         self.world.scheduler.after(POLICY_EVERY_US, None, self._change_policy)
         if self.has_operations:
             Choosing(self).start()
@@ -76,7 +74,6 @@ class QuorumLoad(GroupLoad):
     # A group.
 
     def make_referee(self, group: int, settings: dict[str, int]) -> Referee:
-        """See `GroupLoad`."""
         release = self.releases[group] = self._release_rng.choice(RELEASES)
         settings |= settings_of_release(release)
         referee = self.referee_class(group, settings, clients=True)
@@ -86,11 +83,9 @@ class QuorumLoad(GroupLoad):
         return referee
 
     def make_machine(self, settings: Mapping[str, int]) -> QuorumMachine:
-        """See `GroupLoad`."""
         return QuorumMachine(settings)
 
     def make_queue(self, node: GroupNode, parts: GroupOptions) -> GroupQueue:
-        """See `GroupLoad`."""
         routes = ChosenRoutes(self, node.process)
         options = DeadLetterOptions(routes=routes, confirm_timeout_ms=2_000)
         queue = WatchedQueue(**parts, dead_letters=options)
@@ -98,12 +93,10 @@ class QuorumLoad(GroupLoad):
         return queue
 
     def configure(self, group: int, queue: GroupQueue) -> None:
-        """See `GroupLoad`."""
         if group in self.policies:
             queue.configure(self.settings_of(group))
 
     def channel_kind(self, group: int) -> ChannelKind:
-        """See `GroupLoad`."""
         return Channel
 
     # Policies.
@@ -191,7 +184,6 @@ class QuorumLoad(GroupLoad):
     # The end.
 
     def unfinished(self) -> list[str]:
-        """See `GroupLoad`."""
         return self._unapplied_policies() + self._refusing_handles()
 
     def _refusing_handles(self) -> list[str]:

@@ -527,7 +527,6 @@ class ReservationLoad(QuorumLoad):
     has_operations = False
 
     def channel_kind(self, group: int) -> ChannelKind:
-        """See `GroupLoad`."""
         world = self.world
         if not world.quiet and world.scheduler.chance(OWNER_SHARE):
             return partial(ReservationChannel, replicas=world.replicas_of)

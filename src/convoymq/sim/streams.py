@@ -339,17 +339,13 @@ class StreamLoad(GroupLoad):
         }
 
     def make_referee(self, group: int, settings: dict[str, int]) -> StreamReferee:
-        """See `GroupLoad`."""
         return StreamReferee(group)
 
     def make_machine(self, settings: Mapping[str, int]) -> StreamMachine:
-        """See `GroupLoad`."""
         return StreamMachine(settings)
 
     def make_queue(self, node: GroupNode, parts: GroupOptions) -> StreamQueue:
-        """See `GroupLoad`."""
         return StreamQueue(**parts, ask_node=node.ask_node, answers=node.answers)
 
     def channel_kind(self, group: int) -> ChannelKind:
-        """See `GroupLoad`."""
         return StreamChannel

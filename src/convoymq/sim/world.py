@@ -234,7 +234,6 @@ class World(Simulation):
         return down or self._waiting_channels()
 
     def report(self, result: Result) -> None:
-        """See `Simulation`."""
         if result.failure is not None:
             self.trace.add("world", result.failure)
         load = self.workload

@@ -104,18 +104,10 @@ FETCH_OPTIONS = (
         "maxRecordsPerPartition", Use.READ, parse.count, None, "at most so many messages in a task"
     ),
     _option(
-        "convoymq.fetch.maxRows",
-        Use.READ,
-        parse.count,
-        100_000,
-        "messages of one fetch, at most",
+        "convoymq.fetch.maxRows", Use.READ, parse.count, 100_000, "messages of one fetch, at most"
     ),
     _option(
-        "convoymq.fetch.maxBytes",
-        Use.READ,
-        parse.size_bytes,
-        8 << 20,
-        "size of one fetch, about",
+        "convoymq.fetch.maxBytes", Use.READ, parse.size_bytes, 8 << 20, "size of one fetch, about"
     ),
     _option(
         "convoymq.fetch.maxBytesPerSecond",
@@ -371,13 +363,7 @@ QUEUE_OPTIONS = (
         "payload of a content header frame",
     ),
     *FETCH_OPTIONS,
-    _option(
-        "exchange",
-        Use.WRITE,
-        parse.text,
-        None,
-        "exchange to publish to, instead of `queue`",
-    ),
+    _option("exchange", Use.WRITE, parse.text, None, "exchange to publish to, instead of `queue`"),
     _option(
         "routingKey",
         Use.WRITE,

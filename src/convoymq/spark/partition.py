@@ -50,12 +50,10 @@ class TopicRange(StreamRange):
 
     @property
     def subject(self) -> str:
-        """See the base."""
         return f"topic {self.topic}, partition {self.partition}"
 
     @property
     def constants(self) -> Mapping[str, object]:
-        """See the base."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -64,7 +62,6 @@ class TopicRange(StreamRange):
         }
 
     def shown(self, offset: int) -> int:
-        """See the base."""
         return offset + FIRST_USER_OFFSET
 
 

@@ -98,7 +98,6 @@ class GroupClient(QueueClient):
         return sum(not member.core.leaves for member in self._members.values())
 
     def places_of(self, consumer: int) -> dict[int, Place]:
-        """See `QueueClient`."""
         return self._places.setdefault(consumer, {})
 
     # --- consumers ---------------------------------------------------------------------------
@@ -218,7 +217,6 @@ class GroupClient(QueueClient):
             member.take_back(ranges, final=True)
 
     def when_settled(self, call: Callable[[bool], None]) -> None:
-        """See `QueueClient`."""
         waiting = [member for member in self._members.values() if not member.is_gone]
         left = len(waiting)
         if not left:
@@ -307,7 +305,6 @@ class GroupHandle(Queue):
         return self.group_name.group in self.record.groups
 
     def client(self, session: int, events: ClientEvents) -> GroupClient:
-        """See `Queue`."""
         client = GroupClient(self, session, events)
         self.clients[client] = None
         return client
@@ -348,7 +345,6 @@ class GroupHandle(Queue):
         return max(0, end - own.watermark - own.acked_above) if own is not None else 0
 
     def info(self) -> Row:
-        """See `Queue`."""
         state = self.record.groups.get(self.group_name.group)
         return {"consumers": len(state.members) if state is not None else 0}
 

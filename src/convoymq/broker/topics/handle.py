@@ -49,7 +49,6 @@ class TopicHandle(Queue):
         self._pauses = Durations()
 
     def client(self, session: int, events: ClientEvents) -> TopicPublisher:
-        """See `Queue`."""
         made = TopicPublisher(self, session, events)
         self._publishers.add(made)
         return made
@@ -97,7 +96,6 @@ class TopicHandle(Queue):
             publisher.on_deleted()
 
     async def ready(self, timeout: float) -> None:
-        """See `Queue`."""
         for pid in self.record.state.route.pids:
             partition = self.find_partition(pid)
             if partition is None:
@@ -111,7 +109,6 @@ class TopicHandle(Queue):
         return sum(messages for messages, _ in counts), 0
 
     def info(self) -> Row:
-        """See `Queue`."""
         route = self.record.state.route
         return {
             "name": self.name,

@@ -40,12 +40,10 @@ class TopicPublisher(QueueClient):
 
     @property
     def target(self) -> OrderedTarget:
-        """See `QueueClient`."""
         return self._publishes.target
 
     @property
     def has_pending(self) -> bool:
-        """See `QueueClient`."""
         return self._publishes.has_pending
 
     @property

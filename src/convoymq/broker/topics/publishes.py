@@ -277,7 +277,6 @@ class OrderedPublishes(NullEvents):
     # --- what the partitions say ---------------------------------------------------------
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
-        """See `PublisherEvents`."""
         partition = self._clients.get(client)
         if partition is None:
             return
@@ -313,7 +312,6 @@ class OrderedPublishes(NullEvents):
         self._end_round()
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
-        """See `PublisherEvents`."""
         if blocked:
             self._full.add(client)
         else:

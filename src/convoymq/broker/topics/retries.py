@@ -102,7 +102,6 @@ class GroupRetries(DeadLetterPublisher):
             letter.publish(target.client.target, tag)
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
-        """See `PublisherEvents`."""
         for first, last in zip(tags[::2], tags[1::2], strict=True):
             for tag in range(first, last + 1):
                 for target in self._targets.values():

@@ -93,7 +93,6 @@ class AmqpEdge(Edge):
         self._tasks.cancel()
 
     def connect(self, incoming: Incoming) -> None:
-        """See `Edge`."""
         loop = asyncio.get_running_loop()
         sock = incoming.take_socket()
         if sock is None:
@@ -126,15 +125,12 @@ class AmqpEdge(Edge):
         return connection
 
     def connection_count(self) -> int:
-        """See `Edge`."""
         return len(self.connections)
 
     def activity(self) -> int:
-        """See `Edge`."""
         return int(self.outbox.bytes_received + self.outbox.bytes_sent)
 
     def metrics(self) -> list[Metric]:
-        """See `Edge`."""
         counters, labels = self.broker.counters, {"protocol": AMQP}
         deliveries = counters.delivered + counters.delivered_no_ack
         channels = [c for each in self.connections.values() for c in each.channels.values()]

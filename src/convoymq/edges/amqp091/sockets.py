@@ -130,34 +130,28 @@ class TlsShell(asyncio.Protocol):
         self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self.transport = transport  # type: ignore[assignment]
         self.data_received(self._head)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         try:
             self.connection.buffer.feed(bytes(data))
         except Exception:
             self.connection.failed()
 
     def eof_received(self) -> bool:
-        """See `asyncio.Protocol`."""
         self.connection.eof()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self.connection.lost()
         self.owner.gone(self.connection)
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         self._full = False
         self.connection.on_output()
 

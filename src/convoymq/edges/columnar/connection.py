@@ -155,13 +155,11 @@ class FetchConnection(asyncio.BufferedProtocol, ClientConnection):
         self._feed(head[len(PREFACE) :])
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See `asyncio.BufferedProtocol`."""
         if self.state is State.CLOSED:
             return memoryview(bytearray(SCRATCH_BYTES))
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See `asyncio.BufferedProtocol`."""
         self._count_in(nbytes)
         if self.state is State.CLOSED:
             return

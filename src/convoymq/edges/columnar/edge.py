@@ -94,7 +94,6 @@ class FetchEdge(Edge):
         self._on_alarms(broker.alarms.effective)
 
     def connect(self, incoming: Incoming) -> None:
-        """See `Edge`."""
         # For the first connection, so that a node without any does not carry it.
         import_late("convoymq.edges.columnar.connection")
         from convoymq.edges.columnar.connection import FetchConnection
@@ -157,7 +156,6 @@ class FetchEdge(Edge):
             await asyncio.sleep(0.01)
 
     def metrics(self) -> list[Metric]:
-        """See `Edge`."""
         found: list[Metric] = [
             ("gauge", "convoy_fetch_connections", {}, len(self.connections)),
             ("gauge", "convoy_fetch_buffered_bytes", {}, self.budget.used),

@@ -446,7 +446,6 @@ class Producing(NullEvents):
     # --- what the queues say ---------------------------------------------------------------
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
-        """See `ClientEvents`."""
         for first, last in zip(tags[::2], tags[1::2], strict=True):
             for tag in range(first, last + 1):
                 answered = self._tagged.pop(tag, None)
@@ -454,7 +453,6 @@ class Producing(NullEvents):
                     answered(0, None if ok else Unavailable(f"{client.queue.name} refused rows"))
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
-        """See `ClientEvents`."""
         if blocked:
             self._blocked.add(client)
         else:

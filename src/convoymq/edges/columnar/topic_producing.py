@@ -257,7 +257,6 @@ class TopicProducing(NullEvents):
         return _answer(answers)
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
-        """See `ClientEvents`."""
         if blocked:
             self._blocked.add(client)
         else:

@@ -105,13 +105,11 @@ class _VhostStep(Step):
     command: PutVhost
 
     def rehearse(self, rehearsal: Rehearsal) -> Tried:
-        """See `Step`."""
         if self.command.name in rehearsal.tree.vhosts:
             return Tried(False)
         return Step.rehearse(self, rehearsal)
 
     async def perform(self, broker: Broker) -> None:
-        """See `Step`."""
         if self.command.name not in broker.tree.vhosts.names():
             await Step.perform(self, broker)
 
@@ -123,7 +121,6 @@ class _ExchangeStep(Step):
     command: DeclareExchange
 
     def rehearse(self, rehearsal: Rehearsal) -> Tried:
-        """See `Step`."""
         asked = self.command
         topology = rehearsal.tree.vhost(asked.vhost).topology
         if topology.find_exchange(asked.name) is None:
@@ -143,7 +140,6 @@ class _ExchangeStep(Step):
         return _kept(self.subject, compare)
 
     async def perform(self, broker: Broker) -> None:
-        """See `Step`."""
         asked = self.command
         if broker.tree.vhosts.get(asked.vhost).topology.find_exchange(asked.name) is None:
             await Step.perform(self, broker)
@@ -160,7 +156,6 @@ class _QueueStep(Step):
     node_default: QueueType
 
     def rehearse(self, rehearsal: Rehearsal) -> Tried:
-        """See `Step`."""
         asked = self.command
         vhost = rehearsal.tree.vhost(asked.vhost)
         default = vhost.default_queue_type
@@ -203,7 +198,6 @@ class _QueueStep(Step):
         return Tried(True, f"{self.subject} {was} and becomes {made.value}")
 
     async def perform(self, broker: Broker) -> None:
-        """See `Step`."""
         asked = self.command
         if asked.name not in broker.tree.vhosts.get(asked.vhost).queues:
             await broker.declarations.declare_queue(

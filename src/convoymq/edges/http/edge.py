@@ -32,9 +32,7 @@ class ManagementEdge(Edge):
         self._server = server
 
     async def start(self) -> None:
-        """See `Edge`."""
         await self._server.start()
 
     async def stop(self) -> None:
-        """See `Edge`."""
         await self._server.stop()

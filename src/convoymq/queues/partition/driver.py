@@ -70,7 +70,6 @@ class PartitionDriver(GroupDriver):
     heeds_conditions = False
 
     def make_machine(self, arguments: Table, release: str) -> PartitionGroupMachine:
-        """See `GroupDriver`."""
         import_late("convoymq.queues.partition.machine")
         from convoymq.queues.partition.machine import PartitionGroupMachine
 
@@ -85,7 +84,6 @@ class PartitionDriver(GroupDriver):
     def make_handle(
         self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
     ) -> PartitionQueue:
-        """See `GroupDriver`."""
         import_late("convoymq.queues.partition.queue")
         from convoymq.queues.partition.queue import PartitionQueue
 

@@ -315,7 +315,6 @@ class PartitionGroupMachine(StreamMachine):
 
     @property
     def configurable(self) -> bool:
-        """See `GroupMachine`."""
         return True
 
     def command_types(self, version: int) -> bytes:

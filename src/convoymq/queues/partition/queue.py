@@ -262,12 +262,10 @@ class PartitionQueue(StreamQueue):
             self._end_metering()
 
     def on_member(self) -> None:
-        """See `GroupQueue`."""
         if self._fence is not None:
             self._fence.follow(self)
 
     def on_deleted(self) -> None:
-        """See `GroupQueue`."""
         super().on_deleted()
         if self._fence is not None:
             self._fence.forget(self)

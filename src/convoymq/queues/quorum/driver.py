@@ -114,13 +114,11 @@ class QuorumDriver(GroupDriver):
     group_size_argument = "x-quorum-initial-group-size"
 
     def make_machine(self, arguments: Table, release: str) -> QuorumMachine:
-        """See `GroupDriver`."""
         return QuorumMachine({**settings_of_release(release), **machine_settings(arguments)})
 
     def make_handle(
         self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
     ) -> QuorumQueue:
-        """See `GroupDriver`."""
         import_late("convoymq.queues.quorum.queue")
         from convoymq.queues.quorum.queue import QuorumQueue
 

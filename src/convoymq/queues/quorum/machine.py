@@ -485,7 +485,6 @@ class QuorumMachine(GroupMachine):
 
     @property
     def configurable(self) -> bool:
-        """See `GroupMachine`."""
         return self.version >= 2
 
     def set_version(self, version: int) -> None:

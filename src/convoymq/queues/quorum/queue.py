@@ -140,7 +140,6 @@ class QuorumQueue(GroupQueue):
     # --- clients -------------------------------------------------------------------------
 
     def client(self, session: int, events: ClientEvents) -> QuorumClient:
-        """See `Queue`."""
         made = super().client(session, events)
         assert isinstance(made, QuorumClient)
         return made
@@ -205,7 +204,6 @@ class QuorumQueue(GroupQueue):
             self.operation_mover.on_leader(replica if leads else None)
 
     def configure(self, settings: Mapping[str, object]) -> None:
-        """See `Queue`."""
         self.mover.configure(settings)
         follows_4_1 = settings.get(COMPATIBILITY) == RELEASE_4_1
         self.refuses_global_qos = follows_4_1 and bool(settings.get(TYPE_GIVEN))
@@ -242,7 +240,6 @@ class QuorumQueue(GroupQueue):
 
     @property
     def is_early(self) -> bool:
-        """See `Queue`."""
         return not self.serves_attributes
 
     @property
@@ -315,7 +312,6 @@ class QuorumQueue(GroupQueue):
         self._follow_refusing()
 
     def on_node_down(self, node: int, *, definite: bool) -> None:
-        """See `GroupQueue`."""
         super().on_node_down(node, definite=definite)
         if node == self.leader:
             self._follow_refusing()
@@ -490,11 +486,9 @@ class QuorumQueue(GroupQueue):
         return messages
 
     async def operation(self, op: Mapping[str, object]) -> Row:
-        """See `Queue`."""
         return await self._reservation_client.ask(op)
 
     def operations(self) -> list[tuple[str, Row, str]]:
-        """See `Queue`."""
         replica = self.replica()
         if replica is None:
             return []
@@ -505,14 +499,12 @@ class QuorumQueue(GroupQueue):
         return found
 
     async def browse_page(self, question: Question) -> Page | None:
-        """See `Queue`."""
         replica = self.replica()
         if replica is None or replica.is_behind:
             return None
         return await page(self, replica.machine, question)
 
     def message_at(self, place: tuple[int, int, int]) -> bytes | None:
-        """See `Queue`."""
         entry = self.entry(place[0])
         return None if entry is None else record_at(entry, place[1], place[2])
 
@@ -531,21 +523,17 @@ class QuorumQueue(GroupQueue):
     # --- reservations --------------------------------------------------------------------------
 
     async def reservation(self, op: Mapping[str, object]) -> Row:
-        """See `Queue`."""
         return await self._reservation_client.op(op)
 
     async def reservation_runs(self, request: RunsRequest) -> tuple[int, int, list[ReservedRun]]:
-        """See `Queue`."""
         return await self._reservation_client.runs(request)
 
     async def browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
     ) -> tuple[list[int] | None, list[ReservedRun]]:
-        """See `Queue`."""
         return await self._reservation_client.browse(cursor, max_rows, max_bytes)
 
     def scheduled(self, after: ScheduledPlace | None, limit: int) -> list[ScheduledMessage]:
-        """See `Queue`."""
         replica = self.replica()
         if replica is None:
             raise Unavailable("the queue has no replica here")
@@ -561,18 +549,15 @@ class QuorumQueue(GroupQueue):
         return cancelled
 
     async def peek(self, position: int) -> ReservedRun | None:
-        """See `Queue`."""
         replica = self.replica()
         if replica is None:
             raise Unavailable("the queue has no replica here")
         return peek(self, replica.machine, position)
 
     async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
-        """See `Queue`."""
         return await serve(self._reservation_client, request, room)
 
     def reservations(self) -> list[dict[str, object]]:
-        """See `Queue`."""
         replica = self.replica()
         if replica is None or not replica.is_leader:
             return []
@@ -580,7 +565,6 @@ class QuorumQueue(GroupQueue):
         return machine.reservations.infos()
 
     def activity(self) -> list[tuple[int, int, str]]:
-        """See `Queue`."""
         replica = self.replica()
         if replica is None or not replica.is_leader or not replica.machine.consumers.single_active:
             return []
@@ -591,7 +575,6 @@ class QuorumQueue(GroupQueue):
         ]
 
     def on_deleted(self) -> None:
-        """See `GroupQueue`."""
         super().on_deleted()
         self._reservation_client.on_deleted()
         self.mover.on_deleted()

@@ -84,13 +84,11 @@ class StreamDriver(GroupDriver):
     heeds_conditions = False
 
     def make_machine(self, arguments: Table, release: str) -> StreamMachine:
-        """See `GroupDriver`."""
         return StreamMachine(stream_settings(arguments))
 
     def make_handle(
         self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
     ) -> StreamQueue:
-        """See `GroupDriver`."""
         import_late("convoymq.queues.stream.queue")
         from convoymq.queues.stream.queue import StreamQueue
 

@@ -245,7 +245,6 @@ class StreamMachine(GroupMachine):
 
     @property
     def configurable(self) -> bool:
-        """See `GroupMachine`."""
         return self.version >= 2
 
     def _configure(self, settings: Mapping[str, int]) -> None:

@@ -164,7 +164,6 @@ class StreamQueue(GroupQueue):
     # --- clients -------------------------------------------------------------------------
 
     def client(self, session: int, events: ClientEvents) -> StreamClient:
-        """See `Queue`."""
         made = super().client(session, events)
         assert isinstance(made, StreamClient)
         return made

@@ -84,7 +84,6 @@ class ClassicNode(SimNode):
     # Rounds.
 
     def end_of_round(self) -> None:
-        """See `SimNode`."""
         self.host.end_of_round()
 
     def _tick(self) -> None:

@@ -39,7 +39,6 @@ class ClassicInjector(Injector):
     world: ClassicWorld
 
     def moments(self) -> dict[str, Callable[[], None]]:
-        """See `Injector`."""
         return {**super().moments(), "stop": self._stop}
 
     def _stop(self) -> None:
@@ -103,7 +102,6 @@ class ClassicWorld(World):
         refuses: bool = False,
         wipe: bool = False,
     ) -> None:
-        """See `World`."""
         self._tell_down(node)
         super().crash(node, restart_us=restart_us, keep=keep, refuses=refuses, wipe=wipe)
 
@@ -141,23 +139,19 @@ class ClassicWorld(World):
     # Channels.
 
     def groups_of(self, node: SimNode) -> Iterable[int]:
-        """See `World`."""
         assert isinstance(node, ClassicNode)
         return [group for group in self.records if node.handle(group) is not None]
 
     def queue_at(self, node: SimNode, group: int) -> Queue:
-        """See `World`."""
         assert isinstance(node, ClassicNode)
         found = node.handle(group)
         assert found is not None
         return found
 
     def channel_kind(self, group: int) -> ChannelKind:
-        """See `World`."""
         return ClassicChannel
 
     def referee_of(self, group: int) -> ClassicReferee:
-        """See `World`."""
         return self.referees[group]
 
     def leads(self, node: SimNode) -> list[int]:
@@ -191,7 +185,6 @@ class ClassicLoad(Load):
     def make_world(
         self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
     ) -> ClassicWorld:
-        """See `Load`."""
         return ClassicWorld(draw_plan(seed, faults, self), self.kinds, sink)
 
     def vary(self, seed: int, share: float) -> Variation:

@@ -278,7 +278,6 @@ class TopicWorld(Simulation):
         return None
 
     def report(self, result: Result) -> None:
-        """See `Simulation`."""
         result.digest = zlib.crc32(repr(self.trace).encode())
         result.faults = self.faults
         if self._sink is not None:
@@ -298,5 +297,4 @@ class TopicLoad(Load):
     def make_world(
         self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
     ) -> TopicWorld:
-        """See `Load`."""
         return TopicWorld(draw_plan(seed, faults), sink=sink)

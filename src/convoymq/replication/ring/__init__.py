@@ -1,1 +1,0 @@
-"""Guaranteed multicast on a ring of members."""

@@ -1,1 +1,0 @@
-"""Runs members of rings: frames between neighbours, and proposals of views."""
