@@ -430,7 +430,7 @@ async def test_a_full_link_that_breaks_has_no_room(
 
 def show(node: Node) -> None:
     """Renders the metrics of links, as a node does."""
-    text = metrics._Text(open_metrics=False)
+    text = metrics.Text(open_metrics=False)
     broker = SimpleNamespace(node=NodeView(links=node.links.info), node_name_of=str)
     metrics._linked(text, broker)
     text.render()

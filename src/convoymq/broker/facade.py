@@ -33,7 +33,7 @@ from convoymq.broker.node_view import NodeView
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.peek import Peeking
 from convoymq.broker.placement import Placement
-from convoymq.broker.publishing import NodePublishing, Publishing
+from convoymq.broker.publishing import Publishing
 from convoymq.broker.queue_admin import QueueAdmin
 from convoymq.broker.queue_logs import QueueLogs
 from convoymq.broker.queue_questions import QueueAnswers, QueueQuestions
@@ -156,7 +156,7 @@ class Broker:
         self.access = Access(tree, settings, self.connections, self.counters)
         self.local_topics = LocalTopics(tree, self.local)
         self.alarms = Alarms(self.nodes, control)
-        publishing = NodePublishing(
+        publishing = Publishing(
             tree,
             self.local,
             self.access,
@@ -165,7 +165,7 @@ class Broker:
             self.alarms,
             self.local_topics,
         )
-        self.publishing: Publishing = publishing
+        self.publishing = publishing
         self.firehose = Firehose(tree, publishing, self.nodes.own_name)
         dead_letters = DeadLetterOptions(
             routes=publishing,

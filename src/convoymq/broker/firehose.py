@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from convoymq.broker.publishing import NodePublishing
+from convoymq.broker.publishing import Publishing
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.messages.amqp091 import (
     NO_PROPERTIES,
@@ -58,7 +58,7 @@ class Copy(NamedTuple):
 class Firehose:
     """Makes the copies of one node's clients."""
 
-    def __init__(self, tree: MetadataMachine, publishing: NodePublishing, node: str) -> None:
+    def __init__(self, tree: MetadataMachine, publishing: Publishing, node: str) -> None:
         self.vhosts: frozenset[str] = frozenset()
         """The virtual hosts that are traced; looked at for every batch, so mostly empty."""
         self._tree = tree

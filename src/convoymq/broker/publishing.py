@@ -57,41 +57,9 @@ class TopicHandles(Protocol):
         """Returns the handle of a topic; None when there is none."""
 
 
-class Publishing(Protocol):
-    """Interface by which edges publish."""
-
-    def check_write(
-        self, user: User, vhost: str, exchange: str, routing_keys: Sequence[str]
-    ) -> None:
-        """Raises AccessRefused unless the user may publish to the exchange with these keys."""
-
-    def route(
-        self,
-        vhost: str,
-        exchange: str,
-        routing_keys: Sequence[str],
-        headers: Table | None,
-        asked: str | None = None,
-        properties: Properties = NO_PROPERTIES,
-        *,
-        keyed: bool = False,
-    ) -> Route:
-        """Returns where a message goes.
-
-        Args:
-            keyed: its headers, which are not given, have an order key.
-            asked: the property by which the message asks for what only some queues do.
-            properties: of the message, for exchanges that hash one.
-        Raises:
-            NotFound: there is no such exchange.
-            AccessRefused: it is internal.
-            PreconditionFailed: a queue does not do what the message asks for; none gets it then.
-            OrderKeyMissing: a topic takes no message without an order key.
-        """
-
-
-class NodePublishing:
-    """`Publishing` on a node: routes by its copy of the tree. Is its `PublisherNode`, too."""
+class Publishing:
+    """Interface by which edges publish: routes by the node's copy of the tree. Is its
+    `PublisherNode`, too."""
 
     def __init__(
         self,
@@ -116,7 +84,7 @@ class NodePublishing:
     def check_write(
         self, user: User, vhost: str, exchange: str, routing_keys: Sequence[str]
     ) -> None:
-        """See `Publishing`."""
+        """Raises AccessRefused unless the user may publish to the exchange with these keys."""
         self._access.check_permission(user, vhost, "write", "exchange", exchange)
         if exchange and self._access.has_topic_permissions(user, vhost):
             for key in routing_keys:
@@ -133,7 +101,18 @@ class NodePublishing:
         *,
         keyed: bool = False,
     ) -> Route:
-        """See `Publishing`."""
+        """Returns where a message goes.
+
+        Args:
+            keyed: its headers, which are not given, have an order key.
+            asked: the property by which the message asks for what only some queues do.
+            properties: of the message, for exchanges that hash one.
+        Raises:
+            NotFound: there is no such exchange.
+            AccessRefused: it is internal.
+            PreconditionFailed: a queue does not do what the message asks for; none gets it then.
+            OrderKeyMissing: a topic takes no message without an order key.
+        """
         place = self._tree.vhosts.get(vhost)
         if place is None:
             raise vhost_missing(vhost)

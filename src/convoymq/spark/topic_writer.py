@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,6 +44,7 @@ from convoymq.spark.topic_frames import logical_partitions
 
 if TYPE_CHECKING:
     from convoymq.client.producer_thread import TopicReceipt
+    from convoymq.client.topic_producer import TopicProducer
     from convoymq.spark.options import SinkOptions
 
 DIGEST_BYTES = 16
@@ -59,33 +60,6 @@ _POSITION = struct.Struct(f">QQQ{DIGEST_BYTES}s")
 _LENGTH = pa.binary(4)
 _EMPTY = pa.scalar(b"", pa.binary())
 _NO_LENGTH = pa.scalar(b"\xff\xff\xff\xff", pa.binary())
-
-
-class Producer(Protocol):
-    """Part of a `client.topic_producer.TopicProducer` that is needed here."""
-
-    @property
-    def pending(self) -> int:
-        """Returns the number of messages without an outcome."""
-
-    def send_chunk(
-        self,
-        lp: int,
-        chunk: RowChunk,
-        source_pos: bytes | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Future[TopicReceipt]:
-        """Publishes messages of one logical partition."""
-
-    def flush(self, timeout: float | None = None) -> None:
-        """Waits until every message has an outcome."""
-
-    def last_positions(self) -> dict[int, bytes]:
-        """Returns the position of the last message that is stored, by logical partition."""
-
-    def close(self, timeout: float | None = None) -> None:
-        """Ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +133,7 @@ class TopicWrite:
 
     def __init__(
         self,
-        producer: Producer,
+        producer: TopicProducer,
         options: SinkOptions,
         lps_of: Callable[[pa.Array], pa.Array],
         batch_id: int,

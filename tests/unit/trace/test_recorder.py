@@ -446,6 +446,6 @@ def test_rows_that_are_dropped_are_counted(tmp_path: Path) -> None:
 
 def show(traces: Traces) -> None:
     """Renders the metrics of traces, as a node does."""
-    text = metrics._Text(open_metrics=False)
+    text = metrics.Text(open_metrics=False)
     metrics._traces(text, cast(Broker, SimpleNamespace(traces=traces)))
     text.render()

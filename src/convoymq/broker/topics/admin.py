@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -39,7 +39,6 @@ from convoymq.broker.topics.rows import (
 from convoymq.metadata.commands import (
     ChangeGroup,
     ChangeTopic,
-    Command,
     CreateGroup,
     CreateTopic,
     DeleteGroup,
@@ -47,7 +46,7 @@ from convoymq.metadata.commands import (
     NewPartition,
     SetTopic,
 )
-from convoymq.metadata.machine import MetadataMachine, TopicRecord
+from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import WEAK
 from convoymq.metadata.topics import find_topic, partition_arguments, topic_missing
@@ -85,6 +84,9 @@ from convoymq.topics.topic import (
     TopicState,
 )
 
+if TYPE_CHECKING:
+    from convoymq.metadata.async_store import AsyncMetadataStore
+
 log = structlog.get_logger()
 
 CHANGE_TIMEOUT_S = 30.0
@@ -92,16 +94,6 @@ POLL_S = 0.01
 ATTEMPTS = 5
 """Plans of one change, while others publish versions."""
 Plan = Callable[[TopicState], Change]
-
-
-class Store(Protocol):
-    """Access to the replicated tree: `AsyncMetadataStore`."""
-
-    tree: MetadataMachine
-    leader: int | None
-
-    async def execute(self, command: Command, timeout: float = ..., /) -> object:
-        """Applies a command and returns its reply. Raises BrokerError."""
 
 
 class TopicAdmin:
@@ -115,7 +107,7 @@ class TopicAdmin:
     def __init__(
         self,
         *,
-        metadata: Store,
+        metadata: AsyncMetadataStore,
         nodes: ClusterNodes,
         partitions: TopicPartitions,
         placement: Placement,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Coroutine
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -47,6 +47,9 @@ from convoymq.topics.topic import (
     TopicState,
 )
 
+if TYPE_CHECKING:
+    from convoymq.broker.topics.partitions import TopicPartitions
+
 log = structlog.get_logger()
 
 OPEN_TIMEOUT_S = 5.0
@@ -54,33 +57,6 @@ OPEN_TIMEOUT_S = 5.0
 PROPOSAL_TIMEOUT_MS = 5_000
 QUESTION = "question"
 """Change of a seal that changes nothing: asked of partitions that are sealed."""
-
-
-class Partition(Protocol):
-    """The part of a partition's handle that the loop uses: `queues.partition.queue`."""
-
-    def tell(
-        self, command: Command, done: Callable[[Outcome | None, BrokerError | None], None], /
-    ) -> None:
-        """Has a command applied by whatever node leads; `done` gets the outcome."""
-
-    def describe(
-        self, done: Callable[[PartitionDescription | None, BrokerError | None], None], /
-    ) -> None:
-        """`done` gets the state as the leader knows it."""
-
-    async def wait_until_open(self, timeout: float, /) -> None:
-        """Waits until a new partition can serve. Raises Unavailable."""
-
-
-class Partitions(Protocol):
-    """Partitions of topics by their numbers: `topics.partitions`."""
-
-    def find(self, vhost: str, topic: str, pid: int, /) -> Partition | None:
-        """Returns the handle of a partition."""
-
-    def exists(self, vhost: str, topic: str, pid: int, /) -> bool:
-        """Returns whether a partition has a queue."""
 
 
 class TopicKey(NamedTuple):
@@ -105,7 +81,7 @@ class ControllerLoop:
         *,
         node: int,
         store: MetadataStore,
-        partitions: Partitions,
+        partitions: TopicPartitions,
         place: Callable[[int], tuple[int, ...]],
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],

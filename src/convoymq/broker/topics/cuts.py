@@ -12,37 +12,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from convoymq.metadata.machine import TopicRecord
-from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.topics import positions
 from convoymq.topics.commands import EARLIEST, LATEST
 from convoymq.topics.lineage import FIRST_USER_OFFSET, PartitionState
 from convoymq.topics.positions import Bounds
 from convoymq.topics.refusals import BadPosition
 
+if TYPE_CHECKING:
+    from convoymq.broker.topics.partitions import TopicPartitions
+
 Position = Literal["earliest", "latest"] | int | Mapping[int, int]
 """Begin of a group: one end, a time (ms since the epoch), or an offset in each partition of a
 vector."""
 SKEW_MS = 1_000
 """Clocks of nodes may differ by less."""
-
-
-class Questions(Protocol):
-    """Questions to partitions."""
-
-    async def describe(self, record: TopicRecord, pid: int) -> PartitionDescription:
-        """Returns the state of a partition. Raises Unavailable."""
-
-    async def describe_all(
-        self, record: TopicRecord, pids: Iterable[int]
-    ) -> dict[int, PartitionDescription | None]:
-        """Returns the states of partitions, None of one that does not answer."""
-
-    async def offset_at(self, record: TopicRecord, pid: int, time_ms: int) -> int | None:
-        """Returns the first offset at or after a time; None where there is none. Raises
-        Unavailable."""
 
 
 class Cut(NamedTuple):
@@ -52,7 +38,7 @@ class Cut(NamedTuple):
     starts: dict[int, int]
 
 
-async def cut_of(record: TopicRecord, position: Position, ask: Questions) -> Cut:
+async def cut_of(record: TopicRecord, position: Position, ask: TopicPartitions) -> Cut:
     """Returns a position as the state of a group keeps it.
 
     Raises:
@@ -75,7 +61,7 @@ async def cut_of(record: TopicRecord, position: Position, ask: Questions) -> Cut
 
 
 async def _ends(
-    record: TopicRecord, pids: Iterable[int], end: int, ask: Questions
+    record: TopicRecord, pids: Iterable[int], end: int, ask: TopicPartitions
 ) -> dict[int, int]:
     """Returns the offsets of one end, as far as partitions answer."""
     asked = [pid for pid in pids if pid not in record.state.lost]
@@ -94,7 +80,7 @@ def _kept_pids(record: TopicRecord, version: int) -> list[int]:
     return [pid for pid in lineage.route(version).pids if lineage.partition(pid).state != deleted]
 
 
-async def _cut_of_time(record: TopicRecord, time_ms: int, ask: Questions) -> Cut:
+async def _cut_of_time(record: TopicRecord, time_ms: int, ask: TopicPartitions) -> Cut:
     lineage = record.state.lineage
     before = [
         version
@@ -113,7 +99,9 @@ async def _cut_of_time(record: TopicRecord, time_ms: int, ask: Questions) -> Cut
     return Cut(version, starts)
 
 
-async def _cut_of_vector(record: TopicRecord, vector: Mapping[int, int], ask: Questions) -> Cut:
+async def _cut_of_vector(
+    record: TopicRecord, vector: Mapping[int, int], ask: TopicPartitions
+) -> Cut:
     lineage = record.state.lineage
     asked = [
         pid

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -29,12 +29,14 @@ from convoymq.broker.placement import Placement
 from convoymq.broker.topics import views
 from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.broker.topics.rows import DrainRow, DrainRows, DrainStateRow, DrainStateRows
-from convoymq.metadata.commands import Command
-from convoymq.metadata.machine import MetadataMachine, TopicRecord
+from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.topic_drains import draining_nodes, set_draining
 from convoymq.metadata.topics import find_topic
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
 from convoymq.topics.lineage import Partition
+
+if TYPE_CHECKING:
+    from convoymq.metadata.async_store import AsyncMetadataStore
 
 log = structlog.get_logger()
 
@@ -52,16 +54,6 @@ class DrainState(Enum):
     DRAINING = "draining"
     READ_ONLY = "read_only"
     REMOVABLE = "removable"
-
-
-class Store(Protocol):
-    """Access to the replicated tree: `AsyncMetadataStore`."""
-
-    tree: MetadataMachine
-    leader: int | None
-
-    async def execute(self, command: Command, timeout: float = ..., /) -> object:
-        """Applies a command and returns its reply. Raises BrokerError."""
 
 
 class Place(NamedTuple):
@@ -82,7 +74,7 @@ class TopicDrains:
     def __init__(
         self,
         *,
-        metadata: Store,
+        metadata: AsyncMetadataStore,
         nodes: ClusterNodes,
         partitions: TopicPartitions,
         placement: Placement,

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.metadata.machine import TopicRecord, Vhost
-from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.topics.changes import FINISHED, Change, Phase
+
+if TYPE_CHECKING:
+    from convoymq.queues.partition.queue import PartitionQueue
 
 GROUPS_MAX = 10_000
 """Groups whose stalls are kept apart; those of further ones count in the sums only."""
@@ -92,15 +94,6 @@ class GroupStalls:
             own.add(ms)
 
 
-class _Partition(Protocol):
-    group: int
-
-    @property
-    def leads(self) -> bool: ...
-
-    def machine(self) -> PartitionGroupMachine | None: ...
-
-
 @dataclass(slots=True)
 class PartitionCounts:
     """Counts of partitions, taken while this node leads them: what a replica counted before belongs
@@ -114,7 +107,7 @@ class PartitionCounts:
     """Now."""
     _seen: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def look(self, partitions: Iterable[_Partition]) -> None:
+    def look(self, partitions: Iterable[PartitionQueue]) -> None:
         """Takes the counts of the partitions on this node."""
         seen: dict[int, tuple[int, int]] = {}
         self.parked_keys = 0

@@ -69,10 +69,10 @@ class TopicPublisher(QueueClient):
         if not self._publishes.closed:
             self._publishes.close()
 
-    # --- Outlet --------------------------------------------------------------------------
+    # --- outcomes of publishes ------------------------------------------------------------
 
     def open_client(self, pid: int) -> QueueClient | None:
-        """See `Outlet`."""
+        """Returns a new client of a partition; None when it is not open on this node."""
         handle = self._handle
         partition = None if handle.ended is not None else handle.find_partition(pid)
         return (
@@ -80,19 +80,19 @@ class TopicPublisher(QueueClient):
         )
 
     def confirm(self, tags: Sequence[int], ok: bool) -> None:
-        """See `Outlet`."""
+        """Confirms publishes by their tags (first, last, …), or says that they failed."""
         self._events.on_published(self, tags, ok)
 
     def flow(self, blocked: bool) -> None:
-        """See `Outlet`."""
+        """Has the channel stop, or go on, reading publishes."""
         self._events.on_flow(self, blocked)
 
     def is_deleted(self) -> bool:
-        """See `Outlet`."""
+        """Returns whether the topic is deleted."""
         return self._handle.ended is not None
 
     def finished(self) -> None:
-        """See `Outlet`."""
+        """Ends: the publishes were closed, and everything has an outcome."""
         self._handle.forget(self)
 
     # --- what only queues do -------------------------------------------------------------

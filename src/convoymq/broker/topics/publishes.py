@@ -29,7 +29,7 @@ Source: ordered topics, section 3, for producers without sequences (ADR 0064).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import PendingBudget, PendingCommand
 from convoymq.kernels.ordered_runs import (
@@ -47,27 +47,11 @@ from convoymq.queues.null_events import NullEvents
 from convoymq.topics.refusals import Code
 from convoymq.topics.routes import Route
 
+if TYPE_CHECKING:
+    from convoymq.broker.topics.publisher import TopicPublisher
+
 BACKOFF_MS = (1, 2, 4, 8, 16, 32, 50)
 """Waits for a partition that is not open yet; as long again at most is added by chance."""
-
-
-class Outlet(Protocol):
-    """Interface of who owns the publishes."""
-
-    def open_client(self, pid: int) -> QueueClient | None:
-        """Returns a new client of a partition; None when it is not open on this node."""
-
-    def confirm(self, tags: Sequence[int], ok: bool) -> None:
-        """Publishes with these tags (first, last, …) are stored, or failed."""
-
-    def flow(self, blocked: bool) -> None:
-        """The channel is to stop, or go on, reading publishes."""
-
-    def is_deleted(self) -> bool:
-        """Returns whether the topic is deleted."""
-
-    def finished(self) -> None:
-        """The publishes were closed, and everything has an outcome."""
 
 
 class PartitionPublishes:
@@ -122,7 +106,7 @@ class OrderedPublishes(NullEvents):
         self,
         route: Route,
         seed: int,
-        outlet: Outlet,
+        outlet: TopicPublisher,
         clock: Clock,
         *,
         bytes_max: int,

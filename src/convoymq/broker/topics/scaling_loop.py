@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -27,7 +27,7 @@ from convoymq.broker.topics.scaling_facts import (
     policy_row,
 )
 from convoymq.broker.topics.scaling_rows import ScaledRow, ScalingRow
-from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, TopicRecord
+from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.topics import find_topic
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
@@ -52,6 +52,12 @@ from convoymq.topics.autoscaler import (
 )
 from convoymq.topics.changes import Kind
 
+if TYPE_CHECKING:
+    from convoymq.broker.nodes import ClusterNodes
+    from convoymq.broker.topics.admin import TopicAdmin
+    from convoymq.broker.topics.partitions import TopicPartitions
+    from convoymq.metadata.store import MetadataStore
+
 log = structlog.get_logger()
 
 LOOKS_A_UNIT = 4
@@ -65,63 +71,6 @@ FORGET_UNITS = 5
 HISTORY_MAX = 32
 BY_ITSELF = "auto"
 """Ids of changes that the autoscaler began start so."""
-
-
-class Changes(Protocol):
-    """The part of `admin.TopicAdmin` that begins changes."""
-
-    async def split(
-        self, vhost: str, name: str, pid: int, at: Sequence[int] = (), *, by: str = ""
-    ) -> ChangeRow:
-        """Begins a split. Raises BrokerError."""
-
-    async def merge(self, vhost: str, name: str, pids: Sequence[int], *, by: str = "") -> ChangeRow:
-        """Begins a merge. Raises BrokerError."""
-
-    async def move(
-        self, vhost: str, name: str, pid: int, to_node: int, *, by: str = ""
-    ) -> ChangeRow:
-        """Begins a move. Raises BrokerError."""
-
-
-class Partition(Protocol):
-    """The part of a partition's handle that the loop uses: `queues.partition.queue`."""
-
-    def load(
-        self,
-        question: LoadQuestion,
-        done: Callable[[LoadReport | None, BrokerError | None], None],
-        /,
-    ) -> None:
-        """`done` gets the load that the leader measures."""
-
-
-class Partitions(Protocol):
-    """Partitions of topics by their numbers: `topics.partitions`."""
-
-    def find(self, vhost: str, topic: str, pid: int, /) -> Partition | None:
-        """Returns the handle of a partition."""
-
-    def leader(self, topic: TopicRecord, pid: int, /) -> int:
-        """Returns the node that leads a partition, or is expected to."""
-
-
-class Store(Protocol):
-    """The replicated tree, and who leads it."""
-
-    tree: MetadataMachine
-    leader: int | None
-    term: int
-
-
-class Nodes(Protocol):
-    """Nodes of the cluster: `broker.nodes`."""
-
-    def name_of(self, node: int, /) -> str:
-        """Returns the name of a node."""
-
-    def is_up(self, node: int, /) -> bool:
-        """Returns whether a node can be reached, or is this one."""
 
 
 @dataclass(slots=True)
@@ -176,10 +125,10 @@ class ScalingLoop:
         self,
         *,
         node: int,
-        store: Store,
-        partitions: Partitions,
-        changes: Changes,
-        nodes: Nodes,
+        store: MetadataStore,
+        partitions: TopicPartitions,
+        changes: TopicAdmin,
+        nodes: ClusterNodes,
         targets: Callable[[], Collection[int]],
         clock: Clock,
         spawn: Callable[[Coroutine[object, object, None]], object],

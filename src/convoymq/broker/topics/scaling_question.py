@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,18 +13,15 @@ from convoymq.model.errors import PeerError, Unavailable
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_TOPIC_SCALING
 
-
-class Store(Protocol):
-    """Knowledge of who leads the replicated tree."""
-
-    leader: int | None
+if TYPE_CHECKING:
+    from convoymq.metadata.store import MetadataStore
 
 
 class ScalingQuestion:
     """See the module text. One per node: it asks, and answers where it leads."""
 
     def __init__(
-        self, loop: ScalingLoop, store: Store, control: ControlPlane, timeout_s: float
+        self, loop: ScalingLoop, store: MetadataStore, control: ControlPlane, timeout_s: float
     ) -> None:
         self._loop = loop
         self._store = store

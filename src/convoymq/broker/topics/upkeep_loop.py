@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,13 +24,14 @@ from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.topics import retention
-from convoymq.topics.commands import Command as PartitionCommand
 from convoymq.topics.commands import ExpireProducers
 from convoymq.topics.group import Expire, GroupState
 from convoymq.topics.lineage import FIRST_USER_OFFSET, PartitionState
-from convoymq.topics.partition import Outcome
 from convoymq.topics.retention import Limits, Stored, Verdict
 from convoymq.topics.topic import Delete, Retire, TopicCommand
+
+if TYPE_CHECKING:
+    from convoymq.broker.topics.partitions import TopicPartitions
 
 log = structlog.get_logger()
 
@@ -43,33 +44,6 @@ ASKED_MAX = 32
 PRODUCERS_MS = 3_600_000
 """Time between two looks at the producers of all partitions."""
 PROPOSAL_TIMEOUT_MS = 5_000
-
-
-class Partition(Protocol):
-    """The part of a partition's handle that the loop uses: `queues.partition.queue`."""
-
-    def tell(
-        self,
-        command: PartitionCommand,
-        done: Callable[[Outcome | None, BrokerError | None], None],
-        /,
-    ) -> None:
-        """Has a command applied by whatever node leads; `done` gets the outcome."""
-
-    def describe(
-        self, done: Callable[[PartitionDescription | None, BrokerError | None], None], /
-    ) -> None:
-        """`done` gets the state as the leader knows it."""
-
-    def forgettable_producers(self, before_ms: int, /) -> bool:
-        """Returns whether there may be producers that sent nothing since a time."""
-
-
-class Partitions(Protocol):
-    """Partitions of topics by their numbers: `topics.partitions`."""
-
-    def find(self, vhost: str, topic: str, pid: int, /) -> Partition | None:
-        """Returns the handle of a partition."""
 
 
 @dataclass(slots=True)
@@ -108,7 +82,7 @@ class UpkeepLoop:
         *,
         node: int,
         store: MetadataStore,
-        partitions: Partitions,
+        partitions: TopicPartitions,
         clock: Clock,
         group_ttl_ms: int = retention.GROUP_TTL_MS,
         producer_ttl_ms: int = retention.PRODUCER_TTL_MS,

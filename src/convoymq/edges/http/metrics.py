@@ -62,7 +62,7 @@ def wants_open_metrics(accept: str) -> bool:
     return "application/openmetrics-text" in accept
 
 
-class _Text:
+class Text:
     """Families with their samples, in the order of their first sample."""
 
     def __init__(self, *, open_metrics: bool) -> None:
@@ -114,7 +114,7 @@ async def render(
         edges: their own metrics are added.
         per_object: a line per queue instead of sums.
     """
-    text = _Text(open_metrics=open_metrics)
+    text = Text(open_metrics=open_metrics)
     _identity(text, broker)
     _edges(text, broker)
     rows = [row async for row in in_slices(broker.cluster.local_rows())]
@@ -130,7 +130,7 @@ async def render(
     return text.render()
 
 
-def _identity(text: _Text, broker: Broker) -> None:
+def _identity(text: Text, broker: Broker) -> None:
     text.gauge(
         "build_info",
         1,
@@ -152,7 +152,7 @@ def _identity(text: _Text, broker: Broker) -> None:
     )
 
 
-def _edges(text: _Text, broker: Broker) -> None:
+def _edges(text: Text, broker: Broker) -> None:
     counters = broker.counters
     connections = broker.connections.all()
     channels = [row for connection in connections for row in connection.channel_infos()]
@@ -171,7 +171,7 @@ def _edges(text: _Text, broker: Broker) -> None:
     text.counter("auth_attempts_failed_total", counters.auth_failed)
 
 
-def _dead_letters(text: _Text, broker: Broker) -> None:
+def _dead_letters(text: Text, broker: Broker) -> None:
     """Writes the counters of messages that left queues unacknowledged."""
     left = dict(broker.local.dead_letters_by_type())
     for reason in ("rejected", "delivery_limit", "expired", "maxlen"):
@@ -189,9 +189,7 @@ def _dead_letters(text: _Text, broker: Broker) -> None:
     text.counter("convoy_messages_deduplicated_total", broker.local.deduplicated())
 
 
-async def _queues(
-    text: _Text, broker: Broker, found: list[JsonObject], *, per_object: bool
-) -> None:
+async def _queues(text: Text, broker: Broker, found: list[JsonObject], *, per_object: bool) -> None:
     infos = {count_in(row, "group"): row for row in found}
     # A queue that is being deleted is here for a moment longer than in the tree.
     found_here = ((broker.tree.queues.of_group(group), row) for group, row in infos.items())
@@ -214,7 +212,7 @@ def _value(row: JsonObject, key: str) -> float:
     return value
 
 
-def _process(text: _Text, broker: Broker, info: JsonObject) -> None:
+def _process(text: Text, broker: Broker, info: JsonObject) -> None:
     for metric, key in (
         ("process_open_fds", "fd_used"),
         ("convoy_process_threads", "proc_used"),
@@ -235,7 +233,7 @@ def _process(text: _Text, broker: Broker, info: JsonObject) -> None:
     text.gauge("convoy_clock_skew_ms", broker.node.clock_skew()[0])
 
 
-def _traces(text: _Text, broker: Broker) -> None:
+def _traces(text: Text, broker: Broker) -> None:
     traces = broker.traces
     if traces is None:
         return
@@ -244,7 +242,7 @@ def _traces(text: _Text, broker: Broker) -> None:
     text.counter("convoy_trace_write_errors_total", traces.write_errors)
 
 
-def _replication(text: _Text, broker: Broker) -> None:
+def _replication(text: Text, broker: Broker) -> None:
     local, proxied = broker.local.deliveries()
     text.counter("convoy_deliveries_local_total", local)
     text.counter("convoy_deliveries_proxied_total", proxied)
@@ -252,7 +250,7 @@ def _replication(text: _Text, broker: Broker) -> None:
     _linked(text, broker)
 
 
-async def _raft(text: _Text, broker: Broker, *, per_object: bool) -> None:
+async def _raft(text: Text, broker: Broker, *, per_object: bool) -> None:
     """Writes what RabbitMQ tells of its Raft groups, here of the replicas on this node."""
     sums = dict.fromkeys((name for name, _ in RAFT_METRICS), 0.0)
     latency = 0.0
@@ -277,14 +275,14 @@ async def _raft(text: _Text, broker: Broker, *, per_object: bool) -> None:
     text.gauge("raft_bytes_written", counters["bytes_appended"])
 
 
-def _raft_gauge(text: _Text, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+def _raft_gauge(text: Text, name: str, value: float, labels: dict[str, str] | None = None) -> None:
     text.gauge(name, value, labels)
     former = RAFT_FORMER_NAMES.get(name)
     if former is not None:
         text.gauge(former, value, labels)
 
 
-def _linked(text: _Text, broker: Broker) -> None:
+def _linked(text: Text, broker: Broker) -> None:
     for link in broker.node.links():
         peer = {"peer": broker.node_name_of(int(link["node"]))}
         text.gauge("convoy_link_full", int(link["full"]), peer)
@@ -292,7 +290,7 @@ def _linked(text: _Text, broker: Broker) -> None:
         text.counter("convoy_link_received_bytes_total", link["bytes_in"], peer)
 
 
-def _hosted(text: _Text, broker: Broker) -> None:
+def _hosted(text: Text, broker: Broker) -> None:
     replicas = broker.replicas.counts()
     text.gauge("convoy_groups_led", replicas.led)
     text.gauge("convoy_groups_followed", replicas.followed)

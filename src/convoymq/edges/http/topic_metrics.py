@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
     from convoymq.broker.topics.parts import TopicParts
+    from convoymq.edges.http.metrics import Text
 
 PHASES = ("prepared", "targets_ready", "sealing", "sealed", "published")
 """Phases of a change that goes on."""
 ENDS = ("split", "merge", "move", "rebucket", "aborted")
 OWN = "convoy_topic_"
-
-
-class Text(Protocol):
-    """Text that metrics are written to."""
-
-    def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
-        """Adds a sample of a value that goes up and down."""
-
-    def counter(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
-        """Adds a sample of a sum."""
 
 
 def write_topics(text: Text, broker: Broker, *, per_object: bool) -> None:

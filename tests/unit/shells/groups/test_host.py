@@ -216,7 +216,7 @@ class Net:
 
     def show(self, node: int) -> None:
         """Renders the metrics of a host, as a node does."""
-        text = metrics._Text(open_metrics=False)
+        text = metrics.Text(open_metrics=False)
         text.gauge("identity_info", 1, {"rabbitmq_node": str(node)})
         metrics._hosted(
             text, SimpleNamespace(replicas=ReplicaViews(self.hosts[node], MetadataMachine()))
