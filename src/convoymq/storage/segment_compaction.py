@@ -79,8 +79,12 @@ class SegmentCompaction:
         return True
 
     def compact(self, log: GroupLog, plan: GroupPlan) -> None:
-        """Removes dead segments, rewrites those that are mostly dead, joins small ones."""
-        if log.compacting:
+        """Removes dead segments, rewrites those that are mostly dead, joins small ones.
+
+        Leaves a log alone while truncated entries in its segments may come back after a crash: the
+        WAL then says that the log ends with them.
+        """
+        if log.compacting or log.stale_index > log.written_index:
             return
         keep = log.first_index
         dead: list[Segment] = []

@@ -685,6 +685,9 @@ class Storage:
 
     def _purge_stale(self, log: GroupLog) -> None:
         """Rids the disk of truncated entries, then goes on with the compaction."""
+        if log.compacting:
+            self._stall()  # both would write a file of the same name
+            return
         cut = [segment for segment in log.segments if segment.stale]
         stale, log.stale_segments = log.stale_segments, []
         for segment in (*stale, *cut):
