@@ -834,6 +834,31 @@ async def test_a_dead_letter_exchange_needs_its_own_permissions(
     assert (shown["messages_dlx"], shown["dead_letter_strategy"]) == (0, "at_most_once")
 
 
+async def test_an_import_needs_an_administrator_and_no_permissions(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    """As in RabbitMQ: the document of a cluster names exchanges that its owners may not all reach,
+    and who may import may give himself every permission."""
+    cluster.raise_versions()
+    for name, tags in (("boss", "administrator"), ("p", "policymaker")):
+        await add_user(api, name, tags)
+        await ok(api.delete(f"/permissions/%2F/{name}"), 204)
+    linked = {"arguments": {"alternate-exchange": "amq.topic"}, "type": "fanout", "durable": True}
+    arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": "amq.fanout"}
+    document = {
+        "exchanges": [{"name": "x", "vhost": "/", **linked}],
+        "queues": [{"name": "q", "vhost": "/", "durable": True, "arguments": arguments}],
+    }
+    for path in ("/definitions", "/definitions/%2F"):
+        async with client(cluster, "p", "p") as user:
+            await ok(user.post(path, json=document), 401)
+    async with client(cluster, "boss", "p") as user:
+        await ok(user.put("/queues/%2F/q", json={"arguments": arguments}), 401)
+        await ok(user.post("/definitions", json=document), 204)
+    assert (await ok(api.get("/queues/%2F/q")))["arguments"] == arguments
+    assert (await ok(api.get("/exchanges/%2F/x")))["arguments"] == linked["arguments"]
+
+
 async def test_an_alternate_exchange_needs_its_own_permissions(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
