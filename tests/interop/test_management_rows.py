@@ -110,6 +110,39 @@ def test_messages_are_counted_where_they_pass(
     assert taken["channel_details"]["name"] == name
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_what_http_publishes_and_what_dies_is_counted_by_exchange(
+    cluster: Cluster, connection: Any, names: Names, kind: str
+) -> None:
+    if cluster.system == "rabbitmq":
+        pytest.skip("the helper asks ConvoyMQ's HTTP API")
+    channel = connection.channel()
+    exchange, graves = names.exchange("x"), names.exchange("graves")
+    queue, grave = names.queue("q"), names.queue("grave")
+    for each in (exchange, graves):
+        channel.exchange_declare(each, "fanout", durable=True)
+    types = {"x-queue-type": kind}
+    dying = {**types, "x-dead-letter-exchange": graves}
+    for name, bound, arguments in ((queue, exchange, dying), (grave, graves, types)):
+        channel.queue_declare(name, durable=True, arguments=arguments)
+        channel.queue_bind(name, bound)
+    message = {"routing_key": "", "properties": {}, "payload": "x", "payload_encoding": "string"}
+    for _ in range(3):
+        api(cluster, "POST", f"exchanges/%2F/{exchange}/publish", message)
+    for _ in range(2):
+        method, _, _ = channel.basic_get(queue)
+        channel.basic_nack(method.delivery_tag, requeue=False)
+    eventually(lambda: channel.queue_declare(grave, passive=True).method.message_count == 2)
+
+    def stats(name: str) -> Any:
+        row = api(cluster, "GET", f"exchanges/%2F/{name}")
+        sent = {each["queue"]["name"]: each["stats"]["publish"] for each in row["outgoing"]}
+        return row["message_stats"]["publish_in"], row["message_stats"]["publish_out"], sent
+
+    assert stats(exchange) == (3, 3, {queue: 3})
+    assert stats(graves) == (2, 2, {grave: 2})
+
+
 RANGED = {
     "overview": [("queue_totals", "messages"), ("message_stats", "publish")],
     "nodes": [("", "mem_used")],

@@ -24,7 +24,7 @@ from convoymq.routing.types import ExchangeType
 AMQP = "amqp091"
 HTTP = "http"
 COLUMNAR = "columnar"
-"""Name of the columnar protocol in `Access.logins`."""
+"""Names of the protocols in `Access.logins`, and in `Counters.of`."""
 
 
 class Access:

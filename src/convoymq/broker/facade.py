@@ -119,6 +119,7 @@ class Broker:
         self.tree = TreeView(metadata)
         self.route_versions = RouteVersions(make_route_version, self._used_vhosts)
         self.route_counts = RouteCounts(metadata.tree)
+        self.counters = Counters()
         self.new_session = new_session
         self.traces = traces
         self._make_members = make_members
@@ -145,7 +146,6 @@ class Broker:
         metadata, settings, clock = self.metadata, self.settings, self._clock
         tree = metadata.tree
         self.connections = ConnectionRegistry()
-        self.counters = Counters()
         self.ignored_arguments = IgnoredArguments(clock)
         self.nodes = ClusterNodes(node_id, incarnation, tree, control.transport)
         control.is_older = self.nodes.is_older
@@ -163,6 +163,7 @@ class Broker:
             clock,
             self.route_versions,
             self.alarms,
+            self.route_counts,
             self.local_topics,
         )
         self.publishing = publishing

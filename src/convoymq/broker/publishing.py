@@ -33,6 +33,7 @@ from convoymq.queues.message_properties import check_order_key, check_served
 from convoymq.routing.types import QueueType
 
 if TYPE_CHECKING:
+    from convoymq.broker.route_counts import RouteCounts
     from convoymq.broker.route_versions import RouteVersions
     from convoymq.broker.topics.handle import TopicHandle
 
@@ -69,6 +70,7 @@ class Publishing:
         clock: Clock,
         route_versions: RouteVersions,
         alarms: Alarms,
+        counts: RouteCounts,
         topics: TopicHandles | None = None,
     ) -> None:
         self._tree = tree
@@ -77,6 +79,7 @@ class Publishing:
         self._clock = clock
         self._route_versions = route_versions
         self._alarms = alarms
+        self._counts = counts
         self._topics = topics
         self._varies: dict[tuple[str, str], tuple[int, bool]] = {}
         """(version of the virtual host, answer) of `varies_by_message`."""
@@ -181,6 +184,11 @@ class Publishing:
             with suppress(PreconditionFailed, OrderKeyMissing):
                 queues += self._handles(vhost, (topic,), routing_keys[:1], headers, keyed=False)
         return queues
+
+    def count(self, vhost: str, exchange: str, queues: Sequence[Queue], messages: int) -> None:
+        """Counts messages that went from an exchange to queues; no queues: they had no route.
+        Channels of AMQP count by themselves (`route_counts.ChannelRoutes`)."""
+        self._counts.add(vhost, exchange, [queue.name for queue in queues], messages)
 
     def varies_by_message(self, vhost: str, exchange: str) -> bool:
         """See `DeadLetterRoutes`."""

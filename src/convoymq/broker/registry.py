@@ -80,54 +80,32 @@ class ConnectionRegistry:
         return len(self._open)
 
 
-class Counters:
-    """Totals since the node started; the edges add to them, batch by batch."""
+class MessageCounters:
+    """Messages of one protocol's clients since the node started."""
 
     __slots__ = (
         "acknowledged",
-        "auth_attempts",
-        "auth_failed",
-        "auth_succeeded",
-        "channels_closed",
-        "channels_opened",
         "confirmed",
-        "connections_closed",
-        "connections_opened",
         "delivered",
         "delivered_no_ack",
-        "dropped_replies",
         "dropped_unroutable",
         "get",
         "get_empty",
         "get_no_ack",
         "published",
-        "queues_created",
-        "queues_declared",
-        "queues_deleted",
         "redelivered",
         "returned_unroutable",
     )
 
     acknowledged: int
-    auth_attempts: int
-    auth_failed: int
-    auth_succeeded: int
-    channels_closed: int
-    channels_opened: int
     confirmed: int
-    connections_closed: int
-    connections_opened: int
     delivered: int
     delivered_no_ack: int
-    dropped_replies: int
     dropped_unroutable: int
     get: int
     get_empty: int
     get_no_ack: int
     published: int
-    queues_created: int
-    queues_declared: int
-    queues_deleted: int
     redelivered: int
     returned_unroutable: int
 
@@ -135,6 +113,52 @@ class Counters:
         for name in self.__slots__:
             setattr(self, name, 0)
 
+
+class Counters:
+    """Totals since the node started; the edges add to them, batch by batch."""
+
+    __slots__ = (
+        "auth_attempts",
+        "auth_failed",
+        "auth_succeeded",
+        "channels_closed",
+        "channels_opened",
+        "connections_closed",
+        "connections_opened",
+        "dropped_replies",
+        "messages",
+        "queues_created",
+        "queues_declared",
+        "queues_deleted",
+    )
+
+    auth_attempts: int
+    auth_failed: int
+    auth_succeeded: int
+    channels_closed: int
+    channels_opened: int
+    connections_closed: int
+    connections_opened: int
+    dropped_replies: int
+    queues_created: int
+    queues_declared: int
+    queues_deleted: int
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+        self.messages: dict[str, MessageCounters] = {}
+        """By protocol."""
+
+    def of(self, protocol: str) -> MessageCounters:
+        """Returns what the clients of a protocol count."""
+        return self.messages.setdefault(protocol, MessageCounters())
+
     def as_dict(self) -> dict[str, int]:
-        """Returns all totals by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        """Returns all totals by name; those of messages over all protocols."""
+        own = {name: getattr(self, name) for name in self.__slots__ if name != "messages"}
+        each = self.messages.values()
+        return own | {
+            name: sum(getattr(counted, name) for counted in each)
+            for name in MessageCounters.__slots__
+        }

@@ -1,7 +1,8 @@
 """Counts of messages by where they were published to: exchanges, and the queues that they lead to.
 
 A channel counts by route (`RouteCount`), which costs an addition per message. Sums by exchange and
-queue are made when somebody asks, or a channel ends.
+queue are made when somebody asks, or a channel ends. Other protocols, dead letters and moves count
+by batch (`RouteCounts.add`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ exchange alone."""
 
 
 class RouteCounts:
-    """Messages that clients of this node have published since its start, by exchange and queue."""
+    """Messages that were published on this node since its start, by exchange and queue."""
 
     def __init__(self, tree: MetadataMachine) -> None:
         self._tree = tree

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
+    from convoymq.broker.registry import MessageCounters
     from convoymq.model.config import Config
 
 Metric = tuple[str, str, dict[str, str], int]
@@ -33,6 +34,28 @@ class NodeParts:
     """A number that changes when clients send or receive, or something is stored here."""
     edges: Callable[[], Sequence[Edge]]
     """Returns all edges of the node."""
+
+
+def message_metrics(protocol: str, counters: MessageCounters) -> list[Metric]:
+    """Returns the messages of a protocol's clients under RabbitMQ's names."""
+    consumed = counters.delivered + counters.delivered_no_ack
+    return [
+        ("counter", f"global_messages_{name}_total", {"protocol": protocol}, value)
+        for name, value in (
+            ("received", counters.published),
+            ("confirmed", counters.confirmed),
+            ("unroutable_dropped", counters.dropped_unroutable),
+            ("unroutable_returned", counters.returned_unroutable),
+            ("delivered", consumed + counters.get + counters.get_no_ack),
+            ("delivered_consume_manual_ack", counters.delivered),
+            ("delivered_consume_auto_ack", counters.delivered_no_ack),
+            ("delivered_get_manual_ack", counters.get),
+            ("delivered_get_auto_ack", counters.get_no_ack),
+            ("get_empty", counters.get_empty),
+            ("redelivered", counters.redelivered),
+            ("acknowledged", counters.acknowledged),
+        )
+    ]
 
 
 class Incoming(Protocol):

@@ -67,6 +67,9 @@ class DeadLetterRoutes(Protocol):
     def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
         """See `OperationRoutes`."""
 
+    def count(self, vhost: str, exchange: str, queues: Sequence[Queue], messages: int) -> None:
+        """Counts messages that went from an exchange to queues."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterOptions:
@@ -187,10 +190,11 @@ class DeadLetterPublisher(NullEvents):
                 self._source.note("queue.dead_letter_cycle", {"count": letters.count})
             else:
                 self._lose(letters.count, "no route")
-        for queue in queues:
-            if queue.refuses_publishes:
-                self._lose(letters.count, REFUSED)
-                continue
+        open_ = [queue for queue in queues if not queue.refuses_publishes]
+        if len(open_) < len(queues):
+            self._lose(letters.count * (len(queues) - len(open_)), REFUSED)
+        self._count(open_, letters.count)
+        for queue in open_:
             # A replicated queue without a leader would refuse what has a tag, and not keep it.
             tag = self._once_tag if queue.features.answers_by_tags else 0
             letters.publish(self._target(queue).client.target, tag)
@@ -242,6 +246,12 @@ class DeadLetterPublisher(NullEvents):
         return self._options.routes.route_dead_letter(
             self._source.vhost, self._exchange, letters.keys, letters.headers, letters.properties
         )
+
+    def _count(self, queues: Sequence[Queue], messages: int) -> None:
+        """Counts what was published to queues, if any take it."""
+        if queues:
+            assert self._options is not None
+            self._options.routes.count(self._source.vhost, self._exchange, queues, messages)
 
     # --- targets -------------------------------------------------------------------------
 

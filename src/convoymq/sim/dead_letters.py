@@ -63,6 +63,9 @@ class DeadLetterTarget:
             raise NotFound("there is no such exchange")
         return () if draw < NO_ROUTE_CHANCE else (self,)
 
+    def count(self, *_counted: object) -> None:
+        """See `DeadLetterRoutes`."""
+
     @property
     def refuses_publishes(self) -> bool:
         """Full now and then, and known to be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,11 @@ class Routes:
         self.usable = True
         self.varies = False
         self.asked: list[tuple[str, str, tuple[str, ...]]] = []
+        self.counted: Counter[tuple[str, ...]] = Counter()
+        """(exchange, queues) -> messages."""
+
+    def count(self, _vhost: str, exchange: str, queues: Sequence[Any], messages: int) -> None:
+        self.counted[exchange, *(queue.name for queue in queues)] += messages
 
     def varies_by_message(self, _vhost: str, _exchange: str) -> bool:
         return self.varies

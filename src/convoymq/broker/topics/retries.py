@@ -96,6 +96,7 @@ class GroupRetries(DeadLetterPublisher):
         self._next_tag += 1
         copy = self._copies[tag] = _Copy(len(route), done)
         copy.timer = self.clock.call_later(self._timeout_ms, self._give_up, tag)
+        self._count(route, 1)
         for queue in route:
             target = self._target(queue)
             target.open += 1

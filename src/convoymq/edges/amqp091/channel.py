@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from convoymq.broker.access import AMQP
 from convoymq.broker.firehose import Copy, Origin
 from convoymq.broker.message_checks import REPLY_PREFIX, CheckedMessage, check_message
 from convoymq.broker.publishing import Route
@@ -88,6 +89,7 @@ class Channel:
         self.asked: Callable[..., None] | None = None
         #: The queue that is being deleted, and cancels of its consumers: delete-ok goes first.
         self.deleting: tuple[str, list[spec.BasicCancel]] | None = None
+        self._node_counters = self.broker.counters.of(AMQP)
         self._counted = [0, 0]
         self._tally: Counter[str] = Counter()
         self._routes = ChannelRoutes(self.broker.route_counts, connection.vhost, RouteCount)
@@ -266,15 +268,15 @@ class Channel:
 
     def count(self) -> None:
         """Adds what the kernel has done since the last time to the node's counters."""
-        codec, counters, seen = self.codec, self.broker.counters, self._counted
+        codec, counters, seen = self.codec, self._node_counters, self._counted
         counters.acknowledged += codec.acknowledged - seen[0]
         counters.published += codec.published - seen[1]
         seen[0], seen[1] = codec.acknowledged, codec.published
 
     def tally(self, name: str, count: int, queue: Queue | None = None) -> None:
-        """Adds to a counter (`Counters`) of the node, of the channel, and of what it gets from a
-        queue."""
-        counters = self.broker.counters
+        """Adds to a counter (`MessageCounters`) of the node, of the channel, and of what it gets
+        from a queue."""
+        counters = self._node_counters
         setattr(counters, name, getattr(counters, name) + count)
         self._tally[name] += count
         if queue is not None:

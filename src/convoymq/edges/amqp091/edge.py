@@ -12,7 +12,7 @@ from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.connection import Connection
 from convoymq.edges.amqp091.handshake import PROTOCOL_HEADERS, amqplain
 from convoymq.edges.amqp091.sockets import SocketShell, TlsShell
-from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, RunInput
+from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, RunInput, message_metrics
 from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.model.tasks import Tasks
@@ -131,28 +131,10 @@ class AmqpEdge(Edge):
         return int(self.outbox.bytes_received + self.outbox.bytes_sent)
 
     def metrics(self) -> list[Metric]:
-        counters, labels = self.broker.counters, {"protocol": AMQP}
-        deliveries = counters.delivered + counters.delivered_no_ack
         channels = [c for each in self.connections.values() for c in each.channels.values()]
-        found: list[Metric] = [
-            ("counter", f"global_{name}_total", labels, value)
-            for name, value in (
-                ("messages_received", counters.published),
-                ("messages_confirmed", counters.confirmed),
-                ("messages_unroutable_dropped", counters.dropped_unroutable),
-                ("messages_unroutable_returned", counters.returned_unroutable),
-                ("messages_delivered", deliveries + counters.get + counters.get_no_ack),
-                ("messages_delivered_consume_manual_ack", counters.delivered),
-                ("messages_delivered_consume_auto_ack", counters.delivered_no_ack),
-                ("messages_delivered_get_manual_ack", counters.get),
-                ("messages_delivered_get_auto_ack", counters.get_no_ack),
-                ("messages_get_empty", counters.get_empty),
-                ("messages_redelivered", counters.redelivered),
-                ("messages_acknowledged", counters.acknowledged),
-            )
-        ]
         consumers = sum(len(channel.consumers) for channel in channels)
-        return [*found, ("gauge", "global_consumers", labels, consumers)]
+        found = message_metrics(AMQP, self.broker.counters.of(AMQP))
+        return [*found, ("gauge", "global_consumers", {"protocol": AMQP}, consumers)]
 
     def gone(self, connection: Connection | None) -> None:
         """A connection's socket is closed."""

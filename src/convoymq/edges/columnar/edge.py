@@ -13,7 +13,7 @@ from convoymq.broker.facade import Broker
 from convoymq.edges.columnar.config import FetchConfig
 from convoymq.edges.columnar.counters import FetchCounters
 from convoymq.edges.columnar.turns import Budget, Turns
-from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts
+from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts, message_metrics
 from convoymq.edges.sasl import Login, LoginConfig
 from convoymq.model.columnar import PREFACE_MAGIC
 from convoymq.model.late_imports import import_late
@@ -74,6 +74,7 @@ class FetchEdge(Edge):
         self.machine = machine
         self.message_size_max = message_size_max
         self.counters = FetchCounters()
+        self.messages = broker.counters.of(COLUMNAR)
         self.turns = Turns(
             self.settings.slice_us / 1_000_000, self.settings.rest_us / 1_000_000, activity
         )
@@ -165,4 +166,9 @@ class FetchEdge(Edge):
             ("counter", f"convoy_fetch_{name}_total", labels, value)
             for name, labels, value in self.counters.metrics()
         ]
-        return found
+        return found + message_metrics(COLUMNAR, self.messages)
+
+    def sent(self, rows: int) -> None:
+        """Counts messages that a client has read."""
+        self.counters.rows_out += rows
+        self.messages.delivered_no_ack += rows

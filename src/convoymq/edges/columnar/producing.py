@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -156,8 +157,7 @@ class Producing(NullEvents):
         finally:
             if name is not None:
                 self._producers.discard(name)
-        counters = self._broker.counters
-        counters.confirmed += rows
+        self._edge.messages.confirmed += rows
         self._edge.counters.rows_in += rows
         return {"count": rows, "duplicates": batch.duplicates, "unroutable": unroutable}
 
@@ -172,7 +172,7 @@ class Producing(NullEvents):
         columns = await self.open_frame(frame.payload)
         segments, unroutable = await self._route(request, columns)
         await self._encode(columns, segments)
-        return {"count": int(columns.rows), "unroutable": unroutable}
+        return {"count": int(columns.rows), "unroutable": unroutable.total()}
 
     async def _append_all(self, request: Produce, frame: Frame, batch: _Batch) -> tuple[int, int]:
         """Checks and appends; returns (unroutable rows, rows)."""
@@ -181,11 +181,23 @@ class Producing(NullEvents):
         segments, unroutable = await self._route(request, columns)
         commands = await self._encode(columns, segments)
         rows = int(columns.rows)
-        counters = self._broker.counters
-        counters.published += rows
-        counters.dropped_unroutable += unroutable
+        messages = self._edge.messages
+        messages.published += rows
+        messages.dropped_unroutable += unroutable.total()
+        self._count(segments, unroutable)
         await self._append(request, commands, batch)
-        return unroutable, rows
+        return unroutable.total(), rows
+
+    def _count(self, segments: Sequence[Segment], unroutable: Counter[bytes]) -> None:
+        """Counts rows by exchange and targets."""
+        routes: Counter[tuple[bytes, tuple[Queue, ...]]] = Counter()
+        for exchange, rows in unroutable.items():
+            routes[exchange, ()] += rows
+        for segment in segments:
+            routes[segment.exchange, segment.queues] += segment.rows
+        for (exchange, queues), rows in routes.items():
+            vhost = self._connection.vhost
+            self._broker.publishing.count(vhost, exchange.decode(), queues, rows)
 
     async def until_unblocked(self) -> None:
         """Waits while an alarm blocks publishers. Raises ColumnarError."""
@@ -227,21 +239,23 @@ class Producing(NullEvents):
 
     # --- routing ---------------------------------------------------------------------------
 
-    async def _route(self, request: Produce, columns: ColumnFrame) -> tuple[list[Segment], int]:
-        """Routes the rows; returns (segments, unroutable rows)."""
+    async def _route(
+        self, request: Produce, columns: ColumnFrame
+    ) -> tuple[list[Segment], Counter[bytes]]:
+        """Routes the rows; returns (segments, unroutable rows by exchange)."""
+        unroutable: Counter[bytes] = Counter()
         if not columns.rows:
-            return [], 0
+            return [], unroutable
         name = request.stream if request.stream is not None else request.queue
         if name is not None:
             queue = self._named_queue(request, name)
-            return [Segment(0, columns.rows, b"", name.encode(), (queue,))], 0
+            return [Segment(0, columns.rows, b"", name.encode(), (queue,))], unroutable
         if columns.rows > ROUTED_ROWS_MAX:
             raise PreconditionFailed(
                 f"{columns.rows} rows for an exchange, at most {ROUTED_ROWS_MAX} are routed at once"
             )
         time = Slice(self._edge.turns)
         found: list[Segment] = []
-        unroutable = 0
         known: dict[tuple[bytes, bytes], tuple[Queue, ...] | None] = {}
         for place, (first, count, exchange, key) in enumerate(_runs(request, columns)):
             if not place % SEGMENTS_PER_STEP:
@@ -262,7 +276,7 @@ class Producing(NullEvents):
                 if not chosen:
                     if request.mandatory:
                         raise _unroutable(exchange, key)
-                    unroutable += length
+                    unroutable[exchange] += length
                     continue
                 last = found[-1] if found else None
                 if (

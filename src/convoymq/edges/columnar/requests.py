@@ -443,7 +443,7 @@ class Requests:
     ) -> None:
         payload = await rows.finish(next_, compression)
         await self._connection.send_rows(frame, answer, payload)
-        self._edge.counters.rows_out += rows.count
+        self._edge.sent(rows.count)
 
     # --- reservations and stored offsets
     # -----------------------------------------------------------

@@ -244,7 +244,7 @@ class TopicMembers:
             del runs, found
             payload = await rows.finish(0, "")
             await self._connection.send_rows(frame, answer, payload)
-            self._connection.edge.counters.rows_out += rows.count
+            self._connection.edge.sent(rows.count)
         return None
 
     def _tell_expired(self, request: GroupFetch, record: TopicRecord, code: Code) -> None:

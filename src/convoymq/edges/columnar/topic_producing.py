@@ -210,7 +210,8 @@ class TopicProducing(NullEvents):
 
         enqueue = portion.flags, portion.rows, portion.position, portion.body
         client.produce(request.producer, request.epoch, portion.runs, enqueue, done)
-        self._broker.counters.published += portion.rows
+        self._edge.messages.published += portion.rows
+        self._broker.publishing.count(self._connection.vhost, request.topic, (), portion.rows)
         return answered
 
     async def _ready_client(self, place: Place, queue: PartitionQueue) -> PartitionClient:
@@ -252,7 +253,7 @@ class TopicProducing(NullEvents):
             text = error.text if isinstance(error, BrokerError) else "the partition did not answer"
             raise ColumnarError(ErrorCode.UNAVAILABLE, text, {"maybe": True}) from None
         stored = sum(run.stored for answer in answers for run in answer.runs)
-        self._broker.counters.confirmed += stored
+        self._edge.messages.confirmed += stored
         self._edge.counters.rows_in += stored
         return _answer(answers)
 

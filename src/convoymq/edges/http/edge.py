@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from convoymq.edges.edge import Edge, NodeParts
+from convoymq.broker.access import HTTP
+from convoymq.broker.registry import MessageCounters
+from convoymq.edges.edge import Edge, Metric, NodeParts, message_metrics
 from convoymq.edges.http.config import ManagementConfig
 from convoymq.edges.http.served import served_by
 from convoymq.edges.http.server import ManagementServer
@@ -19,7 +21,8 @@ def open_edge(parts: NodeParts) -> ManagementEdge:
             [(address.host, address.port) for address in own.prometheus],
             served=served_by(config, parts.edges),
             backlog=config.listeners.backlog,
-        )
+        ),
+        parts.broker.counters.of(HTTP),
     )
 
 
@@ -28,11 +31,15 @@ class ManagementEdge(Edge):
 
     after_ready = True
 
-    def __init__(self, server: ManagementServer) -> None:
+    def __init__(self, server: ManagementServer, messages: MessageCounters) -> None:
         self._server = server
+        self._messages = messages
 
     async def start(self) -> None:
         await self._server.start()
+
+    def metrics(self) -> list[Metric]:
+        return message_metrics(HTTP, self._messages)
 
     async def stop(self) -> None:
         await self._server.stop()

@@ -8,6 +8,7 @@ import binascii
 import contextlib
 from collections.abc import Mapping, Sequence
 
+from convoymq.broker.access import HTTP
 from convoymq.broker.facade import Broker
 from convoymq.broker.firehose import Copy, Origin
 from convoymq.broker.message_checks import check_message
@@ -247,6 +248,7 @@ async def get_messages(
     if encoding not in ("auto", "base64"):
         raise PreconditionFailed("encoding must be auto or base64")
     shot = OneShot(broker, broker.queue_admin.find_queue(vhost, name))
+    counters = broker.counters.of(HTTP)
     rows: list[JsonObject] = []
     ids: list[int] = []
     settled = False
@@ -256,7 +258,10 @@ async def get_messages(
             found = await shot.wait()
             assert isinstance(found, GetResult)
             if found.block is None:
+                counters.get_empty += 1
                 break
+            counters.get += 1
+            counters.redelivered += found.acquired_count > 0
             data = record_of(found.block, found.command, found.record)
             ids += (found.get_id, found.get_id)
             rows.append(row_of(data, found.acquired_count, found.ready, encoding, truncate))
@@ -269,6 +274,7 @@ async def get_messages(
         if ids:
             settled = True
             if ack_mode == "ack_requeue_false":
+                counters.acknowledged += len(ids) // 2
                 shot.client.settle(0, ids)
             elif ack_mode == "reject_requeue_false":
                 shot.client.discard(0, ids)
@@ -321,6 +327,10 @@ async def publish(
             vhost, exchange, message.routing_keys, message.content, route.queues, _origin(user)
         )
         await _send_copy(broker, made)
+    counters = broker.counters.of(HTTP)
+    counters.published += 1
+    counters.dropped_unroutable += not route.queues
+    publishing.count(vhost, exchange, route.queues, 1)
     refused = any(queue.refuses_publishes for queue in route.queues)
     shots = [OneShot(broker, queue) for queue in route.queues if not queue.refuses_publishes]
     try:
@@ -335,6 +345,7 @@ async def publish(
     finally:
         for shot in shots:
             shot.client.close()
+    counters.confirmed += 1
     return bool(shots)
 
 

@@ -244,13 +244,16 @@ class DeadLetterMover(DeadLetterPublisher):
             return count
         if not queues:
             self._wait(count, reason)
+        published = []
         for group in worker.routed(number, count, queues, letters.size, now):
             if queues[group].refuses_publishes:
                 self._refused(worker, number, number + count - 1, group, now)
                 continue
+            published.append(queues[group])
             target = self._target(queues[group])
             target.open += count
             letters.publish(target.client.target, number + 1)
+        self._count(published, count)
         return count
 
     def _refused(

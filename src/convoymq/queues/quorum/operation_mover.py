@@ -63,6 +63,9 @@ class OperationRoutes(Protocol):
         """Returns the queue of a name while it has this group; None: that queue is deleted. Raises
         Unavailable: it cannot be used yet."""
 
+    def count(self, vhost: str, exchange: str, queues: Sequence[Queue], messages: int) -> None:
+        """See `DeadLetterRoutes`."""
+
 
 class _Stream:
     """A stream of publishes to one target."""
@@ -330,6 +333,7 @@ class OperationMover(NullEvents):
             job.back.add(offset)
             return True
         job.open[offset] = {queue.group for queue in queues}
+        routes.count(self._queue.vhost, move.exchange, queues, 1)
         for queue in queues:
             stream = self._stream(job, queue)
             target = stream.client.target

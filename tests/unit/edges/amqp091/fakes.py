@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from convoymq.broker.declarations import LINKS
+from convoymq.broker.registry import Counters
 from convoymq.broker.route_counts import RouteCounts
 from convoymq.broker.route_versions import RouteVersions
 from convoymq.edges.amqp091 import _spec as spec
@@ -327,29 +328,7 @@ class FakeBroker:
         self.queues: dict[str, FakeQueue] = {}
         self.exchanges: dict[str, str] = {"amq.direct": "direct", "amq.fanout": "fanout"}
         self.bindings: list[tuple[str, str, str]] = []
-        self.counters = SimpleNamespace(
-            **dict.fromkeys(
-                (
-                    "connections_opened",
-                    "connections_closed",
-                    "channels_opened",
-                    "channels_closed",
-                    "published",
-                    "confirmed",
-                    "returned_unroutable",
-                    "dropped_unroutable",
-                    "dropped_replies",
-                    "delivered",
-                    "delivered_no_ack",
-                    "redelivered",
-                    "acknowledged",
-                    "get",
-                    "get_no_ack",
-                    "get_empty",
-                ),
-                0,
-            )
-        )
+        self.counters = Counters()
         self.connections = SimpleNamespace(add=self._add, remove=self._remove)
         self.open: list[Any] = []
         self.vhosts = {"/"}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from convoymq.broker.access import AMQP
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091 import codec, declarations
 from convoymq.edges.amqp091.channel import Channel
@@ -197,7 +198,7 @@ async def test_every_unroutable_message_is_counted(client: Client, broker: FakeB
     for mandatory in (False, False, True, False, True):
         client.publish("", "nowhere", mandatory=mandatory)
     await client.heard()
-    counters = broker.counters
+    counters = broker.counters.of(AMQP)
     assert (counters.dropped_unroutable, counters.returned_unroutable) == (3, 2)
     await client.ask(1, spec.TxSelect())
     client.publish("", "nowhere")
@@ -215,7 +216,7 @@ async def test_routes_are_remembered_until_the_topology_changes(
     await fill(client, "q", *[b"dropped"] * 50)
     # That the default exchange leads nowhere is remembered as well.
     assert len(broker.routed) == 2
-    assert broker.counters.dropped_unroutable == 50
+    assert broker.counters.of(AMQP).dropped_unroutable == 50
     again = await client.declare("q")
     await fill(client, "q", b"y")
     assert len(queue.ready) == 50

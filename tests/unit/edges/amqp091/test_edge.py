@@ -14,6 +14,7 @@ import pika  # type: ignore[import-untyped]
 import pytest
 import trustme
 
+from convoymq.broker.access import AMQP
 from convoymq.edges.acceptor import SharedPorts
 from convoymq.edges.amqp091 import _spec as spec
 from convoymq.edges.amqp091 import codec
@@ -119,9 +120,9 @@ def exchange_messages(port: int, **options: Any) -> list[bytes]:
 
 async def test_pika_publishes_and_consumes(edge: Edge, broker: FakeBroker) -> None:
     await edge.run(exchange_messages)
-    assert broker.counters.published == 301
-    assert broker.counters.delivered == 301
-    assert broker.counters.acknowledged == 301
+    assert broker.counters.of(AMQP).published == 301
+    assert broker.counters.of(AMQP).delivered == 301
+    assert broker.counters.of(AMQP).acknowledged == 301
     assert edge.outbox.bytes_received > 1_300_000
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from convoymq.broker.access import AMQP
 from convoymq.edges.amqp091._spec import Properties
 from convoymq.edges.amqp091.codec import ContentHeader, encode_header
 from convoymq.edges.columnar import producing
@@ -49,7 +50,8 @@ async def test_rows_are_in_the_queue_when_the_answer_comes(
     frame = values_frame([b"%d" % i for i in range(1000)])
     assert result(await client.ask(Op.PRODUCE, frame, queue="q")) == (1000, 0, 0)
     assert await rig.count("q") == 1000
-    assert rig.broker.counters.published == rig.broker.counters.confirmed == 1000
+    assert rig.edge.messages.published == rig.edge.messages.confirmed == 1000
+    assert not rig.broker.counters.of(AMQP).published
     assert rig.edge.counters.rows_in == 1000
 
 
@@ -98,7 +100,9 @@ async def test_rows_are_routed_by_their_keys(rig: Rig, client: Peer) -> None:
     rows = [("x", "a.1", "1"), ("x", "a.2", "2"), ("x", "b.both", "3"), ("x", "none", "4")]
     assert result(await client.ask(Op.PRODUCE, keyed(rows), exchange="x")) == (4, 0, 1)
     assert [await rig.count(name) for name in ("a", "b", "both")] == [2, 1, 1]
-    assert rig.broker.counters.dropped_unroutable == 1
+    assert rig.edge.messages.dropped_unroutable == 1
+    published = await rig.broker.cluster.published()
+    assert published["/", "x"] == {"in": 4, "out": {"a": 2, "b": 1, "both": 1}}
     # One key for all rows, and the exchange of each row.
     answer = await client.ask(Op.PRODUCE, keyed(rows), exchange="x", routing_key="a.both")
     assert result(answer) == (4, 0, 0)
@@ -384,7 +388,7 @@ async def test_refused_frames_leave_nothing_behind(
         assert what in answer.map["text"]
         assert "maybe" not in answer.map
         assert await rig.count("q") == 0
-        assert rig.broker.counters.published == 0
+        assert rig.edge.messages.published == 0
         assert result(await peer.ask(Op.PRODUCE, values_frame([b"a"]), queue="q")) == (1, 0, 0)
 
 
@@ -438,5 +442,5 @@ async def test_a_check_says_what_produce_would_say_and_publishes_nothing(
         _, text = await client.refusal(Op.CHECK_PRODUCE, keyed(given), **named)
         assert wanted in text
     assert [await rig.count(name) for name in ("q", "plain")] == [0, 0]
-    assert rig.broker.counters.published == 0
+    assert rig.edge.messages.published == 0
     assert result(await client.ask(Op.PRODUCE, keyed(rows[:1]), producer="p")) == (1, 0, 0)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from convoymq.broker.access import AMQP
 from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.edge import AmqpEdge
 from convoymq.edges.http.app import make_api, make_metrics
@@ -457,7 +458,7 @@ async def test_connections_are_listed_and_closed(
 async def test_metrics_name_what_dashboards_ask_for(cluster: FakeCluster) -> None:
     await cluster.queue(1, "q")
     broker = cluster.nodes[1].broker
-    broker.counters.published = 12_345_678
+    broker.counters.of(AMQP).published = 12_345_678
     amqp = AmqpEdge(broker=broker, settings=AmqpConfig(), outbox=Outbox())
     transport = httpx.ASGITransport(make_metrics(broker, Served(edges=lambda: [amqp])))
     async with httpx.AsyncClient(transport=transport, base_url="http://m") as metrics:

@@ -7,6 +7,7 @@ import json
 import httpx
 import pytest
 
+from convoymq.broker.access import AMQP
 from tests.unit.edges.http.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import FakeCluster
 
@@ -90,7 +91,7 @@ async def test_a_reset_makes_rates_begin_anew(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("convoymq.edges.http.rates.time.monotonic", lambda: now[0])
-    counters = cluster.nodes[1].broker.counters
+    counters = cluster.nodes[1].broker.counters.of(AMQP)
 
     async def rate() -> float:
         stats = (await ok(api.get("/overview")))["message_stats"]

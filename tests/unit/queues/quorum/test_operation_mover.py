@@ -3,6 +3,7 @@ producers as a quorum queue does."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,6 +91,10 @@ class Routes:
         self.queues = {name: FakeQueue(group, name) for group, name in ((20, "a"), (21, "b"))}
         self.usable = True
         self.asked = 0
+        self.counted: Counter[tuple[str, ...]] = Counter()
+
+    def count(self, _vhost: str, exchange: str, queues: Sequence[Any], messages: int) -> None:
+        self.counted[exchange, *(queue.name for queue in queues)] += messages
 
     def route_dead_letter(self, _vhost: str, exchange: str, keys: Sequence[str], *_: Any) -> Any:
         self.asked += 1

@@ -132,7 +132,7 @@ async def own_node(call: Call) -> JsonObject:
     broker = call.broker
     replicas = broker.replicas.counts()
     local, proxied = broker.local.deliveries()
-    counters = broker.counters
+    counters = broker.counters.as_dict()
     skew_ms, skewed = broker.node.clock_skew()
     return {
         "state": "running" if broker.tree.leader is not None else "no majority",
@@ -146,9 +146,9 @@ async def own_node(call: Call) -> JsonObject:
         "replicas_stopped": broker.local.stopped_rows(),
         "versions": broker.replicas.versions(),
         "connections": len(broker.connections),
-        "published": counters.published,
-        "confirmed": counters.confirmed,
-        "delivered": counters.delivered + counters.delivered_no_ack,
+        "published": counters["published"],
+        "confirmed": counters["confirmed"],
+        "delivered": counters["delivered"] + counters["delivered_no_ack"],
         "deliveries_local": local,
         "deliveries_proxied": proxied,
         "alarms": sorted({*broker.alarms.effective, *(("clock",) if skewed else ())}),
