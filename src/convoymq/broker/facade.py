@@ -291,6 +291,7 @@ class Broker:
             wanted=wake,
             await_room=self.host.await_room,
             record_members=self.metadata.submit,
+            has_majority=self.nodes.has_majority,
             note=self.host.note,
             dead_letters=self.local.ask.dead_letters,
         )

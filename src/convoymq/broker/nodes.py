@@ -43,6 +43,10 @@ class ClusterNodes:
         drained = drained_nodes(self._tree.settings)
         return [node for node in running if node not in drained] or running
 
+    def has_majority(self) -> bool:
+        """Returns whether more than half of the cluster's nodes can be reached."""
+        return 2 * len(self.running()) > len(self._tree.nodes)
+
     def is_drained(self, node: int) -> bool:
         """Returns whether a node is drained."""
         return node in drained_nodes(self._tree.settings)

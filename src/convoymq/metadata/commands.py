@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, get_args
 import msgspec
 
 from convoymq.model.errors import PreconditionFailed, UnknownCommand
+from convoymq.replication.ring.views import RingView
 
 
 class _Command(
@@ -167,6 +168,19 @@ class SetMembers(_Command, frozen=True, tag="queue_members"):
     group: int
     members: tuple[int, ...]
     config: tuple[int, int]
+
+
+class ChangeView(_Command, frozen=True, tag="queue_view"):
+    """Records the next view of a mirrored queue's ring. Since version 6.
+
+    The reply is False, and nothing is recorded, unless the view's version is the recorded one + 1
+    (of a queue without a ring: 1): another change came first.
+    """
+
+    vhost: str
+    name: str
+    group: int
+    view: RingView
 
 
 class Bind(_Command, frozen=True, tag="bind"):
@@ -417,6 +431,7 @@ Command: TypeAlias = (
     | DeclareQueue
     | DeleteQueue
     | SetMembers
+    | ChangeView
     | Bind
     | Unbind
     | OwnerGone
@@ -438,6 +453,7 @@ FIRST_VERSIONS: Mapping[type[Command], int] = {
     PutVhostLimit: 2,
     PutUserLimit: 2,
     **dict.fromkeys(TOPIC_COMMANDS, 3),
+    ChangeView: 6,
 }
 """The version of the metadata machine that brought a command, where it is not the first."""
 

@@ -17,6 +17,7 @@ Versions (ADR 0016); `commands.FIRST_VERSIONS` has the commands that each brough
     4: the release of RabbitMQ whose rules a queue follows (ADR 0086).
     5: recoveries are numbered, and a node that joins begins above all incarnations before the
        newest one (ADR 0106).
+    6: views of the rings of mirrored queues (ADR 0116).
 
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
@@ -55,6 +56,7 @@ from convoymq.metadata.commands import (
     FIRST_VERSIONS,
     Bind,
     Bootstrap,
+    ChangeView,
     Command,
     DeclareExchange,
     DeclareQueue,
@@ -125,7 +127,7 @@ _COMMAND_TYPES = supported.command_table(
 )
 #: Version -> the command types that it knows. What METADATA commands ask for has versions of its
 #: own (`commands.FIRST_VERSIONS`).
-COMMAND_TYPES = dict.fromkeys((1, 2, 3, 4, 5), _COMMAND_TYPES)
+COMMAND_TYPES = dict.fromkeys((1, 2, 3, 4, 5, 6), _COMMAND_TYPES)
 
 
 def owner_text(node: int, incarnation: int, connection: int) -> str:
@@ -138,7 +140,7 @@ class MetadataMachine(Tree):
     `queues` and `nodes`."""
 
     KIND = METADATA_KIND
-    VERSION = 5
+    VERSION = 6
     OLDEST_VERSION = 1
 
     def __init__(self) -> None:
@@ -171,6 +173,7 @@ class MetadataMachine(Tree):
             Unbind: exchanges.unbind,
             DeleteQueue: self._queues.delete,
             SetMembers: self._queues.set_members,
+            ChangeView: self._queues.change_view,
             OwnerGone: self._queues.owner_gone,
             Join: self._nodes.join,
             PutNode: self._nodes.put,

@@ -147,6 +147,7 @@ class Nodes:
             self._queues.delete_where(
                 lambda record: (
                     record.type is QueueType.CLASSIC
+                    and record.view is None
                     and record.home == command.id
                     and (not record.durable or record.owner is not None)
                     and _incarnation(record) != command.incarnation

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from convoymq.metadata.commands import DeclareQueue, DeleteQueue, OwnerGone, SetMembers
+from convoymq.metadata.commands import (
+    ChangeView,
+    DeclareQueue,
+    DeleteQueue,
+    OwnerGone,
+    SetMembers,
+)
 from convoymq.metadata.records import Change, ChangeKind, QueueRecord, Vhost
 from convoymq.metadata.topics import PARTITION_TYPE, check_no_topic
 from convoymq.metadata.topology import arguments_of
@@ -88,10 +94,26 @@ class Queues:
             config=command.config,
             joined=tuple(member for member in command.members if member in joined),
         )
-        vhost.queues[command.name] = changed
+        self._replace_record(vhost, changed)
+        return True
+
+    def change_view(self, command: ChangeView) -> bool:
+        """Records the next view of a queue's ring. Raises NotFound."""
+        vhost = self._tree.vhost(command.vhost)
+        record = vhost.queues.get(command.name)
+        if record is None or record.group != command.group:
+            return False
+        recorded = record.view.version if record.view is not None else 0
+        members = command.view.nodes()
+        if command.view.version != recorded + 1 or not members:
+            return False
+        self._replace_record(vhost, replace(record, view=command.view, members=members))
+        return True
+
+    def _replace_record(self, vhost: Vhost, changed: QueueRecord) -> None:
+        vhost.queues[changed.name] = changed
         self._tree.queue_index.put(changed)
         self._tree.note(Change(ChangeKind.QUEUE_MEMBERS, changed, vhost=vhost.name))
-        return True
 
     def owner_gone(self, command: OwnerGone) -> int:
         """Deletes the exclusive queues of a connection."""

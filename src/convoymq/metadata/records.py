@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from convoymq.replication.ring.views import RingView
 from convoymq.routing.policies import Policies, topic_settings
 from convoymq.routing.queue_types import PlacementKind
 from convoymq.routing.topology import Topology
@@ -76,11 +77,13 @@ class QueueRecord:
     """Release of RabbitMQ whose rules the queue follows (ADR 0086); "" = none was recorded."""
     type_given: bool = False
     """The declaration said the type."""
+    view: RingView | None = None
+    """The ring of a mirrored queue (ADR 0116); `members` are the nodes of its live members."""
 
     @property
     def placement(self) -> PlacementKind:
         """Returns where the queue is, and what decides which of its members serves."""
-        return self.type.placement
+        return self.type.placement if self.view is None else PlacementKind.RING
 
     @property
     def home(self) -> int:

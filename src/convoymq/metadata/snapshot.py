@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict, TypeVar
 
+import msgspec
+
 from convoymq.metadata.records import (
     Joined,
     NodeRecord,
@@ -18,6 +20,7 @@ from convoymq.metadata.records import (
 )
 from convoymq.metadata.tree import Tree
 from convoymq.model.late_imports import import_late
+from convoymq.replication.ring.views import RingView
 from convoymq.routing.policies import Policy
 from convoymq.routing.policy_keys import Setting
 from convoymq.routing.topology import Topology, TopologyState
@@ -38,6 +41,8 @@ TOPICS_VERSION = 3
 """The version of the machine since which there are ordered topics."""
 COMPATIBILITY_VERSION = 4
 """The version of the machine since which queues record the release whose rules they follow."""
+VIEWS_VERSION = 6
+"""The version of the machine since which there are rings of mirrored queues."""
 
 
 class TreeState(TypedDict):
@@ -67,6 +72,8 @@ class TreeState(TypedDict):
     topics: NotRequired[list[TopicRow]]
     compatibility: NotRequired[list[tuple[str, str, list[tuple[str, str, bool]]]]]
     """(virtual host, release for new queues, (queue, release, whether it said its type) …)"""
+    views: NotRequired[list[tuple[int, dict[str, object]]]]
+    """(group, view)"""
 
 
 QueueRow: TypeAlias = tuple[
@@ -86,6 +93,12 @@ def to_builtins(tree: Tree) -> dict[str, object]:
         state["topics"] = _topics(tree)
     if tree.version >= COMPATIBILITY_VERSION:
         state["compatibility"] = _compatibility(tree)
+    if tree.version >= VIEWS_VERSION:
+        state["views"] = [
+            [record.group, record.view]
+            for _, record in sorted(tree.queue_index.by_group.items(), key=_key)
+            if record.view is not None
+        ]
     return state
 
 
@@ -280,6 +293,8 @@ def fill(tree: Tree, raw: TreeState) -> None:
     _fill_topics(tree, raw.get("topics", []))
     for vhost_name, release, rows in raw.get("compatibility", ()):
         _fill_compatibility(tree, tree.vhosts[vhost_name], release, rows)
+    for group, view in raw.get("views", ()):
+        _put(tree, replace(tree.queue_index.by_group[group], view=msgspec.convert(view, RingView)))
 
 
 def _fill_compatibility(
@@ -288,9 +303,12 @@ def _fill_compatibility(
     vhost.compatibility = release
     for name, compatibility, type_given in rows:
         record = vhost.queues[name]
-        record = replace(record, compatibility=compatibility, type_given=type_given)
-        vhost.queues[name] = record
-        tree.queue_index.put(record)
+        _put(tree, replace(record, compatibility=compatibility, type_given=type_given))
+
+
+def _put(tree: Tree, record: QueueRecord) -> None:
+    tree.vhosts[record.vhost].queues[record.name] = record
+    tree.queue_index.put(record)
 
 
 def _fill_topics(tree: Tree, rows: list[TopicRow]) -> None:

@@ -18,6 +18,7 @@ from convoymq.metadata.commands import (
     TOPIC_COMMANDS,
     Bind,
     Bootstrap,
+    ChangeView,
     Command,
     DeclareExchange,
     DeclareQueue,
@@ -45,6 +46,7 @@ from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Re
 from convoymq.model.late_imports import import_late
 from convoymq.model.refusals import queue_subject, unserved_argument
 from convoymq.model.tables import decode_body
+from convoymq.replication.ring.views import check_view
 from convoymq.routing.declarations import check_binding, check_exchange, check_queue
 from convoymq.routing.policies import Policy, check_policy
 from convoymq.routing.queue_types import PlacementKind, home_type_with, rules_of, type_names
@@ -138,6 +140,11 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
             check_limit(command.name, command.value, VHOST_LIMITS)
         case PutUserLimit():
             check_limit(command.name, command.value, USER_LIMITS)
+        case ChangeView():
+            try:
+                check_view(command.view)
+            except ValueError as error:
+                raise PreconditionFailed(str(error)) from None
         case Join() | PutNode():
             if not 0 < command.id <= NODE_MAX:
                 raise PreconditionFailed(f"node id {command.id} is out of range")

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
-from convoymq.metadata.commands import SetMembers
+from convoymq.metadata.commands import ChangeView, SetMembers
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
@@ -128,8 +128,10 @@ class HostParts:
     """To be called when there is work for `end_of_round`."""
     await_room: Callable[[int, Waiting], None]
     """`ReplicaHost.await_room`."""
-    record_members: Callable[[SetMembers, Answer], object]
+    record_members: Callable[[SetMembers | ChangeView, Answer], object]
     """Has other members of a queue recorded in the tree."""
+    has_majority: Callable[[], bool]
+    """Returns whether more than half of the cluster's nodes can be reached."""
     note: Callable[..., None]
     """(event, fields by name): logs an event of a queue."""
     dead_letters: DeadLetterOptions | None = None

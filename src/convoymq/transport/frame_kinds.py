@@ -165,3 +165,5 @@ KIND_TOPIC_GROUP = control_kind(23, "topic_group", "broker.topics")
 """Between members of groups of topics and their coordinators (`broker.topics.group_messages`)."""
 KIND_TOPIC_SCALING = control_kind(24, "topic_scaling", "broker.topics")
 """Question for the decision of a topic's autoscaler: [vhost, topic], to the metadata leader."""
+KIND_RING = control_kind(25, "ring", "shells.ring", urgent=False, raw=True)
+"""Between neighbours of a mirrored queue's ring."""

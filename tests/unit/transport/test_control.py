@@ -18,7 +18,7 @@ KIND = FREE + 1
 
 @pytest.fixture(autouse=True)
 def _kind() -> Iterator[None]:
-    # What is registered here is forgotten with the test: other files of the process use numbers too.
+    # Forgotten with the test: other files of the process use such numbers too.
     control_kind(KIND, "test of requests", "tests")
     yield
     del CONTROL_KINDS[KIND]

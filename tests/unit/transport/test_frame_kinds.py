@@ -29,6 +29,7 @@ RELEASED_KINDS = {
     7: "queue_counts", 8: "classic_counts", 9: "join", 10: "reservation", 11: "stream",
     12: "sessions", 13: "found", 14: "recovery", 15: "metadata_end", 20: "group_admin",
     21: "operator", 22: "prefetch", 23: "topic_group", 24: "topic_scaling",
+    25: "ring",
 }  # fmt: skip
 
 
@@ -49,9 +50,9 @@ def test_behaviour_of_released_kinds_stays() -> None:
     assert {k.name for k in LINK_FRAMES.values() if k.urgent and k.number < FREE} == {
         "APPEND_REPLY", "CONTROL", "HEARTBEAT", "CREDIT",
     }  # fmt: skip
-    assert [kind.name for kind in released if not kind.urgent] == ["classic"]
+    assert [kind.name for kind in released if not kind.urgent] == ["classic", "ring"]
     assert {k.name for k in released if not k.waits} == {"join", "found", "recovery", "operator"}
-    assert {k.name for k in released if k.raw} == {"classic", "reply"}
+    assert {k.name for k in released if k.raw} == {"classic", "reply", "ring"}
     assert {k.name for k in released if k.since_0_3} == {"group_admin", "operator", "prefetch"}
 
 

@@ -31,7 +31,8 @@ from convoymq.model.errors import BrokerError, NotFound, PeerError
 from convoymq.model.refusals import commands_lost, crashed, home_node_down, queue_subject
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
-from convoymq.queues.classic.log import FILE_BYTES_MAX
+from convoymq.queues.classic.client import ClassicClient
+from convoymq.queues.classic.log import FILE_BYTES_MAX, ClassicLog
 from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
@@ -44,7 +45,6 @@ from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_CLASSIC, KIND_CLASSIC_COUNTS, KIND_RESERVATION
 
 if TYPE_CHECKING:
-    from convoymq.queues.classic.client import ClassicClient
     from convoymq.shells.capacity import Waiting
 
 FLOW_ON_BYTES = 64 << 20
@@ -77,6 +77,9 @@ class Crash:
 
 class ClassicHost:
     """The classic queues of one node."""
+
+    client_class: type[ClassicClient] = ClassicClient
+    """Class of the clients of its queues."""
 
     def __init__(
         self,
@@ -153,21 +156,21 @@ class ClassicHost:
         if known is not None and known.ended is None:
             return known
         if record.home != self.node_id:
-            queue = self.queues[record.group] = RemoteQueue(self, record, arguments, settings)
+            queue = self.queues[record.group] = self.make_remote(record, arguments, settings)
             return queue
 
         if record.group in self._crashes and record.group not in self.due():
             return self.queues[record.group]
 
         def make(_record: QueueRecord) -> None:
-            made = LocalQueue(self, record, arguments, settings, self._directory)
+            made = self.make_local(record, arguments, settings, self._directory)
             self.queues[record.group] = made
             if self._crashes.pop(record.group, None) is not None:
                 self._note("queue.restarted", made, messages=made.machine.ready_count)
                 self._on_routes()
 
         def fail(_record: QueueRecord, error: Exception) -> None:
-            closed = RemoteQueue(self, record, arguments, settings)
+            closed = self.make_remote(record, arguments, settings)
             closed.end(crashed(closed.subject), published_ok=False)
             self.queues[record.group] = closed
             self._crashed(closed, error)
@@ -176,6 +179,32 @@ class ClassicHost:
             self._timer = self.clock.call_later(TICK_MS, self._on_tick)
         run_each((record,), make, fail)
         return self.queues[record.group]
+
+    def make_local(
+        self,
+        record: QueueRecord,
+        arguments: Table,
+        settings: Mapping[str, object],
+        directory: Directory,
+    ) -> LocalQueue:
+        """Returns a queue that lives here, recovered."""
+        return LocalQueue(self, record, arguments, settings, directory)
+
+    def make_remote(
+        self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
+    ) -> RemoteQueue:
+        """Returns the handle of a queue that lives elsewhere."""
+        return RemoteQueue(self, record, arguments, settings)
+
+    def make_log(self, record: QueueRecord, directory: Directory, *, sync: bool) -> ClassicLog:
+        """Returns the log of a queue."""
+        return ClassicLog(
+            directory,
+            str(record.group),
+            self.writer,
+            sync=sync,
+            file_bytes_max=self.file_bytes_max,
+        )
 
     @property
     def crashed(self) -> Iterable[int]:
@@ -258,7 +287,7 @@ class ClassicHost:
         if known is not None or record.home == self.node_id:
             return known
         # Its home alone looks at the settings.
-        queue = RemoteQueue(self, record, arguments, {})
+        queue = self.make_remote(record, arguments, {})
         self.queues[record.group] = queue
         if not self.is_up(record.home):
             queue.end(self.home_down(record), published_ok=False)

@@ -326,6 +326,16 @@ class ClassicLog:
         if self._active:
             self._add(self._record(SETTLED, 0, struct.pack(f"<{len(pairs)}Q", *pairs)))
 
+    def move_messages(
+        self, position: int, command: memoryview | bytes, time_ms: int, settled: Sequence[int]
+    ) -> Place:
+        """Appends messages that the log has already and whose former place is about to go, and
+        which of them are settled."""
+        place = self.add_messages(position, command, time_ms)
+        if settled:
+            self.add_settled(settled)
+        return place
+
     def add_handed_out(self, position: int) -> None:
         """Appends that positions below this were handed out."""
         if self._active:

@@ -388,6 +388,7 @@ class ClassicMachine:
             priority=int(spec.get("priority") or 0),
             prefetch=prefetch,
             arguments=dict(spec.get("args") or {}),
+            next_id=int(spec.get("first") or 0),
         )
         session.consumers[number] = consumer
         insort(self.service, consumer, key=_service_order)

@@ -25,7 +25,7 @@ from convoymq.model.rounds import run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.dead_letter_sender import DeadLetterSender
-from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
+from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED
 from convoymq.queues.classic.machine import (
     APPLIED,
     DROP_HEAD,
@@ -121,7 +121,7 @@ class ClassicQueue(Queue):
 
     def client(self, session: int, events: ClientEvents) -> ClassicClient:
         """Opens a channel's command stream."""
-        made = ClassicClient(self, self._session_for(session), events)
+        made = self.host.client_class(self, self._session_for(session), events)
         self.clients[made.session] = made
         return made
 
@@ -199,19 +199,21 @@ class LocalQueue(HomeReservations, ClassicQueue):
         arguments: Table,
         settings: Mapping[str, object],
         directory: Directory,
+        *,
+        takes_over: bool = False,
     ) -> None:
-        """Opens the queue and recovers what a former run left. Raises StorageFault on damage."""
+        """Opens the queue and recovers what a former run left. Raises StorageFault on damage.
+
+        Args:
+            takes_over: the files are a copy of a queue that was running until now: its transient
+                messages stay.
+        """
         super().__init__(host, record, arguments, settings)
+        self._takes_over = takes_over
         self.durable = not record.is_fleeting
         self.machine = ClassicMachine(self.limits, self._load)
         self.machine.last_used_ms = host.now_ms()
-        self.log = ClassicLog(
-            directory,
-            str(record.group),
-            host.writer,
-            sync=self.durable,
-            file_bytes_max=host.file_bytes_max,
-        )
+        self.log = host.make_log(record, directory, sync=self.durable)
         self._gated: deque[tuple[list[bool], list[Effect]]] = deque()
         self._handed_out = 0
         self._moves = 0
@@ -509,9 +511,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         return wrote if self.durable else []
 
     def _store(self, block: Block) -> None:
-        assert block.data is not None
-        body = memoryview(block.data)[block.command : block.command + block.length]
-        block.where = self.log.add_messages(block.position, body, block.time_ms)
+        block.where = self.log.add_messages(block.position, _body(block), block.time_ms)
 
     def _flush(self, gate: list[bool]) -> None:
         blocks, self._unwritten = self._unwritten, []
@@ -575,10 +575,9 @@ class LocalQueue(HomeReservations, ClassicQueue):
             # Until it is written it can be read from memory only.
             self.machine.take_in_memory(block)
             block.written = False
-            self._store(block)
-            dead = self.machine.dead_in(block)
-            if dead:
-                self.log.add_settled(dead)
+            block.where = self.log.move_messages(
+                block.position, _body(block), block.time_ms, self.machine.dead_in(block)
+            )
             self.log.drop(old)
         return moved
 
@@ -605,7 +604,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
                 settled += [
                     (found.position + i, found.position + i)
                     for i, trait in enumerate(traits)
-                    if not trait.persistent
+                    if not (trait.persistent or self._takes_over)
                 ]
                 if found.body[5] & FLAG_EXPIRATION:
                     expirations[found.position] = [trait.expiration_ms for trait in traits]
@@ -742,6 +741,12 @@ class RemoteQueue(AwayReservations, ClassicQueue):
             "state": "running" if up else "down",
             "node": self.host.node_name(self.record.home),
         }
+
+
+def _body(block: Block) -> memoryview:
+    """Returns the command of a block that is in memory."""
+    assert block.data is not None
+    return memoryview(block.data)[block.command : block.command + block.length]
 
 
 def _traits(body: bytes, count: int) -> list[Traits]:

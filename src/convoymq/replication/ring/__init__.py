@@ -1,0 +1,1 @@
+"""Guaranteed multicast on a ring of members."""

@@ -1,0 +1,1 @@
+"""Runs members of rings: frames between neighbours, and proposals of views."""
