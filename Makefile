@@ -9,7 +9,7 @@ LOAD ?= quorum
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build demo demo-cdc test test-spark-full test-spark-delta test-capture test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc test test-spark-full test-spark-delta test-capture test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -27,7 +27,7 @@ $(VENV)/.ready: $(VENV)/.compiles pyproject.toml setup.py
 	touch $@
 
 setup: ## Create the environment and compile the kernels; the rest runs interpreted
-	@$(MAKE) --no-print-directory -j2 $(VENV)/.ready build
+	@$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j2) $(VENV)/.ready build
 
 build: $(VENV)/.compiles ## Compile the kernels, and what else is compiled and has changed
 	@$(BIN)/python tools/build.py
@@ -39,8 +39,13 @@ demo-cdc: setup ## A MariaDB database followed through a topic that is split, me
 	-@tools/install_mariadb.sh
 	$(BIN)/python examples/demo_cdc.py
 
-test: setup lint types ## Everything that must be green
+test: setup ## Everything that must be green
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types collect
 	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+
+# Each process of pytest-xdist imports all tests: with nothing compiled, four would compile it.
+collect: setup ## Compile all tests, beside the checks that use one processor
+	@$(BIN)/python -m pytest -q --collect-only >build/collected 2>&1 || { cat build/collected; false; }
 
 lint: setup ## Format, lint and import directions
 	$(BIN)/ruff format --check .

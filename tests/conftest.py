@@ -28,15 +28,24 @@ SPARK_GROUPS = {
 """File → its group. The files of a group go to one process, which starts Spark and a cluster once
 for all of them; the groups take equally long."""
 
+SPREAD = frozenset(
+    ("tests/docs/test_blocks.py", "tests/sim/test_planted_bugs.py", "tests/sim/test_seeds.py")
+)
+"""Long files whose tests share nothing: each test goes to whichever process is free."""
+
+FIRST = (*SPARK_GROUPS, "tests/upgrade/", "tests/docs/test_blocks.py")
+"""Where the longest units lie; begun late, they would be the end that all other processes wait
+for."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest groups come first, so that all processes end at about the same time."""
-    items.sort(key=lambda item: item.nodeid.split("::")[0] not in SPARK_GROUPS)
+    """The longest units come first, so that all processes end at about the same time."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """Whole files go to a process, as `--dist loadfile` has it, and whole groups of Spark's."""
+    """Whole files go to a process, as `--dist loadfile` has it, but for groups and spread ones."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -44,7 +53,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return SPARK_GROUPS.get(file, file)
+            return nodeid if file in SPREAD else SPARK_GROUPS.get(file, file)
 
     return Scheduling(config, log)
 

@@ -31,9 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
-    """The three-node cluster that all interop tests share; whoever kills a node restarts it."""
+    """The three-node cluster that all interop tests share; whoever kills a node restarts it.
+
+    It ends with the last of these tests: an idle cluster takes time of the tests that follow.
+    """
     with cluster_under_test() as running:
         yield running
 

@@ -7,4 +7,8 @@ from convoymq.sim.interpreted import use_source
 
 use_source()
 
-from convoymq.sim import loads, runner  # noqa: E402, F401
+from convoymq.sim.loads import load_class  # noqa: E402
+from tests.sim.planted import PLANTS  # noqa: E402
+
+for load in {plant.load for plant in PLANTS.values()}:
+    load_class(load)

@@ -58,10 +58,13 @@ def forgotten_are_forgotten() -> None:
 
 @plant("nodes of different clusters link", load="cluster")
 def clusters_link() -> None:
-    from convoymq.transport import handshake
+    from convoymq.sim import cluster_node
+    from convoymq.transport.handshake import read_hello
 
-    read_hello = handshake.read_hello
-    handshake.read_hello = lambda body, own: read_hello(body, {**own, "cluster_id": ""})
+    def planted(body: Any, own: Any) -> Any:
+        return read_hello(body, {**own, "cluster_id": ""})
+
+    cluster_node.read_hello = planted  # type: ignore[attr-defined]
 
 
 @plant("a leader lets a node in without asking the log", "newcomer,wipe", "cluster")
@@ -112,7 +115,12 @@ def emptied_member_votes() -> None:
     LocalQueues._become_member = planted  # type: ignore[method-assign]
 
 
-@plant("publishes of a session that was ended count as safe", "false_death,break", "cluster")
+@plant(
+    "publishes of a session that was ended count as safe",
+    "false_death,break",
+    "cluster",
+    first=14,
+)
 def ended_session_confirms() -> None:
     from convoymq.queues.quorum.client import QuorumClient
 

@@ -56,6 +56,7 @@ def vote_before_it_is_durable() -> None:
 @plant(
     "a candidate asks for votes before its own is on disk",
     "blackout,crash,slow,spike,isolate,suspect,transfer",
+    first=27,
 )
 def asks_before_its_vote_is_durable() -> None:
     from convoymq.replication.raft.types import VOTE
