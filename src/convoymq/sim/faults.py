@@ -31,6 +31,7 @@ RATES = {
     **dict.fromkeys(("blackout", "wipe", "rot", *LOGS, "lost_majority"), 0.25),
     # Most come while the last one is under way, and are put off.
     "membership": 4.0,
+    "leave": 2.0,
 }
 """Rate of a kind, as a share of the plan's; others come as often as the plan says."""
 

@@ -10,6 +10,7 @@ LOADS = {
     "cluster": "convoymq.sim.cluster_world:ClusterLoad",
     "mixed": "convoymq.sim.mixed_world:MixedLoad",
     "classic": "convoymq.sim.classic.world:ClassicLoad",
+    "ring": "convoymq.sim.ring.world:RingLoad",
     "topics": "convoymq.sim.topics.world:TopicLoad",
 }
 """Name of a load (`--load NAME`) -> its class. Only the chosen one is imported."""

@@ -16,6 +16,7 @@ from tests.sim.planted import (  # noqa: F401
     consensus,
     mixed,
     queues,
+    ring,
     streams,
 )
 from tests.sim.planted.registry import PLANTS, Plant

@@ -106,13 +106,19 @@ class RingParts:
     """To be called when there is work for `end_of_round`."""
     await_room: Callable[[int, Waiting], None]
     """`ReplicaHost.await_room`."""
+    window_bytes: int = WINDOW_BYTES
 
 
 class RingMember:
     """A ring's member on this node. Implements `Waiting`."""
 
     def __init__(
-        self, shell: RingShell, record: RingRecord, core: RingCore, sink: RingSink
+        self,
+        shell: RingShell,
+        record: RingRecord,
+        core: RingCore,
+        sink: RingSink,
+        window_bytes: int,
     ) -> None:
         self.record = record
         self.core = core
@@ -121,6 +127,7 @@ class RingMember:
         """Failed members whose broadcasts are complete."""
         self.is_stepping = False
         self._shell = shell
+        self._window_bytes = window_bytes
 
     @property
     def member(self) -> int:
@@ -135,7 +142,7 @@ class RingMember:
     def may_broadcast(self) -> bool:
         """Returns whether the member is a full one and has room. When that changes, `on_complete`
         or `on_view` of the sink is called."""
-        return self.core.may_broadcast() and self.core.pending_bytes() < WINDOW_BYTES
+        return self.core.may_broadcast() and self.core.pending_bytes() < self._window_bytes
 
     def broadcast(self, payload: bytes) -> int:
         """Sends to all members at the end of the round; returns the broadcast's number."""
@@ -177,7 +184,8 @@ class RingShell:
         """Opens a member of this run of the node, which the record's view has as live."""
         check(record.view is not None and record.group not in self._members, "a ring, opened once")
         assert record.view is not None
-        opened = RingMember(self, record, RingCore(member, record.view), sink)
+        core = RingCore(member, record.view)
+        opened = RingMember(self, record, core, sink, self._parts.window_bytes)
         self._members[record.group] = opened
         self._former.pop(record.group, None)
         self.mark_dirty(opened)

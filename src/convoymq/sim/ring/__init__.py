@@ -1,0 +1,1 @@
+"""The load `ring`: guaranteed multicast on simulated nodes."""

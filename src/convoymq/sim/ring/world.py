@@ -1,0 +1,222 @@
+"""Rings in the simulator: members on nodes that crash, freeze, leave and join in mid-broadcast.
+
+What is real: the shell, the core and the views of rings, the frames between nodes, and the rule of
+the tree that records views. The tree itself is one copy, which a node reads and writes, late, while
+it reaches a majority of the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from random import Random
+
+from convoymq.metadata.commands import ChangeView, DeclareQueue, PutVhost
+from convoymq.metadata.machine import MetadataMachine
+from convoymq.model.errors import Unavailable
+from convoymq.replication.ring.views import RingView, check_view
+from convoymq.routing.types import QueueType
+from convoymq.shells.ring.shell import Answer, RingRecord
+from convoymq.sim.clients import ChannelReferee, ClientConfig
+from convoymq.sim.clock import Process
+from convoymq.sim.engine import Result
+from convoymq.sim.faults import NETWORK, Injector, Variation, draw_plan
+from convoymq.sim.loads import Load
+from convoymq.sim.nodes import SimNode
+from convoymq.sim.ring.node import RingNode
+from convoymq.sim.ring.referee import RingReferee
+from convoymq.sim.world import ChannelKind, World
+
+PAYLOAD_MAX = 2_000
+WINDOWS_BYTES = (500, 20_000, 4 << 20)
+RECORD_US_MAX = (20_000, 200_000, 1_000_000)
+"""Longest way of a proposal into the tree, of its answer, and of a record to a node."""
+NODES = (3, 5, 5)
+"""Most of what can go wrong between neighbours needs more than three members."""
+DELAYS = (1, 20, 100)
+"""Longest delay of a frame, as a multiple of the plan's: rounds take as long as changes of views."""
+LOST = 0.1
+"""Share of proposals, and of answers, that are lost."""
+RETRY_US = 100_000
+FAULT_RATE = 3
+"""Rate of faults, as a multiple of the plan's: a ring has little else to do."""
+
+
+class RingInjector(Injector):
+    """Injects faults into a `RingWorld`."""
+
+    world: RingWorld
+
+    def moments(self) -> dict[str, Callable[[], None]]:
+        """See `Injector`."""
+        return {**super().moments(), "leave": self._leave}
+
+    def _leave(self) -> None:
+        node = self._node()
+        if isinstance(node, RingNode):
+            group = self.world.scheduler.rng.choice(self.world.groups)
+            self.world.trace.fault("leave", node.name)
+            node.leave(group)
+
+
+class RingWorld(World):
+    """A cluster with rings."""
+
+    injector_class = RingInjector
+    nodes: dict[int, RingNode]
+
+    def _make_world(self) -> None:
+        draw = self.own_rng(0x2126)
+        self.plan.nodes = draw.choice(NODES)
+        self.nodes = {n: RingNode(self, n) for n in range(1, self.plan.nodes + 1)}
+        self.size = self.plan.nodes - draw.choice((0, 0, 1))
+        self.window_bytes = draw.choice(WINDOWS_BYTES)
+        self._record_us_max = draw.choice(RECORD_US_MAX)
+        self.plan.network.delay_max_us *= draw.choice(DELAYS)
+        self.turn_us_max = draw.choice((20_000, 100_000, 400_000))
+        self._tree = MetadataMachine()
+        self._tree.set_version(MetadataMachine.VERSION)
+        self._tree.carry_out(PutVhost(name="/"), 0)
+        self.groups = tuple(range(1, self.plan.groups + 1))
+        self.referees: dict[int, RingReferee] = {}
+        for group in self.groups:
+            name, home = f"q{group}", draw.randint(1, self.plan.nodes)
+            command = DeclareQueue(
+                vhost="/", name=name, members=(home,), type=QueueType.CLASSIC.value, durable=True
+            )
+            self._tree.carry_out(command, 0)
+            limit = self.window_bytes + PAYLOAD_MAX
+            self.referees[group] = RingReferee(name, limit, self.workload)
+            self.trace.add("world", f"{name} of {self.size} members, founded on {home}")
+
+    def make_payload(self) -> bytes:
+        """Draws what a member broadcasts."""
+        size = self.scheduler.skewed(0, PAYLOAD_MAX - 8)
+        return self.scheduler.events.to_bytes(8, "little") + bytes(size)
+
+    # The tree.
+
+    def has_majority(self, node: int) -> bool:
+        """Returns whether a node reaches more than half of all."""
+        network = self.network
+        reached = [
+            peer
+            for peer in self.nodes
+            if peer == node
+            or (
+                network.is_connected(node, peer)
+                and not network.is_cut(node, peer)
+                and not network.is_cut(peer, node)
+            )
+        ]
+        return 2 * len(reached) > len(self.nodes)
+
+    def propose(self, node: RingNode, record: RingRecord, view: RingView, answer: Answer) -> None:
+        """A node's proposal is on its way."""
+        check_view(view)
+        command = ChangeView(vhost=record.vhost, name=record.name, group=record.group, view=view)
+        self._later(None, self._record, node, node.process, command, answer)
+
+    def _record(
+        self, node: RingNode, process: Process, command: ChangeView, answer: Answer
+    ) -> None:
+        if process.alive and not self.has_majority(node.number):
+            self.scheduler.after(RETRY_US, None, self._record, node, process, command, answer)
+            return
+        if self.scheduler.chance(LOST if process.alive else 0.5):
+            self._later(process, answer, None, Unavailable("no answer in time"))
+            return
+        recorded = self._tree.carry_out(command, 0)
+        if recorded:
+            self.trace.add("tree", f"{command.name} {command.view}")
+            self.referees[command.group].on_recorded(command.view)
+            for each in self.nodes.values():
+                self._later(each.process, self.tell, each, command.group)
+        if self.scheduler.chance(LOST):
+            self._later(process, answer, None, Unavailable("no answer in time"))
+        else:
+            self._later(process, answer, recorded, None)
+
+    def tell(self, node: RingNode, group: int) -> None:
+        """A node applies what the tree has of a queue now."""
+        if not self.has_majority(node.number):
+            self.scheduler.after(RETRY_US, node.process, self.tell, node, group)
+            return
+        node.take_record(self._tree.queue_index.by_group[group])
+
+    def _later(
+        self, process: Process | None, call: Callable[..., object], *arguments: object
+    ) -> None:
+        delay_us = self.scheduler.between(100, self._record_us_max)
+        self.scheduler.after(delay_us, process, call, *arguments)
+
+    # Queues without channels.
+
+    def groups_of(self, node: SimNode) -> Iterable[int]:
+        """See `World`: none."""
+        return ()
+
+    def channel_kind(self, group: int) -> ChannelKind:
+        """See `World`."""
+        raise NotImplementedError
+
+    def referee_of(self, group: int) -> ChannelReferee:
+        """See `World`."""
+        raise NotImplementedError
+
+    def leads(self, node: SimNode) -> list[int]:
+        """See `World`: the rings in which a newcomer takes over the node's state. Half of the faults
+        come where they matter most."""
+        found = []
+        for group, referee in self.referees.items():
+            view = referee.tree
+            own = view.live_at(node.number) if view is not None else None
+            if view is not None and own is not None and view.right_of(own.number) in view.newcomers:
+                found.append(group)
+        return found
+
+    # The end.
+
+    def _unfinished(self) -> list[str]:
+        waiting = [referee.waits_for(self.size) for referee in self.referees.values()]
+        return super()._unfinished() + [text for text in waiting if text]
+
+    def report(self, result: Result) -> None:
+        """See `Simulation`."""
+        super().report(result)
+        result.workload = {
+            "broadcast": self.workload.published,
+            "complete": self.workload.confirmed,
+            "received": self.workload.delivered,
+            "views": sum(each.tree.version for each in self.referees.values() if each.tree),
+        }
+
+    def _final_checks(self) -> None:
+        for referee in self.referees.values():
+            referee.check_at_rest()
+
+
+class RingLoad(Load):
+    """Rings of mirrored queues."""
+
+    text = "rings of mirrored queues: guaranteed multicast, and nothing else"
+    kinds = (*NETWORK, "crash", "kill", "freeze", "blackout", "leave")
+
+    def make_world(
+        self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
+    ) -> RingWorld:
+        """See `Load`."""
+        plan = draw_plan(seed, faults, self)
+        plan.rate *= FAULT_RATE
+        return RingWorld(plan, self.kinds, sink)
+
+    def vary(self, seed: int, share: float) -> Variation:
+        """Draws whether members leave."""
+        return Variation(kinds=frozenset({"leave"}) if seed % 3 else frozenset())
+
+    def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
+        """Leaves clients alone: there are none."""
+        return clients
+
+    def draw_settings(self, rng: Random, settings: dict[str, int]) -> dict[str, int]:
+        """Nothing: there are no queue machines."""
+        return settings
