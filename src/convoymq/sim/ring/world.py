@@ -33,7 +33,7 @@ RECORD_US_MAX = (20_000, 200_000, 1_000_000)
 NODES = (3, 5, 5)
 """Most of what can go wrong between neighbours needs more than three members."""
 DELAYS = (1, 20, 100)
-"""Longest delay of a frame, as a multiple of the plan's: rounds take as long as changes of views."""
+"""Longest delay of a frame, as a multiple of the plan's."""
 LOST = 0.1
 """Share of proposals, and of answers, that are lost."""
 RETRY_US = 100_000
@@ -164,8 +164,8 @@ class RingWorld(World):
         raise NotImplementedError
 
     def leads(self, node: SimNode) -> list[int]:
-        """See `World`: the rings in which a newcomer takes over the node's state. Half of the faults
-        come where they matter most."""
+        """See `World`: the rings in which a newcomer takes over the node's state. Half of the
+        faults come where they matter most."""
         found = []
         for group, referee in self.referees.items():
             view = referee.tree
