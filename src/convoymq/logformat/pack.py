@@ -79,15 +79,8 @@ class Pack:
     """A pack file, and the sections of it that are somebody's."""
 
     __slots__ = (
-        "file",
-        "groups",
-        "held_bytes",
-        "live_bytes",
-        "name",
-        "number",
-        "purge",
-        "sections",
-    )
+        "file", "groups", "held_bytes", "live_bytes", "name", "number", "purge", "sections",
+    )  # fmt: skip
 
     def __init__(self, number: int, rows: list[SectionRow]) -> None:
         self.number = number

@@ -97,29 +97,9 @@ LOG_TYPES: Final = frozenset(("stream", PARTITION_TYPE, TOPICS_TYPE))
 """Types whose messages stay when they are consumed."""
 
 TOPIC_DECIDED: Final = (
-    KEYED,
-    OPENED,
-    SEALED,
-    CURSOR,
-    LEASED,
-    SETTLED,
-    PARKED,
-    HANDED_OVER,
-    LOST,
-    UNGROUPED,
-    PRODUCED,
-    PASSED,
-    TOPIC,
-    RANGE,
-    GROUP,
-    GRANTED,
-    RELEASED,
-    ADVANCED,
-    SOUGHT,
-    GIVEN_UP,
-    NAME,
-    SKIPPED,
-)
+    KEYED, OPENED, SEALED, CURSOR, LEASED, SETTLED, PARKED, HANDED_OVER, LOST, UNGROUPED, PRODUCED,
+    PASSED, TOPIC, RANGE, GROUP, GRANTED, RELEASED, ADVANCED, SOUGHT, GIVEN_UP, NAME, SKIPPED,
+)  # fmt: skip
 
 KIND_NAMES: Final = {
     PUBLISHED: "published",
@@ -210,24 +190,10 @@ REASON_NAMES: Final = {
 }
 
 ROW_COLUMNS: Final = (
-    "kind",
-    "flags",
-    "reason",
-    "ordinal",
-    "index",
-    "term",
-    "time_us",
-    "session",
-    "consumer",
-    "seq",
-    "first_id",
-    "count",
-    "position_index",
-    "position_command",
-    "position_first",
-    "acquired",
+    "kind", "flags", "reason", "ordinal", "index", "term", "time_us", "session", "consumer", "seq",
+    "first_id", "count", "position_index", "position_command", "position_first", "acquired",
     "delivered",
-)
+)  # fmt: skip
 """Columns of a row, in the order of `kernels.trace.TraceRows`. In files `kind` and `reason` are
 int8, `flags` and `ordinal` int32, the others int64 (`session` as a bit pattern)."""
 SUMMARY_COLUMNS: Final = {

@@ -43,17 +43,9 @@ class _Run:
     """Messages `first` … `first + count - 1`."""
 
     __slots__ = (
-        "asked",
-        "asked_ms",
-        "confirmed",
-        "count",
-        "due_ms",
-        "first",
-        "pause_ms",
-        "refused",
-        "size",
+        "asked", "asked_ms", "confirmed", "count", "due_ms", "first", "pause_ms", "refused", "size",
         "waits_for",
-    )
+    )  # fmt: skip
 
     def __init__(self, first: int, count: int, now_ms: int) -> None:
         self.first = first

@@ -80,18 +80,9 @@ class Reservation:
     """One reservation or lease."""
 
     __slots__ = (
-        "epoch",
-        "fencing_token",
-        "first",
-        "heard_ms",
-        "held",
-        "is_lease",
-        "name",
-        "next",
-        "owner",
-        "released",
-        "ttl_ms",
-    )
+        "epoch", "fencing_token", "first", "heard_ms", "held", "is_lease", "name", "next", "owner",
+        "released", "ttl_ms",
+    )  # fmt: skip
 
     def __init__(self, name: str, *, is_lease: bool, held: Any) -> None:
         self.name = name

@@ -50,19 +50,10 @@ OVER_UNHEARD_MS = 10_000
 RESEND_BYTES_SOFT = 64 << 10
 
 #: Commands whose answer nobody waits for, unless it is the confirm of publishes.
-SILENT = frozenset(
-    (
-        batch.CMD_ENQUEUE,
-        batch.CMD_SETTLE,
-        batch.CMD_RETURN,
-        batch.CMD_DISCARD,
-        batch.CMD_CREDIT,
-        batch.CMD_SESSION_OPEN,
-        batch.CMD_SESSION_CLOSE,
-        batch.CMD_PRODUCER,
-        batch.CMD_STORE_OFFSET,
-    )
-)
+SILENT = frozenset((
+    batch.CMD_ENQUEUE, batch.CMD_SETTLE, batch.CMD_RETURN, batch.CMD_DISCARD, batch.CMD_CREDIT,
+    batch.CMD_SESSION_OPEN, batch.CMD_SESSION_CLOSE, batch.CMD_PRODUCER, batch.CMD_STORE_OFFSET,
+))  # fmt: skip
 
 
 class SessionClient(QueueClient):

@@ -227,18 +227,10 @@ AUTOSCALE_KEYS = (
     "autoscale-partitions-max", "autoscale-changes-per-hour", "autoscale-unit",
 )  # fmt: skip
 """Keys that say whether and how a topic scales by itself."""
-TOPIC_KEYS = frozenset(
-    (
-        "max-age",
-        "max-length-bytes",
-        "stream-max-segment-size-bytes",
-        "group-ttl",
-        "seal-after",
-        "weak-wait",
-        "lost-after",
-        *AUTOSCALE_KEYS,
-    )
-)
+TOPIC_KEYS = frozenset((
+    "max-age", "max-length-bytes", "stream-max-segment-size-bytes", "group-ttl", "seal-after",
+    "weak-wait", "lost-after", *AUTOSCALE_KEYS,
+))  # fmt: skip
 """Keys that act in ordered topics."""
 BY_ARGUMENT: Mapping[str, Key] = {
     key.argument or f"x-{key.name}": key for key in _ROWS if key.name not in EXCHANGE_KEYS

@@ -43,14 +43,9 @@ IMMEDIATE = "immediate"
 SEGMENT_ARGUMENT = "x-stream-max-segment-size-bytes"
 SEGMENT_BYTES_MAX = 3_000_000_000
 COMMON_ARGUMENTS = (
-    "x-dead-letter-exchange",
-    "x-dead-letter-routing-key",
-    "x-expires",
-    "x-max-length",
-    "x-max-length-bytes",
-    "x-single-active-consumer",
-    "x-message-ttl",
-)
+    "x-dead-letter-exchange", "x-dead-letter-routing-key", "x-expires", "x-max-length",
+    "x-max-length-bytes", "x-single-active-consumer", "x-message-ttl",
+)  # fmt: skip
 """Arguments that are compared when a quorum queue is declared again as a classic one (RabbitMQ's
 list)."""
 RETRY_ARGUMENTS = ("x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max")

@@ -54,15 +54,9 @@ SESSION_OPEN = batch.CMD_SESSION_OPEN
 LEVEL_MAX = 31
 WINDOW_UNLIMITED = 2000
 LIMITS = (
-    "message_ttl_ms",
-    "expires_ms",
-    "max_length",
-    "max_length_bytes",
-    "reject_publish",
-    "delayed_retry",
-    "delayed_retry_min_ms",
-    "delayed_retry_max_ms",
-)
+    "message_ttl_ms", "expires_ms", "max_length", "max_length_bytes", "reject_publish",
+    "delayed_retry", "delayed_retry_min_ms", "delayed_retry_max_ms",
+)  # fmt: skip
 SWEEP_MS = 100
 
 

@@ -32,21 +32,9 @@ class Message:
     """One message."""
 
     __slots__ = (
-        "acquired",
-        "at_place",
-        "at_tail",
-        "due_ms",
-        "failed",
-        "group",
-        "holder",
-        "identity",
-        "key",
-        "level",
-        "outs",
-        "place",
-        "size",
-        "waited",
-    )
+        "acquired", "at_place", "at_tail", "due_ms", "failed", "group", "holder", "identity", "key",
+        "level", "outs", "place", "size", "waited",
+    )  # fmt: skip
 
     def __init__(self, key: Key, identity: bytes) -> None:
         self.key = key
@@ -75,23 +63,9 @@ class Consumer:
     """One consumer; number 0 holds what basic.get took."""
 
     __slots__ = (
-        "arrived",
-        "cancelled",
-        "goes_on",
-        "held",
-        "lost",
-        "next_id",
-        "node",
-        "number",
-        "passed",
-        "priority",
-        "quick_turn",
-        "session",
-        "settled_at_once",
-        "turn_ms",
-        "waits_since",
-        "window",
-    )
+        "arrived", "cancelled", "goes_on", "held", "lost", "next_id", "node", "number", "passed",
+        "priority", "quick_turn", "session", "settled_at_once", "turn_ms", "waits_since", "window",
+    )  # fmt: skip
 
     def __init__(self, session: int, number: int, window: int, priority: int) -> None:
         self.session = session

@@ -415,13 +415,8 @@ def lose(options: StreamReadOptions, text: str) -> None:
 
 _NEVER_NULL = frozenset({"value", "topic", "partition", "offset", "timestamp", "timestampType"})
 _COMPARISONS = (
-    EqualTo,
-    EqualNullSafe,
-    GreaterThan,
-    GreaterThanOrEqual,
-    LessThan,
-    LessThanOrEqual,
-)
+    EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual,
+)  # fmt: skip
 
 
 def _usable(one: Filter) -> tuple[bool, bool]:

@@ -78,16 +78,9 @@ class WalFile:
     """A WAL file on disk and what lies in it."""
 
     __slots__ = (
-        "file",
-        "first_sequence",
-        "generation",
-        "groups",
-        "name",
-        "recovered",
-        "size",
-        "started",
+        "file", "first_sequence", "generation", "groups", "name", "recovered", "size", "started",
         "tail",
-    )
+    )  # fmt: skip
 
     def __init__(self, file: File, name: str, generation: int, size: int) -> None:
         self.file = file

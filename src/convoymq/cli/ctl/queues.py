@@ -37,15 +37,9 @@ MEASURES = ("count", "load")
 LISTED_DEFAULT = 100
 SCHEDULED_PAGE = 1_000
 SCHEDULED = (
-    "id",
-    "deliver_at",
-    "reason",
-    "exchange",
-    "routing_key",
-    "message_id",
-    "payload_bytes",
+    "id", "deliver_at", "reason", "exchange", "routing_key", "message_id", "payload_bytes",
     "delivery_count",
-)
+)  # fmt: skip
 CHANGES = ("vhost", "name", "size", "result")
 NOT_FOUND = {404: Problem(DATA, "not_found")}
 

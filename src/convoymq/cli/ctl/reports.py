@@ -32,13 +32,9 @@ CERTIFICATE_UNITS, CERTIFICATE_UNIT = 4, "weeks"
 REPORTED = (lists.COMMANDS, permissions.COMMANDS, policies.COMMANDS)
 REPORTED_ONCE = ("list_connections", "list_channels")
 REPORTED_OF_VHOSTS = (
-    "list_queues",
-    "list_exchanges",
-    "list_bindings",
-    "list_permissions",
-    "list_policies",
+    "list_queues", "list_exchanges", "list_bindings", "list_permissions", "list_policies",
     "list_parameters",
-)
+)  # fmt: skip
 
 
 def _check_unit(invocation: Invocation) -> None:

@@ -29,15 +29,9 @@ FILTER = (
 SELECTION = (VHOST, *FILTER, Switch("all"), Switch("operation", str), Switch("wait", int))
 TARGET = (Switch("to-queue", str), Switch("to-exchange", str), Switch("routing-key", str))
 SHOWN = (
-    "position",
-    "id",
-    "enqueued_at",
-    "routing_key",
-    "first_death_queue",
-    "first_death_reason",
-    "payload_bytes",
-    "payload",
-)
+    "position", "id", "enqueued_at", "routing_key", "first_death_queue", "first_death_reason",
+    "payload_bytes", "payload",
+)  # fmt: skip
 OPERATION = (
     "operation", "state", "selected", "gone", "deleted", "moved", "returned", "waiting",
     "waits_for",

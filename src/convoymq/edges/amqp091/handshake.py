@@ -73,16 +73,10 @@ def tuned(settings: AmqpConfig, channel_max: int, frame_max: int, heartbeat_s: i
 
 
 SERVER_CAPABILITIES = (
-    "publisher_confirms",
-    "exchange_exchange_bindings",
-    "basic.nack",
-    "consumer_cancel_notify",
-    "connection.blocked",
-    "consumer_priorities",
-    "authentication_failure_close",
-    "per_consumer_qos",
+    "publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify",
+    "connection.blocked", "consumer_priorities", "authentication_failure_close", "per_consumer_qos",
     "direct_reply_to",
-)
+)  # fmt: skip
 
 
 def server_properties(cluster_name: str) -> Table:

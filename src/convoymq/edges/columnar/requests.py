@@ -60,37 +60,18 @@ QUERIES_AT_ONCE = 16
 """Questions to other nodes that one request asks at a time."""
 WHERE_TIMEOUT_S = 2.0
 ROWS_PER_STEP = 32
-READS = frozenset(
-    (
-        Op.OFFSETS,
-        Op.FETCH,
-        Op.RESERVATION,
-        Op.RESERVATION_FETCH,
-        Op.BROWSE,
-        Op.STORE_OFFSET,
-        Op.QUERY_OFFSET,
-        Op.TOPIC_ROUTE,
-        Op.TOPIC_PRODUCE,
-        Op.TOPIC_PRODUCER,
-        Op.GROUP_JOIN,
-        Op.GROUP_HEARTBEAT,
-        Op.GROUP_WAKE,
-        Op.GROUP_FETCH,
-        Op.GROUP_SETTLE,
-        Op.GROUP_SEEK,
-    )
-)
+READS = frozenset((
+    Op.OFFSETS, Op.FETCH, Op.RESERVATION, Op.RESERVATION_FETCH, Op.BROWSE, Op.STORE_OFFSET,
+    Op.QUERY_OFFSET, Op.TOPIC_ROUTE, Op.TOPIC_PRODUCE, Op.TOPIC_PRODUCER, Op.GROUP_JOIN,
+    Op.GROUP_HEARTBEAT, Op.GROUP_WAKE, Op.GROUP_FETCH, Op.GROUP_SETTLE, Op.GROUP_SEEK,
+))  # fmt: skip
 """Operations that are worked out once more before NOT_FOUND is answered."""
 
 
 GROUP_OPS = (
-    Op.GROUP_JOIN,
-    Op.GROUP_HEARTBEAT,
-    Op.GROUP_WAKE,
-    Op.GROUP_FETCH,
-    Op.GROUP_SETTLE,
+    Op.GROUP_JOIN, Op.GROUP_HEARTBEAT, Op.GROUP_WAKE, Op.GROUP_FETCH, Op.GROUP_SETTLE,
     Op.GROUP_SEEK,
-)
+)  # fmt: skip
 WITH_ROWS = (Op.PRODUCE, Op.CHECK_PRODUCE, Op.TOPIC_PRODUCE)
 """Operations whose requests have a payload."""
 

@@ -60,39 +60,12 @@ class Backlog:
     """Ready messages and the counters of all messages."""
 
     __slots__ = (
-        "acked",
-        "beside",
-        "bounded",
-        "counts_returns",
-        "dead_letters",
-        "delayed",
-        "delivered",
-        "delivery_limit",
-        "dropped",
-        "expiry",
-        "fresh",
-        "fronted",
-        "groups",
-        "levels",
-        "max_bytes",
-        "max_length",
-        "message_ttl_ms",
-        "order",
-        "published",
-        "purged",
-        "redelivered",
-        "refuses",
-        "refusing",
-        "requeue_position",
-        "requeued",
-        "returned",
-        "returns",
-        "timed",
-        "two_classes",
-        "unacked",
-        "unacked_bytes",
-        "waiting",
-    )
+        "acked", "beside", "bounded", "counts_returns", "dead_letters", "delayed", "delivered",
+        "delivery_limit", "dropped", "expiry", "fresh", "fronted", "groups", "levels", "max_bytes",
+        "max_length", "message_ttl_ms", "order", "published", "purged", "redelivered", "refuses",
+        "refusing", "requeue_position", "requeued", "returned", "returns", "timed", "two_classes",
+        "unacked", "unacked_bytes", "waiting",
+    )  # fmt: skip
 
     def __init__(self, delivery_limit: int) -> None:
         self.delivery_limit = delivery_limit

@@ -53,17 +53,9 @@ class _Consumer:
     """Consumer as the client knows it."""
 
     __slots__ = (
-        "asked",
-        "asked_at",
-        "asked_ms",
-        "cancelled",
-        "cancelling",
-        "hears_cancel",
-        "missed",
-        "next_id",
-        "paused",
-        "subscribed",
-    )
+        "asked", "asked_at", "asked_ms", "cancelled", "cancelling", "hears_cancel", "missed",
+        "next_id", "paused", "subscribed",
+    )  # fmt: skip
 
     def __init__(self, *, hears_cancel: bool = False) -> None:
         self.next_id = 0

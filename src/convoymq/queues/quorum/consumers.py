@@ -56,22 +56,9 @@ class Consumer:
     """One consumer and what it holds."""
 
     __slots__ = (
-        "arguments",
-        "checked_out",
-        "exclusive",
-        "next_id",
-        "no_ack",
-        "number",
-        "priority",
-        "queued",
-        "session",
-        "settled_at_once",
-        "state",
-        "tag",
-        "turn_limit",
-        "turn_ms",
-        "window",
-    )
+        "arguments", "checked_out", "exclusive", "next_id", "no_ack", "number", "priority",
+        "queued", "session", "settled_at_once", "state", "tag", "turn_limit", "turn_ms", "window",
+    )  # fmt: skip
 
     def __init__(self, session: QueueSession, number: int, state: int) -> None:
         self.session = session

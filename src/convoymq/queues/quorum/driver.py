@@ -24,25 +24,12 @@ if TYPE_CHECKING:
     from convoymq.queues.quorum.queue import QuorumQueue
 
 SINCE_VERSION_2 = (
-    "x-message-ttl",
-    "x-expires",
-    "x-max-length",
-    "x-max-length-bytes",
-    "x-overflow",
-    "x-dead-letter-exchange",
-    "x-dead-letter-routing-key",
-    "x-dead-letter-strategy",
-    "x-consumer-timeout",
-    "x-consumer-disconnected-timeout",
-    "x-requeue-position",
-    "x-priority-mode",
-    "x-message-expiry",
-    "x-deduplication-count",
-    "x-deduplication-time",
-    "x-delayed-retry-type",
-    "x-delayed-retry-min",
-    "x-delayed-retry-max",
-)
+    "x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-overflow",
+    "x-dead-letter-exchange", "x-dead-letter-routing-key", "x-dead-letter-strategy",
+    "x-consumer-timeout", "x-consumer-disconnected-timeout", "x-requeue-position",
+    "x-priority-mode", "x-message-expiry", "x-deduplication-count", "x-deduplication-time",
+    "x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max",
+)  # fmt: skip
 """Arguments that the first version of the machine does not know (ADR 0043, ADR 0044, ADR 0049, ADR
 0050, ADR 0052)."""
 

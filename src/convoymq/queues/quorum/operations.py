@@ -85,22 +85,9 @@ class Operation:
     """One operation that has not ended."""
 
     __slots__ = (
-        "began",
-        "deleted",
-        "first",
-        "gone",
-        "held",
-        "id",
-        "moved",
-        "next",
-        "parts",
-        "returned",
-        "routed",
-        "routes",
-        "sealed",
-        "selected",
-        "spec",
-    )
+        "began", "deleted", "first", "gone", "held", "id", "moved", "next", "parts", "returned",
+        "routed", "routes", "sealed", "selected", "spec",
+    )  # fmt: skip
 
     def __init__(self, id: str, began: int, spec: bytes | None) -> None:
         self.id = id

@@ -68,21 +68,9 @@ class Reader:
     """One consumer."""
 
     __slots__ = (
-        "acked",
-        "chunks",
-        "deadline_ms",
-        "low",
-        "name",
-        "number",
-        "offset",
-        "paused",
-        "pulling",
-        "state",
-        "stored",
-        "stored_ms",
-        "unacked",
-        "window",
-    )
+        "acked", "chunks", "deadline_ms", "low", "name", "number", "offset", "paused", "pulling",
+        "state", "stored", "stored_ms", "unacked", "window",
+    )  # fmt: skip
 
     def __init__(self, number: int, window: int, name: str) -> None:
         self.number = number

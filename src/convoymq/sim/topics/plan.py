@@ -10,27 +10,10 @@ from dataclasses import dataclass, replace
 from random import Random
 
 KINDS = (
-    "loss",
-    "repeat",
-    "leader",
-    "controller",
-    "coordinator",
-    "consumer",
-    "pause",
-    "split",
-    "merge",
-    "move",
-    "empty",
-    "park",
-    "seek",
-    "outage",
-    "cutoff",
-    "silent",
-    "trim",
-    "abort",
-    "restart",
+    "loss", "repeat", "leader", "controller", "coordinator", "consumer", "pause", "split", "merge",
+    "move", "empty", "park", "seek", "outage", "cutoff", "silent", "trim", "abort", "restart",
     "lanes",
-)
+)  # fmt: skip
 LATER_KINDS = ("expire", "forget", "window")
 LATEST_KINDS = ("mute", "unheard", "keyless")
 """Drawn by themselves: the plans of seeds stay as they were."""

@@ -36,18 +36,9 @@ LOSS = 0.03
 REPEAT = 0.03
 TAIL_LINES = 400
 COUNTED = (
-    "send",
-    "stored",
-    "published",
-    "deliver",
-    "ack",
-    "park",
-    "advance",
-    "seek",
-    "loss",
-    "skipped",
+    "send", "stored", "published", "deliver", "ack", "park", "advance", "seek", "loss", "skipped",
     "retried",
-)
+)  # fmt: skip
 """Events whose number is printed."""
 
 

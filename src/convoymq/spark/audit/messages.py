@@ -41,20 +41,9 @@ from convoymq.spark.audit.invariants import Invariant
 
 KEYS = ("group", "position_index", "command")
 COLUMNS = (
-    "group",
-    "position_index",
-    "command",
-    "first",
-    "count",
-    "order",
-    "kind",
-    "flags",
-    "reason",
-    "time_us",
-    "session",
-    "consumer",
-    "counts",
-)
+    "group", "position_index", "command", "first", "count", "order", "kind", "flags", "reason",
+    "time_us", "session", "consumer", "counts",
+)  # fmt: skip
 """`order` = index · 2^24 + ordinal; `counts` = acquired · 2^32 + delivered."""
 
 

@@ -49,42 +49,15 @@ CAME = -1
 
 LOG_KEYS = ("group", "part")
 LOG_COLUMNS = (
-    "group",
-    "part",
-    "order",
-    "kind",
-    "flags",
-    "reason",
-    "term",
-    "time_us",
-    "session",
-    "consumer",
-    "seq",
-    "first_id",
-    "count",
-    "position_index",
-    "command",
-    "first",
-    "counts",
-)
+    "group", "part", "order", "kind", "flags", "reason", "term", "time_us", "session", "consumer",
+    "seq", "first_id", "count", "position_index", "command", "first", "counts",
+)  # fmt: skip
 CONFIRM_COLUMNS = ("group", "session", "seq", "phase", "count", "whole")
 SENT_KEYS = ("group", "session", "consumer", "part")
 SENT_COLUMNS = (
-    "group",
-    "session",
-    "consumer",
-    "part",
-    "first_id",
-    "count",
-    "kind",
-    "position_index",
-    "command",
-    "first",
-    "counts",
-    "time_us",
-    "order",
-    "whole",
-)
+    "group", "session", "consumer", "part", "first_id", "count", "kind", "position_index",
+    "command", "first", "counts", "time_us", "order", "whole",
+)  # fmt: skip
 """`whole`: 1 where what is not in the trace cannot have been."""
 
 

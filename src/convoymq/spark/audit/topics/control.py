@@ -21,23 +21,10 @@ ONE_HOST_US = 3_000
 MANY_HOSTS_US = 1_000_000
 """Clocks of nodes are held within 500 ms of their median (transport.cluster_clock)."""
 CONTROL_KINDS = (
-    words.OPENED,
-    words.SEALED,
-    words.CURSOR,
-    words.LEASED,
-    words.HANDED_OVER,
-    words.UNGROUPED,
-    words.TOPIC,
-    words.RANGE,
-    words.GROUP,
-    words.GRANTED,
-    words.RELEASED,
-    words.ADVANCED,
-    words.SOUGHT,
-    words.GIVEN_UP,
-    words.NAME,
-    words.SKIPPED,
-)
+    words.OPENED, words.SEALED, words.CURSOR, words.LEASED, words.HANDED_OVER, words.UNGROUPED,
+    words.TOPIC, words.RANGE, words.GROUP, words.GRANTED, words.RELEASED, words.ADVANCED,
+    words.SOUGHT, words.GIVEN_UP, words.NAME, words.SKIPPED,
+)  # fmt: skip
 
 Reader: TypeAlias = tuple[int, int]
 """A consumer group (hash), and its group epoch: a seek makes another reader."""

@@ -34,41 +34,15 @@ from convoymq.spark.audit.topics.wide import batches_of
 
 KEYS = ("group", "part")
 COLUMNS = (
-    "group",
-    "part",
-    "order",
-    "kind",
-    "flags",
-    "reason",
-    "time_us",
-    "session",
-    "consumer",
-    "seq",
-    "first_id",
-    "count",
-    "position_index",
-    "position_command",
-    "position_first",
-    "acquired",
-)
+    "group", "part", "order", "kind", "flags", "reason", "time_us", "session", "consumer", "seq",
+    "first_id", "count", "position_index", "position_command", "position_first", "acquired",
+)  # fmt: skip
 STORED, READ, DONE, HEAD, EFFECT, SOURCE = range(6)
 """Kinds of rows by key."""
 KEY_COLUMNS = (
-    "topic",
-    "key",
-    "reader",
-    "reader_epoch",
-    "version",
-    "offset",
-    "row",
-    "time_us",
-    "group",
-    "lease",
-    "alone",
-    "settled_us",
-    "settled_lease",
-    "how",
-)
+    "topic", "key", "reader", "reader_epoch", "version", "offset", "row", "time_us", "group",
+    "lease", "alone", "settled_us", "settled_lease", "how",
+)  # fmt: skip
 BY_ACK, BY_PARK, BY_PARK_BEHIND, BY_LOSS, BY_COPY = 1, 2, 3, 4, 5
 """BY_COPY: another copy was read, in a partition that was sealed from outside."""
 PARKS = (words.PARK, words.PARK_BEHIND)

@@ -23,16 +23,8 @@ from convoymq.spark.audit.topics.wide import batches_of
 SESSION_KEYS = ("group", "session")
 SESSION_SORT = (*SESSION_KEYS, "kind", "seq", "first")
 SESSION_COLUMNS = (
-    "group",
-    "session",
-    "kind",
-    "seq",
-    "first_id",
-    "count",
-    "first",
-    "position_index",
-    "told",
-)
+    "group", "session", "kind", "seq", "first_id", "count", "first", "position_index", "told",
+)  # fmt: skip
 """`told`: 1 where the session's node has told of all that it did."""
 PRODUCER_KEYS = ("topic", "session", "lp")
 PRODUCER_SORT = (*PRODUCER_KEYS, "version", "offset")

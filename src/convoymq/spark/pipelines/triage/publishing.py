@@ -36,15 +36,9 @@ FRAME_BYTES_MAX = 4 << 20
 BATCH_BITS = 32
 """A sequence is the batch's number, shifted by this, plus the message's number."""
 _COLUMNS = (
-    "value",
-    "content_header",
-    "action",
-    "deaths",
-    "republish_count",
-    "keep_deaths",
-    "target_exchange",
-    "target_routing_key",
-)
+    "value", "content_header", "action", "deaths", "republish_count", "keep_deaths",
+    "target_exchange", "target_routing_key",
+)  # fmt: skip
 _RESULT = pa.schema([("rows", pa.int64()), ("duplicates", pa.int64())])
 
 
