@@ -5,12 +5,16 @@ from libc.stdint cimport int64_t, uint64_t
 @cython.locals(missing=Py_ssize_t)
 cdef room_for(object words, Py_ssize_t end, Py_ssize_t needed)
 
-cdef class Fifo:
-    cdef public bint counted
+cdef class PackedRuns:
     cdef bint _marked
     cdef Py_ssize_t _stride, _head, _end
     cdef object _words
     cdef public int64_t messages, size
+    @cython.locals(head=Py_ssize_t)
+    cdef _tidy(self)
+
+cdef class Fifo(PackedRuns):
+    cdef public bint counted
     @cython.locals(
         words=object, end=Py_ssize_t, stride=Py_ssize_t, at=Py_ssize_t,
         counts=uint64_t, place=uint64_t, amount=uint64_t,
@@ -40,8 +44,6 @@ cdef class Fifo:
     )
     @cython.locals(words=object, place=uint64_t, amount=uint64_t, counts=uint64_t)
     cdef tuple _run(self, Py_ssize_t at)
-    @cython.locals(head=Py_ssize_t)
-    cdef _tidy(self)
 
 cdef class Tail(Fifo):
     cdef object _groups
@@ -54,11 +56,7 @@ cdef class Tail(Fifo):
     @cython.locals(run=tuple, group=list)
     cpdef tuple take(self, uint64_t limit)
 
-cdef class CheckedOut:
-    cdef bint _marked
-    cdef Py_ssize_t _stride, _head, _end
-    cdef object _words
-    cdef public int64_t messages, size
+cdef class CheckedOut(PackedRuns):
     @cython.locals(
         words=object, end=Py_ssize_t, at=Py_ssize_t, counts=uint64_t, place=uint64_t,
         amount=uint64_t, held=uint64_t,
@@ -97,5 +95,3 @@ cdef class CheckedOut:
     )
     cpdef list remove(self, uint64_t first_id, uint64_t last_id)
     cpdef uint64_t first_index(self) except? 0
-    @cython.locals(head=Py_ssize_t)
-    cdef _tidy(self)

@@ -51,7 +51,93 @@ def widened(words: array[int], head: int, end: int, stride: int) -> array[int]:
     return wide
 
 
-class Fifo:
+class PackedRuns:
+    """Runs packed in words: what the containers share. A run has `stride` words, and one more for
+    its mark once any has one."""
+
+    __slots__ = ("_end", "_head", "_marked", "_stride", "_words", "messages", "size")
+
+    def __init__(self, stride: int) -> None:
+        self._stride = stride
+        self._marked = False
+        self._words: array[int] = array("Q")
+        self._head = 0
+        self._end = 0
+        self.messages = 0
+        self.size = 0
+
+    def _widen(self) -> None:
+        """From now on every run has a mark."""
+        self._words = widened(self._words, self._head, self._end, self._stride)
+        self._head = 0
+        self._end = len(self._words)
+        self._stride += 1
+        self._marked = True
+
+    def _narrow(self) -> None:
+        """An empty container has no marks."""
+        if self._marked:
+            self._marked = False
+            self._stride -= 1
+
+    def _tidy(self) -> None:
+        """Gives back words in front, once they are the larger part."""
+        head = self._head
+        if head == self._end:
+            self._head = 0
+            self._end = 0
+            self._narrow()
+            if len(self._words) > SPARE_WORDS_MAX:
+                self._words = array("Q")
+        elif head >= COMPACT_WORDS and head * 2 >= self._end:
+            del self._words[:head]
+            self._end -= head
+            self._head = 0
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._words = array("Q")
+        self._head = 0
+        self._end = 0
+        self._narrow()
+        self.messages = 0
+        self.size = 0
+
+    def run_count(self) -> int:
+        """Returns the number of runs."""
+        return (self._end - self._head) // self._stride
+
+    def memory_bytes(self) -> int:
+        """Returns the number of bytes that the packed words take."""
+        return len(self._words) * 8
+
+    def pack(self) -> bytes:
+        """Returns the packed words, little-endian: equal for equal content. Runs with marks stand
+        behind MARKED."""
+        packed = words_to_bytes(self._words[self._head : self._end])
+        return MARKED + packed if self._marked else packed
+
+    def _unpack(self, data: bytes, amount: int) -> None:
+        """Replaces the content by that of `pack`; the word `amount` of a run has its messages and
+        body bytes. Raises ValueError."""
+        self._narrow()
+        if data[:8] == MARKED:
+            data = data[8:]
+            self._marked = True
+            self._stride += 1
+        self._words = words_from_bytes(data, self._stride)
+        self._head = 0
+        self._end = len(self._words)
+        self.messages = 0
+        self.size = 0
+        for word in self._words[amount :: self._stride]:
+            if word >> 32 == 0:
+                raise ValueError("packed runs: an empty run")
+            self.messages += word >> 32
+            self.size += word & LOW
+
+
+class Fifo(PackedRuns):
     """A first-in first-out queue of runs.
 
     With `counted` the runs keep their counts (32 bytes a run); without, every run is fresh, that is
@@ -59,17 +145,11 @@ class Fifo:
     acquired_count, failed_delivery_count] [· mark].
     """
 
-    __slots__ = ("_end", "_head", "_marked", "_stride", "_words", "counted", "messages", "size")
+    __slots__ = ("counted",)
 
     def __init__(self, counted: bool) -> None:
+        PackedRuns.__init__(self, 4 if counted else 3)
         self.counted = counted
-        self._stride = 4 if counted else 3
-        self._marked = False
-        self._words: array[int] = array("Q")
-        self._head = 0
-        self._end = 0
-        self.messages = 0
-        self.size = 0
 
     def push(
         self,
@@ -148,20 +228,6 @@ class Fifo:
         assert self._head < self._end
         return self._words[self._head], self._words[self._head + 1]
 
-    def _widen(self) -> None:
-        """From now on every run has a mark."""
-        self._words = widened(self._words, self._head, self._end, self._stride)
-        self._head = 0
-        self._end = len(self._words)
-        self._stride += 1
-        self._marked = True
-
-    def _narrow(self) -> None:
-        """An empty container has no marks."""
-        if self._marked:
-            self._marked = False
-            self._stride -= 1
-
     @property
     def has_marks(self) -> bool:
         """Returns whether some run may have a mark."""
@@ -218,29 +284,6 @@ class Fifo:
             failed_delivery_count,
             mark,
         )
-
-    def _tidy(self) -> None:
-        """Gives back words in front, once they are the larger part."""
-        head = self._head
-        if head == self._end:
-            self._head = 0
-            self._end = 0
-            self._narrow()
-            if len(self._words) > SPARE_WORDS_MAX:
-                self._words = array("Q")
-        elif head >= COMPACT_WORDS and head * 2 >= self._end:
-            del self._words[:head]
-            self._end -= head
-            self._head = 0
-
-    def clear(self) -> None:
-        """Drops everything."""
-        self._words = array("Q")
-        self._head = 0
-        self._end = 0
-        self._narrow()
-        self.messages = 0
-        self.size = 0
 
     def words(self) -> tuple[array[int], int]:
         """Returns a copy of the packed words, and how many of them a run has."""
@@ -337,37 +380,9 @@ class Fifo:
         assert self._head < self._end
         return self._words[self._end - self._stride]
 
-    def run_count(self) -> int:
-        """Returns the number of runs."""
-        return (self._end - self._head) // self._stride
-
-    def memory_bytes(self) -> int:
-        """Returns the number of bytes that the packed words take."""
-        return len(self._words) * 8
-
-    def pack(self) -> bytes:
-        """Returns the packed words, little-endian: equal for equal content. Runs with marks stand
-        behind MARKED."""
-        packed = words_to_bytes(self._words[self._head : self._end])
-        return MARKED + packed if self._marked else packed
-
     def unpack(self, data: bytes) -> None:
         """Replaces the content by that of `pack`. Raises ValueError."""
-        self._narrow()
-        if data[:8] == MARKED:
-            data = data[8:]
-            self._marked = True
-            self._stride += 1
-        self._words = words_from_bytes(data, self._stride)
-        self._head = 0
-        self._end = len(self._words)
-        self.messages = 0
-        self.size = 0
-        for run in self.runs():
-            if run[3] == 0:
-                raise ValueError("packed runs: an empty run")
-            self.messages += run[3]
-            self.size += run[4]
+        self._unpack(data, 2)
 
 
 class Tail(Fifo):
@@ -449,23 +464,17 @@ class Tail(Fifo):
             raise ValueError("packed runs: groups of the tail do not add up")
 
 
-class CheckedOut:
+class CheckedOut(PackedRuns):
     """Messages that one consumer holds, by message id.
 
     Words: first message id · index · offset, first · count, size · acquired_count,
     failed_delivery_count [· mark].
     """
 
-    __slots__ = ("_end", "_head", "_marked", "_stride", "_words", "messages", "size")
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._stride = 5
-        self._marked = False
-        self._words: array[int] = array("Q")
-        self._head = 0
-        self._end = 0
-        self.messages = 0
-        self.size = 0
+        PackedRuns.__init__(self, 5)
 
     def add(
         self,
@@ -513,19 +522,6 @@ class CheckedOut:
         if self._marked:
             words[end + 5] = mark
         self._end = end + self._stride
-
-    def _widen(self) -> None:
-        """From now on every run has a mark."""
-        self._words = widened(self._words, self._head, self._end, self._stride)
-        self._head = 0
-        self._end = len(self._words)
-        self._stride = 6
-        self._marked = True
-
-    def _narrow(self) -> None:
-        """An empty container has no marks."""
-        self._stride = 5
-        self._marked = False
 
     def take_from(
         self, source: Fifo, message_id: int, limit: int, runs_max: int
@@ -626,20 +622,6 @@ class CheckedOut:
             self._end -= spare
         return removed
 
-    def _tidy(self) -> None:
-        """Gives back words in front, once they are the larger part."""
-        head = self._head
-        if head == self._end:
-            self._head = 0
-            self._end = 0
-            self._narrow()
-            if len(self._words) > SPARE_WORDS_MAX:
-                self._words = array("Q")
-        elif head >= COMPACT_WORDS and head * 2 >= self._end:
-            del self._words[:head]
-            self._end -= head
-            self._head = 0
-
     def between(self, first_id: int, end_id: int, runs_max: int) -> list[tuple[int, Run]]:
         """Returns (first id, run) of the messages with ids first_id … end_id - 1, cut to them; at
         most `runs_max` runs. Cost: O(log runs) + O(runs listed)."""
@@ -710,12 +692,7 @@ class CheckedOut:
     def remove_all(self) -> list[Run]:
         """Removes everything, ascending."""
         removed = [run for _, run in self.held()]
-        self._words = array("Q")
-        self._head = 0
-        self._end = 0
-        self._narrow()
-        self.messages = 0
-        self.size = 0
+        self.clear()
         return removed
 
     def held(self) -> list[tuple[int, Run]]:
@@ -763,34 +740,6 @@ class CheckedOut:
         """Returns the entry index of every run held."""
         return list(self._words[self._head + 1 : self._end : self._stride])
 
-    def run_count(self) -> int:
-        """Returns the number of runs."""
-        return (self._end - self._head) // self._stride
-
-    def memory_bytes(self) -> int:
-        """Returns the number of bytes that the packed words take."""
-        return len(self._words) * 8
-
-    def pack(self) -> bytes:
-        """Returns the packed words, little-endian: equal for equal content. Runs with marks stand
-        behind MARKED."""
-        packed = words_to_bytes(self._words[self._head : self._end])
-        return MARKED + packed if self._marked else packed
-
     def unpack(self, data: bytes) -> None:
         """Replaces the content by that of `pack`. Raises ValueError."""
-        self._narrow()
-        if data[:8] == MARKED:
-            data = data[8:]
-            self._marked = True
-            self._stride = 6
-        self._words = words_from_bytes(data, self._stride)
-        self._head = 0
-        self._end = len(self._words)
-        self.messages = 0
-        self.size = 0
-        for amount in self._words[3 :: self._stride]:
-            if amount >> 32 == 0:
-                raise ValueError("packed runs: an empty run")
-            self.messages += amount >> 32
-            self.size += amount & LOW
+        self._unpack(data, 3)
