@@ -84,18 +84,9 @@ class MessageCounters:
     """Messages of one protocol's clients since the node started."""
 
     __slots__ = (
-        "acknowledged",
-        "confirmed",
-        "delivered",
-        "delivered_no_ack",
-        "dropped_unroutable",
-        "get",
-        "get_empty",
-        "get_no_ack",
-        "published",
-        "redelivered",
-        "returned_unroutable",
-    )
+        "acknowledged", "confirmed", "delivered", "delivered_no_ack", "dropped_unroutable", "get",
+        "get_empty", "get_no_ack", "published", "redelivered", "returned_unroutable",
+    )  # fmt: skip
 
     acknowledged: int
     confirmed: int
@@ -118,19 +109,10 @@ class Counters:
     """Totals since the node started; the edges add to them, batch by batch."""
 
     __slots__ = (
-        "auth_attempts",
-        "auth_failed",
-        "auth_succeeded",
-        "channels_closed",
-        "channels_opened",
-        "connections_closed",
-        "connections_opened",
-        "dropped_replies",
-        "messages",
-        "queues_created",
-        "queues_declared",
-        "queues_deleted",
-    )
+        "auth_attempts", "auth_failed", "auth_succeeded", "channels_closed", "channels_opened",
+        "connections_closed", "connections_opened", "dropped_replies", "messages", "queues_created",
+        "queues_declared", "queues_deleted",
+    )  # fmt: skip
 
     auth_attempts: int
     auth_failed: int
