@@ -231,8 +231,7 @@ def _status_text(found: JsonObject, name: str, node: Row) -> str:
     return "\n".join(lines).rstrip("\n")
 
 
-def forget(invocation: Invocation) -> Output:
-    """Removes a node, and waits until no group has it as a member."""
+def _forget(invocation: Invocation) -> Output:
     target = invocation.word("target")
     known = [row for row in nodes_of(invocation) if target in (row["name"], str(row["id"]))]
     if not known:
@@ -249,8 +248,7 @@ def forget(invocation: Invocation) -> Output:
         time.sleep(POLL_S)
 
 
-def await_startup(invocation: Invocation) -> Output:
-    """Waits until the node serves clients."""
+def _await_startup(invocation: Invocation) -> Output:
     timeout = invocation.value("timeout", START_TIMEOUT_S)
     deadline = time.monotonic() + timeout
     while True:
@@ -269,8 +267,7 @@ def _announce_wait(invocation: Invocation) -> None:
     invocation.words["timeout"] = str(invocation.value("timeout", START_TIMEOUT_S))
 
 
-def await_online_nodes(invocation: Invocation) -> Output:
-    """Waits until so many nodes of the cluster run."""
+def _await_online_nodes(invocation: Invocation) -> Output:
     wanted = int(invocation.word("count"))
     deadline = time.monotonic() + invocation.value("timeout", START_TIMEOUT_S)
     while sum(bool(node.get("running")) for node in nodes_of(invocation)) < wanted:
@@ -307,8 +304,7 @@ def _share(text: str, most: float) -> float:
     return share
 
 
-def set_memory_watermark(invocation: Invocation) -> Output:
-    """Moves the memory alarm of the node until its next start."""
+def _set_memory_watermark(invocation: Invocation) -> Output:
     first, second = invocation.word("fraction"), invocation.word("value")
     mark: dict[str, Json]
     if first == "absolute":
@@ -322,8 +318,7 @@ def set_memory_watermark(invocation: Invocation) -> Output:
     return None
 
 
-def set_disk_watermark(invocation: Invocation) -> Output:
-    """Moves the disk alarm of the node until its next start."""
+def _set_disk_watermark(invocation: Invocation) -> Output:
     first, second = invocation.word("disk_limit"), invocation.word("fraction")
     mark: dict[str, Json]
     if first == "mem_relative":
@@ -338,8 +333,7 @@ def set_disk_watermark(invocation: Invocation) -> Output:
     return None
 
 
-def enable_feature_flag(invocation: Invocation) -> Output:
-    """Succeeds when a flag, or with `all` every one, is enabled."""
+def _enable_feature_flag(invocation: Invocation) -> Output:
     name = invocation.word("feature_flag")
     everything = name == "all"
     which = "all feature flags" if everything else f'feature flag "{name}"'
@@ -359,12 +353,12 @@ COMMANDS = (
     Command(
         "set_vm_memory_high_watermark fraction value?",
         "Sets the vm_memory_high_watermark setting of a node until its next start",
-        run=set_memory_watermark,
+        run=_set_memory_watermark,
     ),
     Command(
         "set_disk_free_limit disk_limit fraction?",
         "Sets the disk_free_limit setting of a node until its next start",
-        run=set_disk_watermark,
+        run=_set_disk_watermark,
     ),
     Command(
         "cluster_status",
@@ -384,17 +378,17 @@ COMMANDS = (
         "forget_cluster_node target",
         "Removes a stopped node from the cluster",
         banner="Removing node {target} from the cluster",
-        run=forget,
+        run=_forget,
         problems={404: Problem(UNAVAILABLE, "The node selected is not in the cluster.")},
     ),
-    Command("await_startup", "Waits for the target node to serve clients", run=await_startup),
+    Command("await_startup", "Waits for the target node to serve clients", run=_await_startup),
     Command(
         "await_online_nodes count",
         "Waits for <count> nodes to join the cluster",
         check=_check_count,
         banner="Will wait for at least {count} nodes to join the cluster of {node}. "
         "Timeout: {timeout} seconds.",
-        run=await_online_nodes,
+        run=_await_online_nodes,
     ),
     Command(
         "list_feature_flags column*",
@@ -408,7 +402,7 @@ COMMANDS = (
     Command(
         "enable_feature_flag feature_flag",
         "Says whether a feature flag, or all of them, is enabled: they rise by themselves",
-        run=enable_feature_flag,
+        run=_enable_feature_flag,
     ),
     Command(
         "list_deprecated_features column*",

@@ -33,8 +33,7 @@ def _unhealthy(text: str, *, heading: str = "Error:", **document: object) -> Fai
     return Failure(UNAVAILABLE, text, heading=heading, document=shown)
 
 
-def ping(invocation: Invocation) -> Output:
-    """Checks that the process answers."""
+def _ping(invocation: Invocation) -> Output:
     invocation.api.state()
     return Text("Ping succeeded")
 
@@ -49,22 +48,19 @@ def _running_text(invocation: Invocation) -> tuple[bool, str]:
     )
 
 
-def check_running(invocation: Invocation) -> Output:
-    """Fails unless the node serves clients."""
+def _check_running(invocation: Invocation) -> Output:
     running, text = _running_text(invocation)
     if not running:
         raise _unhealthy(text)
     return Text(text)
 
 
-def is_running(invocation: Invocation) -> Output:
-    """Says whether the node serves clients."""
+def _is_running(invocation: Invocation) -> Output:
     running, text = _running_text(invocation)
     return Text(text, {"result": running, "message": text})
 
 
-def is_booting(invocation: Invocation) -> Output:
-    """Says whether the node is on its way."""
+def _is_booting(invocation: Invocation) -> Output:
     state = invocation.api.state()
     text = (
         f"RabbitMQ on node {state.name} is fully booted (check with is_running), stopped or has "
@@ -75,13 +71,11 @@ def is_booting(invocation: Invocation) -> Output:
     return Text(text, {"result": not state.running, "message": text})
 
 
-def server_version(invocation: Invocation) -> Output:
-    """Returns the release of RabbitMQ that the node is compatible with."""
+def _server_version(invocation: Invocation) -> Output:
     return Text(str(object_of(invocation.call("GET", "overview"))["rabbitmq_version"]))
 
 
-def alarms(invocation: Invocation) -> Output:
-    """Alarms of the cluster; says so, and succeeds."""
+def _alarms(invocation: Invocation) -> Output:
     own, others = alarms_of(invocation)
     node = invocation.node
     if not own and not others:
@@ -96,8 +90,7 @@ def alarms(invocation: Invocation) -> Output:
     return Text("\n".join([*own, *others]), document)
 
 
-def check_alarms(invocation: Invocation) -> Output:
-    """Fails when any node of the cluster has an alarm."""
+def _check_alarms(invocation: Invocation) -> Output:
     own, others = alarms_of(invocation)
     node = invocation.node
     if own or others:
@@ -111,8 +104,7 @@ def check_alarms(invocation: Invocation) -> Output:
     return Text(f"Node {node} reported no alarms, local or clusterwide", {"result": "ok"})
 
 
-def check_local_alarms(invocation: Invocation) -> Output:
-    """Fails when the node has an alarm."""
+def _check_local_alarms(invocation: Invocation) -> Output:
     own, _ = alarms_of(invocation)
     if own:
         document: JsonObject = {
@@ -141,8 +133,7 @@ def _check_port(invocation: Invocation) -> None:
         raise Misused(f"Bad argument: {port} is not a port", DATA)
 
 
-def check_port_listener(invocation: Invocation) -> Output:
-    """Fails unless the node listens on a port."""
+def _check_port_listener(invocation: Invocation) -> Output:
     rows, port, node = own_listeners(invocation), invocation.word("port"), invocation.node
     if all(str(row["port"]) != port for row in rows):
         raise _unhealthy(
@@ -157,8 +148,7 @@ def check_port_listener(invocation: Invocation) -> Output:
     return Text(f"A listener for port {port} is running on node {node}.", document)
 
 
-def check_protocol_listener(invocation: Invocation) -> Output:
-    """Fails unless the node speaks a protocol."""
+def _check_protocol_listener(invocation: Invocation) -> Output:
     rows, asked, node = own_listeners(invocation), invocation.word("protocol"), invocation.node
     known = sorted({str(row["protocol"]) for row in rows})
     alias = {"amqp091": "amqp", "amqps": "amqp/ssl", "prometheus": "http/prometheus"}
@@ -173,8 +163,7 @@ def check_protocol_listener(invocation: Invocation) -> Output:
     return Text(f"A listener for protocol {asked} is running on node {node}.", document)
 
 
-def check_port_connectivity(invocation: Invocation) -> Output:
-    """Fails unless every listener of the node takes a connection from here."""
+def _check_port_connectivity(invocation: Invocation) -> Output:
     rows, node = own_listeners(invocation), invocation.node
     failed = []
     for row in rows:
@@ -195,8 +184,7 @@ def check_port_connectivity(invocation: Invocation) -> Output:
     return Text(f"Successfully connected to ports {_ports(rows)} on node {node}.", document)
 
 
-def check_virtual_hosts(invocation: Invocation) -> Output:
-    """Fails when queues of a virtual host are stopped on the node."""
+def _check_virtual_hosts(invocation: Invocation) -> Output:
     answer = invocation.api.request("GET", "health/checks/virtual-hosts")
     if answer.status >= 300:
         down = object_of(answer.content).get("virtual-hosts")
@@ -220,8 +208,7 @@ def _check_queues(invocation: Invocation, check: str, message: str, line: str) -
     raise Failure(UNAVAILABLE, "\n".join(lines), document=shown)
 
 
-def check_quorum_critical(invocation: Invocation) -> Output:
-    """Fails when queues would lose their majority without the node."""
+def _check_quorum_critical(invocation: Invocation) -> Output:
     node = invocation.node
     if (alone := said_of_single_node(invocation)) is not None:
         return alone
@@ -235,8 +222,7 @@ def check_quorum_critical(invocation: Invocation) -> Output:
     return Text(text, {"result": "ok"})
 
 
-def check_initial_sync(invocation: Invocation) -> Output:
-    """Fails while new replicas on the node have no vote yet."""
+def _check_initial_sync(invocation: Invocation) -> Output:
     node = invocation.node
     _check_queues(
         invocation,
@@ -247,8 +233,7 @@ def check_initial_sync(invocation: Invocation) -> Output:
     return Text(f"Node {node} reported no queues with promotable replicas", {"result": "ok"})
 
 
-def check_leaders(invocation: Invocation) -> Output:
-    """Fails when a quorum queue has no leader."""
+def _check_leaders(invocation: Invocation) -> Output:
     scope = "all-vhosts" if invocation.flag("across_all_vhosts") else "vhost/{vhost}"
     path = f"health/checks/quorum-queues-without-elected-leaders/{scope}/pattern/{{pattern}}"
     answer = invocation.api.request("GET", invocation.path(path))
@@ -265,8 +250,7 @@ def check_leaders(invocation: Invocation) -> Output:
     return Text("There are no quorum queues without an elected leader", {"result": "ok"})
 
 
-def check_deprecated_features(invocation: Invocation) -> Output:
-    """Fails when something makes use of a deprecated feature."""
+def _check_deprecated_features(invocation: Invocation) -> Output:
     used = [str(row["name"]) for row in rows_of(invocation.call("GET", "deprecated-features/used"))]
     if used:
         document: JsonObject = {
@@ -284,50 +268,50 @@ COMMANDS = (
         "Checks that the node's process runs and answers",
         tools=(CTL, DIAGNOSTICS),
         banner="Will ping {node}. This only checks if the OS process is running and answers.",
-        run=ping,
+        run=_ping,
     ),
     Command(
         "check_running",
         "Health check that exits with a non-zero code if the target node does not serve clients",
         banner="Checking if RabbitMQ is running on node {node} ...",
-        run=check_running,
+        run=_check_running,
     ),
     Command(
         "is_running",
         "Checks if RabbitMQ is fully booted and running on the target node",
         banner="Asking node {node} for its status ...",
-        run=is_running,
+        run=_is_running,
     ),
     Command(
         "is_booting",
         "Checks if RabbitMQ is still booting on the target node",
         banner="Asking node {node} for its boot status ...",
-        run=is_booting,
+        run=_is_booting,
     ),
     Command(
         "server_version",
         "Displays the RabbitMQ version that the target node is compatible with",
         banner="Asking node {node} for its RabbitMQ version...",
-        run=server_version,
+        run=_server_version,
     ),
     Command(
         "alarms",
         "Lists resource alarms (local or cluster-wide) in effect on the target node",
         banner="Asking node {node} to report any known resource alarms ...",
-        run=alarms,
+        run=_alarms,
     ),
     Command(
         "check_alarms",
         "Health check that exits with a non-zero code if the target node reports any "
         "alarms, local or cluster-wide.",
         banner="Asking node {node} to report any local resource alarms ...",
-        run=check_alarms,
+        run=_check_alarms,
     ),
     Command(
         "check_local_alarms",
         "Health check that exits with a non-zero code if the target node reports any local alarms",
         banner="Asking node {node} to report any local resource alarms ...",
-        run=check_local_alarms,
+        run=_check_local_alarms,
     ),
     Command(
         "listeners",
@@ -341,33 +325,33 @@ COMMANDS = (
         "active listener for given port",
         check=_check_port,
         banner="Asking node {node} if there's an active listener on port {port} ...",
-        run=check_port_listener,
+        run=_check_port_listener,
     ),
     Command(
         "check_protocol_listener protocol",
         "Health check that exits with a non-zero code if target node does not have an "
         "active listener for given protocol",
         banner="Asking node {node} if there's an active listener for protocol {protocol} ...",
-        run=check_protocol_listener,
+        run=_check_protocol_listener,
     ),
     Command(
         "check_port_connectivity",
         "Basic TCP connectivity health check for each listener's port on the target node",
         switches=(Switch("address", str),),
         banner="Testing TCP connections to all active listeners on node {node} ...",
-        run=check_port_connectivity,
+        run=_check_port_connectivity,
     ),
     Command(
         "check_virtual_hosts",
         "Health check that checks if all vhosts are running in the target node",
         banner="Checking if all vhosts are running on node {node} ...",
-        run=check_virtual_hosts,
+        run=_check_virtual_hosts,
     ),
     Command(
         "check_if_any_deprecated_features_are_used",
         "Health check that exits with a non-zero code if deprecated features are in use",
         banner="Checking if any deprecated features are used ...",
-        run=check_deprecated_features,
+        run=_check_deprecated_features,
     ),
     Command(
         "metadata_store_status",
@@ -383,7 +367,7 @@ COMMANDS = (
         "online quorum (queues that would lose their quorum if the target node is shut down)",
         tools=(DIAGNOSTICS, QUEUES),
         banner="Checking if node {node} is critical for quorum of any queues/streams ...",
-        run=check_quorum_critical,
+        run=_check_quorum_critical,
     ),
     Command(
         "check_if_new_quorum_queue_replicas_have_finished_initial_sync",
@@ -391,7 +375,7 @@ COMMANDS = (
         "are not full members yet",
         tools=(QUEUES, DIAGNOSTICS),
         banner="Checking if node {node} runs promotable replicas of any queues ...",
-        run=check_initial_sync,
+        run=_check_initial_sync,
     ),
     Command(
         "check_for_quorum_queues_without_an_elected_leader pattern",
@@ -399,6 +383,6 @@ COMMANDS = (
         tools=(DIAGNOSTICS, QUEUES),
         switches=(VHOST, Switch("across-all-vhosts")),
         banner="Checking for quorum queues without an elected leader ...",
-        run=check_leaders,
+        run=_check_leaders,
     ),
 )

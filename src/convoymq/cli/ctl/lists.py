@@ -148,8 +148,7 @@ def _add_exclusive_tags(invocation: Invocation, columns: Sequence[str], rows: li
         row[EXCLUSIVE_TAG] = tags.get(row["name"])
 
 
-def delete_queue(invocation: Invocation) -> Output:
-    """Deletes a queue, on the conditions that were given."""
+def _delete_queue(invocation: Invocation) -> Output:
     conditions = [name for name in ("empty", "unused") if invocation.flag(f"if_{name}")]
     only = " and".join(f" if queue is {name}" for name in conditions)
     invocation.print_banner(
@@ -182,14 +181,12 @@ def _reason(invocation: Invocation) -> dict[str, str]:
     return {"X-Reason": " ".join(invocation.word("explanation").split())}
 
 
-def close_connection(invocation: Invocation) -> Output:
-    """Closes one connection; its client hears the explanation."""
+def _close_connection(invocation: Invocation) -> Output:
     invocation.call("DELETE", "connections/{connection}", headers=_reason(invocation))
     return None
 
 
-def close_all_connections(invocation: Invocation) -> Output:
-    """Closes connections of a virtual host, or with `--global` those to one node."""
+def _close_all_connections(invocation: Invocation) -> Output:
     everywhere = invocation.flag("global")
     if not everywhere:
         invocation.need_present()
@@ -215,8 +212,7 @@ def close_all_connections(invocation: Invocation) -> Output:
     return Text(f"Closed {closed} connections")
 
 
-def close_all_user_connections(invocation: Invocation) -> Output:
-    """Closes a user's connections."""
+def _close_all_user_connections(invocation: Invocation) -> Output:
     invocation.call("DELETE", "connections/username/{username}", headers=_reason(invocation))
     return None
 
@@ -295,7 +291,7 @@ COMMANDS = (
         "delete_queue queue",
         "Deletes a queue",
         switches=(VHOST, Switch("if-empty", short="e"), Switch("if-unused", short="u")),
-        run=delete_queue,
+        run=_delete_queue,
     ),
     Command(
         "purge_queue queue",
@@ -309,7 +305,7 @@ COMMANDS = (
         "close_connection connection explanation",
         "Instructs the broker to close the connection of that name",
         banner="Closing connection {connection}, reason: {explanation}...",
-        run=close_connection,
+        run=_close_connection,
         absent_ok=True,
     ),
     Command(
@@ -321,12 +317,12 @@ COMMANDS = (
             Switch("limit", int),
             Switch("per-connection-delay", int),
         ),
-        run=close_all_connections,
+        run=_close_all_connections,
     ),
     Command(
         "close_all_user_connections username explanation",
         "Instructs the broker to close all connections of the specified user",
         banner="Closing connections of user {username}, reason: {explanation}...",
-        run=close_all_user_connections,
+        run=_close_all_user_connections,
     ),
 )

@@ -33,8 +33,7 @@ def _sets(path: str, *names: str) -> Callable[[Invocation], Output]:
     return run
 
 
-def clear_topic_permissions(invocation: Invocation) -> Output:
-    """Removes the rules for one exchange, or for all."""
+def _clear_topic_permissions(invocation: Invocation) -> Output:
     exchange = invocation.word("exchange")
     where = f' on "{exchange}"' if exchange else ""
     invocation.print_banner(
@@ -97,7 +96,7 @@ COMMANDS = (
         "clear_topic_permissions username exchange?",
         "Clears user topic permissions for a vhost or exchange",
         switches=(VHOST,),
-        run=clear_topic_permissions,
+        run=_clear_topic_permissions,
         missing=CHANGED,
         absent_ok=True,
     ),

@@ -120,22 +120,19 @@ def list_policies_that_match(invocation: Invocation) -> Output:
     return Rows(tuple(POLICY_COLUMNS), rows, document=document)
 
 
-def set_parameter(invocation: Invocation) -> Output:
-    """Sets a parameter of a virtual host."""
+def _set_parameter(invocation: Invocation) -> Output:
     body = {"value": json_word(invocation.word("value"))}
     invocation.call("PUT", "parameters/{component}/{vhost}/{name}", body)
     return None
 
 
-def set_global_parameter(invocation: Invocation) -> Output:
-    """Sets a global parameter."""
+def _set_global_parameter(invocation: Invocation) -> Output:
     body = {"value": json_word(invocation.word("value"))}
     invocation.call("PUT", "global-parameters/{name}", body)
     return None
 
 
-def export_definitions(invocation: Invocation) -> Output:
-    """Writes the definitions of the cluster into a file, or to standard output."""
+def _export_definitions(invocation: Invocation) -> Output:
     target = invocation.word("file_path")
     if target != STDIO:
         invocation.print_banner(f'Exporting definitions in JSON to a file at "{target}" ...')
@@ -158,8 +155,7 @@ def _check_import(invocation: Invocation) -> None:
         raise Misused(f"Bad argument: File {source} does not exist", DATA)
 
 
-def import_definitions(invocation: Invocation) -> Output:
-    """Reads definitions from a file, or from standard input."""
+def _import_definitions(invocation: Invocation) -> Output:
     source = invocation.word("file_path") or STDIO
     where = "standard input" if source == STDIO else f'a file at "{source}"'
     invocation.print_banner(f"Importing definitions in JSON from {where} ...")
@@ -195,7 +191,7 @@ COMMANDS = (
         switches=(VHOST,),
         banner='Setting runtime parameter "{name}" for component "{component}" to "{value}" in '
         'vhost "{vhost}" ...',
-        run=set_parameter,
+        run=_set_parameter,
     ),
     Command(
         "clear_parameter component name",
@@ -220,7 +216,7 @@ COMMANDS = (
         "set_global_parameter name value",
         "Sets a global runtime parameter.",
         banner='Setting global runtime parameter "{name}" to "{value}" ...',
-        run=set_global_parameter,
+        run=_set_global_parameter,
     ),
     Command(
         "clear_global_parameter name",
@@ -247,13 +243,13 @@ COMMANDS = (
         "export_definitions file_path",
         "Exports definitions in JSON.",
         switches=(IMPORT_FORMAT,),
-        run=export_definitions,
+        run=_export_definitions,
     ),
     Command(
         "import_definitions file_path?",
         "Imports definitions in JSON.",
         switches=(IMPORT_FORMAT,),
         check=_check_import,
-        run=import_definitions,
+        run=_import_definitions,
     ),
 )

@@ -64,8 +64,7 @@ def _changes(invocation: Invocation, content: Json, columns: tuple[str, ...] = C
     return shown
 
 
-def grow(invocation: Invocation) -> Output:
-    """Adds a member on a node to all queues that have none there."""
+def _grow(invocation: Invocation) -> Output:
     body = _selection(invocation, strategy=invocation.word("strategy"))
     return _changes(
         invocation, invocation.call("POST", "queues/quorum/replicas/on/{target}/grow", body)
@@ -101,8 +100,7 @@ def _check_count(invocation: Invocation) -> None:
     _check_strategy(invocation)
 
 
-def grow_to_count(invocation: Invocation) -> Output:
-    """Adds members to all queues that have fewer."""
+def _grow_to_count(invocation: Invocation) -> Output:
     count, strategy = int(invocation.word("count")), invocation.word("strategy")
     body = _selection(invocation, count=count, strategy=strategy)
     return _changes(
@@ -110,8 +108,7 @@ def grow_to_count(invocation: Invocation) -> Output:
     )
 
 
-def shrink(invocation: Invocation) -> Output:
-    """Takes a node out of all queues that it is a member of."""
+def _shrink(invocation: Invocation) -> Output:
     path = "queues/quorum/replicas/on/{target}/shrink"
     return _changes(invocation, invocation.call("DELETE", path, _selection(invocation)))
 
@@ -152,14 +149,12 @@ def rebalance(invocation: Invocation) -> Output:
     return Rows(columns, [dict(zip(columns, each, strict=True)) for each in leaders.items()])
 
 
-def force_checkpoint(invocation: Invocation) -> Output:
-    """Has all members of the selected queues save a snapshot now."""
+def _force_checkpoint(invocation: Invocation) -> Output:
     content = invocation.call("POST", "convoy/queues/checkpoint", _selection(invocation))
     return _changes(invocation, content, ("vhost", "name", "result"))
 
 
-def peek(invocation: Invocation) -> Output:
-    """Shows a ready message, which stays where it is."""
+def _peek(invocation: Invocation) -> Output:
     found = object_of(invocation.call("GET", "queues/quorum/{vhost}/{queue}/peek/{position}"))
     return Rows(
         ("keys", "values"),
@@ -170,8 +165,7 @@ def peek(invocation: Invocation) -> Output:
     )
 
 
-def list_scheduled(invocation: Invocation) -> Output:
-    """Lists what waits for a time in a queue, the first that is due first."""
+def _list_scheduled(invocation: Invocation) -> Output:
     limit = invocation.value("limit", LISTED_DEFAULT)
     rows: list[JsonObject] = []
     after = ""
@@ -191,8 +185,7 @@ def list_scheduled(invocation: Invocation) -> Output:
     return Rows(SCHEDULED, rows)
 
 
-def cancel_scheduled(invocation: Invocation) -> Output:
-    """Drops messages that wait for a time."""
+def _cancel_scheduled(invocation: Invocation) -> Output:
     body: dict[str, Json] = {"ids": list[Json](invocation.rest)}
     found = object_of(
         invocation.call("POST", "convoy/queues/{vhost}/{queue}/scheduled/cancel", body)
@@ -266,7 +259,7 @@ COMMANDS = (
         switches=SELECTION,
         check=_check_strategy,
         banner="Growing queues on {target}",
-        run=grow,
+        run=_grow,
         problems=NOT_FOUND,
     ),
     Command(
@@ -275,7 +268,7 @@ COMMANDS = (
         switches=SELECTION,
         check=_check_count,
         banner="Growing queues to {count} members",
-        run=grow_to_count,
+        run=_grow_to_count,
     ),
     Command(
         "shrink target",
@@ -283,7 +276,7 @@ COMMANDS = (
         switches=SELECTION,
         check=_check_selection,
         banner="Shrinking queues on {target}...",
-        run=shrink,
+        run=_shrink,
         problems=NOT_FOUND,
     ),
     Command(
@@ -316,7 +309,7 @@ COMMANDS = (
         switches=(VHOST,),
         check=_check_position,
         banner="Peeking at quorum queue {queue} at position {position}...",
-        run=peek,
+        run=_peek,
         missing=(
             (
                 "queues/{vhost}/{queue}",
@@ -340,7 +333,7 @@ COMMANDS = (
         switches=SELECTION,
         check=_check_selection,
         banner="Forcing checkpoint for all matching quorum queues...",
-        run=force_checkpoint,
+        run=_force_checkpoint,
     ),
     Command(
         "list_scheduled queue",
@@ -348,7 +341,7 @@ COMMANDS = (
         switches=(VHOST, Switch("limit", int)),
         check=_check_limit,
         banner="Listing messages that wait in queue {queue} ...",
-        run=list_scheduled,
+        run=_list_scheduled,
         problems=NOT_FOUND,
     ),
     Command(
@@ -357,7 +350,7 @@ COMMANDS = (
         switches=(VHOST,),
         check=_check_ids,
         banner="Cancelling messages that wait in queue {queue} ...",
-        run=cancel_scheduled,
+        run=_cancel_scheduled,
         problems=NOT_FOUND,
     ),
     Command(

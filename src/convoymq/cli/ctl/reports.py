@@ -43,8 +43,7 @@ def _check_unit(invocation: Invocation) -> None:
         raise Misused(f"unit '{unit}' is not supported. Please use one of: bytes, mb, gb")
 
 
-def memory_breakdown(invocation: Invocation) -> Output:
-    """Memory of the node by what takes it, the most first."""
+def _memory_breakdown(invocation: Invocation) -> Output:
     unit = invocation.value("unit", "gb").lower()
     invocation.words["node"] = invocation.node
     memory = object_of(object_of(invocation.call("GET", "nodes/{node}/memory"))["memory"])  # type: ignore[arg-type]
@@ -61,8 +60,7 @@ def memory_breakdown(invocation: Invocation) -> Output:
     return Text("\n".join(lines), shares)
 
 
-def list_unresponsive(invocation: Invocation) -> Output:
-    """Lists the queues that answer nobody now: without a leader, or with their node away."""
+def _list_unresponsive(invocation: Invocation) -> Output:
     columns = tuple(name for word in invocation.rest for name in word.split(",")) or ("name",)
     rows = [
         {name: row.get(name) for name in columns}
@@ -73,8 +71,7 @@ def list_unresponsive(invocation: Invocation) -> Output:
     return Rows(columns, rows)
 
 
-def report(invocation: Invocation) -> Output:
-    """Returns what the other commands tell of the cluster, one after the other."""
+def _report(invocation: Invocation) -> Output:
     commands = {command.name: command for table in REPORTED for command in table}
     parts = [_shown("Status", status(invocation))]
     parts.append(_shown("Cluster status", cluster_status(invocation)))
@@ -114,8 +111,7 @@ def _check_within(invocation: Invocation) -> None:
         raise Misused(f"unit '{unit}' is not supported. Please use one of: {', '.join(TIME_UNITS)}")
 
 
-def check_certificates(invocation: Invocation) -> Output:
-    """Fails when the certificate of a listener ends to be good within a time."""
+def _check_certificates(invocation: Invocation) -> Output:
     within = invocation.value("within", CERTIFICATE_UNITS)
     unit = invocation.value("unit", CERTIFICATE_UNIT)
     path = f"health/checks/certificate-expiration/{within}/{unit}"
@@ -135,8 +131,7 @@ def check_certificates(invocation: Invocation) -> Output:
     raise Failure(UNAVAILABLE, "\n".join(lines) or answer.reason, document=shown)
 
 
-def check_mirrors(invocation: Invocation) -> Output:
-    """Succeeds: no queue is mirrored."""
+def _check_mirrors(invocation: Invocation) -> Output:
     node = invocation.node
     if (alone := said_of_single_node(invocation)) is not None:
         return alone
@@ -145,8 +140,7 @@ def check_mirrors(invocation: Invocation) -> Output:
     return Text(text, {"result": "ok"})
 
 
-def check_mirroring_policies(invocation: Invocation) -> Output:
-    """Fails when a policy asks for mirrors; none can be set here."""
+def _check_mirroring_policies(invocation: Invocation) -> Output:
     found = [*invocation.get("policies"), *invocation.get("operator-policies")]
     names = [
         str(row["name"])
@@ -160,13 +154,11 @@ def check_mirroring_policies(invocation: Invocation) -> Output:
     return Text(text, {"result": "ok"})
 
 
-def version(invocation: Invocation) -> Output:
-    """Returns the release of RabbitMQ that the tools are compatible with. Asks no node."""
+def _version(invocation: Invocation) -> Output:
     return Text(COMPATIBLE_VERSION, {"version": COMPATIBLE_VERSION})
 
 
-def list_auth_attempts(invocation: Invocation) -> Output:
-    """Lists the log-ins at the node by protocol."""
+def _list_auth_attempts(invocation: Invocation) -> Output:
     node = invocation.words["node"] = invocation.node
     attempts = invocation.get("auth/attempts/{node}")
     document: JsonObject = {"result": "ok", "node": node, "attempts": attempts}
@@ -176,8 +168,7 @@ def list_auth_attempts(invocation: Invocation) -> Output:
     return Rows(ATTEMPTS, rows, document=document)
 
 
-def reset_auth_attempts(invocation: Invocation) -> Output:
-    """Counts the log-ins at the node anew."""
+def _reset_auth_attempts(invocation: Invocation) -> Output:
     invocation.words["node"] = invocation.node
     invocation.call("DELETE", "auth/attempts/{node}")
     return None
@@ -188,21 +179,21 @@ COMMANDS = (
         "version",
         "Displays the RabbitMQ version that the tools are compatible with",
         tools=BOTH,
-        run=version,
+        run=_version,
     ),
     Command(
         "list_node_auth_attempt_stats",
         "Lists authentication attempts on the target node",
         tools=BOTH,
         banner='Listing authentication attempts for node "{node}" ...',
-        run=list_auth_attempts,
+        run=_list_auth_attempts,
     ),
     Command(
         "reset_node_auth_attempt_metrics",
         "Resets auth attempt metrics on the target node",
         tools=BOTH,
         banner="Reset auth attempt metrics on node {node} ...",
-        run=reset_auth_attempts,
+        run=_reset_auth_attempts,
     ),
     Command(
         "memory_breakdown",
@@ -211,7 +202,7 @@ COMMANDS = (
         switches=(Switch("unit", str),),
         check=_check_unit,
         banner="Reporting memory breakdown on node {node}...",
-        run=memory_breakdown,
+        run=_memory_breakdown,
     ),
     Command(
         "list_unresponsive_queues column*",
@@ -221,7 +212,7 @@ COMMANDS = (
         banner="Listing unresponsive queues for vhost {vhost} ...",
         columns={name: name for name in ("name", "durable", "auto_delete", "arguments", "state")},
         shown=("name",),
-        run=list_unresponsive,
+        run=_list_unresponsive,
         absent_ok=True,
     ),
     Command(
@@ -229,7 +220,7 @@ COMMANDS = (
         "Generates a server status report, for support",
         tools=BOTH,
         banner="Reporting server status of node {node} ...",
-        run=report,
+        run=_report,
     ),
     Command(
         "check_certificate_expiration",
@@ -238,7 +229,7 @@ COMMANDS = (
         switches=(Switch("within", int), Switch("unit", str)),
         check=_check_within,
         banner="Checking certificate expiration on node {node} ...",
-        run=check_certificates,
+        run=_check_certificates,
     ),
     Command(
         "check_if_node_is_mirror_sync_critical",
@@ -246,13 +237,13 @@ COMMANDS = (
         tools=(QUEUES, DIAGNOSTICS),
         banner="Checking if node {node} is critical for data safety of any classic mirrored "
         "queues ...",
-        run=check_mirrors,
+        run=_check_mirrors,
     ),
     Command(
         "check_if_cluster_has_classic_queue_mirroring_policy",
         "Health check that exits with a non-zero code if there are policies for mirrored queues",
         tools=(QUEUES, DIAGNOSTICS),
         banner="Checking if cluster {node} has any classic queue mirroring policy ...",
-        run=check_mirroring_policies,
+        run=_check_mirroring_policies,
     ),
 )

@@ -87,8 +87,7 @@ def _headers(text: str) -> Json:
     return made
 
 
-def browse(invocation: Invocation) -> Output:
-    """Shows ready messages, page by page until there are as many as asked for."""
+def _browse(invocation: Invocation) -> Output:
     count = invocation.value("count", 100)
     body: dict[str, Json] = {
         "filter": _filter(invocation),
@@ -165,24 +164,20 @@ def _target(invocation: Invocation) -> dict[str, Json]:
     return made
 
 
-def delete_messages(invocation: Invocation) -> Output:
-    """Deletes chosen messages."""
+def _delete_messages(invocation: Invocation) -> Output:
     return _operate(invocation, "delete", _chosen(invocation))
 
 
-def move_messages(invocation: Invocation) -> Output:
-    """Moves chosen messages to a queue or an exchange."""
+def _move_messages(invocation: Invocation) -> Output:
     return _operate(invocation, "move", {**_chosen(invocation), **_target(invocation)})
 
 
-def retry_messages(invocation: Invocation) -> Output:
-    """Sends chosen dead letters back."""
+def _retry_messages(invocation: Invocation) -> Output:
     body = {**_chosen(invocation), "to": invocation.value("to", "first")}
     return _operate(invocation, "retry", body)
 
 
-def republish_message(invocation: Invocation) -> Output:
-    """Publishes one message with other properties or another payload."""
+def _republish_message(invocation: Invocation) -> Output:
     body: dict[str, Json] = {"id": invocation.word("id"), **_target(invocation)}
     if "to" in invocation.values:
         body["to"] = invocation.value("to", "first")
@@ -199,14 +194,12 @@ def _check_one_target(invocation: Invocation) -> None:
         raise Misused("Say one of --to-queue, --to-exchange and --to", DATA)
 
 
-def list_operations(invocation: Invocation) -> Output:
-    """Operations that run, and those that ended lately."""
+def _list_operations(invocation: Invocation) -> Output:
     rows = rows_of(invocation.call("GET", OPERATIONS))
     return Rows(OPERATION, [{name: row[name] for name in OPERATION} for row in rows])
 
 
-def cancel_operation(invocation: Invocation) -> Output:
-    """Gives back what is not on its way."""
+def _cancel_operation(invocation: Invocation) -> Output:
     found = object_of(invocation.call("DELETE", OPERATIONS + "/{operation}"))
     return Rows(OPERATION, [{name: found[name] for name in OPERATION}])
 
@@ -227,7 +220,7 @@ COMMANDS = (
             Switch("columns", str),
         ),
         banner="Browsing quorum queue {queue}...",
-        run=browse,
+        run=_browse,
         missing=QUEUE_MISSING,
     ),
     Command(
@@ -236,7 +229,7 @@ COMMANDS = (
         switches=SELECTION,
         check=_check_chosen,
         banner="Deleting messages of quorum queue {queue}...",
-        run=delete_messages,
+        run=_delete_messages,
         missing=QUEUE_MISSING,
     ),
     Command(
@@ -245,7 +238,7 @@ COMMANDS = (
         switches=(*SELECTION, *TARGET),
         check=_check_target,
         banner="Moving messages of quorum queue {queue}...",
-        run=move_messages,
+        run=_move_messages,
         missing=QUEUE_MISSING,
     ),
     Command(
@@ -254,7 +247,7 @@ COMMANDS = (
         switches=(*SELECTION, TO),
         check=_check_chosen,
         banner="Retrying messages of quorum queue {queue}...",
-        run=retry_messages,
+        run=_retry_messages,
         missing=QUEUE_MISSING,
     ),
     Command(
@@ -272,7 +265,7 @@ COMMANDS = (
         ),
         check=_check_one_target,
         banner="Publishing message {id} of quorum queue {queue}...",
-        run=republish_message,
+        run=_republish_message,
         missing=QUEUE_MISSING,
         problems=UNKNOWN,
     ),
@@ -281,7 +274,7 @@ COMMANDS = (
         "Lists operations on chosen messages of a quorum queue",
         switches=(VHOST,),
         banner="Listing operations of quorum queue {queue}...",
-        run=list_operations,
+        run=_list_operations,
         missing=QUEUE_MISSING,
     ),
     Command(
@@ -289,7 +282,7 @@ COMMANDS = (
         "Ends an operation on chosen messages; those that are not on their way come back",
         switches=(VHOST,),
         banner="Cancelling operation {operation} of quorum queue {queue}...",
-        run=cancel_operation,
+        run=_cancel_operation,
         missing=QUEUE_MISSING,
         problems=UNKNOWN,
     ),

@@ -131,8 +131,7 @@ def create(invocation: Invocation) -> Output:
     return None
 
 
-def describe(invocation: Invocation) -> Output:
-    """A topic; as JSON with all of its partitions."""
+def _describe(invocation: Invocation) -> Output:
     found = object_of(_ask(invocation, "GET", TOPIC))
     shown = {name: value for name, value in found.items() if name not in TOPIC_DETAILS}
     width = max(map(len, shown), default=0) + 2
@@ -166,8 +165,7 @@ def _check_route(invocation: Invocation) -> None:
 # --- autoscaling -------------------------------------------------------------------------------
 
 
-def autoscale(invocation: Invocation) -> Output:
-    """Says how a topic scales by itself, or shows what is decided and why."""
+def _autoscale(invocation: Invocation) -> Output:
     if invocation.word("action") == "set":
         _ask(invocation, "PUT", TOPIC + "/autoscale", _scaling(invocation))
         return None
@@ -256,8 +254,7 @@ def _check_move(invocation: Invocation) -> None:
         raise Misused("Say where it goes: --to NODE", DATA)
 
 
-def drain(invocation: Invocation) -> Output:
-    """Moves the open partitions that a node leads to other nodes."""
+def _drain(invocation: Invocation) -> Output:
     body: JsonObject = {"node": invocation.word("target")}
     rows = rows_of(_ask(invocation, "POST", "topics/drain", body))
     shown = Rows(DRAINED, rows, nulls=True)
@@ -266,13 +263,11 @@ def drain(invocation: Invocation) -> Output:
     return shown
 
 
-def seal(invocation: Invocation) -> Output:
-    """Has the range of a partition go on in a new one, although its majority is gone."""
+def _seal(invocation: Invocation) -> Output:
     return _change(invocation, "seal", {"pid": int(invocation.word("pid"))})
 
 
-def declare_lost(invocation: Invocation) -> Output:
-    """Gives a partition up whose end nobody knows."""
+def _declare_lost(invocation: Invocation) -> Output:
     body: JsonObject = {"pid": int(invocation.word("pid"))}
     _ask(invocation, "POST", TOPIC + "/declare-lost", body)
     return None
@@ -326,8 +321,7 @@ def _vector(text: str) -> JsonObject:
     return made
 
 
-def seek(invocation: Invocation) -> Output:
-    """Has a group read again from a position."""
+def _seek(invocation: Invocation) -> Output:
     _ask(invocation, "POST", GROUP + "/seek", _position(invocation))
     return None
 
@@ -336,14 +330,12 @@ def _check_seek(invocation: Invocation) -> None:
     _position(invocation)
 
 
-def accept_loss(invocation: Invocation) -> Output:
-    """Has a group go on behind messages that retention cut before it had read them."""
+def _accept_loss(invocation: Invocation) -> Output:
     rows = rows_of(_ask(invocation, "POST", GROUP + "/accept-loss"))
     return Rows(GAPS, rows)
 
 
-def park(invocation: Invocation) -> Output:
-    """Parked keys of a group: lists and resumes them; retries, skips, replaces first messages."""
+def _park(invocation: Invocation) -> Output:
     if invocation.word("action") == "list":
         return Rows(PARKED, rows_of(_ask(invocation, "GET", GROUP + "/park")), nulls=True)
     encoding = "base64" if invocation.flag("base64") else "string"
@@ -465,7 +457,7 @@ COMMANDS = (
         "describe name",
         "Shows a topic; as JSON with all of its partitions",
         switches=(VHOST,),
-        run=describe,
+        run=_describe,
     ),
     Command(
         "route name",
@@ -481,7 +473,7 @@ COMMANDS = (
         "Sets how a topic scales by itself; explains what is decided, and by which rule",
         switches=(VHOST, *(Switch(name, str) for name in AUTOSCALE)),
         check=_check_autoscale,
-        run=autoscale,
+        run=_autoscale,
     ),
     Command(
         "split name pid",
@@ -532,7 +524,7 @@ COMMANDS = (
         "drain target",
         "Has a node give its partitions away, and waits until it has no open one to give",
         banner="Moving partitions off node {target}...",
-        run=drain,
+        run=_drain,
     ),
     Command(
         "drains",
@@ -552,7 +544,7 @@ COMMANDS = (
         switches=(VHOST, WAIT),
         check=_check_numbers,
         banner="Sealing partition {pid} of topic {name} from outside...",
-        run=seal,
+        run=_seal,
     ),
     Command(
         "declare-lost name pid",
@@ -560,7 +552,7 @@ COMMANDS = (
         switches=(VHOST,),
         check=_check_numbers,
         banner="Declaring partition {pid} of topic {name} lost...",
-        run=declare_lost,
+        run=_declare_lost,
     ),
     Command(
         "groups name",
@@ -604,20 +596,20 @@ COMMANDS = (
         switches=(VHOST, *POSITIONS),
         check=_check_seek,
         banner="Seeking group {group} of topic {name}...",
-        run=seek,
+        run=_seek,
     ),
     Command(
         "accept-loss name group",
         "Has a group go on behind messages that retention cut before it had read them",
         switches=(VHOST,),
         banner="Accepting the loss of group {group} of topic {name}...",
-        run=accept_loss,
+        run=_accept_loss,
     ),
     Command(
         "park action name group key*",
         "Lists and resumes parked keys of a group; retries, skips, replaces first messages",
         switches=(VHOST, Switch("base64"), Switch("body", str)),
         check=_check_park,
-        run=park,
+        run=_park,
     ),
 )

@@ -20,14 +20,12 @@ def _target(invocation: Invocation) -> None:
     invocation.words.setdefault("target", invocation.node)
 
 
-def drain(invocation: Invocation) -> Output:
-    """The node takes no clients any more and hands its leaderships over."""
+def _drain(invocation: Invocation) -> Output:
     invocation.call("POST", "convoy/nodes/{target}/drain")
     return None
 
 
-def revive(invocation: Invocation) -> Output:
-    """Ends `drain`."""
+def _revive(invocation: Invocation) -> Output:
     invocation.call("POST", "convoy/nodes/{target}/revive")
     return None
 
@@ -44,8 +42,7 @@ def _said_of_single_node(invocation: Invocation) -> Text | None:
     )
 
 
-def await_quorum(invocation: Invocation) -> Output:
-    """Waits until every replicated queue would keep its majority without the node."""
+def _await_quorum(invocation: Invocation) -> Output:
     if (alone := _said_of_single_node(invocation)) is not None:
         return alone
     deadline = time.monotonic() + int(invocation.word("timeout"))
@@ -59,13 +56,11 @@ def await_quorum(invocation: Invocation) -> Output:
         time.sleep(POLL_S)
 
 
-def await_mirrors(invocation: Invocation) -> Output:
-    """Succeeds at once: no queue is mirrored."""
+def _await_mirrors(invocation: Invocation) -> Output:
     return _said_of_single_node(invocation)
 
 
-def post_upgrade(invocation: Invocation) -> Output:
-    """Spreads the leaders over the nodes: all that an upgrade leaves to do."""
+def _post_upgrade(invocation: Invocation) -> Output:
     invocation.words["type"] = "all"
     return rebalance(invocation)
 
@@ -78,7 +73,7 @@ COMMANDS = (
         check=_target,
         banner="Will put node {target} into maintenance mode. The node will no longer serve any "
         "client traffic!",
-        run=drain,
+        run=_drain,
         problems=NOT_FOUND,
     ),
     Command(
@@ -88,7 +83,7 @@ COMMANDS = (
         check=_target,
         banner="Will put node {target} back into regular operating mode. The node will again "
         "serve client traffic and host primary queue replicas.",
-        run=revive,
+        run=_revive,
         problems=NOT_FOUND,
     ),
     Command(
@@ -98,7 +93,7 @@ COMMANDS = (
         check=_announce,
         banner="Will wait for a quorum + 1 of nodes to be online for all quorum queues for "
         "{timeout} seconds...",
-        run=await_quorum,
+        run=_await_quorum,
     ),
     Command(
         "await_online_synchronized_mirror",
@@ -106,12 +101,12 @@ COMMANDS = (
         check=_announce,
         banner="Will wait for a synchronised mirror be online for all classic mirrored queues for "
         "{timeout} seconds...",
-        run=await_mirrors,
+        run=_await_mirrors,
     ),
     Command(
         "post_upgrade",
         "Runs post-upgrade tasks",
         banner="Executing post upgrade tasks...",
-        run=post_upgrade,
+        run=_post_upgrade,
     ),
 )

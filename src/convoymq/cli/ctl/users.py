@@ -53,8 +53,7 @@ def _take_password(invocation: Invocation) -> None:
     invocation.words["password"] = password_of(invocation)
 
 
-def add_user(invocation: Invocation) -> Output:
-    """Creates a user."""
+def _add_user(invocation: Invocation) -> Output:
     if invocation.one("users/{username}") is not None:
         raise Failure(SOFTWARE, invocation.text('User "{username}" already exists'))
     secret = "password_hash" if invocation.flag("pre_hashed_password") else "password"
@@ -80,20 +79,17 @@ def _tags(row: JsonObject) -> list[object]:
     return list(tags) if isinstance(tags, list) else []
 
 
-def change_password(invocation: Invocation) -> Output:
-    """Sets another password; tags stay."""
+def _change_password(invocation: Invocation) -> Output:
     _update(invocation, password=invocation.word("password"))
     return None
 
 
-def clear_password(invocation: Invocation) -> Output:
-    """Removes the password: nobody can log in with one."""
+def _clear_password(invocation: Invocation) -> Output:
     _update(invocation, password_hash="")
     return None
 
 
-def set_user_tags(invocation: Invocation) -> Output:
-    """Replaces the tags."""
+def _set_user_tags(invocation: Invocation) -> Output:
     shown = ", ".join(invocation.rest)
     banner = invocation.text(f'Setting tags for user "{{username}}" to [{shown}] ...')
     invocation.print_banner(banner)
@@ -101,8 +97,7 @@ def set_user_tags(invocation: Invocation) -> Output:
     return None
 
 
-def authenticate_user(invocation: Invocation) -> Output:
-    """Tries a password."""
+def _authenticate_user(invocation: Invocation) -> Output:
     body: Json = {"password": invocation.word("password")}
     found = object_of(invocation.call("POST", "convoy/users/{username}/authenticate", body))
     if not found.get("authenticated"):
@@ -114,8 +109,7 @@ def authenticate_user(invocation: Invocation) -> Output:
     return Text("Success")
 
 
-def list_user_limits(invocation: Invocation) -> Output:
-    """Limits of one user, or of all with `--global`."""
+def _list_user_limits(invocation: Invocation) -> Output:
     if invocation.flag("global"):
         invocation.print_banner("Listing limits for all users ...")
         rows = [
@@ -130,8 +124,7 @@ def list_user_limits(invocation: Invocation) -> Output:
     return Text(to_json(rows[0]["value"]) if rows else "{}")
 
 
-def set_user_limits(invocation: Invocation) -> Output:
-    """Sets one or several limits."""
+def _set_user_limits(invocation: Invocation) -> Output:
     invocation.need_present()
     limits = json_word(invocation.word("definition"))
     if not isinstance(limits, dict):
@@ -142,8 +135,7 @@ def set_user_limits(invocation: Invocation) -> Output:
     return None
 
 
-def clear_user_limits(invocation: Invocation) -> Output:
-    """Removes one limit, or `all`."""
+def _clear_user_limits(invocation: Invocation) -> Output:
     limit = invocation.word("limit")
     what = "all limits" if limit == "all" else f'"{limit}" limit'
     invocation.print_banner(invocation.text(f'Clearing {what} for user "{{username}}" ...'))
@@ -165,7 +157,7 @@ COMMANDS = (
         switches=(Switch("pre-hashed-password"),),
         check=_take_password,
         banner='Adding user "{username}" ...',
-        run=add_user,
+        run=_add_user,
     ),
     Command(
         "delete_user username",
@@ -179,14 +171,14 @@ COMMANDS = (
         "Changes the user password",
         check=_take_password,
         banner='Changing password for user "{username}" ...',
-        run=change_password,
+        run=_change_password,
         missing=(NO_SUCH_USER,),
     ),
     Command(
         "clear_password username",
         "Clears (resets) password and disables password login for a user",
         banner='Clearing password for user "{username}" ...',
-        run=clear_password,
+        run=_clear_password,
         missing=(NO_SUCH_USER,),
     ),
     Command(
@@ -194,10 +186,10 @@ COMMANDS = (
         "Attempts to authenticate a user. Exits with a non-zero code if authentication fails.",
         check=_take_password,
         banner='Authenticating user "{username}" ...',
-        run=authenticate_user,
+        run=_authenticate_user,
     ),
     Command(
-        "set_user_tags username tag*", "Sets user tags", run=set_user_tags, missing=(NO_SUCH_USER,)
+        "set_user_tags username tag*", "Sets user tags", run=_set_user_tags, missing=(NO_SUCH_USER,)
     ),
     Command(
         "list_users",
@@ -212,20 +204,20 @@ COMMANDS = (
         "Displays configured user limits",
         tools=(CTL, DIAGNOSTICS),
         switches=(Switch("global"), Switch("user", str)),
-        run=list_user_limits,
+        run=_list_user_limits,
         missing=(NO_SUCH_USER,),
     ),
     Command(
         "set_user_limits username definition",
         "Sets user limits",
         banner='Setting user limits to "{definition}" for user "{username}" ...',
-        run=set_user_limits,
+        run=_set_user_limits,
         missing=(("users/{username}", Problem(UNAVAILABLE, NO_SUCH_USER[1].text)),),
     ),
     Command(
         "clear_user_limits username limit",
         "Clears user connection/channel limits",
-        run=clear_user_limits,
+        run=_clear_user_limits,
         missing=(NO_SUCH_USER,),
     ),
 )

@@ -35,8 +35,7 @@ def _metadata(invocation: Invocation) -> dict[str, Json]:
     }
 
 
-def add_vhost(invocation: Invocation) -> Output:
-    """Creates it; one that exists stays as it is."""
+def _add_vhost(invocation: Invocation) -> Output:
     if invocation.one("vhosts/{vhost}") is None:
         invocation.call("PUT", "vhosts/{vhost}", _metadata(invocation))
     return None
@@ -59,26 +58,22 @@ def _list(value: object) -> list[object]:
     return list(value) if isinstance(value, list) else []
 
 
-def trace_on(invocation: Invocation) -> Output:
-    """Begins to trace a virtual host."""
+def _trace_on(invocation: Invocation) -> Output:
     _update(invocation, {"tracing": True})
     return Text(f"Trace enabled for vhost {invocation.vhost}")
 
 
-def trace_off(invocation: Invocation) -> Output:
-    """Ends the tracing of a virtual host."""
+def _trace_off(invocation: Invocation) -> Output:
     _update(invocation, {"tracing": False})
     return Text(f"Trace disabled for vhost {invocation.vhost}")
 
 
-def update_metadata(invocation: Invocation) -> Output:
-    """Changes what the switches name."""
+def _update_metadata(invocation: Invocation) -> Output:
     _update(invocation, _metadata(invocation))
     return None
 
 
-def set_tags(invocation: Invocation) -> Output:
-    """Replaces the tags."""
+def _set_tags(invocation: Invocation) -> Output:
     shown = ", ".join(invocation.rest)
     invocation.print_banner(
         invocation.text(f'Setting tags for virtual host "{{vhost}}" to [{shown}] ...')
@@ -87,8 +82,7 @@ def set_tags(invocation: Invocation) -> Output:
     return None
 
 
-def set_limits(invocation: Invocation) -> Output:
-    """Replaces all limits of a virtual host."""
+def _set_limits(invocation: Invocation) -> Output:
     limits = json_word(invocation.word("definition"))
     if not isinstance(limits, dict):
         raise Failure(UNAVAILABLE, "limits are not a JSON object")
@@ -108,8 +102,7 @@ def _limits(invocation: Invocation) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def clear_limits(invocation: Invocation) -> Output:
-    """Removes all limits of a virtual host."""
+def _clear_limits(invocation: Invocation) -> Output:
     invocation.need_present()
     for name in _limits(invocation):
         invocation.words["limit"] = name
@@ -117,8 +110,7 @@ def clear_limits(invocation: Invocation) -> Output:
     return None
 
 
-def list_limits(invocation: Invocation) -> Output:
-    """Limits of one virtual host, or of all with `--global`."""
+def _list_limits(invocation: Invocation) -> Output:
     everywhere = invocation.flag("global")
     where = "all vhosts" if everywhere else f'vhost "{invocation.vhost}"'
     invocation.print_banner(f"Listing limits for {where} ...")
@@ -145,28 +137,28 @@ COMMANDS = (
         "Publishes a copy of each message of a virtual host to amq.rabbitmq.trace",
         switches=(VHOST,),
         banner='Starting tracing for vhost "{vhost}" ...',
-        run=trace_on,
+        run=_trace_on,
     ),
     Command(
         "trace_off",
         "Ends the tracing of a virtual host",
         switches=(VHOST,),
         banner='Stopping tracing for vhost "{vhost}" ...',
-        run=trace_off,
+        run=_trace_off,
     ),
     Command(
         "add_vhost vhost",
         "Creates a virtual host",
         switches=METADATA,
         banner='Adding vhost "{vhost}" ...',
-        run=add_vhost,
+        run=_add_vhost,
     ),
     Command(
         "update_vhost_metadata vhost",
         "Updates metadata of a virtual host: description, tags, defaults of new queues",
         switches=METADATA,
         banner='Updating metadata of vhost "{vhost}" ...',
-        run=update_metadata,
+        run=_update_metadata,
     ),
     Command(
         "delete_vhost vhost",
@@ -189,26 +181,26 @@ COMMANDS = (
         },
         shown=("name",),
     ),
-    Command("set_vhost_tags vhost tag*", "Sets virtual host tags", run=set_tags),
+    Command("set_vhost_tags vhost tag*", "Sets virtual host tags", run=_set_tags),
     Command(
         "set_vhost_limits definition",
         "Sets virtual host limits",
         switches=(VHOST,),
         banner='Setting vhost limits to "{definition}" for vhost "{vhost}" ...',
-        run=set_limits,
+        run=_set_limits,
     ),
     Command(
         "clear_vhost_limits",
         "Clears virtual host limits",
         switches=(VHOST,),
         banner='Clearing vhost "{vhost}" limits ...',
-        run=clear_limits,
+        run=_clear_limits,
     ),
     Command(
         "list_vhost_limits",
         "Displays configured virtual host limits",
         tools=(CTL, DIAGNOSTICS),
         switches=(VHOST, Switch("global")),
-        run=list_limits,
+        run=_list_limits,
     ),
 )
