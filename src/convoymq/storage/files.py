@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from convoymq.logformat.segment import FilePlace
+from convoymq.model.late_imports import import_late
 
 IOV_MAX = 1024
 SECTOR_BYTES = 512
@@ -132,11 +133,30 @@ class RealDirectory:
         os.replace(self._at(old), self._at(new))
 
     def sync(self, path: str = "") -> None:
+        self._sync(path, os.fsync)
+
+    def sync_all(self) -> None:
+        self._sync("", _sync_file_system)
+
+    def _sync(self, path: str, sync: Callable[[int], None]) -> None:
         fd = os.open(self._at(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            sync(fd)
         finally:
             os.close(fd)
+
+
+def _sync_file_system(fd: int) -> None:
+    """Writes out the file system of an open file. Raises OSError."""
+    import_late("ctypes")
+    import ctypes
+
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if syncfs is None:
+        os.sync()
+    elif syncfs(fd):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 class MemoryInode:
@@ -346,6 +366,14 @@ class MemoryDirectory:
         self.on_operation("rename", old)
         inode = self.names[new] = self.names.pop(old)
         self._changes.append(_NameChange(old, new, inode))
+
+    def sync_all(self) -> None:
+        self.on_operation("sync", "")
+        for inode in self.names.values():
+            if inode is not None:
+                inode.sync()
+        self.durable_names = dict(self.names)
+        self._changes = []
 
     def sync(self, path: str = "") -> None:
         self.on_operation("sync", path)

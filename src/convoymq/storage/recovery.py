@@ -60,6 +60,8 @@ def recover(store: Target) -> RecoveryReport:
         OSError: the disk refuses.
     """
     report = RecoveryReport()
+    # A process that was killed leaves in the page cache what is not on the disk yet (ADR 0118).
+    store.directory.sync_all()
     store.directory.make("wal")
     store.directory.make("groups")
     reader = WalReader(

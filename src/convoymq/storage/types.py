@@ -96,6 +96,9 @@ class Directory(Protocol):
     def sync(self, path: str = "") -> None:
         """Makes creations, removals and renames in the directory durable."""
 
+    def sync_all(self) -> None:
+        """Makes all that can be read durable, whichever process wrote it. Raises OSError."""
+
 
 class Flusher(Protocol):
     """Writes the WAL: one submission in flight, made durable, answered on the caller's thread."""

@@ -306,6 +306,12 @@ class Node:
         """Loses power, starts again, checks, and takes what was found as the state."""
         self.disk.operation = None
         self.disk.crash(keep or (lambda: self.random.random() < 0.5))
+        return self.restart()
+
+    def restart(self) -> RecoveryReport:
+        """Starts again, checks, and takes what was found as the state: a process that was killed
+        leaves what it has written in the page cache."""
+        self.disk.operation = None
         report = self.start()
         self.check_recovered()
         return report

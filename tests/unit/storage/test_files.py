@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,3 +82,36 @@ def test_a_full_disk_says_so() -> None:
     with pytest.raises(OSError) as caught:
         file.pwrite([b"x" * 101], 0)
     assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_synced_tree_outlives_the_power() -> None:
+    directory = MemoryDirectory()
+    directory.make("a")
+    directory.open("a/f", create=True).pwrite([b"12345"], 0)
+    directory.open("gone", create=True)
+    directory.sync("")
+    directory.remove("gone")
+    directory.sync_all()
+    directory.crash(lambda: False)
+    assert directory.open("a/f").pread(9, 0) == b"12345"
+    assert not directory.exists("gone")
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_the_file_system_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: bool
+) -> None:
+    """A refusal is told; a system without `syncfs` syncs all."""
+    codes = [0, -1]
+    calls: list[object] = []
+    library = SimpleNamespace(syncfs=lambda fd: codes.pop(0)) if served else SimpleNamespace()
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: library)
+    monkeypatch.setattr("ctypes.get_errno", lambda: errno.EIO)
+    monkeypatch.setattr("os.sync", lambda: calls.append(1))
+    directory = RealDirectory(tmp_path)
+    directory.sync_all()
+    assert len(calls) == (not served)
+    if served:
+        with pytest.raises(OSError) as caught:
+            directory.sync_all()
+        assert caught.value.errno == errno.EIO

@@ -121,3 +121,17 @@ def test_groups_with_nothing_to_give_do_not_hold_up_a_drained_one() -> None:
     assert kept() <= 4 * 500
     assert segment_bytes(node) > 20 * 100 * 400
     node.check()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_a_killed_process_wrote_outlives_the_power(seed: int) -> None:
+    """The next process finds it in the page cache, and counts on it."""
+    node = Node(seed)
+    for _ in range(6):
+        run_until_power_loss(node, 300, node.random.randint(1, 120))
+        node.restart()
+        for _ in range(node.random.randrange(4)):
+            node.step()
+        node.crash()
+    node.run()
+    node.check()
