@@ -44,7 +44,9 @@ class Topic:
     messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """(key, event) in the order of their arrival."""
     fails_at: int = -1
-    """Number of messages after which the capture is killed."""
+    """Number of messages and tombstones after which the capture is killed."""
+    tombstones: dict[str, int] = field(default_factory=dict)
+    """Key -> tombstones, each of which followed its delete."""
     _stored: dict[bytes, bytes] = field(default_factory=dict)
     _last: bytes = b""
     _before: dict[bytes, bytes] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class Topic:
     def send(
         self,
         key: bytes | str | None,
-        body: bytes,
+        body: bytes | None,
         headers: object = None,
         source_pos: bytes | None = None,
         *,
@@ -71,16 +73,22 @@ class Topic:
         """As of `TopicProducer`."""
         assert isinstance(key, bytes)
         assert source_pos is not None
-        if len(self.messages) == self.fails_at:
+        if len(self.messages) + sum(self.tombstones.values()) == self.fails_at:
             raise ConnectionError("killed")
         assert source_pos > self._last, "places of a session grow"
         assert source_pos > self._stored.get(key, b""), f"{key!r} is sent twice"
         self._last = self._stored[key] = source_pos
-        event = json.loads(body)
-        assert event["source"]["place"] == source_pos.hex()
-        self.messages.append((key.decode(), event))
         done: Future[TopicReceipt] = Future()
         done.set_result(TopicReceipt(0, 0))
+        name = key.decode()
+        if body is None:
+            deletes = [event for k, event in self.messages if k == name and event["op"] == "d"]
+            assert source_pos.hex() == deletes[-1]["source"]["place"] + "00"
+            self.tombstones[name] = self.tombstones.get(name, 0) + 1
+            return done
+        event = json.loads(body)
+        assert event["source"]["place"] == source_pos.hex()
+        self.messages.append((name, event))
         return done
 
     def flush(self, timeout: float | None = None) -> None:

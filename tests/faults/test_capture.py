@@ -167,6 +167,27 @@ def test_a_capture_that_was_killed_goes_on(database: MariaDb, tmp_path: Path) ->
     assert run.progress.gtid == gtid
 
 
+def test_a_capture_that_was_killed_before_a_tombstone_sends_it(
+    database: MariaDb, tmp_path: Path
+) -> None:
+    topic = Topic()
+    capture(database, ["t"], topic, tmp_path / "state", tombstones=True)
+    with database.connect() as connection:
+        execute(connection, "DELETE FROM t WHERE id < 2")
+        execute(connection, "UPDATE t SET id = 12 WHERE id = 2")
+        execute(connection, "INSERT INTO t VALUES (0, 1)")
+        execute(connection, "DELETE FROM t WHERE id = 0")
+    for topic.fails_at in range(ROWS, ROWS + 10):
+        with pytest.raises(ConnectionError):
+            capture(database, ["t"], topic, tmp_path / "state", tombstones=True)
+    topic.fails_at = -1
+    capture(database, ["t"], topic, tmp_path / "state", tombstones=True)
+    assert topic.tombstones == {"t:0": 2, "t:1": 1, "t:2": 1}
+    assert topic.of("t")[ROWS:] == [
+        ("d", "t:0"), ("d", "t:1"), ("d", "t:2"), ("c", "t:12"), ("c", "t:0"), ("d", "t:0"),
+    ]  # fmt: skip
+
+
 def test_a_snapshot_that_was_cut_off_is_taken_anew(database: MariaDb, tmp_path: Path) -> None:
     """Rows that have gone meanwhile are deleted, and no row goes back in time."""
     topic = Topic()

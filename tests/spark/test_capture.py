@@ -9,7 +9,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from convoymq.capture.messages import sequence_of
+from convoymq.client.topic_reader import TopicReader
 from convoymq.spark.pipelines import apply as pipeline
 from tests.faults.topic_traffic import create
 from tests.faults.traffic import until
@@ -209,6 +210,61 @@ def test_a_truncate_and_a_new_snapshot_empty_the_table(
         assert captured.run("--truncate", "event") == 1
         assert captured.run("--truncate", "event", "--resnapshot") == 0
         assert applied() == [(2, 20)]
+
+
+def test_a_tombstone_follows_a_delete(
+    spark: SparkSession, nodes: Broker, database: MariaDb, tmp_path: Path
+) -> None:
+    """By the client, by Spark, and where `apply` makes tables of them. A change of a key deletes
+    the old one. A TRUNCATE is one message about the table, so it has none."""
+    create(nodes.cluster, "graves", 2)
+    captured = Captured(database, nodes, "graves", "dying", tmp_path / "state")
+    with database.connect() as connection:
+        execute(connection, "CREATE TABLE dying (id INT PRIMARY KEY, v INT)")
+        execute(connection, "INSERT INTO dying VALUES (1, 1), (2, 2), (3, 3)")
+        assert captured.run("--tombstones") == 0
+        execute(connection, "DELETE FROM dying WHERE id = 1")
+        execute(connection, "UPDATE dying SET id = 20 WHERE id = 2")
+        assert captured.run("--tombstones") == 0
+        execute(connection, "TRUNCATE dying")
+        execute(connection, "INSERT INTO dying VALUES (1, 10)")
+        assert captured.run("--tombstones", "--truncate", "event") == 0
+
+    def told(messages: Iterable[tuple[bytes, bytes | None]]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for key, body in messages:
+            word = "tombstone" if body is None else json.loads(body)["op"]
+            found.setdefault(key.decode(), []).append(word)
+        return found
+
+    expected = {
+        "dying": ["t"],
+        "dying:1": ["r", "d", "tombstone", "c"],
+        "dying:2": ["r", "d", "tombstone"],
+        "dying:20": ["c"],
+        "dying:3": ["r"],
+    }
+    read = [m for rows in TopicReader(nodes.client, "graves") for m in rows.messages()]
+    assert told((m.key, m.body) for m in read) == expected
+    options = {"servers": nodes.servers, "topic": "graves"}
+    rows = spark.read.format("convoymq").options(**options).load().collect()
+    assert told((bytes(r.key), r.value) for r in sorted(rows, key=order_of)) == expected
+    spec = pipeline.TableSpec(
+        name="dying", path=str(tmp_path / "delta"), schema="id int, v int", keys=("id",)
+    )
+    report = pipeline.apply(
+        spark, servers=nodes.servers, topic="graves", tables=[spec],
+        checkpoint=tmp_path / "checkpoint",
+        events=pipeline.Events(position_field="source.place"),
+    )  # fmt: skip
+    assert report is not None
+    assert [tuple(row) for row in pipeline.rows(spark, spec.path).select("id", "v").collect()] == [
+        (1, 10)
+    ]
+
+
+def order_of(row: Any) -> Any:
+    return row.order_token
 
 
 def test_a_newer_capture_of_a_name_ends_the_one_before(
