@@ -26,14 +26,12 @@ class LoginConfig(Section):
 
     NAME: ClassVar[str] = "login"
     mechanisms: tuple[str, ...] = key(
-        "auth_mechanisms",
-        ("PLAIN", "AMQPLAIN", "ANONYMOUS"),
+        "auth_mechanisms", ("PLAIN", "AMQPLAIN", "ANONYMOUS"),
         """SASL mechanisms offered to clients: `PLAIN`, `AMQPLAIN`, `ANONYMOUS` (as guest, from
         where guest may come), `EXTERNAL` (by TLS certificate, on connections that have one).
         `auth_mechanisms.N` for single ones.""",
-        parse=parse_words,
-        collects="auth_mechanisms.",
-    )
+        parse=parse_words, collects="auth_mechanisms.",
+    )  # fmt: skip
     cert_login_from: str = key(
         "ssl_cert_login_from",
         "distinguished_name",
@@ -47,12 +45,10 @@ class LoginConfig(Section):
         choices=("dns", "ip", "email", "uri"),
     )
     cert_login_san_index: int = key(
-        "ssl_cert_login_san_index",
-        0,
+        "ssl_cert_login_san_index", 0,
         "Which of the names of that kind is the user's, counted from 0.",
-        low=0,
-        high=100,
-    )
+        low=0, high=100,
+    )  # fmt: skip
     anonymous_user: str = "guest"
     """User of ANONYMOUS; loopback rules apply."""
     anonymous_password: str = "guest"

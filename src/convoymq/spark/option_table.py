@@ -40,346 +40,153 @@ _USE_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """One row of a format's table."""
 
     name: str
     use: Use
     parse: Callable[[str], object]
-    default: object = None
+    default: object
     text: str
     """Effect of the option, with its unit."""
 
 
-def _option(
-    name: str, use: Use, parser: Callable[[str], object], default: object, description: str
-) -> Option:
-    return Option(name=name, use=use, parse=parser, default=default, text=description)
-
-
 CONNECTION_OPTIONS = (
-    _option(
-        "servers", Use.ALL, parse.servers, None, "`host:port` of nodes, comma between; required"
-    ),
-    _option("user", Use.ALL, parse.text, "guest", "user, or `env:NAME`, or `file:PATH`"),
-    _option("password", Use.ALL, parse.text, "guest", "password, or `env:NAME`, or `file:PATH`"),
-    _option("vhost", Use.ALL, parse.text, "/", "virtual host"),
-    _option(
-        "convoymq.timeout",
-        Use.ALL,
-        parse.milliseconds,
-        30_000,
-        "how long a request is repeated over all servers before the task or the query fails",
-    ),
-    _option("convoymq.name", Use.ALL, parse.text, "spark", "client name that the broker shows"),
-    _option("convoymq.tls", Use.ALL, parse.boolean, False, "connect by TLS"),
-    _option("convoymq.tls.ca", Use.ALL, parse.text, "", "file of the trusted authorities, PEM"),
-    _option("convoymq.tls.cert", Use.ALL, parse.text, "", "file of the client's certificate, PEM"),
-    _option("convoymq.tls.key", Use.ALL, parse.text, "", "file of the client's key, PEM"),
-    _option("convoymq.tls.verify", Use.ALL, parse.boolean, True, "check the broker's certificate"),
-    _option(
-        "convoymq.tls.serverName", Use.ALL, parse.text, "", "name that the certificate must have"
-    ),
-)
+    Option("servers", Use.ALL, parse.servers, None,
+        "`host:port` of nodes, comma between; required"),
+    Option("user", Use.ALL, parse.text, "guest", "user, or `env:NAME`, or `file:PATH`"),
+    Option("password", Use.ALL, parse.text, "guest", "password, or `env:NAME`, or `file:PATH`"),
+    Option("vhost", Use.ALL, parse.text, "/", "virtual host"),
+    Option("convoymq.timeout", Use.ALL, parse.milliseconds, 30_000,
+        "how long a request is repeated over all servers before the task or the query fails"),
+    Option("convoymq.name", Use.ALL, parse.text, "spark", "client name that the broker shows"),
+    Option("convoymq.tls", Use.ALL, parse.boolean, False, "connect by TLS"),
+    Option("convoymq.tls.ca", Use.ALL, parse.text, "", "file of the trusted authorities, PEM"),
+    Option("convoymq.tls.cert", Use.ALL, parse.text, "", "file of the client's certificate, PEM"),
+    Option("convoymq.tls.key", Use.ALL, parse.text, "", "file of the client's key, PEM"),
+    Option("convoymq.tls.verify", Use.ALL, parse.boolean, True, "check the broker's certificate"),
+    Option("convoymq.tls.serverName", Use.ALL, parse.text, "",
+        "name that the certificate must have"),
+)  # fmt: skip
 
 FETCH_OPTIONS = (
-    _option("includeHeaders", Use.READ, parse.boolean, False, "adds the column `headers`"),
-    _option(
-        "includeProperties",
-        Use.READ,
-        parse.boolean,
-        False,
+    Option("includeHeaders", Use.READ, parse.boolean, False, "adds the column `headers`"),
+    Option("includeProperties", Use.READ, parse.boolean, False,
         "adds the column `properties`: exchange, routing key and the AMQP properties. Decoded "
-        "message by message, so several times slower",
-    ),
-    _option(
-        "minPartitions",
-        Use.READ,
-        parse.count,
-        None,
-        "at least so many tasks, by splitting the larger ranges",
-    ),
-    _option(
-        "maxRecordsPerPartition", Use.READ, parse.count, None, "at most so many messages in a task"
-    ),
-    _option(
-        "convoymq.fetch.maxRows", Use.READ, parse.count, 100_000, "messages of one fetch, at most"
-    ),
-    _option(
-        "convoymq.fetch.maxBytes", Use.READ, parse.size_bytes, 8 << 20, "size of one fetch, about"
-    ),
-    _option(
-        "convoymq.fetch.maxBytesPerSecond",
-        Use.READ,
-        parse.size_bytes,
-        None,
-        "at most so much a second in each task, for a backlog beside busy clients",
-    ),
-    _option(
-        "convoymq.fetch.compression",
-        Use.READ,
-        parse.one_of("none", "zstd", "lz4"),
-        "none",
-        "compression of what is fetched: `none`, `zstd`, `lz4`",
-    ),
-    _option(
-        "convoymq.fetch.prefetch",
-        Use.READ,
-        parse.boolean,
-        True,
-        "ask for the next part while Spark takes the last one",
-    ),
-    _option(
-        "convoymq.pollInterval",
-        Use.STREAM_READ,
-        parse.milliseconds,
-        100,
-        "an idle query asks the broker no more often than this",
-    ),
-)
+        "message by message, so several times slower"),
+    Option("minPartitions", Use.READ, parse.count, None,
+        "at least so many tasks, by splitting the larger ranges"),
+    Option("maxRecordsPerPartition", Use.READ, parse.count, None,
+        "at most so many messages in a task"),
+    Option("convoymq.fetch.maxRows", Use.READ, parse.count, 100_000,
+        "messages of one fetch, at most"),
+    Option("convoymq.fetch.maxBytes", Use.READ, parse.size_bytes, 8 << 20,
+        "size of one fetch, about"),
+    Option("convoymq.fetch.maxBytesPerSecond", Use.READ, parse.size_bytes, None,
+        "at most so much a second in each task, for a backlog beside busy clients"),
+    Option("convoymq.fetch.compression", Use.READ, parse.one_of("none", "zstd", "lz4"), "none",
+        "compression of what is fetched: `none`, `zstd`, `lz4`"),
+    Option("convoymq.fetch.prefetch", Use.READ, parse.boolean, True,
+        "ask for the next part while Spark takes the last one"),
+    Option("convoymq.pollInterval", Use.STREAM_READ, parse.milliseconds, 100,
+        "an idle query asks the broker no more often than this"),
+)  # fmt: skip
 
 SINK_OPTIONS = (
-    _option(
-        "producerName",
-        Use.BATCH_WRITE,
-        parse.short_name,
-        None,
+    Option("producerName", Use.BATCH_WRITE, parse.short_name, None,
         "a batch write of this name that is repeated adds only what is missing. Rows that come in "
-        "other tasks or in another order come twice",
-    ),
-    _option(
-        "idempotent",
-        Use.WRITE,
-        parse.boolean,
-        True,
+        "other tasks or in another order come twice"),
+    Option("idempotent", Use.WRITE, parse.boolean, True,
         "a repeated task or micro-batch adds only what is missing; rows in another order come "
-        "twice. `false`: at least once, for classic queues, which can't tell repeats",
-    ),
-    _option(
-        "messageId",
-        Use.WRITE,
-        parse.one_of("auto", "none"),
-        None,
+        "twice. `false`: at least once, for classic queues, which can't tell repeats"),
+    Option("messageId", Use.WRITE, parse.one_of("auto", "none"), None,
         "`auto` gives every message the id query/batch/task/row. A column `message_id` has "
-        "priority. Default: `none` for streams, `auto` for queues and exchanges",
-    ),
-    _option(
-        "transactional",
-        Use.WRITE,
-        parse.boolean,
-        False,
-        "not offered: rows of a batch become visible before the whole batch is there",
-    ),
-    _option(
-        "convoymq.produce.maxBytes", Use.WRITE, parse.size_bytes, 4 << 20, "size of one request"
-    ),
-    _option("convoymq.produce.maxRows", Use.WRITE, parse.count, 20_000, "rows of one request"),
-)
+        "priority. Default: `none` for streams, `auto` for queues and exchanges"),
+    Option("transactional", Use.WRITE, parse.boolean, False,
+        "not offered: rows of a batch become visible before the whole batch is there"),
+    Option("convoymq.produce.maxBytes", Use.WRITE, parse.size_bytes, 4 << 20,
+        "size of one request"),
+    Option("convoymq.produce.maxRows", Use.WRITE, parse.count, 20_000, "rows of one request"),
+)  # fmt: skip
 
 STREAM_OPTIONS = (
     *CONNECTION_OPTIONS,
-    _option("subscribe", Use.READ, parse.names, None, "streams, comma between"),
-    _option("subscribePattern", Use.READ, parse.pattern, None, "regular expression of streams"),
-    _option("assign", Use.READ, parse.assignment, None, 'streams as JSON: `{"flights":[0]}`'),
-    _option(
-        "topic",
-        Use.ALL,
-        parse.text,
-        None,
+    Option("subscribe", Use.READ, parse.names, None, "streams, comma between"),
+    Option("subscribePattern", Use.READ, parse.pattern, None, "regular expression of streams"),
+    Option("assign", Use.READ, parse.assignment, None, 'streams as JSON: `{"flights":[0]}`'),
+    Option("topic", Use.ALL, parse.text, None,
         "reading: one ordered topic, instead of streams. Writing: the stream or topic to write to; "
-        "without it the column `topic` decides, by streams",
-    ),
-    _option(
-        "afterClose",
-        Use.STREAM_READ,
-        parse.one_of("next-batch", "same-batch"),
-        None,
+        "without it the column `topic` decides, by streams"),
+    Option("afterClose", Use.STREAM_READ, parse.one_of("next-batch", "same-batch"), None,
         "of a topic: whether a micro-batch that reads a partition to its end goes on with what "
         "came after a split, merge or move. `next-batch` (default): no, so each key is in one "
-        "task, in order. `same-batch`: yes; sort by `order_token`",
-    ),
-    _option(
-        "startingOffsets",
-        Use.READ,
-        parse.place,
-        None,
+        "task, in order. `same-batch`: yes; sort by `order_token`"),
+    Option("startingOffsets", Use.READ, parse.place, None,
         'where a new query begins: `earliest`, `latest` (streaming only) or `{"flights":{"0":23}}` '
         "with -2 = earliest, -1 = latest; of a topic by partition, so that all keys have one "
-        "place. Default: `latest` streaming, `earliest` in a batch",
-    ),
-    _option(
-        "startingTimestamp",
-        Use.READ,
-        parse.whole,
-        None,
+        "place. Default: `latest` streaming, `earliest` in a batch"),
+    Option("startingTimestamp", Use.READ, parse.whole, None,
         "begin at the first message at or after this time, ms since the epoch. Has priority over "
-        "`startingOffsetsByTimestamp`, which has priority over `startingOffsets`",
-    ),
-    _option(
-        "startingOffsetsByTimestamp",
-        Use.READ,
-        parse.timestamps,
-        None,
-        'the same by stream: `{"flights":{"0":1700000000000}}`',
-    ),
-    _option(
-        "startingOffsetsByTimestampStrategy",
-        Use.READ,
-        parse.one_of("error", "latest"),
-        "error",
-        "what to do when no message is that young",
-    ),
-    _option(
-        "endingOffsets",
-        Use.BATCH_READ,
-        parse.place,
-        "latest",
-        'where a batch ends, exclusive: `latest` or `{"flights":{"0":50}}` with -1 = latest',
-    ),
-    _option(
-        "endingTimestamp",
-        Use.BATCH_READ,
-        parse.whole,
-        None,
-        "end before the first message at or after this time, ms",
-    ),
-    _option(
-        "endingOffsetsByTimestamp", Use.BATCH_READ, parse.timestamps, None, "the same by stream"
-    ),
-    _option(
-        "maxOffsetsPerTrigger",
-        Use.STREAM_READ,
-        parse.count,
-        None,
-        "messages of a micro-batch at most, shared by backlog",
-    ),
-    _option(
-        "minOffsetsPerTrigger",
-        Use.STREAM_READ,
-        parse.count,
-        None,
-        "wait for so many messages before a micro-batch",
-    ),
-    _option(
-        "maxBytesPerTrigger",
-        Use.STREAM_READ,
-        parse.size_bytes,
-        None,
-        "size of a micro-batch, reckoned from the streams' mean message size",
-    ),
-    _option(
-        "maxTriggerDelay",
-        Use.STREAM_READ,
-        parse.milliseconds,
-        15 * 60_000,
-        "`minOffsetsPerTrigger` waits no longer than this",
-    ),
-    _option(
-        "failOnDataLoss",
-        Use.READ,
-        parse.boolean,
-        True,
-        "fail when messages that should be read are gone; `false` goes on behind the gap",
-    ),
-    _option(
-        "groupId",
-        Use.STREAM_READ,
-        parse.text,
-        None,
-        "store progress in the broker under this name, for people to see; never read back",
-    ),
-    _option(
-        "pushdown",
-        Use.BATCH_READ,
-        parse.boolean,
-        False,
+        "`startingOffsetsByTimestamp`, which has priority over `startingOffsets`"),
+    Option("startingOffsetsByTimestamp", Use.READ, parse.timestamps, None,
+        'the same by stream: `{"flights":{"0":1700000000000}}`'),
+    Option("startingOffsetsByTimestampStrategy", Use.READ, parse.one_of("error", "latest"), "error",
+        "what to do when no message is that young"),
+    Option("endingOffsets", Use.BATCH_READ, parse.place, "latest",
+        'where a batch ends, exclusive: `latest` or `{"flights":{"0":50}}` with -1 = latest'),
+    Option("endingTimestamp", Use.BATCH_READ, parse.whole, None,
+        "end before the first message at or after this time, ms"),
+    Option("endingOffsetsByTimestamp", Use.BATCH_READ, parse.timestamps, None,
+        "the same by stream"),
+    Option("maxOffsetsPerTrigger", Use.STREAM_READ, parse.count, None,
+        "messages of a micro-batch at most, shared by backlog"),
+    Option("minOffsetsPerTrigger", Use.STREAM_READ, parse.count, None,
+        "wait for so many messages before a micro-batch"),
+    Option("maxBytesPerTrigger", Use.STREAM_READ, parse.size_bytes, None,
+        "size of a micro-batch, reckoned from the streams' mean message size"),
+    Option("maxTriggerDelay", Use.STREAM_READ, parse.milliseconds, 15 * 60_000,
+        "`minOffsetsPerTrigger` waits no longer than this"),
+    Option("failOnDataLoss", Use.READ, parse.boolean, True,
+        "fail when messages that should be read are gone; `false` goes on behind the gap"),
+    Option("groupId", Use.STREAM_READ, parse.text, None,
+        "store progress in the broker under this name, for people to see; never read back"),
+    Option("pushdown", Use.BATCH_READ, parse.boolean, False,
         "narrow the read by filters on topic, partition, offset and timestamp. Needs "
-        "`spark.sql.python.filterPushdown.enabled=true`, which `convoymq.spark.session` sets",
-    ),
-    _option(
-        "convoymq.fetch.local",
-        Use.READ,
-        parse.boolean,
-        True,
-        "read from the files of a node on the same machine, where a task may open them",
-    ),
+        "`spark.sql.python.filterPushdown.enabled=true`, which `convoymq.spark.session` sets"),
+    Option("convoymq.fetch.local", Use.READ, parse.boolean, True,
+        "read from the files of a node on the same machine, where a task may open them"),
     *FETCH_OPTIONS,
     *SINK_OPTIONS,
-)
+)  # fmt: skip
 
 QUEUE_OPTIONS = (
     *CONNECTION_OPTIONS,
-    _option("queue", Use.ALL, parse.text, None, "queue to read, or to write to"),
-    _option(
-        "mode",
-        Use.STREAM_READ,
-        parse.one_of("reservation", "lease"),
-        "reservation",
-        "`reservation`: in order, exactly once into a checkpointed sink. `lease`: at least once",
-    ),
-    _option(
-        "reservation",
-        Use.STREAM_READ,
-        parse.short_name,
-        "spark",
-        "name of the query's reservation; two queries that read the same queue need two names",
-    ),
-    _option(
-        "reservationTtl",
-        Use.STREAM_READ,
-        parse.milliseconds,
-        3_600_000,
-        "unsettled messages return to the queue when nothing is heard of the query for so long",
-    ),
-    _option(
-        "onExpired",
-        Use.STREAM_READ,
-        parse.one_of("fail", "skip"),
-        "fail",
-        "lease mode: what a repeated batch does whose lease has expired",
-    ),
-    _option(
-        "maxOffsetsPerTrigger",
-        Use.STREAM_READ,
-        parse.count,
-        None,
-        "messages of a micro-batch at most",
-    ),
-    _option(
-        "failOnDataLoss",
-        Use.STREAM_READ,
-        parse.boolean,
-        True,
+    Option("queue", Use.ALL, parse.text, None, "queue to read, or to write to"),
+    Option("mode", Use.STREAM_READ, parse.one_of("reservation", "lease"), "reservation",
+        "`reservation`: in order, exactly once into a checkpointed sink. `lease`: at least once"),
+    Option("reservation", Use.STREAM_READ, parse.short_name, "spark",
+        "name of the query's reservation; two queries that read the same queue need two names"),
+    Option("reservationTtl", Use.STREAM_READ, parse.milliseconds, 3_600_000,
+        "unsettled messages return to the queue when nothing is heard of the query for so long"),
+    Option("onExpired", Use.STREAM_READ, parse.one_of("fail", "skip"), "fail",
+        "lease mode: what a repeated batch does whose lease has expired"),
+    Option("maxOffsetsPerTrigger", Use.STREAM_READ, parse.count, None,
+        "messages of a micro-batch at most"),
+    Option("failOnDataLoss", Use.STREAM_READ, parse.boolean, True,
         "fail when the reservation was lost, so that messages of the last batches may come again; "
-        "`false` goes on",
-    ),
-    _option(
-        "includeContentHeader",
-        Use.READ,
-        parse.boolean,
-        False,
+        "`false` goes on"),
+    Option("includeContentHeader", Use.READ, parse.boolean, False,
         "adds the column `content_header`: properties and header table as AMQP writes them, in the "
-        "payload of a content header frame",
-    ),
+        "payload of a content header frame"),
     *FETCH_OPTIONS,
-    _option("exchange", Use.WRITE, parse.text, None, "exchange to publish to, instead of `queue`"),
-    _option(
-        "routingKey",
-        Use.WRITE,
-        parse.text,
-        None,
-        "routing key for `exchange`; without it the column `routing_key` decides",
-    ),
-    _option(
-        "onUnroutable",
-        Use.WRITE,
-        parse.one_of("fail", "drop"),
-        "fail",
-        "what to do with messages that the exchange routes nowhere",
-    ),
+    Option("exchange", Use.WRITE, parse.text, None, "exchange to publish to, instead of `queue`"),
+    Option("routingKey", Use.WRITE, parse.text, None,
+        "routing key for `exchange`; without it the column `routing_key` decides"),
+    Option("onUnroutable", Use.WRITE, parse.one_of("fail", "drop"), "fail",
+        "what to do with messages that the exchange routes nowhere"),
     *SINK_OPTIONS,
-)
+)  # fmt: skip
 
 FORMATS = {"convoymq": STREAM_OPTIONS, "convoymq_queue": QUEUE_OPTIONS}
 

@@ -16,36 +16,26 @@ class AmqpConfig(Section):
     NAME: ClassVar[str] = "amqp"
 
     heartbeat_s: int = key(
-        "heartbeat",
-        60,
+        "heartbeat", 60,
         "Heartbeat interval offered to clients; 0 = none: dead clients stay until TCP notices.",
-        unit="s",
-        low=0,
-        high=65535,
-    )
+        unit="s", low=0, high=65535,
+    )  # fmt: skip
     frame_max: int = key(
-        "frame_max",
-        131_072,
+        "frame_max", 131_072,
         "Largest frame offered to clients, 8 bytes of framing included.",
-        parse=parse_bytes,
-        low=8192,
-        high=131_072,
-    )
+        parse=parse_bytes, low=8192, high=131_072,
+    )  # fmt: skip
     channel_max: int = key(
         "channel_max", 2047, "Channels of a connection offered to clients.", low=1, high=65534
     )
     consumer_timeout_ms: int | None = key(
-        "consumer_timeout",
-        1_800_000,
+        "consumer_timeout", 1_800_000,
         """A delivery that a consumer has not acknowledged for this long is late. It returns to a
         quorum queue, and the consumer is cancelled; arguments and policies may say otherwise
         (docs/concepts.md). Any other late delivery closes its channel. `none` = never, then a
         hanging consumer keeps its messages for ever.""",
-        parse=parse_optional_int,
-        unit="ms",
-        low=10_000,
-        high=10**10,
-    )
+        parse=parse_optional_int, unit="ms", low=10_000, high=10**10,
+    )  # fmt: skip
     consumer_max_per_channel: int = key(
         "consumer_max_per_channel", 65_535, "Consumers of one channel.", low=1, high=1_000_000
     )

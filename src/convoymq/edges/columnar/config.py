@@ -30,78 +30,55 @@ class FetchConfig(Section):
         through the node.""",
     )
     frame_max: int = key(
-        "fetch.frame_max",
-        64 << 20,
+        "fetch.frame_max", 64 << 20,
         """Largest request or answer. A message that does not fit cannot be fetched; a connection
         may cost twice as much memory.""",
-        parse=parse_bytes,
-        low=1 << 20,
-        high=1 << 30,
-    )
+        parse=parse_bytes, low=1 << 20, high=1 << 30,
+    )  # fmt: skip
     answer_max: int = key(
-        "fetch.answer_max",
-        4 << 20,
+        "fetch.answer_max", 4 << 20,
         """Rows are added to an answer up to this size, whatever a client asks for. Larger: fewer
         round trips, but longer pauses for the AMQP clients of this node while one is finished.""",
-        parse=parse_bytes,
-        low=64 << 10,
-        high=1 << 30,
-    )
+        parse=parse_bytes, low=64 << 10, high=1 << 30,
+    )  # fmt: skip
     buffer_max: int = key(
-        "fetch.buffer_max",
-        256 << 20,
+        "fetch.buffer_max", 256 << 20,
         """Bytes of answers that are being built or not yet read by their clients, of all
         connections, and as many of large requests that are read or worked on; further ones wait for
         their turn.""",
-        parse=parse_bytes,
-        low=1 << 20,
-        high=1 << 40,
-    )
+        parse=parse_bytes, low=1 << 20, high=1 << 40,
+    )  # fmt: skip
     connections_max: int = key(
-        "fetch.connections_max",
-        1_000,
+        "fetch.connections_max", 1_000,
         "Connections of this protocol; more are refused with an error.",
-        low=1,
-        high=1_000_000,
-    )
+        low=1, high=1_000_000,
+    )  # fmt: skip
     write_timeout_ms: int = key(
-        "fetch.write_timeout",
-        30_000,
+        "fetch.write_timeout", 30_000,
         """A client that reads nothing of its answer for this long is dropped. Shorter: drivers in a
         long pause have to connect again.""",
-        unit="ms",
-        low=100,
-        high=3_600_000,
-    )
+        unit="ms", low=100, high=3_600_000,
+    )  # fmt: skip
     request_timeout_ms: int = key(
-        "fetch.request_timeout",
-        60_000,
+        "fetch.request_timeout", 60_000,
         """A request that has no answer by then gets an error: a queue without a majority must not
         hold its clients for ever.""",
-        unit="ms",
-        low=1_000,
-        high=3_600_000,
-    )
+        unit="ms", low=1_000, high=3_600_000,
+    )  # fmt: skip
     slice_us: int = key(
-        "fetch.slice",
-        500,
+        "fetch.slice", 500,
         """How long work for this protocol may keep the event loop before AMQP has its turn; four
         times that while nobody else is active. Longer: more rows per second, higher latency of
         everything else.""",
-        unit="µs",
-        low=50,
-        high=100_000,
-    )
+        unit="µs", low=50, high=100_000,
+    )  # fmt: skip
     rest_us: int = key(
-        "fetch.rest",
-        1_000,
+        "fetch.rest", 1_000,
         """How long this protocol's work rests after each slice while AMQP clients are active, of
         this node or of others that it logs for. 0: one drain takes a whole core, and the system
         lets AMQP's bytes wait for it.""",
-        unit="µs",
-        low=0,
-        high=100_000,
-    )
+        unit="µs", low=0, high=100_000,
+    )  # fmt: skip
     answer_bytes_beside: int = 1 << 20
     """As `answer_max` while others are active: putting an answer together can't be interrupted."""
     pressed_timeout_s: float = 2.0

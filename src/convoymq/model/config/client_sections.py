@@ -28,39 +28,27 @@ class TraceConfig:
         type_name="path",
     )
     segment_max_bytes: int = key(
-        "trace.segment_max_bytes",
-        64 << 20,
+        "trace.segment_max_bytes", 64 << 20,
         "A queue's open segment is completed when its journal is this large.",
-        parse=parse_bytes,
-        low=64 << 10,
-        high=4 << 30,
-    )
+        parse=parse_bytes, low=64 << 10, high=4 << 30,
+    )  # fmt: skip
     segment_max_age_ms: int = key(
-        "trace.segment_max_age",
-        60_000,
+        "trace.segment_max_age", 60_000,
         """An open segment is completed after this time, and then readable for the audit. Shorter:
         more and smaller files, each with a state snapshot of what is in the queue.""",
-        unit="ms",
-        low=100,
-        high=86_400_000,
-    )
+        unit="ms", low=100, high=86_400_000,
+    )  # fmt: skip
     retention_bytes: int = key(
-        "trace.retention_bytes",
-        10 << 30,
+        "trace.retention_bytes", 10 << 30,
         "Segments of this node that are kept, of all queues; the oldest go first.",
-        parse=parse_bytes,
-        low=1 << 20,
-        high=1 << 50,
-    )
+        parse=parse_bytes, low=1 << 20, high=1 << 50,
+    )  # fmt: skip
     backlog_max_bytes: int = key(
-        "trace.backlog_max_bytes",
-        64 << 20,
+        "trace.backlog_max_bytes", 64 << 20,
         """Rows that may wait in memory for the disk. Beyond it rows are dropped and counted, and
         the audit reports the gap: the trace never holds a queue up.""",
-        parse=parse_bytes,
-        low=1 << 20,
-        high=16 << 30,
-    )
+        parse=parse_bytes, low=1 << 20, high=16 << 30,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +68,12 @@ class DefaultsConfig:
     )
     vhost: str = key("default_vhost", "/", "Virtual host made when a cluster forms.")
     loopback_users: tuple[str, ...] = key(
-        "loopback_users",
-        ("guest",),
+        "loopback_users", ("guest",),
         """Users that may only connect from this machine; `none` = nobody is restricted.
         `loopback_users.NAME = false` takes one out. Opening up `guest` opens the broker to
         everybody.""",
-        parse=parse_words,
-        collects="loopback_users.",
-    )
+        parse=parse_words, collects="loopback_users.",
+    )  # fmt: skip
     compatibility: str = key(
         "rabbitmq_compatibility",
         RELEASE_4_1,
@@ -106,13 +92,11 @@ class DefaultsConfig:
         choices=("auto", "quorum", "classic"),
     )
     quorum_group_size: int = key(
-        "quorum_queue.initial_cluster_size quorum_cluster_size",
-        3,
+        "quorum_queue.initial_cluster_size quorum_cluster_size", 3,
         """Replicas of a new quorum queue, at most one per node. 1 or 2 lose a node's messages
         with it.""",
-        low=1,
-        high=64,
-    )
+        low=1, high=64,
+    )  # fmt: skip
     leader_locator: str = key(
         "queue_leader_locator",
         "client-local",
@@ -139,135 +123,101 @@ class DefaultsConfig:
         Otherwise it does what global=false does, as RabbitMQ 4.3 by default.""",
     )
     operation_timeout_ms: int = key(
-        "operation_timeout",
-        30_000,
+        "operation_timeout", 30_000,
         """How long declare, delete, consume, get and purge wait for a majority before they are
         refused. Shorter: an election may already refuse them.""",
-        unit="ms",
-        low=100,
-        high=600_000,
-    )
+        unit="ms", low=100, high=600_000,
+    )  # fmt: skip
     publish_register_timeout_ms: int = key(
-        "quorum_queue.publish_register_timeout",
-        65_000,
+        "quorum_queue.publish_register_timeout", 65_000,
         """How long the first publishes of a channel wait for the answer of a quorum queue that has
         a leader before they are nacked. Publishes of a channel that the queue has answered once
         wait for as long as it takes.""",
-        unit="ms",
-        low=100,
-        high=600_000,
-    )
+        unit="ms", low=100, high=600_000,
+    )  # fmt: skip
     cluster_queues_max: int = key(
-        "cluster_queue_limit",
-        0,
+        "cluster_queue_limit", 0,
         """Queues and streams of the whole cluster, beyond which new ones are refused with 406;
         0 = any number. Set it alike on all nodes: the node that is asked looks at its own.""",
-        low=0,
-        high=1_000_000_000,
-    )
+        low=0, high=1_000_000_000,
+    )  # fmt: skip
     topic_group_ttl_ms: int = key(
-        "topics.group_ttl",
-        604_800_000,
+        "topics.group_ttl", 604_800_000,
         """How long a consumer group of an ordered topic may be without members before it expires:
         nothing is kept for it any more. Topics may say otherwise (`group-ttl`). Shorter: the next
         member may come too late. Set it alike on all nodes: the metadata leader decides.""",
-        unit="ms",
-        low=1_000,
-        high=31_536_000_000,
-    )
+        unit="ms", low=1_000, high=31_536_000_000,
+    )  # fmt: skip
     topic_producer_ttl_ms: int = key(
-        "topics.producer_ttl",
-        604_800_000,
+        "topics.producer_ttl", 604_800_000,
         """How long a partition of an ordered topic remembers an idempotent producer that sends
         nothing. Repeats of one that is forgotten are refused, not stored again. Longer costs
         memory.""",
-        unit="ms",
-        low=60_000,
-        high=31_536_000_000,
-    )
+        unit="ms", low=60_000, high=31_536_000_000,
+    )  # fmt: skip
     cluster_exchanges_max: int = key(
-        "cluster_exchange_limit",
-        0,
+        "cluster_exchange_limit", 0,
         """Exchanges of the whole cluster, those that every virtual host begins with included,
         beyond which new ones are refused with 406; 0 = any number. Set it alike on all nodes.""",
-        low=0,
-        high=1_000_000_000,
-    )
+        low=0, high=1_000_000_000,
+    )  # fmt: skip
     dead_letter_prefetch: int = key(
-        "dead_letter_worker_consumer_prefetch",
-        0,
+        "dead_letter_worker_consumer_prefetch", 0,
         """Dead letters of one queue that are moved at a time, with the strategy at-least-once. 0:
         at first 32, RabbitMQ's default; more, up to 4096 and 4 MiB, while the target queues confirm
         them within 250 ms, and 32 again when one refuses. Another number is kept to exactly. More
         are faster where confirms take long, and more are moved twice when a leader fails.""",
-        low=0,
-        high=65_536,
-    )
+        low=0, high=65_536,
+    )  # fmt: skip
     dead_letter_confirm_timeout_ms: int = key(
-        "dead_letter_worker_publisher_confirm_timeout",
-        180_000,
+        "dead_letter_worker_publisher_confirm_timeout", 180_000,
         """After this time without all its confirms the route of a dead letter is looked at again
         (strategy at-least-once). One that was refused, or has no route, is tried again after 1 s,
         2 s, 4 s … at most after this time.""",
-        unit="ms",
-        low=1_000,
-        high=86_400_000,
-    )
+        unit="ms", low=1_000, high=86_400_000,
+    )  # fmt: skip
     leaderless_publish_timeout_ms: int = key(
-        "quorum_queue.publish_timeout_without_leader",
-        5000,
+        "quorum_queue.publish_timeout_without_leader", 5000,
         """How long publishes wait for a quorum queue or stream that has no leader before they are
         nacked; 0 = for as long as it takes. A nack says that nobody knows: the message may be in
         the queue later. Shorter than an election (a second or two) nacks what would have been
         confirmed soon.""",
-        unit="ms",
-        low=0,
-        high=600_000,
-    )
+        unit="ms", low=0, high=600_000,
+    )  # fmt: skip
     leaderless_consumer_timeout_ms: int = key(
-        "quorum_queue.consumer_timeout_without_leader",
-        5000,
+        "quorum_queue.consumer_timeout_without_leader", 5000,
         """How long a quorum queue is without a leader before its consumers get basic.cancel, if
         their clients have the capability `consumer_cancel_notify`; 0 = they stay. Other consumers
         always stay, and go on when there is a leader again.""",
-        unit="ms",
-        low=0,
-        high=600_000,
-    )
+        unit="ms", low=0, high=600_000,
+    )  # fmt: skip
     publish_pending_max_bytes: int = key(
-        "publish_pending_max",
-        128 << 20,
+        "publish_pending_max", 128 << 20,
         """What this node has taken from publishers for quorum queues and streams and what is not
         applied yet, all channels and queues together: above it who publishes waits, until it is
         half. One message of each connection comes on top. Larger costs memory, when a majority is
         slow or one message goes to many queues.""",
-        parse=parse_bytes,
-        low=1 << 20,
-        high=1 << 36,
-    )
+        parse=parse_bytes, low=1 << 20, high=1 << 36,
+    )  # fmt: skip
     publish_pending_messages: int = key(
-        "publish_pending_messages",
-        1024,
+        "publish_pending_messages", 1024,
         """Messages of one channel for one quorum queue or stream that are not applied yet: above it
         the channel is not read, until it is half. Larger lets a fast publisher fill the queue's log
         ahead of acknowledgements, so that consumers fall behind. Smaller than what is published in
         a round trip to the followers costs throughput of a single channel: raise it for links
         between sites.""",
-        low=64,
-        high=1 << 20,
-    )
+        low=64, high=1 << 20,
+    )  # fmt: skip
     publish_pending_commands: int = key(
-        "quorum_queue.commands_soft_limit quorum_commands_soft_limit",
-        4096,
+        "quorum_queue.commands_soft_limit quorum_commands_soft_limit", 4096,
         """Commands of one channel for one quorum queue or stream that are not applied yet: above it
         the channel is not read, until it is half. A command here is what a channel publishes to one
         queue in a turn, up to thousands of messages, or acknowledges at once; RabbitMQ counts each
         message, with 32 as its default. A higher limit than 32 helps nobody where a channel waits
         for each confirm, or publishes few messages at a time. Smaller bounds what a slow majority
         makes a publisher's node keep; `publish_pending_messages` bounds it by messages.""",
-        low=1,
-        high=1 << 20,
-    )
+        low=1, high=1 << 20,
+    )  # fmt: skip
 
     @property
     def operation_timeout_s(self) -> float:
@@ -288,14 +238,11 @@ class ReconciliationConfig:
         `x-quorum-target-group-size`. Set it alike on all nodes.""",
     )
     target_group_size: int | None = key(
-        "quorum_queue.continuous_membership_reconciliation.target_group_size",
-        None,
+        "quorum_queue.continuous_membership_reconciliation.target_group_size", None,
         """Members that every quorum queue should have; `none` = what its policies and its argument
         say.""",
-        parse=parse_optional_int,
-        low=1,
-        high=255,
-    )
+        parse=parse_optional_int, low=1, high=255,
+    )  # fmt: skip
     auto_remove: bool = key(
         "quorum_queue.continuous_membership_reconciliation.auto_remove",
         False,
@@ -304,23 +251,17 @@ class ReconciliationConfig:
         is set here.""",
     )
     interval_ms: int = key(
-        "quorum_queue.continuous_membership_reconciliation.interval",
-        3_600_000,
+        "quorum_queue.continuous_membership_reconciliation.interval", 3_600_000,
         "How often it is looked at all queues when nothing has happened.",
-        unit="ms",
-        low=100,
-        high=10**10,
-    )
+        unit="ms", low=100, high=10**10,
+    )  # fmt: skip
     trigger_interval_ms: int = key(
-        "quorum_queue.continuous_membership_reconciliation.trigger_interval",
-        10_000,
+        "quorum_queue.continuous_membership_reconciliation.trigger_interval", 10_000,
         """How soon it is looked at all queues after something has happened that may matter: a node
         came, left or was drained, a queue was declared or got another member, a policy changed.
         Longer: several changes are acted on together, later.""",
-        unit="ms",
-        low=100,
-        high=10**10,
-    )
+        unit="ms", low=100, high=10**10,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,38 +269,27 @@ class AlarmsConfig:
     """Alarms: thresholds at which publishers are held back."""
 
     memory_relative: float = key(
-        "vm_memory_high_watermark.relative vm_memory_high_watermark",
-        0.6,
+        "vm_memory_high_watermark.relative vm_memory_high_watermark", 0.6,
         """Publishers are blocked on the whole cluster while a node uses more than this share of its
         memory (of the cgroup's limit where there is one). Too high: the system kills the node.""",
-        low=0.01,
-        high=1.0,
-    )
+        low=0.01, high=1.0,
+    )  # fmt: skip
     memory_absolute: int = key(
-        "vm_memory_high_watermark.absolute",
-        0,
+        "vm_memory_high_watermark.absolute", 0,
         "The same as a size; 0 = use the share.",
-        parse=parse_bytes,
-        low=0,
-        high=1 << 50,
-    )
+        parse=parse_bytes, low=0, high=1 << 50,
+    )  # fmt: skip
     disk_absolute: int = key(
-        "disk_free_limit.absolute",
-        50_000_000,
+        "disk_free_limit.absolute", 50_000_000,
         """Publishers are blocked while less than this is free where the data lies. Too low: the
         disk fills and nothing is confirmed until there is room.""",
-        parse=parse_bytes,
-        low=0,
-        high=1 << 50,
-    )
+        parse=parse_bytes, low=0, high=1 << 50,
+    )  # fmt: skip
     interval_ms: int = key(
-        "alarms.interval",
-        1_000,
+        "alarms.interval", 1_000,
         "How often memory and disk are looked at.",
-        unit="ms",
-        low=50,
-        high=60_000,
-    )
+        unit="ms", low=50, high=60_000,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

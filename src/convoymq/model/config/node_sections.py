@@ -20,13 +20,11 @@ class NodeConfig:
     """Node: its identity, and the place of its data."""
 
     id: int = key(
-        "node.id",
-        1,
+        "node.id", 1,
         """Number of this node, unique in its cluster. Two nodes with one number refuse each other;
         changing it on a node that has data makes it a different node.""",
-        low=1,
-        high=255,
-    )
+        low=1, high=255,
+    )  # fmt: skip
     name: str = key(
         "node.name nodename",
         "",
@@ -47,14 +45,11 @@ class NodeConfig:
         choices=("uvloop", "asyncio"),
     )
     stop_timeout_ms: int = key(
-        "node.stop_timeout",
-        5_000,
+        "node.stop_timeout", 5_000,
         """How long an orderly stop may take. Shorter: clients may have to wait for an election
         instead of a transfer of leadership.""",
-        unit="ms",
-        low=0,
-        high=600_000,
-    )
+        unit="ms", low=0, high=600_000,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,55 +57,41 @@ class ListenersConfig(Section):
     """Listeners for clients."""
 
     tcp: tuple[Address, ...] = key(
-        "listeners.tcp.default listeners.tcp",
-        (Address("localhost", 5672),),
+        "listeners.tcp.default listeners.tcp", (Address("localhost", 5672),),
         """AMQP without TLS: a port, an address and port, or `none`; `listeners.tcp.NAME` for
         several. A port alone (or `localhost`) listens on the loopback addresses, 127.0.0.1 and,
         where the system has IPv6, ::1; other machines reach only what is listed with an address.
         `[::]:5672` listens on all addresses of both families, `0.0.0.0:5672` on those of IPv4.""",
-        parse=parse_listener,
-        collects="listeners.tcp.",
-    )
+        parse=parse_listener, collects="listeners.tcp.",
+    )  # fmt: skip
     ssl: tuple[Address, ...] = key(
-        "listeners.ssl.default listeners.ssl",
-        (),
+        "listeners.ssl.default listeners.ssl", (),
         "AMQP with TLS, as `listeners.tcp.default`. Needs `ssl_options.certfile` and `.keyfile`.",
-        parse=parse_listener,
-        collects="listeners.ssl.",
-    )
+        parse=parse_listener, collects="listeners.ssl.",
+    )  # fmt: skip
     backlog: int = key(
-        "tcp_listen_options.backlog",
-        1024,
+        "tcp_listen_options.backlog", 1024,
         """Connections that the system accepts ahead of the node, on each listening socket (AMQP,
         HTTP, metrics, links); too few are refused in a storm. The system has its own bound.""",
-        low=1,
-        high=65535,
-    )
+        low=1, high=65535,
+    )  # fmt: skip
     handshake_timeout_ms: int = key(
-        "handshake_timeout",
-        10_000,
+        "handshake_timeout", 10_000,
         """A connection that has not authenticated by then is closed. Longer lets unknown clients
         hold more connections.""",
-        unit="ms",
-        low=100,
-        high=600_000,
-    )
+        unit="ms", low=100, high=600_000,
+    )  # fmt: skip
     connections_max: int = key(
-        "connection_max",
-        65_536,
+        "connection_max", 65_536,
         """Client connections of this node; more are refused. Bounded by the open-files limit as
         well.""",
-        low=1,
-        high=1_000_000,
-    )
+        low=1, high=1_000_000,
+    )  # fmt: skip
     max_message_size: int = key(
-        "max_message_size",
-        16 << 20,
+        "max_message_size", 16 << 20,
         "A larger message closes its channel. Large messages hold up everything behind them.",
-        parse=parse_bytes,
-        low=1024,
-        high=512 << 20,
-    )
+        parse=parse_bytes, low=1024, high=512 << 20,
+    )  # fmt: skip
 
     def listeners(self) -> tuple[Listener, ...]:
         return (
@@ -161,42 +142,36 @@ class ClusterConfig:
         parse=parse_address,
     )
     port: int = key(
-        "cluster.port",
-        0,
+        "cluster.port", 0,
         "Port of `cluster.listen` alone; 0 = the one given there.",
-        low=0,
-        high=65535,
-    )
+        low=0, high=65535,
+    )  # fmt: skip
     advertise: str = key(
         "cluster.advertise",
         "",
         "`host:port` by which other nodes reach this one; empty = `cluster.listen`.",
     )
     peers: tuple[Address, ...] = key(
-        "cluster.peers",
-        (),
+        "cluster.peers", (),
         """The nodes of the cluster, this one included: `id@host:port` separated by commas.
         Without ids the nodes tell theirs when they link, and
         `cluster_formation.target_cluster_size_hint` says how many there are. Without ids, without
         that number and without its own address a node only joins a cluster that exists. Only read
         when a cluster forms; later the members are in the metadata.""",
-        parse=parse_addresses,
-        collects="cluster_formation.classic_config.nodes.",
-    )
+        parse=parse_addresses, collects="cluster_formation.classic_config.nodes.",
+    )  # fmt: skip
     dns_name: str = key(
         "cluster_formation.dns.hostname",
         "",
         "A DNS name with one address per node, on the port of `cluster.listen`.",
     )
     size_hint: int = key(
-        "cluster_formation.target_cluster_size_hint",
-        0,
+        "cluster_formation.target_cluster_size_hint", 0,
         """How many nodes make the first cluster when `cluster.peers` has no ids; 0 = as many as
         there are peers. Too small a number may let two clusters form. Later the health check
         `reached-target-cluster-size` asks for so many running nodes; 0 = all that are known.""",
-        low=0,
-        high=255,
-    )
+        low=0, high=255,
+    )  # fmt: skip
     secret: str = key(
         "cluster.secret",
         "",
@@ -217,49 +192,34 @@ class ClusterConfig:
         "Authorities that other nodes' certificates must come from, PEM.",
     )
     heartbeat_ms: int = key(
-        "cluster.heartbeat_interval",
-        100,
+        "cluster.heartbeat_interval", 100,
         """A link that is silent this long carries a heartbeat. Longer: less idle CPU, later
         suspicion.""",
-        unit="ms",
-        low=10,
-        high=10_000,
-    )
+        unit="ms", low=10, high=10_000,
+    )  # fmt: skip
     suspect_min_ms: int = key(
-        "cluster.suspect_after_min",
-        400,
+        "cluster.suspect_after_min", 400,
         """A node is never suspected for a shorter silence. Too short: pauses of a busy machine look
         like failures and leaders change for nothing.""",
-        unit="ms",
-        low=50,
-        high=60_000,
-    )
+        unit="ms", low=50, high=60_000,
+    )  # fmt: skip
     suspect_max_ms: int = key(
-        "cluster.suspect_after_max",
-        2_000,
+        "cluster.suspect_after_max", 2_000,
         "A node is always suspected after this silence, however irregular it was before.",
-        unit="ms",
-        low=100,
-        high=600_000,
-    )
+        unit="ms", low=100, high=600_000,
+    )  # fmt: skip
     link_frame_max_bytes: int = key(
-        "cluster.link_frame_max",
-        (512 << 20) + (128 << 10),
+        "cluster.link_frame_max", (512 << 20) + (128 << 10),
         "A longer frame on a link is refused before memory is set aside for it.",
-        parse=parse_bytes,
-        low=1 << 20,
-        high=1 << 31,
-    )
+        parse=parse_bytes, low=1 << 20, high=1 << 31,
+    )  # fmt: skip
     link_backlog_max_bytes: int = key(
-        "cluster.link_backlog_max",
-        256 << 20,
+        "cluster.link_backlog_max", 256 << 20,
         """Bytes queued for a node that does not read; above it the link is broken and made anew.
         Entries, deliveries and snapshots wait while an eighth of it is under way, those through
         another node from a 32nd: smaller costs throughput over distances, larger costs memory.""",
-        parse=parse_bytes,
-        low=1 << 20,
-        high=1 << 36,
-    )
+        parse=parse_bytes, low=1 << 20, high=1 << 36,
+    )  # fmt: skip
     peers_max: int = key("cluster.nodes_max", 64, "Nodes of a cluster.", low=1, high=255)
 
 
@@ -268,21 +228,16 @@ class RaftConfig:
     """The replicated log and its files."""
 
     wal_max_size_bytes: int = key(
-        "raft.wal_max_size_bytes quorum_queue.wal_max_size_bytes",
-        128 << 20,
+        "raft.wal_max_size_bytes quorum_queue.wal_max_size_bytes", 128 << 20,
         """A write-ahead file is full at this size. Smaller: more, smaller segment files; larger:
         more to read at a restart.""",
-        parse=parse_bytes,
-        low=1 << 16,
-        high=1 << 38,
-    )
+        parse=parse_bytes, low=1 << 16, high=1 << 38,
+    )  # fmt: skip
     segment_max_entries: int = key(
-        "raft.segment_max_entries quorum_queue.segment_max_entries",
-        4096,
+        "raft.segment_max_entries quorum_queue.segment_max_entries", 4096,
         "Entries in a segment file. Large messages want fewer.",
-        low=1,
-        high=65535,
-    )
+        low=1, high=65535,
+    )  # fmt: skip
     wal_sync_method: str = key(
         "raft.wal_sync_method",
         "datasync",
@@ -302,33 +257,24 @@ class RaftConfig:
         turns this off for five seconds. `false`: always on the thread, at a quarter more CPU.""",
     )
     mem_table_max_bytes: int = key(
-        "raft.mem_table_max_bytes",
-        16 << 20,
+        "raft.mem_table_max_bytes", 16 << 20,
         """Message bodies kept in memory that are already on disk. Smaller: a consumer that lags
         reads from disk earlier.""",
-        parse=parse_bytes,
-        low=0,
-        high=1 << 40,
-    )
+        parse=parse_bytes, low=0, high=1 << 40,
+    )  # fmt: skip
     election_timeout_ms: int = key(
-        "raft.election_timeout",
-        150,
+        "raft.election_timeout", 150,
         """Base of the random wait before a follower of a failed leader stands for election; the
         wait lies between half and double. Too short: several stand at once.""",
-        unit="ms",
-        low=10,
-        high=60_000,
-    )
+        unit="ms", low=10, high=60_000,
+    )  # fmt: skip
     quorum_timeout_ms: int = key(
-        "raft.quorum_timeout",
-        5000,
+        "raft.quorum_timeout", 5000,
         """A leader that waits so long for an answer of a majority, although it is linked to one,
         steps down: disks are stuck, or replicas have stopped. Too short: slow disks cost
         elections.""",
-        unit="ms",
-        low=1000,
-        high=600_000,
-    )
+        unit="ms", low=1000, high=600_000,
+    )  # fmt: skip
     hold_versions: bool = key(
         "raft.hold_versions",
         False,
@@ -337,21 +283,15 @@ class RaftConfig:
         the versions in force (docs/upgrade.md).""",
     )
     link_window_bytes: int = key(
-        "raft.link_window_bytes",
-        8 << 20,
+        "raft.link_window_bytes", 8 << 20,
         "Log entries are held back while more than this waits on the link to a follower.",
-        parse=parse_bytes,
-        low=1 << 16,
-        high=1 << 32,
-    )
+        parse=parse_bytes, low=1 << 16, high=1 << 32,
+    )  # fmt: skip
     deferral_ms: int = key(
-        "raft.deferral",
-        10,
+        "raft.deferral", 10,
         """At low rates a follower that no majority and no client waits for gets its log entries
         together, and acknowledgements that free nothing anybody waits for are logged with what
         comes next; late by this at most (double when nothing else happens). 0: everything at once,
         at a third more CPU.""",
-        unit="ms",
-        low=0,
-        high=1000,
-    )
+        unit="ms", low=0, high=1000,
+    )  # fmt: skip
