@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NotRequired, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
@@ -22,7 +22,6 @@ from convoymq.metadata.tree import Tree
 from convoymq.model.late_imports import import_late
 from convoymq.replication.ring.views import RingView
 from convoymq.routing.policies import Policy
-from convoymq.routing.policy_keys import Setting
 from convoymq.routing.topology import Topology, TopologyState
 from convoymq.routing.types import QueueType
 
@@ -80,7 +79,7 @@ QueueRow: TypeAlias = tuple[
     str, int, str, bool, list[int], str | None, int, list[int], tuple[int, int], tuple[int, int]
 ]
 
-PolicyRow: TypeAlias = tuple[str, bool, str, str, str, int, dict[str, Setting]]
+PolicyRow: TypeAlias = tuple[str, bool, str, str, str, int, dict[str, Any]]
 """(virtual host, operator policy, name, pattern, apply-to, priority, definition)"""
 
 
@@ -282,7 +281,10 @@ def fill(tree: Tree, raw: TreeState) -> None:
         policy = Policy(
             name=name,
             pattern=pattern,
-            definition=definition,
+            definition={
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in definition.items()
+            },
             apply_to=apply_to,
             priority=priority,
         )
