@@ -246,7 +246,7 @@ class LogOwner(Protocol):
         """A read found damage; that log serves nothing any more."""
 
     def on_log_failed(self, group: int, error: Exception) -> None:
-        """What hears that entries or a vote of a group are durable has failed."""
+        """The listener for durable entries and votes of a group has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
