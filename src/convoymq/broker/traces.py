@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from convoymq.metadata.machine import MetadataMachine
-from convoymq.metadata.topic_trace import TopicTrace
 from convoymq.model.config import Config
 from convoymq.trace.recorder import Traces, TraceSettings
 
@@ -36,6 +35,9 @@ def make_traces(
         now_us,
     )
     if trace.vhosts:
+        # Late: it imports all rules of topics, which a node without topics need not know.
+        from convoymq.metadata.topic_trace import TopicTrace
+
         # Incarnations are told as unknown: one in which no topic changed writes no file.
         topics = traces.open_topics(lambda: [(each, 0, True) for each in machine.nodes])
         if topics is not None:
