@@ -15,8 +15,8 @@ from convoymq.sim.registry import DEFAULT, LOADS
 from convoymq.sim.runner import replay_command
 
 REGRESSIONS = json.loads((Path(__file__).parent / "regressions" / "seeds.json").read_text())
-BLOCKS = 8
-SEEDS_PER_BLOCK = int(os.environ.get("CONVOY_SIM_SEEDS", "320")) // BLOCKS
+BLOCKS = 4
+SEEDS_PER_BLOCK = int(os.environ.get("CONVOY_SIM_SEEDS", "160")) // BLOCKS
 BLOCK_SECONDS_MAX = 3.0
 """A block ends early on a slow machine: fewer seeds, not a longer test."""
 

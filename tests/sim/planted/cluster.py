@@ -94,7 +94,7 @@ def join_without_the_log() -> None:
     "who was let in while members change is never made a member",
     "newcomer,forget,isolate,partition,transfer,slow",
     "cluster",
-    first=88,
+    first=150,
 )
 def let_in_and_left_out() -> None:
     from convoymq.metadata.members import MembershipManager

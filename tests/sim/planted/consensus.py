@@ -133,6 +133,25 @@ def pack_without_sync() -> None:
     SimDisk.sync = planted  # type: ignore[method-assign]
 
 
+@plant(
+    "truncated entries leave a segment before the truncation is durable",
+    "full,slow,spike,isolate,crash,torn",
+)
+def segment_without_truncated_entries() -> None:
+    from convoymq.storage.segment_compaction import SegmentCompaction
+
+    compact = SegmentCompaction.compact
+
+    def planted(self: Any, log: Any, plan: Any) -> None:
+        stale, log.stale_index = log.stale_index, 0
+        try:
+            compact(self, log, plan)
+        finally:
+            log.stale_index = stale
+
+    SegmentCompaction.compact = planted  # type: ignore[method-assign]
+
+
 @plant("an append that overlaps the log always truncates it", "break,loss")
 def overlap_truncates() -> None:
     core = _core()
@@ -206,7 +225,7 @@ def lost_log_votes() -> None:
 @plant(
     "a member that comes back votes before it has caught up",
     "membership,crash,isolate,kill",
-    first=210,
+    first=238,
 )
 def returned_member_votes() -> None:
     from convoymq.replication.raft.membership import Learner
@@ -250,7 +269,7 @@ def nobody_is_relayed() -> None:
     _relay()._relays = lambda self, node: []
 
 
-@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=390)
+@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=472)
 def relayed_sessions_go_on() -> None:
     relay = _relay()
     stop = relay._stop

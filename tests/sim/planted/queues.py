@@ -150,7 +150,12 @@ def expired_are_given() -> None:
     _deliveries().expire = lambda self: None
 
 
-@plant("the time limit of a queue is forgotten where a message has its own", "none", unaided=True)
+@plant(
+    "the time limit of a queue is forgotten where a message has its own",
+    "none",
+    unaided=True,
+    first=7,
+)
 def own_expiration_comes_before_the_queue_s() -> None:
     machine = parts.machine()
     mark_for = machine.mark_for
@@ -176,7 +181,7 @@ def bytes_do_not_count() -> None:
     _backlog().length_bytes = lambda self: 0
 
 
-@plant("what is too much is dropped although it waits for a time", "none", unaided=True)
+@plant("what is too much is dropped although it waits for a time", "none", unaided=True, first=17)
 def what_waits_is_dropped_first() -> None:
     from convoymq.queues.quorum.dead_letters import OVER_LENGTH
 
@@ -438,7 +443,7 @@ def turn_ignores_others() -> None:
     _deliveries().assign = _assign(counts_others=False)
 
 
-@plant("a turn is as long when its consumer settles slowly", "none", unaided=True)
+@plant("a turn is as long when its consumer settles slowly", "none", unaided=True, first=22)
 def slow_consumers_are_quick() -> None:
     consumer = _consumer()
     settled = consumer.settled
@@ -674,7 +679,7 @@ def suspected_node_is_served() -> None:
 
 
 @plant(
-    "a node that stays away keeps its messages", "isolate,freeze,partition", unaided=True, first=5
+    "a node that stays away keeps its messages", "isolate,freeze,partition", unaided=True, first=22
 )
 def lost_node_keeps_its_messages() -> None:
     machine = parts.machine()
