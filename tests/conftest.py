@@ -1,5 +1,6 @@
 """Ends tests that hang; holds what tests claim to provoke against what they did
-(`tests.provocation`); and the order in which the processes of pytest-xdist get files."""
+(`tests.provocation`); fails files that leave something behind for the next one of their process
+(`tests.process_state`); and the order in which the processes of pytest-xdist get files."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import provocation
+from tests import process_state, provocation
 from tests.patience import TEST_LIMIT_S
 from tests.provocation import Observed
 
@@ -56,6 +57,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
             return nodeid if file in SPREAD else SPARK_GROUPS.get(file, file)
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails the last test of a file that changed what all files of a process share."""
+    before = process_state.look()
+    yield
+    left = process_state.changes(before, process_state.look())
+    assert not left, f"this file leaves behind: {'; '.join(left)}"
 
 
 @pytest.fixture(autouse=True)

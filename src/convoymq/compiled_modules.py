@@ -49,7 +49,6 @@ PLAIN_MODULES = (
     "convoymq.edges.amqp091.deliveries",
     "convoymq.edges.amqp091.sockets",
     "convoymq.node.node",
-    "convoymq.model.rounds",
     "convoymq.node.rounds",
     "convoymq.node.loop_clock",
     "convoymq.node.storage_shell",

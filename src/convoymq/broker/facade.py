@@ -292,9 +292,6 @@ class Broker:
             await_room=self.host.await_room,
             record_members=self.metadata.submit,
             has_majority=self.nodes.has_majority,
-            running_nodes=self.nodes.for_placement,
-            incarnation_of=lambda node: self.metadata.tree.incarnations.get(node, 0),
-            load=lambda: self.metadata.tree.queue_index.replicas,
             note=self.host.note,
             dead_letters=self.local.ask.dead_letters,
         )

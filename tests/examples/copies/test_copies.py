@@ -14,13 +14,11 @@ from pathlib import Path
 import pika  # type: ignore[import-untyped]
 import pytest
 
-from convoymq.queues import driver
-from convoymq.routing import queue_types
-from convoymq.transport.frame_kinds import CONTROL_KINDS
 from tests.examples.copies.core import Copies, Store
-from tests.examples.copies.driver import KIND_COPIES, register
+from tests.examples.copies.driver import register
 from tests.examples.copies.simulation import World
 from tests.patience import PATIENCE_S
+from tests.process_state import registries_restored
 from tests.running import Nodes, until
 
 COPIES = {"x-queue-type": "copies"}
@@ -72,13 +70,10 @@ def test_the_simulator_finds_a_planted_bug(planted: type[Copies]) -> None:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # What is registered here is forgotten with the test.
-    monkeypatch.setattr(driver, "_DRIVERS", dict(driver._DRIVERS))
-    monkeypatch.setattr(queue_types, "_TYPES", dict(queue_types._TYPES))
-    register()
-    yield
-    del CONTROL_KINDS[KIND_COPIES]
+def registered() -> Iterator[None]:
+    with registries_restored():
+        register()
+        yield
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pika  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.queues import driver
-from convoymq.routing import queue_types
 from tests.examples.queue_type.driver import RingDriver
 from tests.patience import PATIENCE_S
+from tests.process_state import registries_restored
 from tests.running import Nodes
 
 RING = {"x-queue-type": "ring", "x-ring-size": 2}
 
 
 @pytest.fixture
-def ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What is registered here is forgotten with the test.
-    monkeypatch.setattr(driver, "_DRIVERS", dict(driver._DRIVERS))
-    monkeypatch.setattr(queue_types, "_TYPES", dict(queue_types._TYPES))
-    # The registration: in the source this is a line of queues/drivers.py.
-    driver.register(RingDriver())
+def ring() -> Iterator[None]:
+    with registries_restored():
+        # The registration: in the source this is a line of queues/drivers.py.
+        driver.register(RingDriver())
+        yield
 
 
 @pytest.mark.usefixtures("ring")

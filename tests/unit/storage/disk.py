@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from convoymq.kernels.entries import Entry, make_entry
-from convoymq.model.rounds import pass_on
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.log import GroupLog
 from convoymq.storage.store import Storage
-from convoymq.storage.types import (
-    Damage,
-    EntryGone,
-    GroupPlan,
-    RecoveryReport,
-    Snapshot,
-    StorageConfig,
-)
+from convoymq.storage.types import EntryGone, GroupPlan, RecoveryReport, Snapshot, StorageConfig
 from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 SMALL = StorageConfig(
@@ -81,17 +72,6 @@ class Model:
         return ranges
 
 
-@dataclass(slots=True)
-class Owner:
-    """See `LogOwner`: keeps everything and hears nothing, unless told otherwise."""
-
-    plan: Callable[[int], GroupPlan | None] = lambda _: None
-    needed_from: Callable[[int], int] = lambda _: 0
-    on_queued: Callable[[], None] = lambda: None
-    on_damaged: Callable[[Damage], None] = lambda _: None
-    on_log_failed: Callable[[int, Exception], None] = pass_on
-
-
 class SomePace:
     """Hurries now and then; its rests take no time."""
 
@@ -134,7 +114,7 @@ class Node:
         self.storage = Storage(self.disk, self.flusher, self.worker, self.config)
         self.storage.pace = self.pace
         self.report = self.storage.recover()
-        self.storage.owner = Owner(plan=self.plan)
+        self.storage.planner = self.plan
         for group, log in self.storage.logs.items():
             self._listen(group, log)
         for group in self.removing & set(self.storage.logs):

@@ -11,17 +11,17 @@ import pytest
 from convoymq.kernels.link_frames import FRAME_CONTROL, frame
 from convoymq.model.errors import NotFound, PeerError, PreconditionFailed, Unavailable
 from convoymq.transport.control import ControlPlane
-from convoymq.transport.frame_kinds import CONTROL_KINDS, FREE, KIND_PREFETCH, control_kind
+from convoymq.transport.frame_kinds import FREE, KIND_PREFETCH, control_kind
+from tests.process_state import registries_restored
 
 KIND = FREE + 1
 
 
 @pytest.fixture(autouse=True)
 def _kind() -> Iterator[None]:
-    # Forgotten with the test: other files of the process use such numbers too.
-    control_kind(KIND, "test of requests", "tests")
-    yield
-    del CONTROL_KINDS[KIND]
+    with registries_restored():
+        control_kind(KIND, "test of requests", "tests")
+        yield
 
 
 class Wire:

@@ -16,9 +16,9 @@ from convoymq.transport.frame_kinds import (
     KIND_CLASSIC,
     KIND_JOIN,
     KIND_LIST,
-    LINK_FRAMES,
     link_frame,
 )
+from tests.process_state import registries_restored
 
 MIB = 1 << 20
 PEER = 2
@@ -56,8 +56,8 @@ def test_a_frame_reaches_the_owner_of_its_type() -> None:
 
 
 def test_another_room_owns_frames_by_one_row_and_one_call() -> None:
-    number = link_frame(FREE + 2, "TOY", "toy", waits=True)
-    try:
+    with registries_restored():
+        number = link_frame(FREE + 2, "TOY", "toy", waits=True)
         frames = Frames(holding=True)
         frames.own("toy")
         toy = frame(number, 0, 0, 1, 2, 3, 4, b"body")
@@ -65,8 +65,6 @@ def test_another_room_owns_frames_by_one_row_and_one_call() -> None:
         assert frames.taken == []
         frames.dispatch.open()
         assert frames.taken == [("toy", toy)]
-    finally:
-        del LINK_FRAMES[number]
 
 
 def test_a_frame_without_an_owner_is_dropped() -> None:

@@ -18,6 +18,7 @@ from convoymq.transport.frame_kinds import (
     is_urgent,
     link_frame,
 )
+from tests.process_state import registries_restored
 
 ROOT = Path(__file__).parents[3]
 RELEASED_TYPES = {
@@ -50,19 +51,9 @@ def test_behaviour_of_released_kinds_stays() -> None:
     assert {k.name for k in LINK_FRAMES.values() if k.urgent and k.number < FREE} == {
         "APPEND_REPLY", "CONTROL", "HEARTBEAT", "CREDIT",
     }  # fmt: skip
-    assert [kind.name for kind in released if not kind.urgent] == [
-        "classic",
-        "ring",
-        "mirror_clients",
-    ]
+    assert [kind.name for kind in released if not kind.urgent] == ["classic", "ring"]
     assert {k.name for k in released if not k.waits} == {"join", "found", "recovery", "operator"}
-    assert {k.name for k in released if k.raw} == {
-        "classic",
-        "reply",
-        "ring",
-        "mirror_stored",
-        "mirror_clients",
-    }
+    assert {k.name for k in released if k.raw} == {"classic", "reply", "ring"}
     assert {k.name for k in released if k.since_0_3} == {"group_admin", "operator", "prefetch"}
 
 
@@ -84,13 +75,11 @@ def test_priority_is_said_by_the_kind_and_bounded_by_the_size(
 
 
 def test_a_kind_is_registered_by_one_line() -> None:
-    toy = link_frame(FREE + 1, "TOY", "toy of a test", urgent=True)
-    try:
+    with registries_restored():
+        toy = link_frame(FREE + 1, "TOY", "toy of a test", urgent=True)
         assert is_urgent(frame(toy, 0, 0, 0, 0, 0, 0))
         with pytest.raises(AssertionError, match="SECOND and TOY"):
             link_frame(FREE + 1, "SECOND", "toy of a test")
-    finally:
-        del LINK_FRAMES[toy]
 
 
 def test_the_page_of_formats_lists_every_kind() -> None:

@@ -53,7 +53,10 @@ async def connections_by(call: Call) -> list[JsonObject]:
 
 @routes.add("GET", "connections/{name}")
 async def connection(call: Call) -> JsonObject:
-    return call.chosen(await connections(call), "name")[0]
+    for row in await connections(call):
+        if row.get("name") == call.path["name"]:
+            return row
+    raise object_not_found()
 
 
 @routes.add("DELETE", "connections/username/{user}")

@@ -10,10 +10,11 @@ from convoymq.broker.changes import (
 )
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import (
+    DONE,
     Call,
     Status,
     change,
-    done,
+    object_not_found,
     put_status,
 )
 from convoymq.edges.http.fields import text_in
@@ -31,7 +32,10 @@ async def permissions(call: Call) -> list[JsonObject]:
 
 @routes.add("GET", "permissions/{vhost}/{user}")
 async def permission(call: Call) -> JsonObject:
-    return call.chosen(await permissions(call), "vhost", "user")[0]
+    for row in await permissions(call):
+        if row["vhost"] == call.path["vhost"] and row["user"] == call.path["user"]:
+            return row
+    raise object_not_found()
 
 
 @routes.add("PUT", "permissions/{vhost}/{user}")
@@ -51,7 +55,8 @@ async def put_permission(call: Call) -> Status:
 @routes.add("DELETE", "permissions/{vhost}/{user}")
 async def delete_permission(call: Call) -> Status:
     await permission(call)
-    return await done(call, DeletePermission(user=call.path["user"], vhost=call.path["vhost"]))
+    await change(call, DeletePermission(user=call.path["user"], vhost=call.path["vhost"]))
+    return Status(DONE)
 
 
 @routes.listing("topic-permissions")
@@ -62,12 +67,23 @@ async def topic_permissions(call: Call) -> list[JsonObject]:
 
 @routes.listing("topic-permissions/{vhost}/{user}")
 async def topic_permission(call: Call) -> list[JsonObject]:
-    return call.chosen(await topic_permissions(call), "vhost", "user")
+    rows = [
+        row
+        for row in await topic_permissions(call)
+        if row["vhost"] == call.path["vhost"] and row["user"] == call.path["user"]
+    ]
+    if not rows:
+        raise object_not_found()
+    return rows
 
 
 @routes.listing("topic-permissions/{vhost}/{user}/{exchange}")
 async def topic_permission_of_exchange(call: Call) -> list[JsonObject]:
-    return call.chosen(await topic_permissions(call), "vhost", "user", "exchange")
+    name = call.path["exchange"]
+    rows = [row for row in await topic_permission(call) if row["exchange"] == name]
+    if not rows:
+        raise object_not_found()
+    return rows
 
 
 @routes.add("PUT", "topic-permissions/{vhost}/{user}")
@@ -87,7 +103,8 @@ async def put_topic_permission(call: Call) -> Status:
 @routes.add("DELETE", "topic-permissions/{vhost}/{user}")
 async def delete_topic_permission(call: Call) -> Status:
     await topic_permission(call)
-    return await done(call, DeleteTopicPermission(user=call.path["user"], vhost=call.path["vhost"]))
+    await change(call, DeleteTopicPermission(user=call.path["user"], vhost=call.path["vhost"]))
+    return Status(DONE)
 
 
 @routes.add("DELETE", "topic-permissions/{vhost}/{user}/{exchange}")
@@ -96,4 +113,5 @@ async def delete_topic_permission_of_exchange(call: Call) -> Status:
     command = DeleteTopicPermission(
         user=call.path["user"], vhost=call.path["vhost"], exchange=call.path["exchange"]
     )
-    return await done(call, command)
+    await change(call, command)
+    return Status(DONE)

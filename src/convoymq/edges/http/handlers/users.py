@@ -11,7 +11,6 @@ from convoymq.edges.http.call import (
     Call,
     Status,
     change,
-    done,
     object_not_found,
     put_status,
 )
@@ -69,7 +68,8 @@ async def put_user(call: Call) -> Status:
 @routes.add("DELETE", "users/{user}")
 async def delete_user(call: Call) -> Status:
     await user(call)
-    return await done(call, DeleteUser(name=call.path["user"]))
+    await change(call, DeleteUser(name=call.path["user"]))
+    return Status(DONE)
 
 
 @routes.add("POST", "users/bulk-delete")
