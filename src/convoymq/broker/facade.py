@@ -58,7 +58,7 @@ from convoymq.model.late_imports import import_late
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tasks import Tasks
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
-from convoymq.queues.driver import HostParts, QueueHost, hosted_drivers
+from convoymq.queues.driver import MEMORY_TARGET_BYTES, HostParts, QueueHost, hosted_drivers
 from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.storage.types import Directory
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from convoymq.broker.topics.parts import TopicParts
     from convoymq.kernels.route_cache import RouteCacheVersion
 
+CLASSIC_MEMORY_SHARE = 0.25
+"""Part of the memory alarm's limit that is the memory target of classic queues."""
 log = structlog.get_logger()
 
 
@@ -294,8 +296,14 @@ class Broker:
             has_majority=self.nodes.has_majority,
             note=self.host.note,
             dead_letters=self.local.ask.dead_letters,
+            memory_target_bytes=self._memory_target_bytes(),
         )
         return {driver.rules.name: driver.make_host(parts) for driver in hosted_drivers()}
+
+    def _memory_target_bytes(self) -> int:
+        given, watermarks = self.settings.classic_memory_target_bytes, self.node.watermarks
+        share = 0 if watermarks is None else int(watermarks.memory * CLASSIC_MEMORY_SHARE)
+        return given or share or MEMORY_TARGET_BYTES
 
     # --- what this node and its cluster are ------------------------------------------------
 

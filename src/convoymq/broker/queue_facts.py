@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from convoymq.queues.classic.machine import DROP_HEAD
+from convoymq.queues.classic.limits import DROP_HEAD
 from convoymq.queues.quorum.queue import REJECT_PUBLISH_DLX
 from convoymq.routing.policies import Policies, effective_settings
 from convoymq.routing.types import Queue, QueueType

@@ -34,6 +34,7 @@ from convoymq.transport.interfaces import Transport
 
 Answer = Callable[[object, "BrokerError | None"], None]
 """Gets what was asked for, or why it does not come; called once."""
+MEMORY_TARGET_BYTES = 256 << 20
 AskNode = Callable[[int, "list[object]", int, Answer], None]
 """(node, request, how long to wait in ms, answer): asks a node."""
 
@@ -136,6 +137,8 @@ class HostParts:
     """(event, fields by name): logs an event of a queue."""
     dead_letters: DeadLetterOptions | None = None
     """Options by which dead letters are published; None: they are not."""
+    memory_target_bytes: int = MEMORY_TARGET_BYTES
+    """Memory for the messages of all queues of a type that pages them out."""
 
 
 class QueueHost(Protocol):

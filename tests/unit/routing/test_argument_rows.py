@@ -52,7 +52,7 @@ ROWS = {
     "x-single-active-consumer": Row(
         (True, False), (NO_STRING, ("yes", "{unacceptable_type,longstr}")), BOTH
     ),
-    "x-max-priority": Row((), ((256, "{max_value_exceeded,256}"), *COUNT), ()),
+    "x-max-priority": Row((0, 1, 255), ((256, "{max_value_exceeded,256}"), *COUNT), CLASSIC),
     "x-queue-mode": Row(
         ("default", "lazy"), (("sleepy", "invalid_queue_mode"), NO_STRING), (), kept=CLASSIC
     ),
@@ -135,4 +135,4 @@ def test_other_types_refuse_any_good_value(key: str) -> None:
         for value in row.good or (5,):
             text = refusal({"x-queue-type": queue_type, **dict(row.needs), key: value})
             assert text.startswith(f"invalid arg '{key}' for {Q}")
-            assert key == "x-max-priority" or f"of queue type rabbit_{queue_type}_queue" in text
+            assert f"of queue type rabbit_{queue_type}_queue" in text or key == "x-max-priority"

@@ -161,11 +161,6 @@ def test_the_times_of_a_delayed_retry_go_together() -> None:
     assert accepted(kind | {"x-delayed-retry-type": "disabled"}).value == "quorum"
 
 
-def test_what_classic_queues_do_not_serve_yet_is_named() -> None:
-    text = f"invalid arg 'x-max-priority' for {Q}: not served yet by classic queues"
-    assert refusal({"x-max-priority": 1}) == text
-
-
 def test_served_and_unknown_arguments_are_taken() -> None:
     quorum = {
         "x-queue-type": "quorum",

@@ -161,6 +161,14 @@ class DefaultsConfig:
         beyond which new ones are refused with 406; 0 = any number. Set it alike on all nodes.""",
         low=0, high=1_000_000_000,
     )  # fmt: skip
+    classic_memory_target_bytes: int = key(
+        "classic_queue.memory_target", 0,
+        """Memory for the messages of all classic queues of this node together. Above it they are
+        paged out, the newest first, and read back from disk when their turn comes. 0: a quarter of
+        the memory alarm's limit. Larger: less is left for quorum queues and connections; smaller:
+        a backlog is read from disk sooner.""",
+        parse=parse_bytes, unit="bytes", low=0, high=1 << 50,
+    )  # fmt: skip
     dead_letter_prefetch: int = key(
         "dead_letter_worker_consumer_prefetch", 0,
         """Dead letters of one queue that are moved at a time, with the strategy at-least-once. 0:

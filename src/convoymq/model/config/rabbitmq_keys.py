@@ -50,8 +50,7 @@ INSTEAD: Mapping[str, str] = {
     "mirroring_sync_batch_size": _NO_MIRRORS,
     "queue_master_locator": "use queue_leader_locator",
     "queue_index_embed_msgs_below": "small and large messages go to the same files",
-    "vm_memory_high_watermark_paging_ratio": "classic queues write as messages come, nothing is "
-    "paged out later",
+    "vm_memory_high_watermark_paging_ratio": "classic queues share classic_queue.memory_target",
     "collect_statistics_interval": "figures are computed when somebody asks for them",
     "auth_backends.2": _IN_CLUSTER,
 }

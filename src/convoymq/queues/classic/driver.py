@@ -25,6 +25,7 @@ class ClassicDriver(HomeDriver):
                 "x-message-ttl",
                 "x-max-length",
                 "x-max-length-bytes",
+                "x-max-priority",
                 "x-overflow",
                 *SINCE_VERSION_2,
                 "x-single-active-consumer",
@@ -33,7 +34,7 @@ class ClassicDriver(HomeDriver):
                 "x-queue-master-locator",
             )
         ),
-        first_versions=dict.fromkeys(SINCE_VERSION_2, 2),
+        first_versions={**dict.fromkeys(SINCE_VERSION_2, 2), "x-max-priority": 5},
         # The first is kept like any key that classic queues have never heard of. The others are
         # accepted without effect, as RabbitMQ does since 3.12.
         kept=frozenset(("x-quorum-target-group-size", "x-queue-mode", "x-queue-version")),
@@ -98,4 +99,5 @@ class ClassicDriver(HomeDriver):
             await_room=parts.await_room,
             note=parts.note,
             dead_letters=parts.dead_letters,
+            memory_target_bytes=parts.memory_target_bytes,
         )

@@ -35,9 +35,10 @@ from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.log import FILE_BYTES_MAX, ClassicLog
 from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
+from convoymq.queues.classic.memory import Memory
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
-from convoymq.queues.driver import Reports
+from convoymq.queues.driver import MEMORY_TARGET_BYTES, Reports
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import Row
 from convoymq.storage.types import Directory, Worker
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     from convoymq.shells.capacity import Waiting
 
 FLOW_ON_BYTES = 64 << 20
-"""Bytes waiting for the disk above which publishers are stopped."""
-FLOW_OFF_BYTES = 16 << 20
+"""Bytes waiting for the disk above which publishers are stopped, until a quarter is left; less
+where the memory target is low."""
 TICK_MS = 1000
 PASSES_MAX = 4
 COUNTS_TIMEOUT_S = 5.0
@@ -99,6 +100,7 @@ class ClassicHost:
         note: Callable[..., None],
         dead_letters: DeadLetterOptions | None = None,
         file_bytes_max: int = FILE_BYTES_MAX,
+        memory_target_bytes: int = MEMORY_TARGET_BYTES,
     ) -> None:
         """
         Args:
@@ -106,6 +108,7 @@ class ClassicHost:
             dead_letters: how dead letters are published; None: they are not.
             note: logs an event of a queue, with its fields.
             file_bytes_max: a file of a queue's log is full at this size.
+            memory_target_bytes: what the messages of all queues together may take.
             directory: where the files of the queues lie, one folder per group id.
             worker: writes them; closed by `stop`.
             call_soon: runs a callback on the loop.
@@ -119,6 +122,8 @@ class ClassicHost:
         self._delays: dict[int, tuple[int, int]] = {}
         self._directory = directory
         self.file_bytes_max = file_bytes_max
+        self.memory = Memory(memory_target_bytes)
+        self._flow_on_bytes = min(FLOW_ON_BYTES, memory_target_bytes // 4)
         self.clock = clock
         self.note = note
         self.dead_letters = dead_letters
@@ -226,6 +231,7 @@ class ClassicHost:
         lost = self._sessions_elsewhere(queue) if isinstance(queue, LocalQueue) else ()
         if isinstance(queue, LocalQueue):
             self._ended_left += queue.left()
+            self.memory.forget(queue.group)
         else:
             self.queues.pop(queue.group, None)
         refusal = crashed(queue.subject)
@@ -325,6 +331,7 @@ class ClassicHost:
     def delete(self, group: int) -> None:
         """The queue is gone from the tree."""
         queue = self.queues.pop(group, None)
+        self.memory.forget(group)
         self._delays.pop(group, None)
         if self._crashes.pop(group, None) is not None:
             # Counted and answered when it crashed.
@@ -625,18 +632,20 @@ class ClassicHost:
 
     def _check_flow(self) -> None:
         backlog = self.writer.backlog_bytes
-        blocked = backlog > (FLOW_OFF_BYTES if self._flowing else FLOW_ON_BYTES)
+        blocked = backlog > self._flow_on_bytes // (4 if self._flowing else 1)
         if blocked == self._flowing:
             return
         self._flowing = blocked
         for queue in self._running():
-            if queue.durable:
+            if queue.writes or not blocked:
                 queue.tell_all(lambda client: client.on_flow(blocked))
 
     def _on_tick(self) -> None:
         self._timer = self.clock.call_later(TICK_MS, self._on_tick)
         now = self.clock.now_ms()
-        run_each(self._running(), lambda queue: queue.tick(now), self._stop_failed)
+        running = self._running()
+        run_each(running, lambda queue: queue.tick(now), self._stop_failed)
+        self.memory.divide({queue.group: queue.egress_bytes() for queue in running})
 
 
 def _facts(error: Exception) -> dict[str, str]:

@@ -11,12 +11,14 @@ Records follow, each a multiple of 8 bytes:
     13  3 spare bytes
     16  u64  kind 1: position of the first message · kind 3: positions below this were handed out
     24  u64  kind 1: time of arrival, ms since the epoch; 0 = not known (written before 0.4.0)
+             kind 3: of messages with this priority
     32  kind 1: one ENQUEUE command (docs/formats/entries-and-frames.md)
         kind 2: pairs of u64 positions (first, last)
 
 Files go when no message in them, and in all older ones, is alive: a *settled* record is needed
 as long as the messages it speaks of can be found in an older file. A long-lived message at the
-front is moved to the end (`LocalQueue._compact`), so it does not pin what follows.
+front is moved to the end (`LocalQueue._compact`), so it does not pin what follows. Beside a full
+file lies its index (`file_index`).
 
 Writing is the work of a `LogWriter`'s worker, which creates the files as well (`NewFile`);
 positions in the file are assigned at once. A file is begun on disk when those before it are
@@ -38,13 +40,16 @@ from typing import cast
 
 from crc32c import crc32c
 
+from convoymq.kernels.classic_records import level_of, transient_records
 from convoymq.logformat.segment import FilePlace
 from convoymq.model.errors import StorageFault
+from convoymq.queues.classic.backing import BATCH_BYTES, Stored
+from convoymq.queues.classic.file_index import FileIndex, decode_index
 from convoymq.queues.classic.log_writer import Buffers, Done, Writer
+from convoymq.queues.classic.runs import RECORD_HEADER, Place
 from convoymq.storage.types import Directory, File
 
 MAGIC = b"CVCQ" + struct.pack("<H", 1) + bytes(10)
-RECORD_HEADER = 32
 MESSAGES = 1
 SETTLED = 2
 HANDED_OUT = 3
@@ -56,15 +61,6 @@ _KINDS = frozenset((MESSAGES, SETTLED, HANDED_OUT))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Place of the body of a record of kind 1."""
-
-    file: int
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """One record met by recovery; `body` is the ENQUEUE command or the packed pairs."""
 
@@ -73,7 +69,7 @@ class Found:
     place: Place
     body: bytes
     time_ms: int = 0
-    """Time of arrival of messages; 0 = not known."""
+    """Time of arrival of messages, 0 = not known; priority of those that were handed out."""
     durable: int = 0
     """So many bytes at the begin of the file were durable when the record was added."""
 
@@ -204,6 +200,10 @@ class ClassicLog:
         self._files: dict[int, File] = {}
         self._live: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
+        #: Of the active file.
+        self._index = FileIndex(0, 0)
+        self._indexes: dict[int, NewFile] = {}
+        """Indexes that are being written, by file."""
         self._active = 0
         self._end = 0
         #: Of the active file, as far as known.
@@ -214,28 +214,64 @@ class ClassicLog:
         #: before it is: recovery ends at the gap.
         self._gaps: dict[tuple[int, int], Buffers] = {}
         self.damages: list[tuple[str, int, int]] = []
-        """(file, offset, length) of what `recover` could not read."""
+        """(file, offset, length) of what could not be read since the queue last looked."""
+        self._damaged: set[tuple[str, int]] = set()
 
     # --- recovery ------------------------------------------------------------------------
 
-    def recover(self) -> Iterator[Found]:
-        """Yields all records that are whole, oldest first. Raises StorageFault when the files are
-        of an unknown version."""
+    def recover(self, level_max: int = 0) -> Iterator[FileIndex]:
+        """Yields what every file holds, oldest first. Raises StorageFault when the files are of an
+        unknown version."""
         names = self._directory.list(self._path)
         numbers = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
-        files = {number: self._directory.open(self._name(number)) for number in numbers}
-        durable = max((n for n, file in files.items() if self._has_record(file, n)), default=0)
-        for number, file in files.items():
+        newest = self._newest_with_a_record(numbers)
+        for number in numbers:
             self._live[number] = 0
-            self._files[number] = file
-            yield from self._read_file(file, number, may_be_torn=number >= durable)
-            if number != numbers[-1]:
-                del self._files[number]
-                file.close()
+            index = self._load_index(number) if number < newest else None
+            if index is None:
+                file = self._files[number] = self._directory.open(self._name(number))
+                index = FileIndex(number, self._index.next_position)
+                for found in self._read_file(file, number, may_be_torn=number >= newest):
+                    _add_to(index, found, level_max)
+                if number != numbers[-1]:
+                    del self._files[number]
+                    file.close()
+            self._sizes.setdefault(number, index.size)
+            self._index = index
+            yield index
         if numbers:
             self._active = numbers[-1]
             # A damaged end stays: records are found at multiples of 8.
             self._end = self._buffered_from = -(-self._sizes[self._active] // 8) * 8
+
+    def _newest_with_a_record(self, numbers: list[int]) -> int:
+        """Returns the newest file that begins with a whole record: all before it are durable."""
+        for number in reversed(numbers):
+            file = self._directory.open(self._name(number))
+            try:
+                if self._has_record(file, number):
+                    return number
+            finally:
+                file.close()
+        return 0
+
+    def _load_index(self, number: int) -> FileIndex | None:
+        name = self._index_name(number)
+        if not self._directory.exists(name):
+            return None
+        log, file = self._directory.open(self._name(number)), self._directory.open(name)
+        try:
+            if log.pread(len(MAGIC), 0) != MAGIC:
+                return None
+            return decode_index(number, file.pread(file.size(), 0), log.size())
+        finally:
+            log.close()
+            file.close()
+
+    def _note_damage(self, name: str, offset: int, length: int) -> None:
+        if (name, offset) not in self._damaged:
+            self._damaged.add((name, offset))
+            self.damages.append((name, offset, length))
 
     def _has_record(self, file: File, number: int) -> bool:
         """Returns whether the file begins with a whole record: then all files before it are
@@ -262,7 +298,7 @@ class ClassicLog:
                 self._sizes[number] = at
                 return
             after = self._find_record(data, number, at + 8)
-            self.damages.append((file.name, at, after - at))
+            self._note_damage(file.name, at, after - at)
             at = after
 
     def _read_header(self, file: File, data: bytes, number: int, *, may_be_torn: bool) -> int:
@@ -278,7 +314,7 @@ class ClassicLog:
             file.pwrite([MAGIC], 0)
             self._sizes[number] = size
             return len(data)
-        self.damages.append((file.name, 0, size))
+        self._note_damage(file.name, 0, size)
         return size
 
     def _was_durable(self, data: bytes, number: int, at: int) -> bool:
@@ -298,48 +334,82 @@ class ClassicLog:
         return len(data)
 
     @staticmethod
-    def _read_record(data: bytes, number: int, at: int) -> Found | None:
+    def _check_record(data: bytes, at: int) -> tuple[int, int, int, int] | None:
+        """Returns (length, kind, position, time) of the record at `at`; None = it is not whole."""
         if len(data) - at < RECORD_HEADER:
             return None
-        length, checksum, kind, durable, position, time_ms = _HEADER.unpack_from(data, at)
+        length, checksum, kind, _durable, position, time_ms = _HEADER.unpack_from(data, at)
         if length < RECORD_HEADER or length % 8 or length > len(data) - at:
             return None
         if crc32c(memoryview(data)[at + 8 : at + length]) != checksum:
             return None
+        return length, kind, position, time_ms
+
+    @staticmethod
+    def _read_record(data: bytes, number: int, at: int) -> Found | None:
+        head = ClassicLog._check_record(data, at)
+        if head is None:
+            return None
+        length, kind, position, time_ms = head
+        durable = int.from_bytes(data[at + 9 : at + 13], "little")
         start = at + RECORD_HEADER
         place = Place(number, start, length - RECORD_HEADER)
         return Found(kind, position, place, data[start : at + length], time_ms, 8 * durable)
 
     # --- writing -------------------------------------------------------------------------
 
-    def add_messages(self, position: int, command: memoryview | bytes, time_ms: int = 0) -> Place:
-        """Appends an ENQUEUE command that arrived at `time_ms`; it is written by the next
-        `flush`."""
+    def add_messages(
+        self,
+        position: int,
+        command: memoryview | bytes,
+        time_ms: int = 0,
+        *,
+        level: int = 0,
+        live: int | None = None,
+    ) -> Place:
+        """Appends an ENQUEUE command that arrived at `time_ms`, with messages of one priority; the
+        next `flush` writes it. `live`: so many of its messages are alive; None = all."""
         self._roll_if_full()
         place = Place(self._active, self._end + RECORD_HEADER, len(command))
         self._add(self._record(MESSAGES, position, command, time_ms))
-        self._live[self._active] += 1
+        count = int.from_bytes(command[24:28], "little")
+        self._live[self._active] += count if live is None else live
+        if self.sync:
+            data = bytes(command)
+            transient, unreadable = transient_records(data, 0, count)
+            self._index.unreadable += unreadable
+            self._index.add_messages(position, data, place.offset, place.length, level, transient)
         return place
 
     def add_settled(self, pairs: Sequence[int]) -> None:
         """Appends positions that are gone (first, last, first, last, …)."""
         if self._active:
             self._add(self._record(SETTLED, 0, struct.pack(f"<{len(pairs)}Q", *pairs)))
+            self._index.add_settled(pairs)
 
     def move_messages(
-        self, position: int, command: memoryview | bytes, time_ms: int, settled: Sequence[int]
+        self,
+        position: int,
+        command: memoryview | bytes,
+        time_ms: int,
+        settled: Sequence[int],
+        *,
+        level: int = 0,
     ) -> Place:
         """Appends messages that the log has already and whose former place is about to go, and
         which of them are settled."""
-        place = self.add_messages(position, command, time_ms)
+        count = int.from_bytes(command[24:28], "little")
+        gone = sum(settled[i + 1] - settled[i] + 1 for i in range(0, len(settled), 2))
+        place = self.add_messages(position, command, time_ms, level=level, live=count - gone)
         if settled:
             self.add_settled(settled)
         return place
 
-    def add_handed_out(self, position: int) -> None:
-        """Appends that positions below this were handed out."""
+    def add_handed_out(self, position: int, level: int = 0) -> None:
+        """Appends that positions of a priority below this were handed out."""
         if self._active:
-            self._add(self._record(HANDED_OUT, position, b""))
+            self._add(self._record(HANDED_OUT, position, b"", level))
+            self._index.add_handed_out(level, position)
 
     def flush(self, done: Done) -> bool:
         """Hands what was added to the writer; False when there was nothing. `done` hears an error
@@ -392,7 +462,20 @@ class ClassicLog:
         if self._buffers:
             # What belongs to the old file is written first; the writer keeps the order.
             self.flush(_nothing)
+        if self._active and self.sync:
+            # Not flushed: recovery can do without it.
+            number = self._active
+            name = self._index_name(number)
+            file = self._indexes[number] = NewFile(self._directory, self._path, name, sync=False)
+            encoded = self._index.encode(self._end)
+
+            def written(_error: Exception | None) -> None:
+                self._indexes.pop(number, None)
+
+            self._writer.write(file, 0, [encoded], False, written)
+            self._writer.retire(file)
         self._active += 1
+        self._index = FileIndex(self._active, self._index.next_position)
         self._durable = 0
         name = self._name(self._active)
         self._files[self._active] = NewFile(self._directory, self._path, name, sync=self.sync)
@@ -403,14 +486,14 @@ class ClassicLog:
 
     # --- room ----------------------------------------------------------------------------
 
-    def keep(self, place: Place) -> None:
-        """Recovery found this block alive."""
-        self._live[place.file] += 1
+    def keep(self, file: int, count: int) -> None:
+        """Recovery found so many messages in a file alive."""
+        self._live[file] += count
 
-    def drop(self, place: Place) -> None:
-        """The block's messages are all gone."""
-        self._live[place.file] -= 1
-        assert self._live[place.file] >= 0
+    def drop(self, file: int, count: int) -> None:
+        """So many messages in a file are gone."""
+        self._live[file] -= count
+        assert self._live[file] >= 0
 
     def collect(self) -> None:
         """Removes the oldest files that hold nothing alive. One that cannot be removed keeps those
@@ -435,18 +518,51 @@ class ClassicLog:
             self.collect()
 
     def oldest_is_sparse(self) -> int | None:
-        """Returns the number of the oldest file when few blocks pin it while at least four files
+        """Returns the number of the oldest file when few messages pin it while at least four files
         follow."""
         numbers = sorted(self._live)
         if len(numbers) > 4 and 0 < self._live[numbers[0]] <= 64:
             return numbers[0]
         return None
 
+    def _opened(self, number: int) -> File:
+        file = self._files.get(number)
+        if file is None:
+            file = self._files[number] = self._directory.open(self._name(number))
+        return file
+
+    def read_batch(self, number: int, offset: int, end: int) -> tuple[list[Stored], int]:
+        """Returns some records of messages of a file from `offset` on, and the offset behind them,
+        at most `end`. Damaged ones are left out, and noted in `damages`. Raises OSError."""
+        file = self._opened(number)
+        data = file.pread(min(end - offset, BATCH_BYTES), offset)
+        found: list[Stored] = []
+        at = 0
+        while at < len(data):
+            length = int.from_bytes(data[at : at + 4], "little")
+            is_cut = length > len(data) - at and length % 8 == 0 and offset + at + length <= end
+            if is_cut or (len(data) - at < RECORD_HEADER and offset + len(data) < end):
+                if at:
+                    return found, offset + at
+                # Longer than a batch, or damaged.
+                data = file.pread(length, offset)
+            head = self._check_record(data, at)
+            if head is None:
+                after = self._find_record(data, number, at + 8)
+                self._note_damage(file.name, offset + at, after - at)
+                at = after
+                continue
+            length, kind, position, time_ms = head
+            start = at + RECORD_HEADER
+            if kind == MESSAGES:
+                place = Place(number, offset + start, length - RECORD_HEADER)
+                found.append(Stored(position, place, data, start, time_ms))
+            at += length
+        return found, min(offset + at, end) if data else end
+
     def read(self, place: Place) -> bytes:
         """Returns the body of a record. Raises StorageFault when it is damaged."""
-        file = self._files.get(place.file)
-        if file is None:
-            file = self._files[place.file] = self._directory.open(self._name(place.file))
+        file = self._opened(place.file)
         data = file.pread(place.length + RECORD_HEADER, place.offset - RECORD_HEADER)
         found = self._read_record(data, place.file, 0)
         if found is None or len(found.body) != place.length:
@@ -471,7 +587,7 @@ class ClassicLog:
 
     def remove(self) -> None:
         """Deletes everything."""
-        for file in self._files.values():
+        for file in [*self._files.values(), *self._indexes.values()]:
             _give_up(file)
         self.close()
         self._live.clear()
@@ -483,6 +599,10 @@ class ClassicLog:
         if file is not None:
             _give_up(file)
         self._directory.remove(self._name(number))
+        if self.sync:
+            if number in self._indexes:
+                self._indexes[number].give_up()
+            self._directory.remove(self._index_name(number))
         if file is not None:
             self._writer.retire(file)
             del self._files[number]
@@ -493,6 +613,27 @@ class ClassicLog:
 
     def _name(self, number: int) -> str:
         return f"{self._path}/{number:08d}.log"
+
+    def _index_name(self, number: int) -> str:
+        return f"{self._path}/{number:08d}.idx"
+
+
+def _add_to(index: FileIndex, found: Found, level_max: int) -> None:
+    """Adds a record that recovery read."""
+    if found.kind == MESSAGES:
+        count = int.from_bytes(found.body[24:28], "little")
+        try:
+            level = level_of(found.body, 0, level_max) if count else 0
+            transient, unreadable = transient_records(found.body, 0, count)
+        except ValueError:
+            level, transient, unreadable = 0, [0, count - 1], count
+        index.unreadable += unreadable
+        place = found.place
+        index.add_messages(found.position, found.body, place.offset, place.length, level, transient)
+    elif found.kind == SETTLED:
+        index.add_settled(memoryview(found.body).cast("Q").tolist())
+    elif found.kind == HANDED_OUT:
+        index.add_handed_out(min(found.time_ms, level_max), found.position)
 
 
 def _give_up(file: File) -> None:

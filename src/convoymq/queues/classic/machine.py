@@ -24,12 +24,13 @@ Effects (tuples, first item is the kind):
     GAP         session
                 commands of the session are missing: it is over, and its client is to hear so
 
-Invariants (`check_invariants`): positions in `ready` and in `returned` ascend, every returned
-position is below every ready one, a record is in exactly one place, and a block counts the
-records that live. What is leaving is in no other place.
+Invariants (`check_invariants`): positions in a line ascend, every returned one is below every other
+ready one, a record is in exactly one place, and a block counts the records that live. What is
+leaving is in no other place.
 
 Rules that differ from a quorum queue: a returned message goes back to its original position; a
-consumer can be exclusive; expiry and length limits act on the head only. Nothing is handed out
+consumer can be exclusive; expiry and length limits act on the heads of the priorities only, and a
+limit drops from the lowest one (ADR 0127). Nothing is handed out
 after its time: with a time of 0 a message is handed out in the batch that brings it, or not at all.
 With single active consumer and `single_active_strict`, the next one becomes active when a cancelled
 one holds nothing any more, as in a quorum queue (ADR 0027).
@@ -38,10 +39,9 @@ one holds nothing any more, as in a quorum queue (ADR 0027).
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -61,13 +61,22 @@ from convoymq.kernels.batch import (
     commands,
     enqueue_bytes,
     ranges,
-    record,
 )
+from convoymq.kernels.classic_records import split_levels
 from convoymq.messages.deaths import EXPIRED, OVER_LENGTH, REJECTED
-from convoymq.messages.record import traits_of
+from convoymq.queues.classic.backing import (
+    RUN_BYTES,
+    Backing,
+    Line,
+    ReadBatch,
+    Span,
+    no_log,
+    position_of,
+)
 from convoymq.queues.classic.leaving import Leaving
+from convoymq.queues.classic.limits import DROP_HEAD, REJECT_PUBLISH, Limits
 from convoymq.queues.classic.reservation_holder import ReservationHolder
-from convoymq.queues.classic.runs import Block, Consumer, Run
+from convoymq.queues.classic.runs import Block, Consumer, Run, runs_of
 from convoymq.queues.reservations import Answer, Reservations
 
 Effect = tuple[Any, ...]
@@ -82,7 +91,7 @@ PURGED = 7
 UNUSED = 8
 GAP = 9
 
-FLAG_EXPIRATION = 4
+FLAG_PRIORITY = 2
 FLAG_SETTLE_AT_ONCE = 1
 GET_CONSUMER = 0
 """Messages that basic.get took are settled under this consumer number."""
@@ -92,29 +101,10 @@ WINDOW_DEFAULT = 20_000
 WINDOW_NO_ACK = 2_000
 """Messages on their way to a no-ack consumer; the channel settles them when they are written."""
 _AFTER_SERVING = frozenset((CMD_GET, CMD_PURGE, CMD_CANCEL, CMD_CHECKOUT))
-DROP_HEAD = "drop-head"
-REJECT_PUBLISH = "reject-publish"
-
-
-@dataclass(slots=True)
-class Limits:
-    """Limits by the queue's arguments; None = no limit."""
-
-    message_ttl_ms: int | None = None
-    length_max: int | None = None
-    bytes_max: int | None = None
-    overflow: str = DROP_HEAD
-    dead_letters: bool = False
-    """True if what leaves unacknowledged is published."""
-    refused_are_dead_letters: bool = False
-    """And so are publishes that the queue refuses because it is full."""
-    single_active: bool = False
-    single_active_strict: bool = True
-    expires_ms: int | None = None
-
-
-def _position_of(run: Run) -> int:
-    return run.position
+DROPS_MAX = 20_000
+"""Runs that are dropped at a time; `unfinished` tells that there are more."""
+LEAVING_RUNS_MAX = 100_000
+"""Of so many runs that wait to be dead letters, the next that expire stay where they are."""
 
 
 class Session:
@@ -130,33 +120,41 @@ class Session:
 class ClassicMachine:
     """The state of one classic queue."""
 
-    def __init__(self, limits: Limits, load: Callable[[Block], tuple[bytes, int]]) -> None:
-        """`load` returns the buffer and command offset of a block that is on disk only."""
+    def __init__(
+        self,
+        limits: Limits,
+        load: Callable[[Block], tuple[bytes, int]],
+        *,
+        level_max: int = 0,
+        read: ReadBatch = no_log,
+    ) -> None:
+        """
+        Args:
+            load: returns the buffer and command offset of a block that is on disk only.
+            level_max: highest priority of messages; 0 = all have one.
+            read: see `Backing`.
+        """
         self.limits = limits
         self.effects: list[Effect] = []
         self.enqueued: list[Block] = []
         """Blocks that arrived since the shell last looked: written when the queue is durable."""
         self.settled: list[int] = []
         """Positions (first, last, …) that are gone since the shell last looked."""
-        self.finished: list[Block] = []
-        """Blocks in the log of which nothing is left since the shell last looked."""
-        self.ready: deque[Run] = deque()
-        self.returned: list[Run] = []
-        self.ready_count = 0
-        self.ready_bytes = 0
+        self.freed: Counter[int] = Counter()
+        """File of the log -> messages in it that are gone since the shell last looked."""
+        self.backing = Backing(level_max, read)
+        """The ready messages."""
+        self.backing.set_time_to_live(0, limits.message_ttl_ms)
+        self.unfinished = False
+        """True while more is to be dropped than was dropped at once."""
         self.unsettled_count = 0
         self.next_position = 0
-        self.delivered_to = 0
-        """Positions below this were handed out at least once."""
         self.sessions: dict[int, Session] = {}
         self.service: list[Consumer] = []
         """Consumers by falling priority; a served one goes behind its equals."""
         self.active: Consumer | None = None
         self.reservations = Reservations(ReservationHolder(self))
         self.had_consumer = False
-        self.may_expire = False
-        """Some message had a time limit."""
-        self.memory_bytes = 0
         self.last_used_ms = 0
         self.now_ms = 0
         """Time of the present input."""
@@ -262,35 +260,11 @@ class ClassicMachine:
         for session_id in [s for s in self.sessions if s >> 56 == node]:
             self.session_down(session_id, now_ms)
 
-    def recover(
-        self,
-        block: Block,
-        dead: list[tuple[int, int]],
-        handed_out: int,
-        expirations: list[int | None] | None,
-        now_ms: int,
-    ) -> None:
-        """Takes a block from the log, oldest first; the time of its messages counts from when they
-        came.
-
-        Args:
-            dead: record ranges (first, last) that were settled, ascending.
-            handed_out: positions below this were handed out before.
-            expirations: the messages' own, in ms, when some message has one.
-        """
-        assert block.position >= self.next_position
-        self.next_position = block.position + block.count
-        block.live = 0
-        at = 0
-        for first, last in [*dead, (block.count, block.count)]:
-            for i, count in _pieces(at, first, handed_out - block.position, expirations):
-                own = expirations[i] if expirations is not None else None
-                # A clock that was set back makes no message live longer.
-                expires = self._expiry(own, min(block.time_ms, now_ms))
-                acquired_count = int(block.position + i < handed_out)
-                self._push_ready(Run(block, i, count, acquired_count, expires))
-                block.live += count
-            at = last + 1
+    def configure(self, limits: Limits) -> None:
+        """Sets other limits. Messages that are in the queue keep their time."""
+        if limits.message_ttl_ms != self.limits.message_ttl_ms:
+            self.backing.set_time_to_live(self.next_position, limits.message_ttl_ms)
+        self.limits = limits
 
     def delete(self, reason: str) -> None:
         """Ends all consumers; the shell resolves what clients still wait for."""
@@ -303,14 +277,14 @@ class ClassicMachine:
     def purge(self) -> int:
         """Drops ready messages and returns how many."""
         count = self.ready_count
-        for run in self.returned:
-            self.forget(run)
-        for run in self.ready:
-            self.forget(run)
-        self.returned.clear()
-        self.ready.clear()
-        self.ready_count = 0
-        self.ready_bytes = 0
+        held: list[Run] | None = None
+        for item in self.backing.clear():
+            if isinstance(item, Run):
+                self.forget(item)
+                continue
+            if held is None:
+                held = sorted([*self._held_runs(), *self.leaving], key=position_of)
+            self._forget_span(item, held)
         return count
 
     # --- publishing ----------------------------------------------------------------------
@@ -320,27 +294,36 @@ class ClassicMachine:
     ) -> None:
         if count == 0:
             return
-        size = enqueue_bytes(data, offset)
-        block = Block(data, offset, length, count, self.next_position, size, now_ms)
-        self.next_position += count
         self.published += count
-        self.memory_bytes += length
-        self.enqueued.append(block)
-        if flags & FLAG_EXPIRATION:
-            for i in range(count):
-                own = traits_of(record(data, offset, i)).expiration_ms
-                self._push_ready(Run(block, i, 1, 0, self._expiry(own, now_ms)))
+        level_max = self.backing.level_max
+        if level_max and flags & FLAG_PRIORITY:
+            # A block has one level: records of several are copied apart.
+            for level, command, part, size in split_levels(data, offset, count, level_max):
+                if command is None:
+                    self._add(
+                        Block(data, offset, length, part, self.next_position, size, now_ms, level)
+                    )
+                else:
+                    self._add(
+                        Block(
+                            command, 0, len(command), part, self.next_position, size, now_ms, level
+                        )
+                    )
         else:
-            self._push_ready(Run(block, 0, count, 0, self._expiry(None, now_ms)))
+            size = enqueue_bytes(data, offset)
+            self._add(Block(data, offset, length, count, self.next_position, size, now_ms))
         if self.limits.overflow == DROP_HEAD and self._overflows():
             # Consumers come first: what they take does not count against the limit.
             self._serve(now_ms)
 
-    def _expiry(self, own_ms: int | None, now_ms: int) -> int:
-        waits = [wait for wait in (own_ms, self.limits.message_ttl_ms) if wait is not None]
-        if waits:
-            self.may_expire = True
-        return now_ms + min(waits) if waits else 0
+    def _add(self, block: Block) -> None:
+        self.next_position += block.count
+        self.backing.memory_bytes += block.length
+        self.enqueued.append(block)
+        for run in runs_of(block, [], 0, self.limits.message_ttl_ms):
+            if run.expires:
+                self.backing.may_expire = True
+            self.backing.push(run)
 
     def _overflows(self) -> bool:
         limits = self.limits
@@ -351,20 +334,26 @@ class ClassicMachine:
                 return True
         return limits.bytes_max is not None and self.ready_bytes > limits.bytes_max
 
-    def _excess(self) -> int:
-        """Returns how many messages at the head are too many, of a queue that overflows; or
-        fewer."""
+    def _drop_excess(self) -> None:
+        """Drops messages at the head of the lowest priority until the queue does not overflow."""
+        for _ in range(DROPS_MAX):
+            if not self._overflows():
+                return
+            line = self.backing.bottom()
+            if line is None:
+                return
+            self._leave_unacknowledged(self.take(line, self._excess(line)), OVER_LENGTH)
+        self.unfinished = True
+
+    def _excess(self, line: Line) -> int:
+        """Returns how many messages at the head of a line are too many, of a queue that overflows;
+        or fewer."""
         limits = self.limits
         if limits.length_max is not None and self.ready_count > limits.length_max:
             return self.ready_count - limits.length_max
         assert limits.bytes_max is not None
-        head = (self.returned or self.ready)[0]
+        head = line.head()
         return head.count if head.body_bytes() <= self.ready_bytes - limits.bytes_max else 1
-
-    def _push_ready(self, run: Run) -> None:
-        self.ready.append(run)
-        self.ready_count += run.count
-        self.ready_bytes += run.body_bytes()
 
     # --- consuming -----------------------------------------------------------------------
 
@@ -449,14 +438,14 @@ class ClassicMachine:
 
     def _get(self, session_id: int, session: Session, settle: bool, now_ms: int) -> None:
         self.last_used_ms = now_ms
-        if not self.ready_count:
+        run = self.take_head(1)
+        if run is None:
             self.effects.append((GOT, session_id, None, 0, 0, 0, 0))
             return
         holder = session.consumers.get(GET_CONSUMER)
         if holder is None:
             holder = Consumer(session_id, GET_CONSUMER, "", WINDOW_DEFAULT, False, False, 0)
             session.consumers[GET_CONSUMER] = holder
-        run = self.take_head(1)
         self.take_in_memory(run.block)
         number = holder.hold(run)
         self.unsettled_count += 1
@@ -511,23 +500,21 @@ class ClassicMachine:
         for run in runs:
             self.unsettled_count -= run.count
             run.acquired_count += 1
-            self.ready_count += run.count
-            self.ready_bytes += run.body_bytes()
-            insort(self.returned, run, key=_position_of)
+            self.backing.give_back(run)
 
     # --- handing out ---------------------------------------------------------------------
 
     def _serve(self, now_ms: int) -> None:
         """Hands out what can be, drops what nobody took in time and what exceeds the length."""
         self.now_ms = now_ms
+        self.unfinished = False
         self._hand_out_ready()
-        self._expire(now_ms)
+        if self.backing.may_expire:
+            self._expire(now_ms)
         if self.limits.overflow == DROP_HEAD:
-            while self.ready_count and self._overflows():
-                self._leave_unacknowledged(self.take_head(self._excess()), OVER_LENGTH)
+            self._drop_excess()
 
     def _hand_out_ready(self) -> None:
-        self.drop_late()
         while self.ready_count:
             candidates = self._candidates()
             if not candidates:
@@ -536,12 +523,14 @@ class ClassicMachine:
             turns = len(candidates) > 1
             served: list[Consumer] = []
             for consumer in candidates:
-                if not self.ready_count:
+                limit = 1 if turns else consumer.window - consumer.outstanding
+                run = self.take_head(limit)
+                if run is None:
                     break
                 served.append(consumer)
-                limit = 1 if turns else consumer.window - consumer.outstanding
-                self._hand_out(consumer, self.take_head(limit))
-                self.drop_late()
+                self._hand_out(consumer, run)
+            if not served:
+                return
             if turns:
                 self._rotate(served)
 
@@ -578,39 +567,53 @@ class ClassicMachine:
             )
         )  # fmt: skip
 
-    def take_head(self, limit: int) -> Run:
-        """Takes at most `limit` messages from the front."""
-        assert limit > 0
-        source = self.returned or self.ready
-        run = source[0]
-        if run.count <= limit:
-            if self.returned:
-                self.returned.pop(0)
-            else:
-                self.ready.popleft()
-        else:
-            source[0] = run.cut(limit, run.count - limit)
-            run = run.cut(0, limit)
-        self.ready_count -= run.count
-        self.ready_bytes -= run.body_bytes()
-        self.delivered_to = max(self.delivered_to, run.position + run.count)
+    def take_head(self, limit: int) -> Run | None:
+        """Takes at most `limit` messages whose time is not over, of one run, from the front; None =
+        there are none. Raises StorageFault and OSError."""
+        while True:
+            line = self.backing.top()
+            if line is None:
+                return None
+            if not self._is_late(line, self.now_ms - 1):
+                return self.take(line, limit)
+            if not self._drop_late(line, self.now_ms - 1):
+                return None
+
+    def take(self, line: Line, limit: int) -> Run:
+        """Takes at most `limit` messages from the front of a line."""
+        run = self.backing.take(line, limit)
+        line.delivered_to = max(line.delivered_to, run.position + run.count)
         return run
 
-    def drop_late(self) -> None:
-        """Drops messages at the head whose time is over: they must not be handed out."""
-        if self.may_expire:
-            self._expire(self.now_ms - 1)
-
     def _expire(self, now_ms: int) -> None:
-        for source in (self.returned, self.ready):
-            while source and source[0].expires and source[0].expires <= now_ms:
+        for line in self.backing.occupied():
+            self._drop_late(line, now_ms)
+
+    @staticmethod
+    def _is_late(line: Line, now_ms: int) -> bool:
+        expires = line.head().expires
+        return bool(expires) and expires <= now_ms
+
+    def _drop_late(self, line: Line, now_ms: int) -> bool:
+        """Drops the messages at the heads of a line whose time is over; False = there are more."""
+        for source in (line.returned, line.waiting):
+            for _ in range(DROPS_MAX):
+                if not (source is line.returned and source) and not self.backing.head_is_here(line):
+                    break
+                if not source:
+                    break
                 run = source[0]
-                del source[0]
-                self.ready_count -= run.count
-                self.ready_bytes -= run.body_bytes()
-                self._leave_unacknowledged(run, EXPIRED)
-        if not self.ready_count:
-            self.ready_bytes = 0
+                assert isinstance(run, Run)
+                if not run.expires or run.expires > now_ms:
+                    break
+                if len(self.leaving.runs) >= LEAVING_RUNS_MAX:
+                    self.unfinished = True
+                    return False
+                self._leave_unacknowledged(self.backing.take_from(line, source), EXPIRED)
+            else:
+                self.unfinished = True
+                return False
+        return True
 
     # --- dead letters --------------------------------------------------------------------
 
@@ -626,12 +629,17 @@ class ClassicMachine:
         size = enqueue_bytes(data, offset)
         block = Block(data, offset, length, count, self.next_position, size, now_ms)
         self.next_position += count
-        self.memory_bytes += length
+        self.backing.memory_bytes += length
         self._leave_unacknowledged(Run(block, 0, count, 0, 0), OVER_LENGTH)
 
     def next_expiry_ms(self) -> int:
         """Returns when the first message at a head expires; 0 = never."""
-        times = [source[0].expires for source in (self.returned, self.ready) if source]
+        times = [
+            source[0].expires
+            for line in self.backing.occupied()
+            for source in (line.returned, line.waiting)
+            if source and isinstance(source[0], Run)
+        ]
         return min((time for time in times if time), default=0)
 
     # --- blocks --------------------------------------------------------------------------
@@ -648,16 +656,28 @@ class ClassicMachine:
             settled.append(position + run.count - 1)
         block.live -= run.count
         assert block.live >= 0
+        if block.where is not None:
+            self.freed[block.where.file] += run.count
         if block.live == 0:
             self.drop_body(block)
-            if block.where is not None:
-                self.finished.append(block)
+
+    def _forget_span(self, span: Span, held: list[Run]) -> None:
+        """As `forget`. Others, which are `held`, may have positions in between."""
+        self.freed[span.file] += span.count
+        at = span.first
+        for run in held:
+            if at <= run.position <= span.last:
+                if run.position > at:
+                    self.settled += (at, run.position - 1)
+                at = run.position + run.count
+        if at <= span.last:
+            self.settled += (at, span.last)
 
     def take_in_memory(self, block: Block) -> None:
         """Reads a block that is on disk only. Raises StorageFault and OSError."""
         if block.data is None:
             block.data, block.command = self._load(block)
-            self.memory_bytes += block.length
+            self.backing.memory_bytes += block.length
 
     def body_of(self, block: Block) -> tuple[bytes, int]:
         """Returns the buffer that holds a block and the command's offset in it; the block stays
@@ -668,51 +688,48 @@ class ClassicMachine:
         """Takes a block's bytes out of memory; they are on disk, or nobody needs them."""
         if block.data is not None:
             block.data = None
-            self.memory_bytes -= block.length
+            self.backing.memory_bytes -= block.length
 
-    def blocks_behind_head(self, keep_bytes: int) -> Iterator[Block]:
-        """Blocks in memory that may leave it so that `keep_bytes` stay: those of which messages are
-        leaving, reserved ones, then ready ones, newest first."""
-        excess = self.memory_bytes - keep_bytes
-        for run in self.leaving:
-            if run.block.data is not None and excess > 0:
-                excess -= run.block.length
-                yield run.block
+    def page_out(self, keep_bytes: int) -> None:
+        """Leaves memory until about `keep_bytes` are in use: first the bodies of messages that are
+        leaving, of reserved ones and of those that came back; then see `Backing.page_out`."""
+        for run in self._patient():
+            if run.block.written and self.footprint > keep_bytes:
+                self.drop_body(run.block)
+        self.backing.page_out(keep_bytes, self.drop_body)
+
+    def _patient(self) -> Iterator[Run]:
+        """Yields the runs that are not handed out next."""
+        yield from self.leaving
+        # Whoever reads a reservation can wait for the disk, and reads it more than once.
         for reservation in self.reservations.by_name.values():
-            # Whoever reads a reservation can wait for the disk, and reads it more than once.
-            for run in reservation.held.runs:
-                if run.block.data is not None and excess > 0:
-                    excess -= run.block.length
-                    yield run.block
-        for run in reversed(self.ready):
-            if excess <= 0:
-                return
-            block = run.block
-            if block.data is not None and run.count == block.count:
-                excess -= block.length
-                yield block
+            yield from reservation.held.runs
+        for line in self.backing.occupied():
+            yield from line.returned
 
-    def blocks_in(self, file: int) -> list[Block]:
-        """Living blocks that lie in a file of the log, oldest first. Cost: O(runs)."""
-        blocks = (run.block for run in self._all_runs())
-        found = {block for block in blocks if block.where is not None and block.where.file == file}
-        return sorted(found, key=lambda block: block.position)
+    @property
+    def footprint(self) -> int:
+        """Returns about how many bytes of memory the queue takes."""
+        return self.backing.footprint + RUN_BYTES * len(self.leaving.runs)
 
-    def dead_in(self, block: Block) -> list[int]:
-        """Positions (first, last, …) of a block that are settled. Cost: O(runs)."""
-        dead: list[int] = []
-        at = 0
-        runs = [run for run in self._all_runs() if run.block is block]
-        ends = [(run.first, run.first + run.count) for run in sorted(runs, key=_position_of)]
-        for first, after in [*ends, (block.count, block.count)]:
-            if first > at:
-                dead += (block.position + at, block.position + first - 1)
-            at = after
-        return dead
+    def to_spill(self) -> Iterator[Block]:
+        """Yields the blocks that are in memory only, in the order in which they leave it."""
+        runs = chain(self._patient(), self.backing.newest())
+        return (run.block for run in runs if run.block.where is None)
+
+    def parts_in(self, file: int) -> dict[Block, list[Run]]:
+        """Returns the living blocks in a file of the log, oldest first, with what lives of them.
+        Reads back what was paged out of it. Cost: O(runs)."""
+        self.backing.load_file(file)
+        found: dict[Block, list[Run]] = {}
+        for run in self._all_runs():
+            if run.block.where is not None and run.block.where.file == file:
+                found.setdefault(run.block, []).append(run)
+        return dict(sorted(found.items(), key=lambda part: part[0].position))
 
     def _all_runs(self) -> Iterator[Run]:
-        yield from self.returned
-        yield from self.ready
+        for line in self.backing.occupied():
+            yield from line.runs()
         yield from self.leaving
         yield from self._held_runs()
 
@@ -724,6 +741,16 @@ class ClassicMachine:
             yield from reservation.held.runs
 
     # --- looking -------------------------------------------------------------------------
+
+    @property
+    def ready_count(self) -> int:
+        """Messages that wait for a consumer."""
+        return self.backing.count
+
+    @property
+    def ready_bytes(self) -> int:
+        """Bytes of their bodies."""
+        return self.backing.bytes
 
     @property
     def consumer_count(self) -> int:
@@ -739,8 +766,7 @@ class ClassicMachine:
     def takes_more(self) -> bool:
         """A message that came now would be delivered at once."""
         return not self.ready_count and any(
-            consumer.outstanding < consumer.window and not consumer.cancelled
-            for consumer in self.service
+            one.outstanding < one.window and not one.cancelled for one in self.service
         )
 
     @property
@@ -750,10 +776,8 @@ class ClassicMachine:
 
     def check_invariants(self) -> None:
         """Asserts what the module text promises. Cost: O(runs)."""
-        places: list[Run] = [*self.returned, *self.ready]
-        for before, after in pairwise(places):
-            assert before.position + before.count <= after.position
-        assert self.ready_count == sum(run.count for run in places)
+        self.backing.check()
+        places = [run for line in self.backing.occupied() for run in line.runs()]
         held = list(self._held_runs())
         for reservation in self.reservations.by_name.values():
             assert reservation.held.outstanding == reservation.next - reservation.first
@@ -775,17 +799,3 @@ class ClassicMachine:
 
 def _service_order(consumer: Consumer) -> int:
     return -consumer.priority
-
-
-def _pieces(
-    first: int, after: int, split: int, expirations: list[int | None] | None
-) -> Iterator[tuple[int, int]]:
-    """Cuts records [first, after) at `split`, or into single ones when some expire on their own."""
-    if expirations is not None:
-        yield from ((i, 1) for i in range(first, after))
-        return
-    middle = min(max(split, first), after)
-    if middle > first:
-        yield first, middle - first
-    if after > middle:
-        yield middle, after - middle

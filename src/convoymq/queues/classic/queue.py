@@ -10,35 +10,32 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from convoymq.kernels.batch import CMD_SESSION_CLOSE, CommandBuilder, record
-from convoymq.messages.record import CUT_OFF, Traits, traits_of
+from convoymq.kernels.batch import CMD_SESSION_CLOSE, CommandBuilder
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
 from convoymq.model.refusals import missing, queue_subject
 from convoymq.model.rounds import run_each
 from convoymq.model.tables import Table
+from convoymq.queues.classic.backing import RUN_BYTES
 from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.dead_letter_sender import DeadLetterSender
-from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED
+from convoymq.queues.classic.limits import limits_from, priority_max
 from convoymq.queues.classic.machine import (
     APPLIED,
-    DROP_HEAD,
-    FLAG_EXPIRATION,
     GAP,
-    REJECT_PUBLISH,
     UNUSED,
     ClassicMachine,
     Effect,
-    Limits,
 )
+from convoymq.queues.classic.memory import Rates
+from convoymq.queues.classic.recovery import recover
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
-from convoymq.queues.classic.runs import Block
+from convoymq.queues.classic.runs import Block, dead_in
 from convoymq.queues.dead_letter_publisher import AT_MOST_ONCE_NAME, DISABLED_NAME
 from convoymq.queues.interface import (
     PRIORITY_ARGUMENT,
@@ -50,42 +47,18 @@ from convoymq.queues.interface import (
     Row,
 )
 from convoymq.queues.summed_notes import SummedNotes
-from convoymq.routing.queue_arguments import takes_over_strictly
 from convoymq.storage.types import Directory
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.host import ClassicHost
 
-REJECT_PUBLISH_DLX = "reject-publish-dlx"
 HOME_POLL_S = 0.02
 EXPIRY_WAIT_MS_MAX = 60_000
 """The wall clock may jump: no timer for an expiry is set for longer."""
-MEMORY_BYTES_MAX = 32 << 20
-"""Message bodies of one queue in memory; what comes behind them waits on disk."""
-
-
-def limits_from(arguments: Table, settings: Mapping[str, object]) -> Limits:
-    """Returns what the queue's arguments and its effective settings ask for."""
-
-    def number(key: str) -> int | None:
-        value = settings.get(key)
-        return value if isinstance(value, int) else None
-
-    single = arguments.get("x-single-active-consumer")
-    overflow = str(settings.get("overflow", ""))
-    dead_letters = "dead-letter-exchange" in settings
-    return Limits(
-        message_ttl_ms=number("message-ttl"),
-        length_max=number("max-length"),
-        bytes_max=number("max-length-bytes"),
-        overflow=REJECT_PUBLISH if overflow.startswith(REJECT_PUBLISH) else DROP_HEAD,
-        dead_letters=dead_letters,
-        # Without an exchange it is reject-publish.
-        refused_are_dead_letters=dead_letters and overflow == REJECT_PUBLISH_DLX,
-        single_active=bool(single is not None and single.value),
-        single_active_strict=takes_over_strictly(arguments),
-        expires_ms=number("expires"),
-    )
+STEPS = 16
+"""Paging out is tried again when so small a part of what a queue may keep has come."""
+UNFINISHED_WAIT_MS = 1
+"""Pause of a queue that drops many messages, before it drops more."""
 
 
 class ClassicQueue(Queue):
@@ -211,16 +184,28 @@ class LocalQueue(HomeReservations, ClassicQueue):
         super().__init__(host, record, arguments, settings)
         self._takes_over = takes_over
         self.durable = not record.is_fleeting
-        self.machine = ClassicMachine(self.limits, self._load)
-        self.machine.last_used_ms = host.now_ms()
         self.log = host.make_log(record, directory, sync=self.durable)
+        self.machine = ClassicMachine(
+            self.limits, self._load, level_max=priority_max(arguments), read=self.log.read_batch
+        )
+        self.machine.last_used_ms = host.now_ms()
         self._gated: deque[tuple[list[bool], list[Effect]]] = deque()
-        self._handed_out = 0
-        self._moves = 0
+        self._handed_out: dict[int, int] = {}
+        """Priority -> positions below this were handed out, as the log has it."""
+        self._moved: Counter[int] = Counter()
+        """File -> messages that were moved out of it, and whose copies were not handed over, or
+        could not be written."""
+        self._moving = 0
+        """Writes with copies that are under way."""
         self._unwritten: list[Block] = []
         #: Writes that were handed over, and finished; who waits for the n-th of them.
         self._writes = 0
         self._writes_done = 0
+        self.rates = Rates()
+        self._stays = 0
+        """Bytes that stayed when paging out was tried last, since anything was written."""
+        self._unspilled = False
+        """Messages of a transient queue are being written."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._notes = SummedNotes(host.clock, self._log)
         self._sender = DeadLetterSender(self, host.dead_letters)
@@ -230,7 +215,13 @@ class LocalQueue(HomeReservations, ClassicQueue):
         self.senders: set[int] = set()
         """Nodes that have sent commands."""
         if self.durable:
-            self._recover(host.now_ms())
+            unreadable = recover(
+                self.log, self.machine, host.now_ms(), keeps_transient=self._takes_over
+            )
+            self._handed_out = {
+                line.level: line.delivered_to for line in self.machine.backing.lines
+            }
+            self._tell_of_damage(unreadable)
         else:
             self.log.remove()
 
@@ -242,7 +233,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         self._sender.configure(settings)
         if self.limits != before and self.ended is None:
             now_ms = self.host.now_ms()
-            self.machine.limits = self.limits
+            self.machine.configure(self.limits)
             if self.limits.expires_ms != before.expires_ms:
                 # Counts from now on, or a queue that was idle would go at once.
                 self.machine.last_used_ms = now_ms
@@ -263,10 +254,15 @@ class LocalQueue(HomeReservations, ClassicQueue):
             self.machine.apply(self.builder.take_forward(self.group, 0), now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Once a second: expiry."""
+        """Once a second: rates, memory, expiry."""
         expires = self.limits.expires_ms
         machine = self.machine
-        if expires is None and not machine.may_expire and not machine.reservations:
+        self.rates.note(machine.published, machine.delivered, machine.acknowledged, now_ms)
+        if self.host.memory.keep(self.group, machine.footprint) is not None:
+            # Others want the memory of a queue that does nothing.
+            self._stays = 0
+            self._carry_out()
+        if expires is None and not machine.backing.may_expire and not machine.reservations:
             return
         machine.tick(now_ms)
         self._carry_out()
@@ -334,7 +330,9 @@ class LocalQueue(HomeReservations, ClassicQueue):
         machine = self.machine
         if machine.leaving.count or machine.leaving.lost:
             self._sender.on_left()
-        due = machine.next_expiry_ms() if machine.may_expire else 0
+        due = machine.next_expiry_ms() if machine.backing.may_expire else 0
+        if machine.unfinished:
+            due = self.host.now_ms() + UNFINISHED_WAIT_MS
         if not due or (self._expiry_timer is not None and self._expiry_due_ms <= due):
             return
         if self._expiry_timer is not None:
@@ -381,9 +379,14 @@ class LocalQueue(HomeReservations, ClassicQueue):
     def client(self, session: int, events: ClientEvents) -> ClassicClient:
         """See `ClassicQueue`; one that comes while the disk is behind is told so."""
         made = super().client(session, events)
-        if self.durable and self.host.is_flowing:
+        if self.writes and self.host.is_flowing:
             self.host.soon(lambda: self._tell_flow(made))
         return made
+
+    @property
+    def writes(self) -> bool:
+        """Returns whether what is published goes to disk."""
+        return self.durable or self.host.memory.is_short
 
     def _tell_flow(self, client: ClassicClient) -> None:
         if self.host.is_flowing:
@@ -415,6 +418,12 @@ class LocalQueue(HomeReservations, ClassicQueue):
             for consumer in machine.service
         ]
 
+    def egress_bytes(self) -> float:
+        """Returns about how many bytes of memory it gives out in a second."""
+        waiting = self.machine.ready_count
+        size = self.machine.ready_bytes / waiting if waiting else 0.0
+        return self.rates.egress * (size + RUN_BYTES)
+
     def left(self) -> Counter[tuple[str, str]]:
         """Returns (strategy, reason) -> messages that left unacknowledged."""
         return self.machine.leaving.left
@@ -426,6 +435,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         unsettled_bytes = machine.unsettled_bytes
         capacity = float(machine.takes_more)
         return {
+            **self._backing_facts(),
             "messages": machine.ready_count + machine.unsettled_count,
             "messages_ready": machine.ready_count,
             "messages_unacknowledged": machine.unsettled_count,
@@ -441,7 +451,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
             "consumer_capacity": capacity,
             "consumer_utilisation": capacity,
             "owner": self.record.owner,
-            "memory": machine.memory_bytes,
+            "memory": machine.footprint,
             "state": "running" if self.ended is None else "stopped",
             "node": self.host.node_name(self.record.home),
             "reservations": machine.reservations.infos(),
@@ -452,6 +462,42 @@ class LocalQueue(HomeReservations, ClassicQueue):
                 "publish": machine.published,
                 "deliver_get": machine.delivered,
                 "ack": machine.acknowledged,
+            },
+        }
+
+    def _backing_facts(self) -> Row:
+        machine, rates = self.machine, self.rates
+        backing = machine.backing
+        lengths = backing.lengths()
+        here = lengths["q1"] + lengths["q4"]
+        here_bytes = min(backing.memory_bytes, machine.ready_bytes)
+        paged_out = machine.ready_count - here
+        is_short = self.host.memory.is_short
+        target = self.host.memory.share(self.group) // RUN_BYTES if is_short else "infinity"
+        return {
+            "messages_ram": here + machine.unsettled_count,
+            "messages_ready_ram": here,
+            "messages_unacknowledged_ram": machine.unsettled_count,
+            "messages_paged_out": paged_out,
+            "messages_persistent": (
+                machine.ready_count + machine.unsettled_count if self.durable else 0
+            ),
+            "message_bytes_ram": here_bytes,
+            "message_bytes_persistent": machine.ready_bytes if self.durable else 0,
+            "message_bytes_paged_out": max(0, machine.ready_bytes - here_bytes),
+            "backing_queue_status": {
+                "mode": "default",
+                "version": 2,
+                **{name: n for name, n in lengths.items() if name != "delta"},
+                "delta": ["delta", "undefined", lengths["delta"], 0, "undefined"],
+                "len": machine.ready_count,
+                "target_ram_count": target,
+                "next_seq_id": machine.next_position,
+                "num_pending_acks": machine.unsettled_count,
+                "avg_ingress_rate": rates.ingress,
+                "avg_egress_rate": rates.egress,
+                "avg_ack_ingress_rate": rates.ack_ingress,
+                "avg_ack_egress_rate": rates.ack_egress,
             },
         }
 
@@ -476,8 +522,11 @@ class LocalQueue(HomeReservations, ClassicQueue):
         if applied or wrote:
             self._gated.append((gate, applied))
         self._flush(gate)
-        if self.limits.dead_letters or machine.leaving.count:
+        if self.limits.dead_letters or machine.leaving.count or machine.unfinished:
             self._dead_letters()
+        if self.log.damages or machine.backing.missing:
+            self._give_up_missing()
+        self._leave_memory()
 
     def _write(self) -> list[Block]:
         """Adds to the log what has to be there; returns the blocks that confirms wait for."""
@@ -490,34 +539,59 @@ class LocalQueue(HomeReservations, ClassicQueue):
                     wrote.append(block)
             if machine.settled:
                 self.log.add_settled(machine.settled)
-            if machine.delivered_to > self._handed_out:
-                self._handed_out = machine.delivered_to
-                self.log.add_handed_out(self._handed_out)
-        elif machine.memory_bytes > MEMORY_BYTES_MAX:
-            for block in machine.blocks_behind_head(MEMORY_BYTES_MAX // 2):
-                if block.where is None:
-                    self._store(block)
-                    wrote.append(block)
+            for line in machine.backing.lines:
+                if line.delivered_to > self._handed_out.get(line.level, 0):
+                    self._handed_out[line.level] = line.delivered_to
+                    self.log.add_handed_out(line.delivered_to, line.level)
+        else:
+            wrote = self._spill()
         machine.enqueued = []
         machine.settled = []
-        if machine.finished:
-            for block in machine.finished:
-                self.log.drop(block.place())
-            machine.finished = []
+        if machine.freed:
+            for file, count in machine.freed.items():
+                self.log.drop(file, count)
+            machine.freed.clear()
             self._unwritten = [*wrote, *self._compact()]
         else:
             self._unwritten = wrote
         # Spilled messages of a transient queue hold nobody up.
         return wrote if self.durable else []
 
+    def _spill(self) -> list[Block]:
+        """Writes the newest messages of a transient queue that takes too much memory; returns the
+        blocks."""
+        keep = self.host.memory.keep(self.group, self.machine.footprint)
+        if keep is None or self._unspilled:
+            return []
+        excess = self.machine.footprint - keep
+        chosen: set[Block] = set()
+        for block in self.machine.to_spill():
+            if excess <= 0:
+                break
+            if block not in chosen:
+                excess -= block.length + RUN_BYTES
+                chosen.add(block)
+        # In their order: a span is a part of a file.
+        blocks = sorted(chosen, key=lambda block: block.position)
+        for block in blocks:
+            self._store(block)
+        self._unspilled = bool(blocks)
+        return blocks
+
     def _store(self, block: Block) -> None:
-        block.where = self.log.add_messages(block.position, _body(block), block.time_ms)
+        block.where = self.log.add_messages(
+            block.position, _body(block), block.time_ms, level=block.level, live=block.live
+        )
 
     def _flush(self, gate: list[bool]) -> None:
         blocks, self._unwritten = self._unwritten, []
-        moved = self._moves
+        moved, self._moved = self._moved, Counter()
+        self._moving += bool(moved)
 
         def done(failed: Exception | None) -> None:
+            self._unspilled = False
+            self._stays = 0
+            self._moving -= bool(moved)
             self._writes_done += 1
             self._tell_waiting(failed)
             if self.ended is not None:
@@ -527,10 +601,12 @@ class LocalQueue(HomeReservations, ClassicQueue):
                 for block in blocks:
                     block.written = True
                 gate[0] = True
-                if moved == self._moves:
-                    # What compaction moved is on disk: the old files may go.
-                    self.log.collect()
+                # What compaction moved is on disk: the old files may go.
+                for file, count in moved.items():
+                    self.log.drop(file, count)
+                self.log.collect()
             else:
+                self._moved += moved
                 self._refuse_gated(failed)
             self._open_gates()
             self._leave_memory()
@@ -538,6 +614,8 @@ class LocalQueue(HomeReservations, ClassicQueue):
         if self.log.flush(lambda failed: self.host.contain(self, lambda: done(failed))):
             self._writes += 1
         else:
+            self._moved += moved
+            self._moving -= bool(moved)
             self._open_gates()
             if not self.durable:
                 self.log.collect()
@@ -556,86 +634,52 @@ class LocalQueue(HomeReservations, ClassicQueue):
                 self.host.dispatch_unsafe(self, effect[1], effect[2])
 
     def _leave_memory(self) -> None:
+        """Pages out what this queue has too much in memory."""
         machine = self.machine
-        if machine.memory_bytes > MEMORY_BYTES_MAX:
-            for block in list(machine.blocks_behind_head(MEMORY_BYTES_MAX // 2)):
-                if block.written:
-                    machine.drop_body(block)
+        keep = self.host.memory.keep(self.group, machine.footprint)
+        if keep is None or machine.footprint - self._stays < keep // STEPS:
+            return
+        machine.page_out(keep)
+        self._stays = machine.footprint
+        self.host.memory.weigh(self.group, self._stays)
+
+    def _give_up_missing(self) -> None:
+        """Takes messages that could not be read back off the books."""
+        missing, self.machine.backing.missing = self.machine.backing.missing, []
+        for file, count in missing:
+            self.log.drop(file, count)
+        self._tell_of_damage(sum(count for _, count in missing))
+
+    def _may_compact(self) -> bool:
+        return self.durable and not self._moved and not self._moving
 
     def _compact(self) -> list[Block]:
-        """Moves the blocks of a file that few of them pin to the end; returns them. One stuck
-        message must not keep all files behind it."""
-        sparse = self.log.oldest_is_sparse() if self.durable else None
+        """Moves the blocks of a file that few messages of them pin to the end; returns them. One
+        stuck message must not keep all files behind it."""
+        sparse = self.log.oldest_is_sparse() if self._may_compact() else None
         if sparse is None:
             return []
-        self._moves += 1
-        moved = self.machine.blocks_in(sparse)
-        for block in moved:
+        parts = self.machine.parts_in(sparse)
+        for block, runs in parts.items():
             old = block.place()
             # Until it is written it can be read from memory only.
             self.machine.take_in_memory(block)
             block.written = False
             block.where = self.log.move_messages(
-                block.position, _body(block), block.time_ms, self.machine.dead_in(block)
+                block.position,
+                _body(block),
+                block.time_ms,
+                dead_in(block, runs),
+                level=block.level,
             )
-            self.log.drop(old)
-        return moved
+            self._moved[old.file] += block.live
+        return list(parts)
 
     def _load(self, block: Block) -> tuple[bytes, int]:
         return self.log.read(block.place()), 0
 
-    def _recover(self, now_ms: int) -> None:
-        blocks: dict[int, Block] = {}
-        settled: list[tuple[int, int]] = []
-        expirations: dict[int, list[int | None]] = {}
-        next_position = 0
-        unreadable = 0
-        for found in self.log.recover():
-            if found.kind == MESSAGES:
-                count = int.from_bytes(found.body[24:28], "little")
-                size = int.from_bytes(found.body[32:40], "little")
-                length = len(found.body)
-                time_ms = found.time_ms or now_ms
-                block = Block(None, 0, length, count, found.position, size, time_ms)
-                block.where = found.place
-                block.written = True
-                traits = _traits(found.body, count)
-                unreadable += sum(not trait.whole for trait in traits)
-                settled += [
-                    (found.position + i, found.position + i)
-                    for i, trait in enumerate(traits)
-                    if not (trait.persistent or self._takes_over)
-                ]
-                if found.body[5] & FLAG_EXPIRATION:
-                    expirations[found.position] = [trait.expiration_ms for trait in traits]
-                # A block that compaction moved occurs twice; the later place counts.
-                blocks[found.position] = block
-            elif found.kind == SETTLED:
-                words = memoryview(found.body).cast("Q")
-                settled += [(words[i], words[i + 1]) for i in range(0, len(words), 2)]
-                # Positions are never used twice: an old record must not settle a new message.
-                next_position = max(next_position, *words[1::2])
-            elif found.kind == HANDED_OUT:
-                self._handed_out = max(self._handed_out, found.position)
-        gone = _merged(settled)
-        for position in sorted(blocks):
-            block = blocks[position]
-            dead = _within(gone, position, block.count)
-            if sum(last - first + 1 for first, last in dead) < block.count:
-                self.log.keep(block.place())
-                own = expirations.get(position)
-                self.machine.recover(block, dead, self._handed_out, own, now_ms)
-            else:
-                next_position = max(next_position, position + block.count - 1)
-        self.machine.next_position = max(
-            self.machine.next_position, next_position + 1, self._handed_out
-        )
-        self.machine.delivered_to = self._handed_out
-        self.log.collect()
-        self._tell_of_damage(unreadable)
-
     def _tell_of_damage(self, unreadable: int) -> None:
-        damages = self.log.damages
+        damages, self.log.damages = self.log.damages, []
         if damages or unreadable:
             file, offset, _ = damages[0] if damages else ("", 0, 0)
             facts = {"places": len(damages), "bytes": sum(length for _, _, length in damages)}
@@ -747,33 +791,3 @@ def _body(block: Block) -> memoryview:
     """Returns the command of a block that is in memory."""
     assert block.data is not None
     return memoryview(block.data)[block.command : block.command + block.length]
-
-
-def _traits(body: bytes, count: int) -> list[Traits]:
-    try:
-        return [traits_of(record(body, 0, i)) for i in range(count)]
-    except ValueError:
-        return [CUT_OFF] * count
-
-
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
-        else:
-            merged.append((first, last))
-    return merged
-
-
-def _within(gone: list[tuple[int, int]], position: int, count: int) -> list[tuple[int, int]]:
-    """Returns the parts of sorted, disjoint `gone` inside a block, relative to its first record."""
-    found: list[tuple[int, int]] = []
-    at = max(bisect_left(gone, (position, position)) - 1, 0)
-    while at < len(gone) and gone[at][0] < position + count:
-        first = max(gone[at][0] - position, 0)
-        last = min(gone[at][1] - position, count - 1)
-        if first <= last:
-            found.append((first, last))
-        at += 1
-    return found

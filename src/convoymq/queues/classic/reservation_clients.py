@@ -8,8 +8,7 @@ with one from before is refused. A settle of a durable queue is answered when it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from convoymq.metadata.machine import QueueRecord
     from convoymq.queues.classic.host import ClassicHost
     from convoymq.queues.classic.machine import ClassicMachine
-    from convoymq.queues.classic.runs import Block, Run
+    from convoymq.queues.classic.runs import Block
 
 EPOCH_MASK = (1 << 56) - 1
 """The incarnation and the counter of a session id."""
@@ -159,14 +158,15 @@ class HomeReservations:
     async def local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
     ) -> tuple[list[int] | None, list[ReservedRun]]:
-        """See `reservation_reads.LocalReservations`. A cursor is (rows seen, position of the
-        next)."""
+        """See `reservation_reads.LocalReservations`. A cursor is (rows seen, how far below the
+        highest the priority of the next is, its position)."""
         self._check()
-        seen, position = checked_cursor(cursor, 2)
+        seen, below, position = checked_cursor(cursor, 3)
+        level_max = self.machine.backing.level_max
         self.settle_round(self.host.now_ms())
         tries = 0
         while True:
-            ready, more = self._ready_from(position, max(1, max_rows))
+            ready, more = self._ready_from(level_max - below, position, max(1, max_rows))
             page = Page(max_rows, max_bytes)
             try:
                 await self._collect(page, ready, seen)
@@ -183,18 +183,18 @@ class HomeReservations:
         shown = page.runs[-1][3]
         if len(page.runs) == len(ready) and shown == count and not more:
             return None, page.runs
-        return [seen + page.rows, block.position + first + shown], page.runs
+        return [
+            seen + page.rows,
+            level_max - block.level,
+            block.position + first + shown,
+        ], page.runs
 
-    def _ready_from(self, position: int, limit: int) -> tuple[list[Place], bool]:
-        """Returns the ready messages from a position on, about `limit`, and whether there are
-        more."""
+    def _ready_from(self, level: int, position: int, limit: int) -> tuple[list[Place], bool]:
+        """Returns the ready messages from a place on, about `limit`, and whether there are more."""
         made: list[Place] = []
         listed = 0
-        ready: Iterator[Run] = chain(self.machine.returned, self.machine.ready)
-        for run in ready:
-            skip = max(0, position - run.position)
-            if skip >= run.count:
-                continue
+        for run in self.machine.backing.walk(level, position):
+            skip = max(0, position - run.position) if run.block.level == level else 0
             if listed >= limit or len(made) >= PAGE_RUNS_MAX:
                 return made, True
             made.append((run.block, run.first + skip, run.count - skip, run.acquired_count))

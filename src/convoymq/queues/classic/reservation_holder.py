@@ -42,10 +42,9 @@ class ReservationHolder:
         machine, held = self._machine, reservation.held
         taken = 0
         for _ in range(TAKE_RUNS_MAX):
-            machine.drop_late()
-            if taken >= limit or not machine.ready_count:
+            run = machine.take_head(limit - taken) if taken < limit else None
+            if run is None:
                 break
-            run = machine.take_head(limit - taken)
             held.hold(run)
             machine.unsettled_count += run.count
             machine.delivered += run.count

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from convoymq.queues.classic.log import Place
+from convoymq.kernels.batch import record
+from convoymq.messages.record import traits_of
+
+FLAG_EXPIRATION = 4
+"""Flag of an ENQUEUE command: some record has a time limit of its own."""
+RECORD_HEADER = 32
+"""Bytes in front of the body of a record in a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Place of the body of a record of messages."""
+
+    file: int
+    offset: int
+    length: int
+
+    @property
+    def start(self) -> int:
+        """Returns the offset of the record."""
+        return self.offset - RECORD_HEADER
 
 
 class Block:
     """The records of one ENQUEUE command, in memory or in the queue's log."""
 
     __slots__ = (
-        "bytes", "command", "count", "data", "length", "live", "position", "time_ms", "where",
-        "written",
+        "bytes", "command", "count", "data", "length", "level", "live", "position", "time_ms",
+        "where", "written",
     )  # fmt: skip
 
     def __init__(
@@ -27,6 +45,7 @@ class Block:
         position: int,
         size: int,
         time_ms: int,
+        level: int = 0,
     ) -> None:
         self.data = data
         """The buffer that holds the command; None while the block is on disk only."""
@@ -43,6 +62,8 @@ class Block:
         """Body bytes of all records together."""
         self.time_ms = time_ms
         """Time when it came; of a log of before 0.4.0, when it was recovered."""
+        self.level = level
+        """Priority of all records."""
         self.where: Place | None = None
         """Place in the log, given by the shell."""
         self.written = False
@@ -57,7 +78,7 @@ class Block:
 class Run:
     """Records [first, first + count) of a block."""
 
-    __slots__ = ("acquired_count", "block", "count", "expires", "first")
+    __slots__ = ("acquired_count", "begins", "block", "count", "expires", "first")
 
     def __init__(
         self, block: Block, first: int, count: int, acquired_count: int, expires: int
@@ -70,6 +91,8 @@ class Run:
         """Number of times that these messages were handed out before."""
         self.expires = expires
         """Time in ms at which they expire; 0 = never."""
+        self.begins = False
+        """True while no ready message of the block was taken that stood before them."""
 
     @property
     def position(self) -> int:
@@ -85,6 +108,54 @@ class Run:
     def body_bytes(self) -> int:
         """Returns the body bytes, divided in proportion when the block's messages differ."""
         return self.block.bytes * self.count // self.block.count
+
+
+def runs_of(
+    block: Block, dead: list[tuple[int, int]], handed_out: int, ttl_ms: int | None
+) -> list[Run]:
+    """Returns the runs of a block whose body is in memory, and counts what lives in it.
+
+    Args:
+        dead: record ranges (first, last) that are gone, ascending.
+        handed_out: records below this were handed out before.
+        ttl_ms: the queue's time for its messages.
+    """
+    made: list[Run] = []
+    at = 0
+    data = block.data
+    assert data is not None
+    single = data[block.command + 5] & FLAG_EXPIRATION
+    expires = 0 if ttl_ms is None else block.time_ms + ttl_ms
+    for first, last in [*dead, (block.count, block.count)]:
+        if single:
+            for i in range(at, first):
+                own = traits_of(record(data, block.command, i)).expiration_ms
+                times = [ms for ms in (own, ttl_ms) if ms is not None]
+                until = block.time_ms + min(times) if times else 0
+                made.append(Run(block, i, 1, int(i < handed_out), until))
+        else:
+            middle = min(max(handed_out, at), first)
+            if middle > at:
+                made.append(Run(block, at, middle - at, 1, expires))
+            if first > middle:
+                made.append(Run(block, middle, first - middle, 0, expires))
+        at = last + 1
+    block.live = sum(run.count for run in made)
+    if made:
+        made[0].begins = True
+    return made
+
+
+def dead_in(block: Block, runs: list[Run]) -> list[int]:
+    """Returns the positions (first, last, …) of a block that are in none of its runs."""
+    dead: list[int] = []
+    at = 0
+    ends = [(run.first, run.first + run.count) for run in sorted(runs, key=lambda run: run.first)]
+    for first, after in [*ends, (block.count, block.count)]:
+        if first > at:
+            dead += (block.position + at, block.position + first - 1)
+        at = after
+    return dead
 
 
 @dataclass(slots=True, eq=False)

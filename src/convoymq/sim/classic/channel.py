@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from convoymq.kernels import batch
-from convoymq.queues.classic.machine import FLAG_EXPIRATION
+from convoymq.queues.classic.machine import FLAG_PRIORITY
+from convoymq.queues.classic.runs import FLAG_EXPIRATION
 from convoymq.queues.interface import GetResult, QueueClient
 from convoymq.sim.classic.referee import ClassicReferee
 from convoymq.sim.clients import Channel, record_of
@@ -11,6 +12,8 @@ from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.records import identity_of
 
 PERSISTENT_SHARE = 0.7
+PRIORITY_SHARE = 0.6
+PRIORITY_MAX = 12
 EXPIRATIONS_MS = (0, 5, 100, 2_000)
 
 
@@ -36,12 +39,18 @@ class ClassicChannel(Channel):
             expiration = None
             if scheduler.chance(config.attribute_chance):
                 expiration = scheduler.rng.choice(EXPIRATIONS_MS)
+            priority = None
+            if scheduler.chance(PRIORITY_SHARE):
+                priority = scheduler.between(0, PRIORITY_MAX)
             self.unconfirmed[self._tag] = identity
             self._workload.published += 1
-            self._book.on_sent(identity, persistent=persistent, expiration_ms=expiration)
+            self._book.on_sent(
+                identity, persistent=persistent, expiration_ms=expiration, priority=priority
+            )
             body = identity + bytes(size)
-            made = record_of(body, expiration=expiration, persistent=persistent)
+            made = record_of(body, priority=priority, expiration=expiration, persistent=persistent)
             flags = FLAG_EXPIRATION if expiration is not None else 0
+            flags |= FLAG_PRIORITY if priority is not None else 0
             self.client.target.publish(made, len(body), self._tag, flags)
 
     def _receive(

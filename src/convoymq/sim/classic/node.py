@@ -55,6 +55,7 @@ class ClassicNode(SimNode):
             await_room=self.capacity.wait,
             note=self.on_note,
             file_bytes_max=self.world.file_bytes_max,
+            memory_target_bytes=self.world.memory_target_bytes,
         )
         for record in self.world.records.values():
             if record.home == self.number:

@@ -9,7 +9,9 @@ channels were told. What it asserts:
   and none that was let go once the record of that is durable;
 - a restart gives no message more time to live, and none is handed out after its time;
 - a message is in one pair of hands at most, and is given again only after it came back;
-- messages that were never given out are given in the order in which they came;
+- what is given is the oldest ready message of the highest priority, also when it came back;
+- a limit drops the oldest ready message of the lowest priority;
+- messages of one priority keep the order in which their channel published them;
 - a message that nobody holds leaves by its time, a purge or a limit, and by nothing else;
 - what a channel gets is what its home gave, once.
 """
@@ -18,11 +20,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from convoymq.kernels.batch import record
+from convoymq.messages.deaths import OVER_LENGTH
 from convoymq.queues.classic.machine import DELIVER, GOT, PURGED, ClassicMachine
 from convoymq.queues.classic.queue import LocalQueue
-from convoymq.queues.classic.runs import Run
+from convoymq.queues.classic.runs import Block, Run
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.records import identity_of
 
@@ -35,6 +39,8 @@ class Sent:
 
     persistent: bool
     expiration_ms: int | None
+    level: int = 0
+    """Priority that it has in this queue."""
     confirmed: bool = False
     position: int = -1
     """Place in the queue; -1 = it never came there."""
@@ -49,16 +55,61 @@ class Sent:
     """True after a restart from which the message did not come back."""
 
 
+class Ready:
+    """Positions of ready messages by priority."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[int, list[int]] = {}
+        self._here: dict[int, set[int]] = {}
+
+    def add(self, level: int, position: int) -> None:
+        """A message waits."""
+        here = self._here.setdefault(level, set())
+        if position not in here:
+            here.add(position)
+            heappush(self._heaps.setdefault(level, []), position)
+
+    def remove(self, level: int, position: int) -> None:
+        """A message waits no longer."""
+        self._here.get(level, set()).discard(position)
+
+    def first(self, level: int) -> int | None:
+        """Returns the oldest of a priority."""
+        heap, here = self._heaps.get(level, []), self._here.get(level, set())
+        while heap and heap[0] not in here:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def levels(self) -> list[int]:
+        """Returns the priorities with messages, lowest first."""
+        return sorted(level for level, here in self._here.items() if here)
+
+
 class ClassicReferee:
     """The book of one queue.
 
     Args:
         ttl_ms: of its messages; None = they have all the time.
         has_limit: messages may be dropped at the head.
+        level_max: its highest priority; 0 = it has none.
     """
 
-    def __init__(self, group: int, *, durable: bool, ttl_ms: int | None, has_limit: bool) -> None:
+    def __init__(
+        self,
+        group: int,
+        *,
+        durable: bool,
+        ttl_ms: int | None,
+        has_limit: bool,
+        level_max: int = 0,
+    ) -> None:
         self.group = group
+        self.level_max = level_max
+        self.ready = Ready()
+        self._counts: dict[tuple[int, bytes], bytes] = {}
+        """(priority, channel) -> number of its last message that came."""
+        self._missing = 0
+        """Messages that the log was to have and, as the disk failed, does not."""
         self.durable = durable
         self.ttl_ms = ttl_ms
         self.has_limit = has_limit
@@ -71,7 +122,6 @@ class ClassicReferee:
         """(number of a write, positions that it says are gone)"""
         self._handed: dict[tuple[int, int, int], bytes] = {}
         """(session, consumer, number) -> message, until the channel has it."""
-        self._last_fresh = -1
         self._looks = 0
         self._stopped = False
         self.has_failed = False
@@ -86,9 +136,12 @@ class ClassicReferee:
 
     # What channels say.
 
-    def on_sent(self, identity: bytes, *, persistent: bool, expiration_ms: int | None) -> None:
+    def on_sent(
+        self, identity: bytes, *, persistent: bool, expiration_ms: int | None, priority: int | None
+    ) -> None:
         """A channel publishes a message."""
-        self.sent[identity] = Sent(persistent, expiration_ms)
+        level = min(priority or 0, self.level_max)
+        self.sent[identity] = Sent(persistent, expiration_ms, level)
 
     def on_confirmed(self, identity: bytes) -> None:
         """A channel was told that a message is safe."""
@@ -116,14 +169,27 @@ class ClassicReferee:
         self.queue = queue
         machine = queue.machine
         self._on_opened(machine, queue.host.now_ms())
-        enqueue, give_back, carry_out = machine._enqueue, machine.give_back, queue._carry_out
+        add, give_back, carry_out = machine._add, machine.give_back, queue._carry_out
+        take_head, leave = machine.take_head, machine._leave_unacknowledged
+        purge = machine.purge
 
-        def enqueued(
-            data: bytes, flags: int, count: int, offset: int, length: int, now_ms: int
-        ) -> None:
-            position = machine.next_position
-            self._on_enqueued(position, data, offset, count, now_ms)
-            enqueue(data, flags, count, offset, length, now_ms)
+        def purged() -> int:
+            self.ready = Ready()
+            return purge()
+
+        def added(block: Block) -> None:
+            self._on_enqueued(block)
+            add(block)
+
+        def taken(limit: int) -> Run | None:
+            run = take_head(limit)
+            if run is not None:
+                self._on_taken(run)
+            return run
+
+        def left(run: Run, reason: str) -> None:
+            self._on_left(run, reason)
+            leave(run, reason)
 
         def given_back(runs: list[Run]) -> None:
             self._on_given_back(runs)
@@ -135,7 +201,10 @@ class ClassicReferee:
             carry_out()
             self._leaving.append((queue._writes, gone))
 
-        machine._enqueue = enqueued  # type: ignore[method-assign]
+        machine._add = added  # type: ignore[method-assign]
+        machine.purge = purged  # type: ignore[method-assign]
+        machine.take_head = taken  # type: ignore[method-assign]
+        machine._leave_unacknowledged = left  # type: ignore[method-assign]
         machine.give_back = given_back  # type: ignore[method-assign]
         queue._carry_out = carried_out  # type: ignore[method-assign]
 
@@ -154,16 +223,23 @@ class ClassicReferee:
         self.queue = None
         self.has_failed = False
         self._handed.clear()
-        self._last_fresh = -1
 
     def _on_opened(self, machine: ClassicMachine, now_ms: int) -> None:
         found: dict[int, bytes] = {}
-        for run in machine.ready:
+        for run in machine.backing.walk(machine.backing.level_max, 0):
             data, command = machine.body_of(run.block)
             for i in range(run.count):
                 identity = identity_of(record(data, command, run.first + i))
                 self._on_recovered(run.position + i, identity, run.expires)
+                if self.sent[identity].level != run.block.level:
+                    self.fail(f"{identity.hex()} comes back with priority {run.block.level}")
                 found[run.position + i] = identity
+        self._missing = machine.ready_count - len(found)
+        if self._missing and not self.failed_once:
+            self.fail(f"{self._missing} messages cannot be read back")
+        self.ready = Ready()
+        for position, identity in found.items():
+            self.ready.add(self.sent[identity].level, position)
         before, self.alive = self.alive, found
         for position, identity in before.items():
             sent = self.sent[identity]
@@ -194,12 +270,18 @@ class ClassicReferee:
 
     # What the queue does.
 
-    def _on_enqueued(
-        self, position: int, data: bytes, offset: int, count: int, now_ms: int
-    ) -> None:
-        for i in range(count):
-            identity = identity_of(record(data, offset, i))
+    def _on_enqueued(self, block: Block) -> None:
+        position, now_ms = block.position, block.time_ms
+        assert block.data is not None
+        for i in range(block.count):
+            identity = identity_of(record(block.data, block.command, i))
             sent = self.sent[identity]
+            if sent.level != block.level:
+                self.fail(f"{identity.hex()} has priority {sent.level}, and comes to {block.level}")
+            if identity[4:] <= self._counts.get((sent.level, identity[:4]), b""):
+                self.fail(f"{identity.hex()} comes behind one that was published later")
+            self._counts[sent.level, identity[:4]] = identity[4:]
+            self.ready.add(sent.level, position + i)
             if sent.position >= 0:
                 self.fail(f"{identity.hex()} comes twice")
             if position + i in self.alive:
@@ -214,7 +296,29 @@ class ClassicReferee:
     def _on_given_back(self, runs: list[Run]) -> None:
         for run in runs:
             for position in range(run.position, run.position + run.count):
-                self.sent[self.alive[position]].held = False
+                sent = self.sent[self.alive[position]]
+                sent.held = False
+                self.ready.add(sent.level, position)
+
+    def _on_taken(self, run: Run) -> None:
+        """Messages are given to somebody."""
+        for position in range(run.position, run.position + run.count):
+            levels = self.ready.levels()
+            if not levels or levels[-1] != run.block.level:
+                self.fail(f"position {position} of priority {run.block.level} is given, {levels}")
+            if self.ready.first(levels[-1]) != position:
+                first = self.ready.first(levels[-1])
+                self.fail(f"position {position} is given, and {first} waits")
+            self.ready.remove(run.block.level, position)
+
+    def _on_left(self, run: Run, reason: str) -> None:
+        """Messages leave without an acknowledgement."""
+        for position in range(run.position, run.position + run.count):
+            levels = self.ready.levels()
+            first = self.ready.first(levels[0]) if levels else None
+            if reason == OVER_LENGTH and position in self.alive and first != position:
+                self.fail(f"position {position} is too much, and {first} is older or lower")
+            self.ready.remove(run.block.level, position)
 
     def _look(self, machine: ClassicMachine) -> None:
         """Follows what a batch of commands, or the time, has brought about."""
@@ -237,7 +341,7 @@ class ClassicReferee:
             for position in range(first, last + 1):
                 self._on_gone(position, machine.now_ms, purged=purged)
         here = machine.ready_count + machine.unsettled_count + machine.leaving.count
-        if here != len(self.alive):
+        if not len(self.alive) <= here <= len(self.alive) + self._missing:
             self.fail(f"{here} messages are there, the book has {len(self.alive)}")
         self._looks += 1
         if not self._looks % INVARIANTS_EVERY:
@@ -251,18 +355,18 @@ class ClassicReferee:
             self.fail(f"{identity.hex()} is given to a second one")
         if sent.expires_ms and now_ms > sent.expires_ms:
             self.fail(f"{identity.hex()} is given at {now_ms}, its time was over {sent.expires_ms}")
-        if not acquired:
-            if sent.position <= self._last_fresh:
-                self.fail(f"{identity.hex()} at {sent.position} is given behind {self._last_fresh}")
-            self._last_fresh = sent.position
         sent.held, sent.given = True, acquired
 
     def _on_gone(self, position: int, now_ms: int, *, purged: bool) -> None:
         identity = self.alive.pop(position, None)
         if identity is None:
+            if purged:
+                # A span that is purged names all positions between its first and its last.
+                return
             self.fail(f"position {position} goes, and nothing is there")
             return
         sent = self.sent[identity]
+        self.ready.remove(sent.level, position)
         over = bool(sent.expires_ms) and sent.expires_ms <= now_ms
         if not sent.held and not (over or purged or self.has_limit):
             self.fail(f"{identity.hex()} at {position} goes, and nobody had it")

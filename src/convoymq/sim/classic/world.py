@@ -30,6 +30,9 @@ DURABLE_SHARE = 0.75
 LIMITED = 0.3
 TTLS_MS = (None, None, None, 50, 1_000)
 FILE_BYTES_MAX = (4_096, 65_536, 64 << 20)
+MEMORY_TARGETS = (4_096, 4_096, 20_000, 100_000, 256 << 20)
+"""Most are so small that messages are paged out; flow control begins at a quarter."""
+LEVELS_MAX = (0, 0, 1, 3, 10)
 STOP_MS_MAX = 500
 
 
@@ -58,6 +61,7 @@ class ClassicWorld(World):
         plan = self.plan
         draw = self.own_rng(0xC1A55)
         self.file_bytes_max = draw.choice(FILE_BYTES_MAX)
+        self.memory_target_bytes = draw.choice(MEMORY_TARGETS)
         self.nodes = {n: ClassicNode(self, n) for n in range(1, plan.nodes + 1)}
         self.records: dict[int, QueueRecord] = {}
         self.arguments: dict[int, Table] = {}
@@ -73,7 +77,12 @@ class ClassicWorld(World):
             if draw.random() < LIMITED:
                 settings["max-length"] = draw.choice((1, 5, 40))
                 settings["overflow"] = draw.choice(("drop-head", "reject-publish"))
-            single = {"x-single-active-consumer": True} if draw.random() < LIMITED else {}
+            arguments: dict[str, object] = {}
+            if draw.random() < LIMITED:
+                arguments["x-single-active-consumer"] = True
+            level_max = draw.choice(LEVELS_MAX)
+            if level_max:
+                arguments["x-max-priority"] = level_max
             self.records[group] = QueueRecord(
                 vhost="/",
                 name=f"q{group}",
@@ -84,13 +93,18 @@ class ClassicWorld(World):
                 owner=None,
                 created_ms=0,
             )
-            self.arguments[group] = Table.of(single)
+            self.arguments[group] = Table.of(arguments)
             self.settings[group] = settings
             has_limit = settings.get("overflow") == "drop-head"
             self.referees[group] = ClassicReferee(
-                group, durable=durable, ttl_ms=ttl_ms, has_limit=has_limit
+                group,
+                durable=durable,
+                ttl_ms=ttl_ms,
+                has_limit=has_limit,
+                level_max=level_max,
             )
-            self.trace.add("world", f"{self.records[group].name} at {home}, {durable} {settings}")
+            facts = f"{durable} {settings} {arguments}"
+            self.trace.add("world", f"{self.records[group].name} at {home}, {facts}")
         self.trace.add("world", f"nodes {plan.nodes} faults {' '.join(sorted(plan.faults))}")
 
     def crash(

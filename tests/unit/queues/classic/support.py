@@ -18,6 +18,7 @@ from convoymq.node.notes import log_note
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.classic.log import FILE_BYTES_MAX
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
+from convoymq.queues.driver import MEMORY_TARGET_BYTES
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient
 from convoymq.routing.policies import Policies, effective_settings
 from convoymq.routing.types import Queue as DeclaredQueue
@@ -30,11 +31,19 @@ from tests.unit.queues.dead_letter_targets import Routes
 
 
 def message(
-    body: bytes, *, persistent: bool = True, expiration: str = "", message_id: str = ""
+    body: bytes,
+    *,
+    persistent: bool = True,
+    priority: int | None = None,
+    expiration: str = "",
+    message_id: str = "",
 ) -> bytes:
     """One record: default exchange, routing key `q`."""
     flags = 1 << 12
     properties = bytes([2 if persistent else 1])
+    if priority is not None:
+        flags |= 1 << 11
+        properties += bytes([priority])
     if expiration:
         flags |= 1 << 8
         properties += bytes([len(expiration)]) + expiration.encode()
@@ -104,6 +113,7 @@ class Channel:
     def publish(self, *bodies: bytes, tag: int = 0, **properties: Any) -> None:
         for body in bodies:
             flags = 4 if properties.get("expiration") else 0
+            flags |= 2 if properties.get("priority") is not None else 0
             self.client.target.publish([message(body, **properties)], len(body), tag, flags)
             tag += 1 if tag else 0
 
@@ -178,6 +188,7 @@ class Node:
         time: Time,
         *,
         file_bytes_max: int = FILE_BYTES_MAX,
+        memory_target_bytes: int = MEMORY_TARGET_BYTES,
     ) -> None:
         self.id = node
         self.nodes = nodes
@@ -208,6 +219,7 @@ class Node:
             note=self.note,
             dead_letters=DeadLetterOptions(routes=self.routes),
             file_bytes_max=file_bytes_max,
+            memory_target_bytes=memory_target_bytes,
         )
         nodes[node] = self
 

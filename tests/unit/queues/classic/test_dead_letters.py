@@ -24,7 +24,6 @@ from convoymq.kernels.batch import (
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.messages.amqp091 import decode_header
 from convoymq.queues.classic import leaving as leaving_module
-from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.classic.dead_letter_sender import SLICE_MESSAGES
 from convoymq.queues.classic.machine import DELIVER, ClassicMachine, Limits
 from tests.unit.queues.classic.support import Node, Time, body_of, message, queue_record, settle
@@ -288,16 +287,16 @@ def test_what_has_not_been_published_is_in_the_queue_after_a_restart(
 def test_bodies_that_are_on_disk_are_read_when_their_turn_comes(
     node: Node, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "MEMORY_BYTES_MAX", 4_000)
+    monkeypatch.setattr(node.host.memory, "target_bytes", 4_000)
     queue = opened(node, **DLX)
     channel = node.channel(queue)
     bodies = [b"%03d" % number + bytes(500) for number in range(40)]
     for body in bodies:
         channel.publish(body)
         settle(node.nodes)
-    assert queue.machine.memory_bytes < 8_000
+    assert queue.machine.backing.memory_bytes < 8_000
     queue.configure({**DLX, "max-length": 0})
-    assert queue.machine.memory_bytes < 8_000
+    assert queue.machine.backing.memory_bytes < 8_000
     run(node, time)
     assert target(node).bodies() == bodies
 

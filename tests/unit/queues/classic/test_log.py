@@ -6,20 +6,29 @@ import contextlib
 import errno
 import os
 import random
+import struct
 
 import pytest
 
 from convoymq.model.errors import StorageFault
-from convoymq.queues.classic.log import (
-    FILE_BYTES_MAX,
-    HANDED_OUT,
-    MESSAGES,
-    SETTLED,
-    ClassicLog,
-)
+from convoymq.queues.classic.file_index import FileIndex
+from convoymq.queues.classic.log import FILE_BYTES_MAX, ClassicLog
 from convoymq.queues.classic.log_writer import Buffers, Done, Job, Kind, carry_out
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.types import File
+
+RECORD_BYTES = 88
+"""Length of a record with a command of no more than that."""
+
+
+def command(number: int, size: int = 8) -> bytes:
+    """An ENQUEUE command with one record of so many bytes."""
+    size += -size % 4
+    length = 40 + size + 8
+    length += -length % 8
+    head = struct.pack("<IBBHQQIIQ", length, 1, 0, 0, 1, 1, 1, 40 + size, size)
+    body = head + bytes([number % 256]) * size + struct.pack("<II", 40, 40 + size)
+    return body.ljust(length, b"\0")
 
 
 class PowerLoss(BaseException):
@@ -57,20 +66,28 @@ class Bench:
         self.position = 0
         self.opened()
 
-    def opened(self) -> list[tuple[int, int, bytes]]:
-        """Opens the log anew and returns what it has: (kind, position, body)."""
+    def opened(self) -> list[FileIndex]:
+        """Opens the log anew and returns what it has."""
         self.writer = ManualWriter()
         self.log = ClassicLog(
             self.disk, "7", self.writer, sync=True, file_bytes_max=self.file_bytes_max
         )
-        return [(found.kind, found.position, found.body) for found in self.log.recover()]
+        return list(self.log.recover())
 
     def positions(self) -> list[int]:
-        return [position for kind, position, _ in self.opened() if kind == MESSAGES]
+        """Opens the log anew and reads its messages."""
+        found: list[int] = []
+        for index in self.opened():
+            for line in index.lines.values():
+                at = line.start
+                while at < line.end:
+                    stored, at = self.log.read_batch(index.number, at, line.end)
+                    found += [each.position for each in stored]
+        return found
 
-    def add(self, size: int = 40) -> int:
+    def add(self, size: int = 8) -> int:
         self.position += 1
-        self.log.add_messages(self.position, bytes([self.position % 256]) * size)
+        self.log.add_messages(self.position, command(self.position, size))
         return self.position
 
     def flush(self) -> None:
@@ -84,12 +101,11 @@ def test_records_come_back_in_their_order() -> None:
     bench.log.add_settled([1, 1])
     bench.log.add_handed_out(2)
     bench.flush()
-    pairs = (1).to_bytes(8, "little") * 2
-    assert bench.opened() == [
-        (MESSAGES, 1, bytes([1]) * 40),
-        (SETTLED, 0, pairs),
-        (HANDED_OUT, 2, b""),
-    ]
+    (index,) = bench.opened()
+    assert index.lines[0].pairs.tolist() == [1, 1]
+    assert index.settled.tolist() == [1, 1]
+    assert index.handed_out == {0: 2}
+    assert bench.positions() == [1]
     assert bench.disk.list("7") == ["00000001.log"]
 
 
@@ -99,7 +115,7 @@ def test_nothing_is_on_disk_before_it_is_flushed() -> None:
     bench.log.flush(bench.answers.append)
     assert bench.answers == []
     bench.disk.crash(lambda: False)
-    assert bench.opened() == []
+    assert bench.positions() == []
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -170,7 +186,7 @@ def test_a_file_whose_first_write_was_lost_is_begun_anew() -> None:
     bench.writer.run(sync=False)
     sectors = iter([False])
     bench.disk.crash(lambda: next(sectors, True))
-    assert bench.opened() == []
+    assert bench.positions() == []
     bench.add()
     bench.flush()
     assert bench.positions() == [2]
@@ -184,11 +200,13 @@ def test_damage_in_an_older_file_costs_one_record() -> None:
     assert len(bench.disk.list("7")) > 1
     assert bench.positions() == [1, 2, 3, 4, 5, 6]
     bench.disk.open("7/00000001.log").pwrite([b"\xff"], 60)
-    assert bench.positions() == [2, 3, 4, 5, 6]
-    assert bench.log.damages == [("7/00000001.log", 16, 72)]
+    rest = bench.positions()
+    assert rest == [2, 3, 4, 5, 6]
+    assert bench.log.damages == [("7/00000001.log", 16, RECORD_BYTES)]
     bench.disk.open("7/00000002.log").pwrite([b"\xff"], 0)
-    assert bench.positions() == [2, 3, 4, 5, 6]
-    assert [name for name, _, _ in bench.log.damages] == ["7/00000001.log", "7/00000002.log"]
+    assert bench.positions() == rest
+    names = sorted(name for name, _, _ in bench.log.damages)
+    assert names == ["7/00000001.log", "7/00000002.log"]
 
 
 @pytest.mark.parametrize("at", range(5))
@@ -198,10 +216,10 @@ def test_damage_of_what_was_durable_costs_one_record(at: int) -> None:
     for _ in range(6):
         bench.add()
         bench.flush()
-    bench.disk.open("7/00000001.log").pwrite([b"\xff"], 16 + 72 * at + 40)
+    bench.disk.open("7/00000001.log").pwrite([b"\xff"], 16 + RECORD_BYTES * at + 40)
     expected = [n for n in range(1, 7) if n != at + 1]
     assert bench.positions() == expected
-    assert bench.log.damages == [("7/00000001.log", 16 + 72 * at, 72)]
+    assert bench.log.damages == [("7/00000001.log", 16 + RECORD_BYTES * at, RECORD_BYTES)]
     # It goes on behind, and the damage stays what it is.
     bench.position = 6
     bench.add()
@@ -251,12 +269,12 @@ def test_a_file_that_cannot_be_created_is_a_write_that_failed(operation: str) ->
 
 def test_a_file_that_cannot_be_removed_keeps_those_behind_it() -> None:
     bench = Bench(file_bytes_max=200)
-    places = [bench.log.add_messages(number, bytes(40)) for number in range(6)]
+    places = [bench.log.add_messages(number, command(number)) for number in range(6)]
     bench.flush()
     before = bench.disk.list("7")
     bench.disk.operation = lambda name, path: _refuse(name, path, "remove", "00000001")
     for place in places[:4]:
-        bench.log.drop(place)
+        bench.log.drop(place.file, 1)
     bench.log.collect()
     assert bench.disk.list("7") == before
     bench.disk.operation = None
@@ -284,15 +302,15 @@ def test_files_go_when_nothing_in_them_lives() -> None:
     bench = Bench(file_bytes_max=200)
     places = []
     for number in range(6):
-        places.append(bench.log.add_messages(number, bytes(40)))
+        places.append(bench.log.add_messages(number, command(number)))
         bench.flush()
-    before = bench.disk.list("7")
+    before = [name for name in bench.disk.list("7") if name.endswith(".log")]
     for place in places[:4]:
-        bench.log.drop(place)
+        bench.log.drop(place.file, 1)
     bench.log.collect()
     bench.writer.run()
-    assert bench.disk.list("7") == before[1:]
-    assert bench.log.read(places[5]) == bytes(40)
+    assert bench.disk.list("7") == before[1:]  # With the file went its index.
+    assert bench.log.read(places[5]) == command(5)
 
 
 def test_a_full_disk_refuses_until_the_gap_is_filled() -> None:
@@ -346,4 +364,4 @@ def test_a_removed_log_leaves_nothing() -> None:
     bench.log.remove()
     bench.writer.run()
     assert not bench.disk.exists("7")
-    assert bench.opened() == []
+    assert bench.positions() == []

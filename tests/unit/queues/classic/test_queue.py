@@ -10,7 +10,6 @@ import pytest
 
 from convoymq.model.tables import EMPTY
 from convoymq.queues.classic import host as host_module
-from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.classic.log import ClassicLog
 from tests.unit.queues.classic.support import Channel, Node, Time, queue_record, settle
 
@@ -564,21 +563,21 @@ def test_a_torn_tail_is_cut(nodes: dict[int, Node], tmp_path: Path, time: Time) 
 def test_a_backlog_waits_on_disk(
     nodes: dict[int, Node], durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "MEMORY_BYTES_MAX", 20_000)
+    monkeypatch.setattr(nodes[1].host.memory, "target_bytes", 20_000)
     queue = nodes[1].open(queue_record(durable=durable))
     channel = nodes[1].channel(queue)
     bodies = [b"%03d" % i * 300 for i in range(100)]
     for body in bodies:
         channel.publish(body)
         settle(nodes)
-    assert queue.machine.memory_bytes <= 20_000
+    assert queue.machine.backing.memory_bytes <= 20_000
     channel.consume(prefetch=5)
     settle(nodes)
     for i in range(100):
         channel.client.settle(1, [i, i])
         settle(nodes)
     assert channel.deliveries() == bodies
-    assert queue.machine.memory_bytes == 0
+    assert queue.machine.backing.memory_bytes == 0
     queue.machine.check_invariants()
 
 
@@ -784,8 +783,8 @@ def test_a_message_of_a_log_without_times_counts_from_the_recovery(
     monkeypatch.setattr(
         ClassicLog,
         "add_messages",
-        lambda self, position, command, time_ms=0: real(
-            self, position, command, 0 if position == 0 else time_ms + 1_000_000
+        lambda self, position, command, time_ms=0, **more: real(
+            self, position, command, 0 if position == 0 else time_ms + 1_000_000, **more
         ),
     )
     queue = nodes[1].open(queue_record(durable=True), x_message_ttl=20_000)

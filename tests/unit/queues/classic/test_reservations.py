@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import pytest
 
 from convoymq.model.errors import NotFound, PeerError, ReservationRefused, StorageFault, Unavailable
-from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.reservation_reads import ReservedRun, RunsRequest
 from convoymq.queues.reservations import TAKE_RUNS_MAX
 from convoymq.storage.files import RealFile
@@ -290,7 +289,7 @@ async def test_a_reservation_counts_as_a_consumer_for_who_deletes_unused_queues(
 async def test_reserved_messages_may_leave_memory(
     nodes: dict[int, Node], durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "MEMORY_BYTES_MAX", 10_000)
+    monkeypatch.setattr(nodes[1].host.memory, "target_bytes", 10_000)
     bench = Bench(nodes, durable=durable)
     bodies = [bytes([65 + i]) * 1000 for i in range(40)]
     for body in bodies[:30]:
@@ -299,10 +298,10 @@ async def test_reserved_messages_may_leave_memory(
     await bench.op("take", **mine, max=30, after=0)
     for body in bodies[30:]:
         bench.publish(body)
-    assert bench.machine.memory_bytes <= 25_000
+    assert bench.machine.backing.memory_bytes <= 25_000
     rows = await bench.rows(mine["epoch"], 0, 30, size=5000)
     assert [body for _, body, _ in rows] == bodies[:30]
-    assert bench.machine.memory_bytes <= 25_000
+    assert bench.machine.backing.memory_bytes <= 25_000
     await bench.op("settle", **mine, upto=30)
     await bench.op("take", **mine, max=30, after=30)
     rows = await bench.rows(mine["epoch"], 30, 40, size=5000)
