@@ -19,6 +19,12 @@ def _machine() -> Any:
     return ClassicMachine
 
 
+def _backing() -> Any:
+    from convoymq.queues.classic.backing import Backing
+
+    return Backing
+
+
 def _log() -> Any:
     from convoymq.queues.classic.log import ClassicLog
 
@@ -58,22 +64,23 @@ def lost_at_a_cut() -> None:
 
 @plant("a transient message survives a restart", "crash,kill,stop", "classic")
 def transient_survives() -> None:
-    from convoymq.queues.classic import queue
+    from convoymq.queues.classic import recovery
 
-    traits_of = queue.traits_of
-    queue.traits_of = lambda record: traits_of(record)._replace(persistent=True)
+    merge = recovery._merge
+    recovery._merge = lambda indexes, *, keeps_transient: merge(indexes, keeps_transient=True)
 
 
 @plant("the time of messages begins anew at a restart", "crash,kill,stop", "classic")
 def time_begins_anew() -> None:
-    machine = _machine()
-    recover = machine.recover
+    backing = _backing()
+    recovered_runs = backing.recovered_runs
 
-    def planted(self: Any, block: Any, dead: Any, handed: int, own: Any, now_ms: int) -> None:
-        block.time_ms = now_ms
-        recover(self, block, dead, handed, own, now_ms)
+    def planted(self: Any, stored: Any, count: int, level: int) -> Any:
+        if stored.position < self.recovered.upto:
+            stored.time_ms = self.recovered.now_ms
+        return recovered_runs(self, stored, count, level)
 
-    machine.recover = planted
+    backing.recovered_runs = planted
 
 
 @plant("what was acknowledged comes back after a restart", "crash,kill,stop", "classic")
@@ -128,12 +135,74 @@ def gap_is_passed_over() -> None:
 
 @plant("a returned message goes behind those that nobody had", "none", "classic")
 def returned_behind_fresh() -> None:
-    machine = _machine()
-    give_back = machine.give_back
+    backing = _backing()
+    give_back = backing.give_back
 
-    def planted(self: Any, runs: list[Any]) -> None:
-        give_back(self, runs)
-        self.ready.extend(self.returned)
-        self.returned.clear()
+    def planted(self: Any, run: Any) -> None:
+        give_back(self, run)
+        line = self.lines[run.block.level]
+        line.waiting.extend(line.returned)
+        line.returned.clear()
 
-    machine.give_back = planted
+    backing.give_back = planted
+
+
+@plant("a batch that is read back lacks its first message", "none", "classic")
+def paging_loses_the_head() -> None:
+    backing = _backing()
+    take_batch = backing._take_batch
+    backing._take_batch = lambda self, line, span: take_batch(self, line, span)[1:]
+
+
+@plant("a span is read back twice", "none", "classic")
+def span_is_read_twice() -> None:
+    backing = _backing()
+    take_batch = backing._take_batch
+
+    def planted(self: Any, line: Any, span: Any) -> Any:
+        before = span.start, span.first, span.count, span.bytes
+        runs = take_batch(self, line, span)
+        if line.count % 2:
+            span.start, span.first, span.count, span.bytes = before
+            line.count += sum(run.count for run in runs)
+            self.count += sum(run.count for run in runs)
+        return runs
+
+    backing._take_batch = planted
+
+
+@plant("settled messages of a span come back after a restart", "crash,kill,stop", "classic")
+def dead_in_a_span_are_ignored() -> None:
+    from convoymq.queues.classic.positions import PositionSet
+
+    PositionSet.within = lambda self, position, count: []  # type: ignore[method-assign]
+
+
+@plant("messages that were read back have no end of their time", "none", "classic")
+def time_is_lost_on_disk() -> None:
+    _backing().time_to_live = lambda self, position: None
+
+
+@plant("a limit drops from the highest priority", "none", "classic")
+def limit_drops_the_highest() -> None:
+    backing = _backing()
+    backing.bottom = backing.top
+
+
+@plant("the lowest priority is handed out first", "none", "classic")
+def lowest_priority_first() -> None:
+    backing = _backing()
+    backing.top = backing.bottom
+
+
+@plant("a record of several priorities is not taken apart", "none", "classic")
+def priorities_stay_together() -> None:
+    from convoymq.queues.classic import machine
+
+    def planted(data: bytes, command: int, count: int, level_max: int) -> Any:
+        size = machine.enqueue_bytes(data, command)
+        return [(machine_level(data, command, level_max), None, count, size)]
+
+    from convoymq.kernels.classic_records import level_of as machine_level
+
+    machine.split_levels = planted

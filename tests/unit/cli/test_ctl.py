@@ -314,7 +314,7 @@ def test_list_queues_shows_what_is_known_of_a_type(
     ])  # fmt: skip
     assert run("-s", "list_queues", "name,exclusive_consumer_tag") == 0
     assert printed(capsys)[0].splitlines() == ["q\t", "s\t", "c\tone", "t\t"]
-    assert run("list_queues", "messages_ram") == 64
+    assert run("list_queues", "disk_reads") == 64
     assert run("list_connections", "recv_cnt") == 64
 
 

@@ -296,8 +296,7 @@ class ClassicMachine:
             return
         self.published += count
         level_max = self.backing.level_max
-        if level_max and flags & FLAG_PRIORITY:
-            # A block has one level: records of several are copied apart.
+        if level_max and flags & FLAG_PRIORITY:  # A block has one level: others are copied apart.
             for level, command, part, size in split_levels(data, offset, count, level_max):
                 if command is None:
                     self._add(
@@ -772,7 +771,7 @@ class ClassicMachine:
     @property
     def is_exclusive(self) -> bool:
         """A consumer has the queue for itself."""
-        return any(consumer.exclusive for consumer in self.service)
+        return any(one.exclusive for one in self.service)
 
     def check_invariants(self) -> None:
         """Asserts what the module text promises. Cost: O(runs)."""

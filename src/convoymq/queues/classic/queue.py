@@ -479,11 +479,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
             "messages_ready_ram": here,
             "messages_unacknowledged_ram": machine.unsettled_count,
             "messages_paged_out": paged_out,
-            "messages_persistent": (
-                machine.ready_count + machine.unsettled_count if self.durable else 0
-            ),
             "message_bytes_ram": here_bytes,
-            "message_bytes_persistent": machine.ready_bytes if self.durable else 0,
             "message_bytes_paged_out": max(0, machine.ready_bytes - here_bytes),
             "backing_queue_status": {
                 "mode": "default",

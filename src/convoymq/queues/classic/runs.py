@@ -126,6 +126,10 @@ def runs_of(
     assert data is not None
     single = data[block.command + 5] & FLAG_EXPIRATION
     expires = 0 if ttl_ms is None else block.time_ms + ttl_ms
+    if not dead and not single and handed_out <= 0:
+        whole = Run(block, 0, block.count, 0, expires)
+        whole.begins = True
+        return [whole]
     for first, last in [*dead, (block.count, block.count)]:
         if single:
             for i in range(at, first):

@@ -246,3 +246,41 @@ def test_the_memory_of_an_idle_queue_goes_to_a_busy_one(tmp_path: Path, time: Ti
     assert idle.machine.footprint < before
     assert node.host.memory.used_bytes <= TARGET
     node.host.stop()
+
+
+def test_a_purge_leaves_what_is_held_between_messages_on_disk(tmp_path: Path, time: Time) -> None:
+    """Of another priority, with a position in the midst of a span."""
+    node = made(tmp_path, time, file_bytes_max=20_000)
+    queue = node.open(queue_record(durable=True), x_max_priority=1)
+    channel = node.channel(queue)
+    for n in range(600):
+        channel.publish(b"%05d" % n, priority=int(n == 300))
+        settled(node.nodes)
+    channel.consume(prefetch=1)
+    settled(node.nodes)
+    assert channel.deliveries() == [b"00300"]
+    channel.client.purge()
+    settled(node.nodes)
+    node.host.stop()
+    again = made(tmp_path, time)
+    queue = again.open(queue_record(durable=True), x_max_priority=1)
+    assert drain(again, queue, 1) == [b"00300"]
+    again.host.stop()
+
+
+def test_a_file_stays_until_what_was_moved_out_of_it_is_on_disk(tmp_path: Path, time: Time) -> None:
+    node = Node(1, {}, tmp_path, time, file_bytes_max=2_000)
+    queue = node.open(queue_record(durable=True))
+    channel = node.channel(queue)
+    channel.consume(prefetch=0)
+    fill(node, channel, 90)
+    file = tmp_path / "node-1" / "1" / "00000001.log"
+    channel.client.settle(1, [1, 88])
+    settled(node.nodes, disk=False)
+    (run,) = [r for r in queue.machine._all_runs() if r.position == 0]
+    assert run.block.where.file > 1
+    queue.log.collect()
+    assert file.exists()
+    settled(node.nodes)
+    assert not file.exists()
+    node.host.stop()

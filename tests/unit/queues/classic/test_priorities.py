@@ -66,7 +66,7 @@ def test_a_limit_drops_the_oldest_of_the_lowest_priority(nodes: dict[int, Node])
 
 
 def test_priorities_outlive_a_restart(nodes: dict[int, Node], tmp_path: Path, time: Time) -> None:
-    queue, channel = opened(nodes[1])
+    _, channel = opened(nodes[1])
     publish(channel, (b"low", 0), (b"high", 5), (b"middle", 3), (b"high2", 5))
     settled(nodes)
     channel.consume(prefetch=1)
@@ -111,3 +111,16 @@ def test_expired_messages_leave_the_head_of_each_priority(
     settled(nodes)
     (got,) = [heard for heard in channel.heard if heard[0] == "got"]
     assert got[1] == b"c"
+
+
+def test_what_comes_later_with_a_higher_priority_is_next(nodes: dict[int, Node]) -> None:
+    _, channel = opened(nodes[1])
+    publish(channel, (b"a", 0), (b"b", 0))
+    settled(nodes)
+    channel.consume(prefetch=1)
+    settled(nodes)
+    publish(channel, (b"c", 2))
+    settled(nodes)
+    channel.client.settle(1, [0, 0])
+    settled(nodes)
+    assert channel.deliveries() == [b"a", b"c"]
