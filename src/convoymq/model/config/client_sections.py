@@ -167,7 +167,7 @@ class DefaultsConfig:
         paged out, the newest first, and read back from disk when their turn comes. 0: a quarter of
         the memory alarm's limit. Larger: less is left for quorum queues and connections; smaller:
         a backlog is read from disk sooner.""",
-        parse=parse_bytes, unit="bytes", low=0, high=1 << 50,
+        parse=parse_bytes, low=0, high=1 << 50,
     )  # fmt: skip
     dead_letter_prefetch: int = key(
         "dead_letter_worker_consumer_prefetch", 0,
