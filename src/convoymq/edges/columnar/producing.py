@@ -13,7 +13,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from convoymq.edges.columnar.errors import as_error
 from convoymq.edges.columnar.fields import Produce, read
@@ -62,6 +62,10 @@ class Segment(NamedTuple):
     key: bytes | None
     """None: each row has its own, from the column."""
     queues: tuple[Queue, ...]
+
+
+Routes: TypeAlias = Counter[tuple[bytes, tuple[Queue, ...]]]
+"""(exchange, queues) -> rows; no queues: they have no route."""
 
 
 class Command(NamedTuple):
@@ -170,34 +174,26 @@ class Producing(NullEvents):
         request = read(Produce, frame.map)
         _check(request)
         columns = await self.open_frame(frame.payload)
-        segments, unroutable = await self._route(request, columns)
+        segments, routes = await self._route(request, columns)
         await self._encode(columns, segments)
-        return {"count": int(columns.rows), "unroutable": unroutable.total()}
+        return {"count": int(columns.rows), "unroutable": _unrouted(routes)}
 
     async def _append_all(self, request: Produce, frame: Frame, batch: _Batch) -> tuple[int, int]:
         """Checks and appends; returns (unroutable rows, rows)."""
         await self.until_unblocked()
         columns = await self.open_frame(frame.payload)
-        segments, unroutable = await self._route(request, columns)
+        segments, routes = await self._route(request, columns)
+        unroutable = _unrouted(routes)
         commands = await self._encode(columns, segments)
         rows = int(columns.rows)
         messages = self._edge.messages
         messages.published += rows
-        messages.dropped_unroutable += unroutable.total()
-        self._count(segments, unroutable)
-        await self._append(request, commands, batch)
-        return unroutable.total(), rows
-
-    def _count(self, segments: Sequence[Segment], unroutable: Counter[bytes]) -> None:
-        """Counts rows by exchange and targets."""
-        routes: Counter[tuple[bytes, tuple[Queue, ...]]] = Counter()
-        for exchange, rows in unroutable.items():
-            routes[exchange, ()] += rows
-        for segment in segments:
-            routes[segment.exchange, segment.queues] += segment.rows
-        for (exchange, queues), rows in routes.items():
+        messages.dropped_unroutable += unroutable
+        for (exchange, queues), count in routes.items():
             vhost = self._connection.vhost
-            self._broker.publishing.count(vhost, exchange.decode(), queues, rows)
+            self._broker.publishing.count(vhost, exchange.decode(), queues, count)
+        await self._append(request, commands, batch)
+        return unroutable, rows
 
     async def until_unblocked(self) -> None:
         """Waits while an alarm blocks publishers. Raises ColumnarError."""
@@ -239,17 +235,16 @@ class Producing(NullEvents):
 
     # --- routing ---------------------------------------------------------------------------
 
-    async def _route(
-        self, request: Produce, columns: ColumnFrame
-    ) -> tuple[list[Segment], Counter[bytes]]:
-        """Routes the rows; returns (segments, unroutable rows by exchange)."""
-        unroutable: Counter[bytes] = Counter()
+    async def _route(self, request: Produce, columns: ColumnFrame) -> tuple[list[Segment], Routes]:
+        """Routes the rows; returns (segments, rows by route)."""
+        routes: Routes = Counter()
         if not columns.rows:
-            return [], unroutable
+            return [], routes
         name = request.stream if request.stream is not None else request.queue
         if name is not None:
             queue = self._named_queue(request, name)
-            return [Segment(0, columns.rows, b"", name.encode(), (queue,))], unroutable
+            routes[b"", (queue,)] = columns.rows
+            return [Segment(0, columns.rows, b"", name.encode(), (queue,))], routes
         if columns.rows > ROUTED_ROWS_MAX:
             raise PreconditionFailed(
                 f"{columns.rows} rows for an exchange, at most {ROUTED_ROWS_MAX} are routed at once"
@@ -273,10 +268,10 @@ class Producing(NullEvents):
                 chosen = queues
                 if chosen is None:
                     chosen = self._route_row(request, columns, at, exchange, key)
+                if not chosen and request.mandatory:
+                    raise _unroutable(exchange, key)
+                routes[exchange, chosen] += length
                 if not chosen:
-                    if request.mandatory:
-                        raise _unroutable(exchange, key)
-                    unroutable[exchange] += length
                     continue
                 last = found[-1] if found else None
                 if (
@@ -295,7 +290,7 @@ class Producing(NullEvents):
                         f"rows change their targets more than {SEGMENTS_MAX} times: sort them by"
                         " routing key, or send smaller frames"
                     )
-        return found, unroutable
+        return found, routes
 
     def _named_queue(self, request: Produce, name: str) -> Queue:
         connection = self._connection
@@ -515,6 +510,11 @@ def _column_runs(
             text = f"PRODUCE: no {name}, and no column of that name"
         raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
     return list(columns.runs(column))
+
+
+def _unrouted(routes: Routes) -> int:
+    """Returns the number of rows without a route."""
+    return sum(rows for (_, queues), rows in routes.items() if not queues)
 
 
 def _text(name: bytes, what: str) -> str:
