@@ -19,8 +19,9 @@ from convoymq.edges.columnar.edge import FetchEdge
 from convoymq.edges.http.metric_help import HELP
 from convoymq.edges.http.metrics import render
 from convoymq.kernels.connection_buffer import Outbox
+from convoymq.model.config import TraceConfig
 from convoymq.shells.groups.host import HostCounters
-from convoymq.trace.recorder import Traces, TraceSettings
+from convoymq.trace.recorder import Traces
 from tests.provocation import check, documented_events, observing
 from tests.unit.queues.fake_cluster import FakeCluster
 
@@ -146,7 +147,7 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
             AmqpEdge(broker=broker, settings=AmqpConfig(), outbox=Outbox()),
             FetchEdge(broker=broker),
         ]
-        broker.traces = Traces(tmp_path, 1, 1, TraceSettings(), lambda: 1)
+        broker.traces = Traces(tmp_path, 1, 1, TraceConfig(), lambda: 1)
         info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit", "proc_used"), 1)
         info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)
         cluster.raise_versions()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.config import Config
-from convoymq.trace.recorder import Traces, TraceSettings
+from convoymq.trace.recorder import Traces
 
 
 def make_traces(
@@ -25,13 +25,7 @@ def make_traces(
         Path(trace.directory).expanduser() if trace.directory else data / "trace",
         node,
         incarnation,
-        TraceSettings(
-            vhosts=trace.vhosts,
-            segment_max_bytes=trace.segment_max_bytes,
-            segment_max_age_ms=trace.segment_max_age_ms,
-            retention_bytes=trace.retention_bytes,
-            backlog_max_bytes=trace.backlog_max_bytes,
-        ),
+        trace,
         now_us,
     )
     if trace.vhosts:

@@ -16,7 +16,6 @@ entries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -25,6 +24,7 @@ import structlog
 from convoymq.kernels.batch import CMD_ENQUEUE, PendingCommand
 from convoymq.kernels.trace import TraceRows, name_hash
 from convoymq.model import trace as words
+from convoymq.model.config import TraceConfig
 from convoymq.trace import segments
 from convoymq.trace.segments import Origin
 from convoymq.trace.writer import Feed, Writer
@@ -40,17 +40,6 @@ UNSIGNED = (1 << 64) - 1
 METADATA_GROUP = 0
 COUNT_OFFSET = 24
 """Of the number of messages in an ENQUEUE command."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSettings:
-    """The configuration's `trace.*`."""
-
-    vhosts: tuple[str, ...] = ()
-    segment_max_bytes: int = 64 << 20
-    segment_max_age_ms: int = 60_000
-    retention_bytes: int = 10 << 30
-    backlog_max_bytes: int = 64 << 20
 
 
 def _messages_of(command: PendingCommand) -> int:
@@ -378,7 +367,7 @@ class QueueTrace:
             self._mark(flags)
             self._hand_over()
 
-    def rotate_if_due(self, settings: TraceSettings) -> None:
+    def rotate_if_due(self, settings: TraceConfig) -> None:
         """Ends the segment when it is large or old enough."""
         if self._empty:
             self._rotated_us = self._now_us()
@@ -473,7 +462,7 @@ class Traces:
         directory: Path,
         node: int,
         incarnation: int,
-        settings: TraceSettings,
+        settings: TraceConfig,
         now_us: Callable[[], int],
     ) -> None:
         self.directory = directory

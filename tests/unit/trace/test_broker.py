@@ -10,10 +10,10 @@ import pytest
 from convoymq.broker.traces import make_traces
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model import trace as words
-from convoymq.model.config import Config
+from convoymq.model.config import Config, TraceConfig
 from convoymq.model.errors import PreconditionFailed
 from convoymq.trace import segments
-from convoymq.trace.recorder import Traces, TraceSettings
+from convoymq.trace.recorder import Traces
 from tests.patience import PATIENCE_S
 from tests.unit.queues.classic.support import Channel, message
 from tests.unit.queues.fake_cluster import FakeCluster, until
@@ -27,7 +27,7 @@ TRACED = {"x-queue-type": "quorum", "x-trace": True}
 async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
     async with FakeCluster(tmp_path, nodes=3) as made:
         for number, node in made.nodes.items():
-            settings = TraceSettings(vhosts=("all",))
+            settings = TraceConfig(vhosts=("all",))
             traces = Traces(tmp_path / f"trace-{number}", number, 1, settings, wall_clock_us)
             node.broker.traces = node.broker.local.traces = traces
         yield made

@@ -16,9 +16,10 @@ import pytest
 from convoymq.broker.facade import Broker
 from convoymq.edges.http import metrics
 from convoymq.model import trace as words
+from convoymq.model.config import TraceConfig
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.trace import segments
-from convoymq.trace.recorder import Traces, TraceSettings
+from convoymq.trace.recorder import Traces
 from convoymq.trace.segments import Segment
 from convoymq.trace.writer import Writer
 from tests.patience import PATIENCE_S
@@ -363,7 +364,7 @@ def test_files_of_format_1_stay_readable(tmp_path: Path) -> None:
 @pytest.mark.provokes("trace.fault", "trace.unfinished")
 @pytest.mark.moves("convoy_trace_write_errors_total", "convoy_trace_queues")
 def test_a_fault_in_the_thread_ends_no_trace(tmp_path: Path) -> None:
-    traces = Traces(tmp_path, 1, 1, TraceSettings(), wall_clock_us)
+    traces = Traces(tmp_path, 1, 1, TraceConfig(), wall_clock_us)
     show(traces)
     assert traces.open("/", "q", "quorum", 1) is not None
     writer = traces._writer
@@ -407,9 +408,7 @@ def test_a_node_without_pyarrow_writes_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "is_available", lambda: False)
-    assert (
-        Traces(tmp_path, 1, 1, TraceSettings(), wall_clock_us).open("/", "q", "quorum", 1) is None
-    )
+    assert Traces(tmp_path, 1, 1, TraceConfig(), wall_clock_us).open("/", "q", "quorum", 1) is None
 
 
 @pytest.mark.provokes("trace.unreadable")
@@ -420,7 +419,7 @@ def test_a_directory_that_cannot_be_read_begins_anew(
         raise OSError(5, "input/output error")
 
     monkeypatch.setattr(segments, "covered_through", unreadable)
-    traces = Traces(tmp_path, 1, 1, TraceSettings(), wall_clock_us)
+    traces = Traces(tmp_path, 1, 1, TraceConfig(), wall_clock_us)
     assert traces.open("/", "q", "quorum", 1) is not None
     traces.stop()
     traces.join(PATIENCE_S)
@@ -428,7 +427,7 @@ def test_a_directory_that_cannot_be_read_begins_anew(
 
 @pytest.mark.moves("convoy_trace_rows_lost_total")
 def test_rows_that_are_dropped_are_counted(tmp_path: Path) -> None:
-    traces = Traces(tmp_path, 1, 1, TraceSettings(backlog_max_bytes=1), wall_clock_us)
+    traces = Traces(tmp_path, 1, 1, TraceConfig(backlog_max_bytes=1), wall_clock_us)
     made = traces.open("/", "q", "quorum", 1)
     assert made is not None
     show(traces)

@@ -13,9 +13,10 @@ from convoymq.client.topic_messages import COLUMNS, contents_of
 from convoymq.client.topic_rows import TopicRow, frame_of_rows
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
+from convoymq.model.config import TraceConfig
 from convoymq.model.trace import AT_SETTLING, HANDED_OUT, ONE_OF_KEY
 from convoymq.topics.hashing import logical_partition
-from convoymq.trace.recorder import Traces, TraceSettings
+from convoymq.trace.recorder import Traces
 from tests.patience import PATIENCE_S
 from tests.unit.edges.columnar.support import Peer, Rig, reader
 from tests.unit.trace.support import rows_of, wall_clock_us
@@ -28,7 +29,7 @@ BODIES = (b"1", b"2", b"3", b"4")
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     async with Rig(tmp_path) as made:
         made.cluster.raise_versions()
-        settings = TraceSettings(vhosts=("/",))
+        settings = TraceConfig(vhosts=("/",))
         traces = Traces(tmp_path / "trace", 1, 1, settings, wall_clock_us)
         made.broker.traces = made.broker.local.traces = traces
         await made.broker.topics.create("/", "orders", partitions=1, logical=8)
