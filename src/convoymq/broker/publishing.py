@@ -206,7 +206,7 @@ class Publishing:
         return varies
 
     def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
-        """See `OperationRoutes`. Numbers of groups only rise, so a tree that lags is told from one
+        """See `DeadLetterRoutes`. Numbers of groups only rise, so a tree that lags is told from one
         in which the queue is deleted. What is moved waits for alarms, as publishers do."""
         self._alarms.check()
         if group >= self._tree.next_group:

@@ -65,7 +65,8 @@ class DeadLetterRoutes(Protocol):
         there is no such exchange."""
 
     def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
-        """See `OperationRoutes`."""
+        """Returns the queue of a name while it has this group; None: that queue is deleted. Raises
+        Unavailable: it cannot be used yet."""
 
     def count(self, vhost: str, exchange: str, queues: Sequence[Queue], messages: int) -> None:
         """Counts messages that went from an exchange to queues."""

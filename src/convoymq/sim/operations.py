@@ -105,7 +105,7 @@ class ChosenRoutes(DeadLetterTarget):
         self._chosen = ChosenTarget(load, process)
 
     def route_dead_letter(self, *message: object) -> tuple[Any, ...]:
-        """See `OperationRoutes`."""
+        """See `DeadLetterRoutes`."""
         if message[2:3] != ((NAME,),):
             return super().route_dead_letter(*message)
         draw = 1.0 if self._world.quiet else self._load.arrivals.rng.random()
@@ -114,7 +114,7 @@ class ChosenRoutes(DeadLetterTarget):
         return () if draw < UNAVAILABLE_CHANCE + NO_ROUTE_CHANCE else (self._chosen,)
 
     def queue_of_group(self, vhost: str, name: str, group: int) -> Any:
-        """See `OperationRoutes`."""
+        """See `DeadLetterRoutes`."""
         assert (vhost, name, group) == ("/", NAME, GROUP), "a message goes where it was not routed"
         return self._chosen
 

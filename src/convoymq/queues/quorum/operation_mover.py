@@ -17,13 +17,13 @@ queue. What only cannot go now, waits: for a target that is full, or has no lead
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from convoymq.kernels import batch
-from convoymq.messages.amqp091 import Properties
 from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.queues.dead_letter_publisher import DeadLetterRoutes
 from convoymq.queues.earliest_timer import EarliestTimer
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
@@ -31,7 +31,6 @@ from convoymq.queues.quorum.moves import Move, MoveSpec, move_of, unpack_spec
 from convoymq.queues.quorum.operations import ADVANCE, Operation, Summary, Target
 
 if TYPE_CHECKING:
-    from convoymq.model.tables import Table
     from convoymq.queues.group_queue import Replica
     from convoymq.queues.quorum.client import QuorumClient
     from convoymq.queues.quorum.queue import QuorumQueue
@@ -44,27 +43,6 @@ PAUSE_MS = 500
 """Before a target that could not take a message is tried again."""
 TARGETS_OPEN_MAX = 64
 """Streams to targets that an operation keeps without need."""
-
-
-class OperationRoutes(Protocol):
-    """Routes of moved messages, by the bindings as this node knows them."""
-
-    def route_dead_letter(
-        self,
-        vhost: str,
-        exchange: str,
-        routing_keys: Sequence[str],
-        headers: Table,
-        properties: Properties,
-    ) -> tuple[Queue, ...]:
-        """See `DeadLetterRoutes`."""
-
-    def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
-        """Returns the queue of a name while it has this group; None: that queue is deleted. Raises
-        Unavailable: it cannot be used yet."""
-
-    def count(self, vhost: str, exchange: str, queues: Sequence[Queue], messages: int) -> None:
-        """See `DeadLetterRoutes`."""
 
 
 class _Stream:
@@ -136,7 +114,7 @@ class _Job:
 class OperationMover(NullEvents):
     """Part of a `QuorumQueue`; see the module text. Events of its clients end here."""
 
-    def __init__(self, queue: QuorumQueue, routes: OperationRoutes | None) -> None:
+    def __init__(self, queue: QuorumQueue, routes: DeadLetterRoutes | None) -> None:
         self._queue = queue
         self._routes = routes
         self._jobs: dict[str, _Job] = {}
@@ -216,7 +194,7 @@ class OperationMover(NullEvents):
 
     # --- one operation -------------------------------------------------------------------
 
-    def _carry_out(self, job: _Job, operation: Operation, routes: OperationRoutes) -> None:
+    def _carry_out(self, job: _Job, operation: Operation, routes: DeadLetterRoutes) -> None:
         if job.done < operation.first:
             # Another leader's word.
             job.done = operation.first
@@ -234,7 +212,7 @@ class OperationMover(NullEvents):
         if not job.is_asking:
             self._advance(job, operation, routes)
 
-    def _advance(self, job: _Job, operation: Operation, routes: OperationRoutes) -> None:
+    def _advance(self, job: _Job, operation: Operation, routes: DeadLetterRoutes) -> None:
         """Logs how far the operation is, and where the next messages go."""
         found: list[tuple[int, tuple[Target, ...]]] = []
         if operation.routed < operation.next and operation.routed - job.done < WINDOW // 2:
@@ -265,7 +243,7 @@ class OperationMover(NullEvents):
         self._client.reservation(msgspec.msgpack.encode(op), answered)
 
     def _route_next(
-        self, job: _Job, operation: Operation, routes: OperationRoutes
+        self, job: _Job, operation: Operation, routes: DeadLetterRoutes
     ) -> list[tuple[int, tuple[Target, ...]]]:
         """Returns (count, targets) of the next messages, as far as it can be said now."""
         found: list[tuple[int, tuple[Target, ...]]] = []
@@ -283,7 +261,7 @@ class OperationMover(NullEvents):
         return found
 
     def _targets(
-        self, job: _Job, operation: Operation, offset: int, routes: OperationRoutes
+        self, job: _Job, operation: Operation, offset: int, routes: DeadLetterRoutes
     ) -> tuple[Target, ...]:
         """Returns the targets of a message; () = nowhere. Raises Unavailable."""
         move = self._move(job, operation, offset)
@@ -312,7 +290,7 @@ class OperationMover(NullEvents):
         return move_of(batch.record(block, run[1], run[2]), job.spec)
 
     def _publish(
-        self, job: _Job, operation: Operation, offset: int, routes: OperationRoutes
+        self, job: _Job, operation: Operation, offset: int, routes: DeadLetterRoutes
     ) -> bool:
         """Sends a message to all of its targets that are there; False: not now."""
         targets = operation.route_of(offset)
