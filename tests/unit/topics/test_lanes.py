@@ -182,7 +182,7 @@ def test_keys_are_in_order_and_all_is_acknowledged_or_parked(
 
 
 def test_a_slow_key_holds_up_its_lane_and_no_other() -> None:
-    world = World([b"a", b"a", b"b", b"b", b"c"], lanes=1 << 20)
+    world = World([b"a", b"a", b"b", b"b", b"c"], lanes=1 << 10)
     assert sorted(each.key for each in world.running) == [b"a", b"b", b"c"]
     world.handled([each.key for each in world.running].index(b"b"))
     world.answer()
@@ -214,7 +214,7 @@ def test_a_message_that_is_not_begun_waits_in_its_lane_again() -> None:
 
 
 def test_what_is_not_begun_is_given_back_with_a_revoked_lease() -> None:
-    world = World([b"a", b"b"], lanes=1 << 20)
+    world = World([b"a", b"b"], lanes=1 << 10)
     world.tell({3: 1}, 3)
     world.handled()
     world.answer()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +13,6 @@ from convoymq.edges.amqp091._spec import FieldType, Method, Properties
 from convoymq.messages.amqp091 import PropertyType
 from convoymq.model.errors import CommandFault, FrameFault, Misuse, PeerError, SyntaxFault
 from convoymq.model.tables import Table, field_of, text_of
-
-ROOT = Path(__file__).resolve().parents[4]
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 TABLES = st.dictionaries(
@@ -244,9 +239,3 @@ def test_the_type_of_a_header_survives() -> None:
     headers = Table.from_fields([("n", field_of(5)), ("m", field_of(None))])
     decoded = codec.decode_properties(codec.encode_properties(Properties(headers=headers)))
     assert decoded.headers == headers
-
-
-def test_the_generated_file_is_up_to_date() -> None:
-    command = [sys.executable, str(ROOT / "tools" / "generate_amqp.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
