@@ -6,8 +6,8 @@ package.
 
 from __future__ import annotations
 
-import sysconfig
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 PLAIN_MODULES = (
@@ -75,9 +75,8 @@ slower. Others gain nothing that can be measured."""
 @cache
 def build_text() -> str:
     """Returns what is compiled here, as `convoy status` and benchmarks show it."""
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
     source = Path(__file__).parents[1]
-    paths = (source / (name.replace(".", "/") + suffix) for name in PLAIN_MODULES)
+    paths = (source / (name.replace(".", "/") + EXTENSION_SUFFIXES[0]) for name in PLAIN_MODULES)
     compiled = sum(path.exists() for path in paths)
     if not compiled:
         return "compiled kernels, other modules interpreted"

@@ -60,7 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     del parser
     if not chosen.check:
+        # Before the configuration, whose sections import them.
         _import_lean_python()
+        _import_lean_codecs()
     from convoymq.edges.configuration import load
     from convoymq.model.config import ConfigError
 
@@ -134,8 +136,19 @@ def _import_lean_python() -> None:
     _import_without("uuid", {"platform": _Later("platform", system=lambda: os.uname().sysname)})
 
 
+def _import_lean_codecs() -> None:
+    """Imports msgspec and crc32c without what they load and a node never uses."""
+    # What Python's own typing has as well, and what is for looking at types.
+    types = ModuleType("msgspec.inspect")
+    _import_without("msgspec", {"typing_extensions": None, "msgspec.inspect": types})
+    # Its own version number, for which the metadata of packages would be read.
+    versions = ModuleType("importlib.metadata")
+    vars(versions)["version"] = lambda _name: ""
+    _import_without("crc32c", {"importlib.metadata": versions})
+
+
 def _import_lean(*, tls: bool) -> None:
-    """Imports libraries without what they load and a node never uses.
+    """Imports the other libraries without what they load and a node never uses.
 
     Args:
         tls: whether the node serves or dials with TLS.
@@ -146,13 +159,6 @@ def _import_lean(*, tls: bool) -> None:
     # Tracebacks that no node prints, loggers that are copied into other processes or threads.
     pickle = importlib.import_module("_pickle")
     _import_without("structlog", {"rich": None, "pickle": pickle, "uuid": _Later("uuid")})
-    # What Python's own typing has as well, and what is for looking at types.
-    types = ModuleType("msgspec.inspect")
-    _import_without("msgspec", {"typing_extensions": None, "msgspec.inspect": types})
-    # Its own version number, for which the metadata of packages would be read.
-    versions = ModuleType("importlib.metadata")
-    vars(versions)["version"] = lambda _name: ""
-    _import_without("crc32c", {"importlib.metadata": versions})
 
 
 def _import_without_openssl() -> None:
