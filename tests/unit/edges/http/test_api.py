@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from convoymq.broker.access import AMQP
+from convoymq.broker.access import AMQP, HTTP
 from convoymq.edges.amqp091.config import AmqpConfig
 from convoymq.edges.amqp091.edge import AmqpEdge
+from convoymq.edges.edge import message_metrics
 from convoymq.edges.http.app import make_api, make_metrics
 from convoymq.edges.http.handlers import ROUTES
 from convoymq.edges.http.messages import content_in, properties_json
@@ -158,6 +159,17 @@ async def test_a_queue_is_declared_filled_read_and_deleted(
     assert [stats.get(name) for name in names] == [2, 3, 3, 1 if kind == "quorum" else None, 1]
     assert {f"{name}_details" for name in stats if not name.endswith("_details")} <= stats.keys()
     assert "ready" not in stats
+    broker = cluster.nodes[1].broker
+    found = {
+        name.removeprefix("global_messages_").removesuffix("_total"): value
+        for _, name, labels, value in message_metrics(HTTP, broker.counters.of(HTTP))
+        if value and labels == {"protocol": "http"}
+    }
+    assert found == {
+        "received": 2, "confirmed": 2, "delivered": 3, "delivered_get_manual_ack": 3,
+        "get_empty": 1, "redelivered": 1, "acknowledged": 1,
+    }  # fmt: skip
+    assert not any(value for *_, value in message_metrics(AMQP, broker.counters.of(AMQP)))
     await ok(api.delete("/queues/%2F/a%2Fb/contents"), 204)
     assert (await ok(api.get("/queues/%2F/a%2Fb")))["messages"] == 0
     await ok(api.delete("/queues/%2F/a%2Fb"), 204)
