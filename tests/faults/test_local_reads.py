@@ -25,6 +25,7 @@ from convoymq.kernels.columns import (
 )
 from tests.faults.test_damage import flip, log_directory
 from tests.faults.traffic import connect, until
+from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 from tests.spark.support import Query, batch_rows, stream_source
 from tests.unit.edges.columnar.support import values_frame
@@ -123,7 +124,7 @@ def descriptors(cluster: LocalCluster, *numbers: int) -> int:
     count = 0
     for number in numbers:
         url = f"http://127.0.0.1:{cluster.nodes[number - 1].metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         line = next(line for line in text.splitlines() if line.startswith(name))
         count += int(float(line.split()[-1]))

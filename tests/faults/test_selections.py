@@ -136,7 +136,7 @@ def test_the_tools_show_hostile_messages_a_line_each(cluster: LocalCluster) -> N
         done = subprocess.run(
             [sys.executable, "-m", "convoymq.cli", "queues", *words],
             env={**os.environ, "CONVOY_DATA_DIR": str(cluster.data), "PYTHONIOENCODING": "utf-8"},
-            capture_output=True, timeout=120, check=True,
+            capture_output=True, timeout=PATIENCE_S, check=True,
         )  # fmt: skip
         return done.stdout.decode()
 

@@ -752,7 +752,9 @@ def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
     command = [sys.executable, "-m", "convoymq.cli", "ctl", "help"]
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    done = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False
+    )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
 

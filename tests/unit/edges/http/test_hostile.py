@@ -14,6 +14,7 @@ from convoymq.edges.http.messages import OneShot
 from convoymq.messages.amqp091 import Properties, encode_properties
 from convoymq.messages.record import names_of, read_record
 from tests import hostile
+from tests.patience import PATIENCE_S
 from tests.unit.edges.http.test_api import api, cluster, ok
 from tests.unit.edges.http.test_selections import act
 from tests.unit.queues.fake_cluster import FakeCluster
@@ -91,7 +92,7 @@ async def test_browse_peek_move_and_republish_keep_the_bytes(
     async def stored(queue: str, count: int) -> list[str]:
         shot = OneShot(broker, broker.queue_admin.find_queue("/", queue))
         made: list[str] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while len(made) < count:
                 shot.client.get(no_ack=True)
                 result: Any = await shot.wait()

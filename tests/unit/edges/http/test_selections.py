@@ -321,7 +321,7 @@ async def test_a_move_that_runs_waits_while_an_alarm_blocks_publishers(
     broker = cluster.nodes[1].broker
     record = broker.metadata.tree.vhosts["/"].queues[DEAD]
     await broker.browsing.claim(record, "late", places, MoveSpec(to=QUEUE, queue=PARKED).pack())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (found := await ok(api.get(f"{path}/operations/late")))["waits_for"] == "":
             await asyncio.sleep(0.01)
     assert found["waits_for"] == "publishers are blocked by an alarm: disk"
@@ -329,7 +329,7 @@ async def test_a_move_that_runs_waits_while_an_alarm_blocks_publishers(
     await act(api, DEAD, "move", 503, filter={}, queue=PARKED)
     for node in cluster.nodes.values():
         node.broker.alarms.set("disk", on=False)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (await ok(api.get(f"{path}/operations/late")))["state"] != "done":
             await asyncio.sleep(0.01)
     assert await drained(api, PARKED) == ["one", "two", "three"]
