@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.broker.access import Access
 from convoymq.broker.alarms import Alarms
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from convoymq.broker.route_counts import RouteCounts
     from convoymq.broker.route_versions import RouteVersions
     from convoymq.broker.topics.handle import TopicHandle
+    from convoymq.broker.topics.local import LocalTopics
 
 REMEMBERED_MAX = 4096
 """Answers of `varies_by_message` that are remembered."""
@@ -51,13 +52,6 @@ class Route(NamedTuple):
     """So does every message of the exchange that has an order key; see `ordered_runs`."""
 
 
-class TopicHandles(Protocol):
-    """The topics, as this node knows them."""
-
-    def find(self, vhost: str, name: str) -> TopicHandle | None:
-        """Returns the handle of a topic; None when there is none."""
-
-
 class Publishing:
     """Interface by which edges publish: routes by the node's copy of the tree. Is its
     `PublisherNode`, too."""
@@ -71,7 +65,7 @@ class Publishing:
         route_versions: RouteVersions,
         alarms: Alarms,
         counts: RouteCounts,
-        topics: TopicHandles | None = None,
+        topics: LocalTopics | None = None,
     ) -> None:
         self._tree = tree
         self._local = local

@@ -6,25 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.model.clock import Clock
 from convoymq.model.errors import Unavailable
 
 if TYPE_CHECKING:
     from convoymq.shells.capacity import Waiting
-
-
-class Links(Protocol):
-    """The part of a transport that is needed here."""
-
-    @property
-    def full(self) -> set[int]:
-        """Nodes whose links take no bulk now."""
-        ...
-
-    def is_connected(self, node: int) -> bool:
-        """Returns whether the node can be reached."""
+    from convoymq.transport.interfaces import Transport
 
 
 class _Request(NamedTuple):
@@ -49,7 +38,7 @@ class LargeAnswers:
     """
 
     def __init__(
-        self, links: Links, await_room: Callable[[int, Waiting], None], clock: Clock
+        self, links: Transport, await_room: Callable[[int, Waiting], None], clock: Clock
     ) -> None:
         self._links = links
         self._await_room = await_room

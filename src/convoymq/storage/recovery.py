@@ -8,51 +8,27 @@ Formats: docs/formats/storage.md.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from convoymq.logformat.identity import ClusterIds
 from convoymq.logformat.segment import ERA_SHIFT, ORDER_MASK, Segment, group_path
 from convoymq.logformat.wal_file import PLACE_FILE_SHIFT
 from convoymq.storage.log import GroupLog
-from convoymq.storage.manifest import Manifest
 from convoymq.storage.packs import Found as PackFound
-from convoymq.storage.packs import Packs
 from convoymq.storage.segments import load_segment
 from convoymq.storage.snapshots import read_snapshot, snapshot_name
 from convoymq.storage.types import (
     Damage,
-    Directory,
     RecoveryReport,
     Snapshot,
-    StorageConfig,
     StorageFault,
 )
-from convoymq.storage.wal import Wal
 from convoymq.storage.wal_reader import Found, Hole, WalReader, holds_data
 
-
-class Target(Protocol):
-    """Storage of a node, which recovery reads and fills."""
-
-    directory: Directory
-    clusters: ClusterIds
-    config: StorageConfig
-    manifest: Manifest
-    wal: Wal
-    packs: Packs
-    logs: dict[int, GroupLog]
-    left: dict[int, tuple[int, int]]
-    suspects: int
-    suspects_end: int
-
-    def open_group(self, group: int) -> GroupLog:
-        """Returns a new, empty log."""
-
-    def remember_removed(self, group: int, era: int, generation: int) -> None:
-        """The WAL file of that generation has the removal of a group."""
+if TYPE_CHECKING:
+    from convoymq.storage.store import Storage
 
 
-def recover(store: Target) -> RecoveryReport:
+def recover(store: Storage) -> RecoveryReport:
     """Fills `store.logs` and starts its WAL behind what was found.
 
     Raises:
@@ -97,7 +73,7 @@ def recover(store: Target) -> RecoveryReport:
     return report
 
 
-def _lose_pack(store: Target, report: RecoveryReport, path: str) -> None:
+def _lose_pack(store: Storage, report: RecoveryReport, path: str) -> None:
     """Neither directory of a pack can be read: nobody can say whose entries were in it."""
     reason = "the pack's directory cannot be read; it cannot be told whose data it was"
     # Before what groups found of it by themselves.
@@ -108,7 +84,7 @@ def _lose_pack(store: Target, report: RecoveryReport, path: str) -> None:
 
 
 def _load_groups(
-    store: Target,
+    store: Storage,
     report: RecoveryReport,
     reader: WalReader,
     packed: dict[int, list[PackFound]],
@@ -180,7 +156,7 @@ def _load_groups(
 
 
 def _lost_groups(
-    store: Target, packed: dict[int, list[PackFound]], known: set[int], reader: WalReader
+    store: Storage, packed: dict[int, list[PackFound]], known: set[int], reader: WalReader
 ) -> set[int]:
     """Returns the groups in packs of which the WAL has lost what it knew. What else it does not
     know was removed: should it come back, it begins in an era of its own."""
@@ -204,7 +180,7 @@ def _mark(log: GroupLog, damage: Damage) -> None:
 
 
 def _load_group(
-    store: Target,
+    store: Storage,
     report: RecoveryReport,
     log: GroupLog,
     found: Found,
@@ -271,7 +247,7 @@ def _load_group(
 
 
 def _load_segments(
-    store: Target, report: RecoveryReport, log: GroupLog, era: int, packed: list[PackFound]
+    store: Storage, report: RecoveryReport, log: GroupLog, era: int, packed: list[PackFound]
 ) -> tuple[list[Segment], list[tuple[int, int]], Snapshot | None]:
     directory = store.directory
     path = group_path(log.group)
