@@ -308,6 +308,9 @@ def test_at_least_once_waits_for_a_target_that_refuses_publishers() -> None:
     cluster.work()
     assert cluster.targets[0].bodies() == [b"a", b"b"]
     assert cluster.kept() == 0
+    # What a target refused was not published to it.
+    names = [target.name for target in cluster.targets]
+    assert cluster.routes.counted == {("dlx", names[0]): 2, ("dlx", names[1]): 2}
 
 
 def test_a_target_that_is_deleted_has_not_taken_anything() -> None:

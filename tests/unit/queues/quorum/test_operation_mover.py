@@ -242,6 +242,7 @@ def test_all_targets_must_have_a_message() -> None:
     cluster.settle("a", "b")
     assert cluster.counts() == {"moved": 6}
     assert cluster.routes.queues["a"].got == cluster.routes.queues["b"].got == BODIES
+    assert cluster.routes.counted == {("all", "a", "b"): 6}
 
 
 def test_what_has_no_way_comes_back_in_its_order() -> None:
