@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from convoymq.kernels.batch import COMMAND_SIZE, commands, slice_records
+from convoymq.kernels.batch import (
+    CMD_SESSION_CLOSE,
+    COMMAND_SIZE,
+    CommandBuilder,
+    commands,
+    slice_records,
+)
 from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
@@ -53,6 +59,9 @@ FLOW_ON_BYTES = 64 << 20
 where the memory target is low."""
 TICK_MS = 1000
 PASSES_MAX = 4
+GHOSTS_MAX = 10_000
+SEQ_MAX = (1 << 63) - 1
+"""Behind every command of a session: it ends the session whatever came before."""
 COUNTS_TIMEOUT_S = 5.0
 RESERVATION_TIMEOUT_S = 15.0
 NODE_MASK = 0xFF << 56
@@ -147,6 +156,8 @@ class ClassicHost:
         #: What left queues that are deleted.
         self._ended_left: Counter[tuple[str, str]] = Counter()
         self._timer: Timer | None = None
+        #: Sessions that were ended because nobody here has them.
+        self._ghosts: set[int] = set()
         self.writer = LogWriter(worker, self._on_written)
         control.handle_raw(KIND_CLASSIC, self._on_frame)
         control.handle(KIND_CLASSIC_COUNTS, self._on_counts)
@@ -550,7 +561,7 @@ class ClassicHost:
     def _on_frame(self, node: int, data: bytes) -> None:
         _, _, _, _, group, _, session, head_length = frame_header(data)
         if session:
-            self._on_effect_frame(data, group, session, head_length)
+            self._on_effect_frame(node, data, group, session, head_length)
         else:
             self._on_commands(node, group, data)
 
@@ -569,9 +580,24 @@ class ClassicHost:
         builder = queue.builder
         self.contain(queue, lambda: builder.adopt(data, start, len(data)))
 
-    def _on_effect_frame(self, data: bytes, group: int, session: int, head_length: int) -> None:
+    def _end_ghost(self, node: int, group: int, session: int) -> None:
+        """Ends a session that only its home has: a late frame of a broken link began it. Its
+        messages would wait for ever."""
+        if session in self._ghosts or session >> 56 != self.node_id or not session & ~NODE_MASK:
+            return
+        if len(self._ghosts) >= GHOSTS_MAX:
+            self._ghosts.clear()
+        self._ghosts.add(session)
+        closing = CommandBuilder()
+        closing.add(CMD_SESSION_CLOSE, 0, session, SEQ_MAX, 0, 0, b"")
+        self._control.send_raw(node, KIND_CLASSIC, (closing.take_forward(group, 0),), a=group)
+
+    def _on_effect_frame(
+        self, node: int, data: bytes, group: int, session: int, head_length: int
+    ) -> None:
         queue = self.queues.get(group)
         if not isinstance(queue, RemoteQueue) or queue.ended is not None:
+            self._end_ghost(node, group, session)
             return
         known = queue
         self.contain(known, lambda: self._take_effect(known, data, session, head_length))
@@ -586,7 +612,7 @@ class ClassicHost:
         if kind == LOST:
             self._on_lost_effect(queue, session, rest)
         elif session not in queue.clients:
-            return
+            self._end_ghost(queue.record.home, queue.group, session)
         elif kind == DELIVER:
             consumer, first_id, count, acquired_count = rest
             effect = (kind, session, consumer, first_id, (block, 0), 0, count, acquired_count)

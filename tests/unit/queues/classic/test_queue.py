@@ -813,3 +813,27 @@ def test_expiry_of_an_idle_queue_counts_from_when_it_was_set(
     assert nodes[1].reports == []
     time.pass_by(2000)
     assert ("expired", 1) in nodes[1].reports
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_session_that_a_late_frame_began_is_ended(nodes: dict[int, Node], is_open: bool) -> None:
+    """Its frame was sent before the link broke, and arrives when the next one is up."""
+    record = queue_record()
+    home = nodes[1].open(record)
+    channel = nodes[2].channel(nodes[2].open(record))
+    channel.consume(prefetch=1)
+    nodes[2].host.end_of_round()
+    late = nodes[1].inbox.pop()
+    nodes[1].host.on_node_down(2)
+    nodes[2].host.on_node_down(1)
+    nodes[1].host.on_node_up(2)
+    nodes[2].host.on_node_up(1)
+    if is_open:
+        nodes[2].channel(nodes[2].open(record))
+    nodes[1].inbox.append(late)
+    settle(nodes)
+    nodes[1].channel(home).publish(b"a")
+    settle(nodes)
+    assert home.machine.unsettled_count == 0
+    assert home.machine.ready_count == 1
+    assert home.machine.consumer_count == 0
