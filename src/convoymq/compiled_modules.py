@@ -49,6 +49,7 @@ PLAIN_MODULES = (
     "convoymq.edges.amqp091.deliveries",
     "convoymq.edges.amqp091.sockets",
     "convoymq.node.node",
+    "convoymq.model.rounds",
     "convoymq.node.rounds",
     "convoymq.node.loop_clock",
     "convoymq.node.storage_shell",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ DECLARED = [
     for path in ((SOURCE / name.replace(".", "/")).with_suffix(".py") for name in PLAIN_MODULES)
     if path.with_suffix(".pxd").exists()
 ]
+KERNELS = sorted((SOURCE / "convoymq" / "kernels").glob("*.py"))
 _CLASS = re.compile(r"^cdef class (\w+)(?:\((\w+)\))?:")
 _ATTRIBUTE = re.compile(
     r"^ +cdef (?:public |readonly )?[\w.\[\]]+(?: [\w.\[\]]+)*? ((?:\w+, )*\w+)$"
@@ -88,3 +90,28 @@ def test_an_undeclared_attribute_is_found() -> None:
     known = declarations("cdef class Peer:\n    cdef public int64_t taken, told\n")
     text = "class Peer:\n    def f(self):\n        self.taken = self.other = 1\n"
     assert undeclared(text, known) == {"Peer": {"other"}}
+
+
+CALLERS_MAX = 5
+
+
+def test_functions_that_many_compiled_modules_call_are_compiled() -> None:
+    """Compiled code pays for a frame of the interpreter with each call of an interpreted function.
+    One that many compiled modules call is called in each round."""
+    compiled = {*PLAIN_MODULES, *(f"convoymq.kernels.{path.stem}" for path in KERNELS)}
+    callers: Counter[tuple[str, str]] = Counter()
+    for module in compiled:
+        tree = ast.parse((SOURCE / module.replace(".", "/")).with_suffix(".py").read_text())
+        for line in tree.body:
+            if isinstance(line, ast.ImportFrom) and line.module and line.module not in compiled:
+                callers.update((line.module, name.name) for name in line.names)
+    often = [place for place, count in callers.items() if count > CALLERS_MAX]
+    assert [place for place in often if _is_function(*place)] == []
+
+
+def _is_function(module: str, name: str) -> bool:
+    path = (SOURCE / module.replace(".", "/")).with_suffix(".py")
+    if not path.exists():
+        return False
+    functions = (x for x in ast.parse(path.read_text()).body if isinstance(x, ast.FunctionDef))
+    return name in {function.name for function in functions}

@@ -14,8 +14,8 @@ from convoymq.broker.registry import ConnectionHandle, ConnectionRegistry, Count
 from convoymq.broker.route_counts import RouteCounts
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError, Unavailable
+from convoymq.model.slices import in_slices
 from convoymq.queues.interface import SINGLE_ACTIVE, Row
-from convoymq.queues.slices import in_slices
 from convoymq.transport.control import ControlPlane, Reply
 from convoymq.transport.frame_kinds import KIND_CLOSE_CONNECTION, KIND_LIST, KIND_PREFETCH
 

@@ -29,9 +29,9 @@ from convoymq.broker.selection import Selection
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
+from convoymq.model.slices import in_slices
 from convoymq.model.tasks import Tasks
 from convoymq.queues.interface import Row
-from convoymq.queues.slices import in_slices
 from convoymq.routing.queue_types import PlacementKind
 from convoymq.shells.groups.host import ReplicaHost
 

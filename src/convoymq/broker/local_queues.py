@@ -197,8 +197,14 @@ class LocalQueues:
             self._follow_members(record)
         else:
             self._open_own(record)
+            self._follow(record)
         if queue is not None:
             self._configure(record)
+
+    def _follow(self, record: QueueRecord) -> None:
+        host = self.hosts.get(record.type.value)
+        if host is not None:
+            host.follow(record, self._arguments(record), self._settings(record))
 
     @property
     def is_behind(self) -> bool:

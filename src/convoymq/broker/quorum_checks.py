@@ -9,7 +9,7 @@ from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.queue_logs import membership_of
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.model.json import JsonObject
-from convoymq.queues.slices import in_slices
+from convoymq.model.slices import in_slices
 from convoymq.routing.queue_types import PlacementKind
 from convoymq.shells.groups.host import ReplicaHost
 

@@ -18,8 +18,8 @@ from convoymq.metadata.machine import Change, MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.config import ReconciliationConfig
 from convoymq.model.errors import BrokerError
+from convoymq.model.slices import in_slices
 from convoymq.model.tasks import Tasks
-from convoymq.queues.slices import in_slices
 from convoymq.routing.policies import effective_settings
 from convoymq.routing.queue_types import rules_of
 from convoymq.shells.groups.host import ReplicaHost

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -537,40 +537,27 @@ def config(
     show(table(["section", "field", "value"], rows))
 
 
-@app.command()
-def perf() -> None:
-    """Load tool for any AMQP 0-9-1 broker: `convoy perf --help`."""
-    raise fail("`perf` must come first on the command line", 2)
+_FIRST_WORDS = {
+    "perf": "Load tool for any AMQP 0-9-1 broker: `convoy perf --help`.",
+    "ctl": "Users, permissions, policies, lists and more as `rabbitmqctl` has them: "
+    "`convoy ctl help`.",
+    "diagnostics": "Health checks as `rabbitmq-diagnostics` has them: `convoy diagnostics help`.",
+    "topics": "Ordered topics: create, split, merge, move, groups: `convoy topics help`.",
+    "upgrade": "Maintenance of nodes as `rabbitmq-upgrade` has it: `convoy upgrade help`.",
+    "pipeline": "Ready jobs, most of them on Spark: `convoy pipeline --help`.",
+}
+"""Commands with command lines of their own, which they read when they come first."""
 
 
-@app.command()
-def ctl() -> None:
-    """Users, permissions, policies, lists and more as `rabbitmqctl` has them: `convoy ctl help`."""
-    raise fail("`ctl` must come first on the command line", 2)
+def _comes_first(name: str) -> Callable[[], None]:
+    def run() -> None:
+        raise fail(f"`{name}` must come first on the command line", 2)
+
+    return run
 
 
-@app.command()
-def diagnostics() -> None:
-    """Health checks as `rabbitmq-diagnostics` has them: `convoy diagnostics help`."""
-    raise fail("`diagnostics` must come first on the command line", 2)
-
-
-@app.command()
-def topics() -> None:
-    """Ordered topics: create, split, merge, move, groups: `convoy topics help`."""
-    raise fail("`topics` must come first on the command line", 2)
-
-
-@app.command()
-def upgrade() -> None:
-    """Maintenance of nodes as `rabbitmq-upgrade` has it: `convoy upgrade help`."""
-    raise fail("`upgrade` must come first on the command line", 2)
-
-
-@app.command()
-def pipeline() -> None:
-    """Ready jobs, most of them on Spark: `convoy pipeline --help`."""
-    raise fail("`pipeline` must come first on the command line", 2)
+for _name, _help in _FIRST_WORDS.items():
+    app.command(_name, help=_help)(_comes_first(_name))
 
 
 @app.command()

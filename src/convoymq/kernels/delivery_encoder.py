@@ -338,27 +338,49 @@ def _encode_record(
     out.end += size + AMQP_FRAME_OVERHEAD
     content: cython.p_uchar = record + key
     rest: cython.Py_ssize_t = length - key
-    converted: cython.bint = rest > 0 and content[0] >= AMQP_ENCODED
-    if converted:
-        plain: bytes = plain_content(copy_bytes(content, rest))
-        content = bytes_pointer(plain)
-        rest = len(plain)
-        reserve(out, rest + OFFSET_ROOM)
+    if rest > 0 and content[0] >= AMQP_ENCODED:
+        _write_converted(
+            codec,
+            content,
+            rest,
+            acquired_count,
+            failed_delivery_count,
+            place,
+            offset,
+            record,
+            length,
+        )
+        return 1
     if place is None:
-        _write_content(codec, content, rest, acquired_count, failed_delivery_count, offset)
-        return converted
-    _write_placed(
-        codec,
-        content,
-        rest,
-        acquired_count,
-        failed_delivery_count,
-        place,
-        offset,
-        record,
-        length,
+        return _write_content(codec, content, rest, acquired_count, failed_delivery_count, offset)
+    return _write_placed(
+        codec, content, rest, acquired_count, failed_delivery_count, place, offset, record, length
     )
-    return converted
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _write_converted(
+    codec: ChannelCodec,
+    content: cython.p_uchar,
+    rest: cython.Py_ssize_t,
+    acquired_count: uint32_t,
+    failed_delivery_count: uint32_t,
+    place: Place | None,
+    offset: int64_t,
+    record: cython.p_uchar,
+    length: cython.Py_ssize_t,
+) -> cython.int:
+    """Appends the content frames of a record in another encoding."""
+    plain: bytes = plain_content(copy_bytes(content, rest))
+    content = bytes_pointer(plain)
+    rest = len(plain)
+    reserve(cython.address(codec.buffer.out), rest + OFFSET_ROOM)
+    if place is None:
+        return _write_content(codec, content, rest, acquired_count, failed_delivery_count, offset)
+    return _write_placed(
+        codec, content, rest, acquired_count, failed_delivery_count, place, offset, record, length
+    )
 
 
 @cython.cfunc

@@ -88,7 +88,6 @@ from cython.cimports.convoymq.kernels.content import (
 from cython.cimports.convoymq.kernels.route_cache import (
     Route,
     RouteCache,
-    RouteCount,
     add_route,
     drop_routes,
     find_route,
@@ -169,7 +168,7 @@ def _publish_complete(
     flags: cython.int = notes & (RECORD_PRIORITY | RECORD_EXPIRATION | RECORD_HEADERS)
     tag: uint64_t = 0
     targets: tuple = None
-    counted: RouteCount = None
+    counted: cython.pointer(uint64_t) = cython.NULL
     if notes & RECORD_EXAMINE == 0 and bits & PUBLISH_IMMEDIATE == 0 and codec.mode != MODE_TX:
         hash: uint64_t = hash_key(key, key_length)
         names: cython.Py_ssize_t = 0
@@ -180,7 +179,7 @@ def _publish_complete(
         route: cython.pointer(Route) = find_route(cache, hash, key, key_length)
         if route != cython.NULL and route.key != cython.NULL:
             targets = cython.cast(tuple, route.targets)
-            counted = cython.cast(RouteCount, route.count)
+            counted = route.messages
         else:
             # Of a topic the exchange alone is remembered: it has a key for almost every message.
             names = 1 + cython.cast(cython.Py_ssize_t, key[0])
@@ -188,13 +187,14 @@ def _publish_complete(
                 route = find_route(cache, hash_key(key, names), key, names)
                 if route != cython.NULL and route.key != cython.NULL:
                     targets = cython.cast(tuple, route.targets)
-                    counted = cython.cast(RouteCount, route.count)
+                    counted = route.messages
         if targets is None:
             codec.has_order_key = notes & RECORD_ORDERED != 0
             targets = _resolve(buffer, codec, hash, key, key_length, names)
             if codec.state != CHANNEL_OPEN or buffer.state != CONNECTION_OPEN:
                 return 0
-            counted = codec.route_count
+            if codec.route_count is not None:
+                counted = cython.address(codec.route_count.messages)
         asked: cython.int = notes & (RECORD_ASKS | RECORD_WAITS | RECORD_GROUPED)
         if asked and targets is not None and not _all_serve(targets, asked):
             targets = None
@@ -210,8 +210,8 @@ def _publish_complete(
             tag,
         )
         return 0
-    if counted is not None:
-        counted.messages += 1
+    if counted != cython.NULL:
+        counted[0] += 1
     count: cython.Py_ssize_t = len(targets)
     if count == 0:
         codec.owner.on_dropped()

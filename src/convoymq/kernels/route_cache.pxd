@@ -15,6 +15,8 @@ cdef struct Route:
     PyObject* targets
     # RouteCount, or None.
     PyObject* count
+    # What it counts; NULL: nothing.
+    uint64_t* messages
 
 # Open addressing; at least half of the places are free.
 cdef struct RouteCache:

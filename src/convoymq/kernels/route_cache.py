@@ -83,5 +83,6 @@ def add_route(
     cext.Py_INCREF_raw(route.targets)
     route.count = cython.cast(cython.pointer(cext.PyObject), count)
     cext.Py_INCREF_raw(route.count)
+    route.messages = cython.NULL if count is None else cython.address(count.messages)
     cache.used += 1
     return 0

@@ -264,12 +264,13 @@ class RecordRecovery(_Command, frozen=True, tag="recovery"):
 
 
 class PutPolicy(_Command, frozen=True, tag="policy_put"):
-    """Sets a policy, or an operator policy, of a virtual host. Since version 2."""
+    """Sets a policy, or an operator policy, of a virtual host. Since version 2; one of mirroring
+    since version 6."""
 
     vhost: str
     name: str
     pattern: str
-    definition: dict[str, bool | int | str]
+    definition: dict[str, bool | int | str | tuple[str, ...]]
     apply_to: str = "all"
     priority: int = 0
     operator: bool = False

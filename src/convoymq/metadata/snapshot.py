@@ -80,7 +80,7 @@ QueueRow: TypeAlias = tuple[
     str, int, str, bool, list[int], str | None, int, list[int], tuple[int, int], tuple[int, int]
 ]
 
-PolicyRow: TypeAlias = tuple[str, bool, str, str, str, int, dict[str, Setting]]
+PolicyRow: TypeAlias = tuple[str, bool, str, str, str, int, dict[str, Setting | list[str]]]
 """(virtual host, operator policy, name, pattern, apply-to, priority, definition)"""
 
 
@@ -276,17 +276,8 @@ def fill(tree: Tree, raw: TreeState) -> None:
         tree.joins[node] = Joined(directory=directory, asked=asked, granted=granted, role=role)
     tree.forgotten = set(raw["forgotten"])
     tree.settings = raw["settings"]
-    for vhost_name, operator, name, pattern, apply_to, priority, definition in raw.get(
-        "policies", ()
-    ):
-        policy = Policy(
-            name=name,
-            pattern=pattern,
-            definition=definition,
-            apply_to=apply_to,
-            priority=priority,
-        )
-        tree.vhosts[vhost_name].policies.put(policy, operator=operator)
+    for row in raw.get("policies", ()):
+        _fill_policy(tree, row)
     for vhost_name, limits in raw.get("vhost_limits", ()):
         tree.vhosts[vhost_name].limits = limits
     tree.user_limits = dict(raw.get("user_limits", ()))
@@ -295,6 +286,17 @@ def fill(tree: Tree, raw: TreeState) -> None:
         _fill_compatibility(tree, tree.vhosts[vhost_name], release, rows)
     for group, view in raw.get("views", ()):
         _put(tree, replace(tree.queue_index.by_group[group], view=msgspec.convert(view, RingView)))
+
+
+def _fill_policy(tree: Tree, row: PolicyRow) -> None:
+    vhost_name, operator, name, pattern, apply_to, priority, definition = row
+    settings = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in definition.items()
+    }
+    policy = Policy(
+        name=name, pattern=pattern, definition=settings, apply_to=apply_to, priority=priority
+    )
+    tree.vhosts[vhost_name].policies.put(policy, operator=operator)
 
 
 def _fill_compatibility(

@@ -136,6 +136,8 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
             )
             tree.vhost(command.vhost)
             check_policy(policy, operator=command.operator)
+            if "ha-mode" in command.definition and tree.version < FIRST_VERSIONS[ChangeView]:
+                raise _too_early(FIRST_VERSIONS[ChangeView], tree)
         case PutVhostLimit():
             check_limit(command.name, command.value, VHOST_LIMITS)
         case PutUserLimit():

@@ -10,6 +10,7 @@ NOTES_ERROR = frozenset({
     "queue.client_failed",
     "queue.commands_lost",
     "queue.crashed",
+    "queue.mirror_failed",
     "queue.records_dropped",
     "raft.forward_malformed",
     "raft.frame_malformed",

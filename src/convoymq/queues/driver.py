@@ -133,6 +133,12 @@ class HostParts:
     """Has other members of a queue recorded in the tree."""
     has_majority: Callable[[], bool]
     """Returns whether more than half of the cluster's nodes can be reached."""
+    running_nodes: Callable[[], list[int]]
+    """Returns the nodes that may get copies of queues: they run, and are not drained."""
+    incarnation_of: Callable[[int], int]
+    """Returns the latest incarnation of a node that the tree knows; 0 = none."""
+    load: Callable[[], Mapping[int, int]]
+    """Returns node -> queues that it has."""
     note: Callable[..., None]
     """(event, fields by name): logs an event of a queue."""
     dead_letters: DeadLetterOptions | None = None
@@ -159,6 +165,9 @@ class QueueHost(Protocol):
     def find(self, record: QueueRecord, arguments: Table) -> Queue | None:
         """Returns this node's handle of a queue. Opens no queue: a handle of one that lives
         elsewhere may be made, which nobody else notices."""
+
+    def follow(self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]) -> None:
+        """The tree may have a newer record of a queue; also of one that is not open here."""
 
     def get(self, group: int) -> Queue | None:
         """Returns the handle with that group id, if there is one."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from convoymq.queues.classic.driver import ClassicDriver
 from convoymq.queues.driver import register
+from convoymq.queues.mirrored.driver import MirroredDriver
 from convoymq.queues.partition.driver import PartitionDriver
 from convoymq.queues.quorum.driver import QuorumDriver
 from convoymq.queues.stream.driver import StreamDriver
 
-register(ClassicDriver())
+register(MirroredDriver())
 register(QuorumDriver())
 register(StreamDriver())
 register(PartitionDriver())

@@ -8,7 +8,7 @@ One row per key in `KEYS`. Which type of queue serves which key is said by its
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ from convoymq.routing.queue_arguments import (
     SEGMENT_BYTES_MAX,
 )
 
-Setting: TypeAlias = bool | int | str
+Setting: TypeAlias = bool | int | str | tuple[str, ...]
 """The value of a key."""
 Merge: TypeAlias = Callable[[Setting, Setting], Setting]
 """(from the policy, from the operator policy or the argument) -> what acts."""
@@ -36,6 +36,15 @@ PARTITIONS_MAX = 1024
 CHANGES_MAX = 3600
 UNIT_MS = range(100, 3_600_001)
 """Of the autoscaler's times."""
+HA_MODES = ("nodes", "exactly", "all")
+"""Modes of mirroring; a later one asks for more."""
+MIRRORING_KEYS = (
+    "ha-params", "ha-sync-mode", "ha-sync-batch-size", "ha-promote-on-shutdown",
+    "ha-promote-on-failure",
+)  # fmt: skip
+"""Keys that mean nothing without `ha-mode`."""
+NAMES_MAX = 255
+"""Of nodes in one value."""
 KEYS_MAX = 64
 """Of one definition."""
 
@@ -65,6 +74,27 @@ def _stricter(policy: Setting, other: Setting) -> Setting:
     assert isinstance(policy, int)
     assert isinstance(other, int)
     return max(policy, other) if min(policy, other) < 0 else min(policy, other)
+
+
+def _more_mirrors(policy: Setting, other: Setting) -> Setting:
+    """Returns the mode that asks for more mirrors."""
+    assert isinstance(policy, str)
+    assert isinstance(other, str)
+    return max(policy, other, key=HA_MODES.index)
+
+
+def _larger(policy: Setting, other: Setting) -> Setting:
+    """Returns the larger number, or the longer list; a number comes before a list."""
+    if isinstance(policy, tuple) and isinstance(other, tuple):
+        return max(policy, other, key=len)
+    if isinstance(policy, int) and isinstance(other, int):
+        return max(policy, other)
+    return other if isinstance(policy, tuple) else policy
+
+
+def _any(value: object) -> bool:
+    """`_check_mirrors` looks at it, with the others."""
+    return True
 
 
 def _text(value: object) -> bool:
@@ -134,6 +164,12 @@ _ROWS: tuple[Key, ...] = (
         "queue leader locator value", with_argument=_first),
     Key("queue-master-locator", _one_of("min-masters", "client-local", "random"),
         "queue master locator value", operator=_other, with_argument=_first),
+    Key("ha-mode", _one_of(*HA_MODES), "ha-mode value", operator=_more_mirrors),
+    Key("ha-params", _any, "ha-params value", operator=_larger),
+    Key("ha-sync-mode", _any, "ha-sync-mode value", operator=_other),
+    Key("ha-sync-batch-size", _any, "ha-sync-batch-size value"),
+    Key("ha-promote-on-shutdown", _any, "ha-promote-on-shutdown value"),
+    Key("ha-promote-on-failure", _any, "ha-promote-on-failure value"),
     Key("queue-mode", _one_of("default", "lazy"), "queue-mode value"),
     Key("queue-version", _integer(2, 2), "queue-version value", operator=_other),
     Key("target-group-size", _integer(1, 255), "target count", operator=_higher,
@@ -208,6 +244,8 @@ def checked_definition(
         key = KEYS.get(name)
         if key is None or (operator and key.operator is None):
             unknown[name] = value
+        elif name == "ha-params" and isinstance(value, list | tuple):
+            found[name] = _names_of_nodes(value)
         elif not key.check(value) or not isinstance(value, bool | int | str):
             raise invalid(f"{term(value)} is not a valid {key.noun}")
         else:
@@ -216,9 +254,54 @@ def checked_definition(
         listed = ",".join(f"{{{term(name)},{term(value)}}}" for name, value in unknown.items())
         raise invalid(f"[{listed}] are not recognised policy settings")
     _check_retry(found)
+    _check_mirrors(found)
     if reason := contradiction(found):
         raise invalid(reason)
     return found
+
+
+def _names_of_nodes(value: Sequence[object]) -> tuple[str, ...]:
+    """Returns a list of names. Raises ValidationFailed."""
+    if not value or len(value) > NAMES_MAX:
+        raise invalid('ha-mode="nodes" list must be non-empty')
+    wrong = [each for each in value if not isinstance(each, str)]
+    if wrong:
+        raise invalid(f'ha-mode="nodes" takes a list of strings, {term(wrong)} was not a string')
+    return tuple(str(each) for each in value)
+
+
+def _check_mirrors(found: Mapping[str, Setting]) -> None:
+    """Raises ValidationFailed for settings of mirroring that are wrong, or do not go together."""
+    mode, params = found.get("ha-mode"), found.get("ha-params")
+    if mode is None:
+        if any(key in found for key in MIRRORING_KEYS):
+            raise invalid(
+                "ha-mode must be specified to specify ha-params, ha-sync-mode or "
+                "ha-promote-on-shutdown"
+            )
+        return
+    given = "none" if params is None else term(params)
+    if mode == "all" and params is not None:
+        raise invalid('ha-mode="all" does not take parameters')
+    if mode == "exactly" and not (type(params) is int and 0 < params <= COUNT_MAX):
+        raise invalid(f'ha-mode="exactly" takes an integer, {given} given')
+    if mode == "nodes" and not isinstance(params, tuple):
+        raise invalid(f'ha-mode="nodes" takes a list, {given} given')
+    size = found.get("ha-sync-batch-size", 1)
+    if not (type(size) is int and 0 < size <= COUNT_MAX):
+        raise invalid(f"ha-sync-batch-size takes an integer greater than 0, {term(size)} given")
+    for key, allowed in _MIRRORING_VALUES.items():
+        value = found.get(key, allowed[0])
+        if value not in allowed:
+            first, second = allowed
+            raise invalid(f'{key} must be "{first}" or "{second}", got {term(value)}')
+
+
+_MIRRORING_VALUES = {
+    "ha-sync-mode": ("manual", "automatic"),
+    "ha-promote-on-shutdown": ("always", "when-synced"),
+    "ha-promote-on-failure": ("always", "when-synced"),
+}
 
 
 def contradiction(found: Mapping[str, Setting]) -> str:

@@ -39,7 +39,7 @@ class SegmentCompaction:
     def reclaim_next(self) -> None:
         """Looks at groups that have segments, until one has something to give: a drained queue
         gives its disk space back."""
-        if self._store.planner is None or self._reclaiming:
+        if self._store.owner is None or self._reclaiming:
             return
         groups = list(self._store.logs)
         left = RECLAIM_ENTRIES
@@ -53,7 +53,8 @@ class SegmentCompaction:
 
     def _reclaim(self, log: GroupLog) -> bool:
         """Frees what is dead in a group's segments, when that is at least half; whether it is."""
-        plan = self._store.planner(log.group) if self._store.planner is not None else None
+        owner = self._store.owner
+        plan = owner.plan(log.group) if owner is not None else None
         if plan is None:
             return False
         size = sum([segment.size for segment in log.segments])

@@ -1,6 +1,6 @@
 """A node's storage: the common WAL, the logs of all groups, and what happens in the background.
 
-*WAL compaction* empties full WAL files, oldest first, one group at a time: it asks the planner what
+*WAL compaction* empties full WAL files, oldest first, one group at a time: it asks its owner what
 is still alive, snapshots the group where that saves copying, has the worker copy the rest to
 segment files, and recycles the file. Nothing here waits. Formats: docs/formats/storage.md.
 """
@@ -25,7 +25,6 @@ from convoymq.logformat.wal_file import (
     ROW_VOTE_LOST,
     TABLE_ROW,
 )
-from convoymq.model.rounds import pass_on
 from convoymq.storage.live_parts import (
     alive_ranges,
     below,
@@ -45,6 +44,7 @@ from convoymq.storage.types import (
     File,
     Flusher,
     GroupPlan,
+    LogOwner,
     NoPace,
     Pace,
     RecoveryReport,
@@ -67,10 +67,6 @@ NEVER = 1 << 62
 
 def _ignore(*_: object) -> None:
     """An answer that nobody needs."""
-
-
-def _keep_all(_group: int) -> int:
-    return 0
 
 
 class _Copy:
@@ -136,19 +132,9 @@ class Storage:
         self.wal.on_written = self._written
         self.wal.on_queued = self._queued
         self.wal.on_full = self._compact_wal
-        self.wal.on_client_failed = lambda group, error: self.on_client_failed(group, error)
-        self.planner: Callable[[int], GroupPlan | None] | None = None
-        """Asked for each group when a WAL file is to be emptied; None for a group: keep everything.
-        While it is not set, no file is emptied."""
-        self.needed_from: Callable[[int], int] = _keep_all
-        """Asked for a group with bodies in memory: those below that index are not expected to be
-        read again. Whoever does reads them from disk."""
-        self.on_queued: Callable[[], None] = _ignore
-        """Something waits for a `kick` that did not before."""
-        self.on_damaged: Callable[[Damage], None] = _ignore
-        """A read found damage; that log serves nothing any more."""
-        self.on_client_failed: Callable[[int, Exception], None] = pass_on
-        """(group, error): who hears that entries or a vote of a group are durable has failed."""
+        self.wal.on_client_failed = self._client_failed
+        self.owner: LogOwner | None = None
+        """While there is none no WAL file is emptied, and all bodies may be needed."""
         self.give_back: Callable[[], None] = _ignore
         """Called by `tick` when much memory was freed: the shell hands it to the system."""
         self.pace: Pace = NoPace()
@@ -318,7 +304,13 @@ class Storage:
         self._line.append(log)
 
     def _queued(self) -> None:
-        self.on_queued()
+        if self.owner is not None:
+            self.owner.on_queued()
+
+    def _client_failed(self, group: int, error: Exception) -> None:
+        if self.owner is None:
+            raise error
+        self.owner.on_log_failed(group, error)
 
     def _written(self) -> None:
         if self.memory_bytes > self._forget_above:
@@ -332,7 +324,7 @@ class Storage:
         self._memory_peak = max(self._memory_peak, self.memory_bytes)
         for _ in range(min(len(self._line), FORGET_LOGS)):
             log = self._line.popleft()
-            log.forget(self.needed_from(log.group) - 1)
+            log.forget(self.owner.needed_from(log.group) - 1 if self.owner is not None else -1)
             self._return_to_line(log)
         self._forget_above = self.memory_bytes + FORGET_BYTES
 
@@ -430,7 +422,8 @@ class Storage:
 
     def on_damage(self, damage: Damage) -> None:
         """A log found itself damaged."""
-        self.on_damaged(damage)
+        if self.owner is not None:
+            self.owner.on_damaged(damage)
 
     def _table(self) -> tuple[int, int, bytes]:
         """Returns the table that begins each WAL file: the last suspect, the map of suspects, and a
@@ -465,7 +458,7 @@ class Storage:
 
     def _compact_wal(self) -> None:
         """Empties the oldest full WAL file, when none is being emptied."""
-        if self._compacting_file is not None or self.planner is None or self._stalled:
+        if self._compacting_file is not None or self.owner is None or self._stalled:
             return
         file = self.wal.oldest_full()
         if file is not None:
@@ -542,8 +535,8 @@ class Storage:
         return bisect_left(log.places, (file.generation + 1) << PLACE_FILE_SHIFT)
 
     def _plan_compaction(self, log: GroupLog, file: WalFile) -> None:
-        planner = self.planner if log.receiver is None else None
-        plan = None if planner is None else planner(log.group)
+        owner = self.owner if log.receiver is None else None
+        plan = owner.plan(log.group) if owner is not None else None
         count = self._count_in(log, file)
         if plan is None or plan.take_snapshot is None or plan.applied <= log.snapshot_index:
             self._copy(log, file, plan)

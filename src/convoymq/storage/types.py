@@ -228,6 +228,27 @@ class GroupPlan:
     """Makes a snapshot at `applied` now; called at most once, at once. None: not possible now."""
 
 
+class LogOwner(Protocol):
+    """Owner of the logs of a node: what its storage asks and tells about them."""
+
+    def plan(self, group: int) -> GroupPlan | None:
+        """Returns what may be dropped of a group when a WAL file is to be emptied; None: nothing
+        may."""
+
+    def needed_from(self, group: int) -> int:
+        """Returns the first entry whose body should stay in memory: those below it are not expected
+        to be read again, and are read from disk if they are."""
+
+    def on_queued(self) -> None:
+        """Something waits for a `kick` that did not before."""
+
+    def on_damaged(self, damage: Damage) -> None:
+        """A read found damage; that log serves nothing any more."""
+
+    def on_log_failed(self, group: int, error: Exception) -> None:
+        """The listener for durable entries and votes of a group has failed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
     """A damaged place found by recovery or by a read."""

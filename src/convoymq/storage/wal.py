@@ -57,6 +57,8 @@ TABLE_GAP_BYTES = 8 << 10
 """Lies between the two copies of the table: what destroys one spares the other."""
 PREALLOCATE_CHUNK_BYTES = 256 << 10
 """Flushes wait for no more than this much of preallocation."""
+_ZEROS = bytes(PREALLOCATE_CHUNK_BYTES)
+"""Made once: the pages of fresh memory that is only read take no room, and need not be cleared."""
 PREALLOCATE_GROWTH = 4
 """A file is prepared with so many times the size of the current one, until that is whole: what is
 prepared before a fresh node's first file is full is little, and so is what it costs its flushes."""
@@ -569,7 +571,7 @@ class Wal:
         size = min(START_BYTES, self._config.wal_max_size_bytes)
         with contextlib.suppress(OSError):
             # One piece, written many times: the heap would keep the pages of a large one.
-            piece = bytes(min(size, PREALLOCATE_CHUNK_BYTES))
+            piece = _ZEROS[:size]
             whole, rest = divmod(size, len(piece))
             fresh.file.pwrite([*[piece] * whole, piece[:rest]], 0)
             fresh.file.sync()
@@ -676,8 +678,7 @@ class Wal:
             if target is None:
                 target = directory.open(name, create=True)
                 target.truncate(0)
-            length = min(PREALLOCATE_CHUNK_BYTES, size - at)
-            target.pwrite([bytes(length)], at)
+            target.pwrite([_ZEROS[: min(PREALLOCATE_CHUNK_BYTES, size - at)]], at)
             target.sync()
             return target
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from convoymq.kernels.link_frames import FRAME_CONTROL, frame_header
 from convoymq.model.errors import BrokerError
-from convoymq.model.rounds import run_each
 from convoymq.transport.frame_kinds import (
     CONTROL_KINDS,
     FLAG_ANSWER,
@@ -74,17 +73,16 @@ class FrameDispatch:
         """Takes a whole frame, of at least the size of a header. Raises InvariantViolated."""
         if self._holding and _waits(data):
             self._hold(node, data)
-        elif self._owners[data[4]] is not None:
-            run_each(((node, data),), self._take, self._failed)
-
-    def _take(self, frame: tuple[int, bytes]) -> None:
-        node, data = frame
+            return
         take = self._owners[data[4]]
-        assert take is not None
-        take(node, data)
+        if take is None:
+            return
+        try:
+            take(node, data)
+        except Exception as error:
+            self._failed(node, data, error)
 
-    def _failed(self, frame: tuple[int, bytes], error: Exception) -> None:
-        node, data = frame
+    def _failed(self, node: int, data: bytes, error: Exception) -> None:
         fail = self._fails.get(data[4])
         if fail is None or isinstance(error, BrokerError | ValueError):
             self._report(node, data, error)

@@ -157,6 +157,9 @@ class CopiesHost:
         self.take_view(queue, record.config[0], record.members)
         return queue
 
+    def follow(self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]) -> None:
+        """See `QueueHost`: handles take views by `Queue.follow_members`."""
+
     def find(self, record: QueueRecord, arguments: Table) -> CopiesQueue | None:
         """See `QueueHost`: one that lives elsewhere refuses."""
         known = self._queues.get(record.group)

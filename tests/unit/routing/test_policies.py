@@ -20,7 +20,7 @@ from convoymq.routing.policies import (
     effective_settings,
     topic_settings,
 )
-from convoymq.routing.policy_keys import KEYS, Setting, checked_definition
+from convoymq.routing.policy_keys import KEYS, MIRRORING_KEYS, Setting, checked_definition
 from convoymq.routing.queue_types import TypeRules, add_type, rules_of
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import Destination, DestinationKind, ExchangeType, Queue, QueueType
@@ -83,6 +83,7 @@ def quorum_serves_all() -> Iterator[None]:
         ("dead-letter-strategy", "at-least-once", "x", '<<"x">> is not a valid dead letter'),
         ("queue-leader-locator", "balanced", "x", '<<"x">> is not a valid queue leader locator'),
         ("queue-master-locator", "random", "x", '<<"x">> is not a valid queue master locator'),
+        ("ha-mode", "all", "some", '<<"some">> is not a valid ha-mode value'),
         ("queue-mode", "lazy", "x", '<<"x">> is not a valid queue-mode value'),
         ("queue-version", 2, 1, "1 is not a valid queue-version value"),
         ("target-group-size", 5, 0, "0 is not a valid target count"),
@@ -125,7 +126,7 @@ def test_every_key_takes_values_of_its_type_only(
 
 def test_every_key_is_in_the_table_above() -> None:
     marks = test_every_key_takes_values_of_its_type_only.pytestmark  # type: ignore[attr-defined]
-    assert {row[0] for row in marks[0].args[1]} == set(KEYS)
+    assert {row[0] for row in marks[0].args[1]} == set(KEYS) - set(MIRRORING_KEYS)
 
 
 def test_unknown_keys_are_refused_as_clients_know_it() -> None:
@@ -134,11 +135,85 @@ def test_unknown_keys_are_refused_as_clients_know_it() -> None:
     assert caught.value.text == (
         'Validation failed\n\n[{<<"max-priority">>,5}] are not recognised policy settings'
     )
-    for mirroring in ("ha-mode", "ha-params", "ha-sync-mode", "federation-upstream"):
-        with pytest.raises(ValidationFailed, match="not recognised"):
-            checked_definition({mirroring: "all"})
+    with pytest.raises(ValidationFailed, match="not recognised"):
+        checked_definition({"federation-upstream": "all"})
     with pytest.raises(ValidationFailed, match="no policy provided"):
         checked_definition({})
+
+
+@pytest.mark.parametrize(
+    ("definition", "reason"),
+    [
+        (
+            {"ha-sync-mode": "automatic"},
+            "ha-mode must be specified to specify ha-params, ha-sync-mode or "
+            "ha-promote-on-shutdown",
+        ),
+        ({"ha-mode": "all", "ha-params": 2}, 'ha-mode="all" does not take parameters'),
+        ({"ha-mode": "exactly"}, 'ha-mode="exactly" takes an integer, none given'),
+        ({"ha-mode": "exactly", "ha-params": "2"}, 'takes an integer, <<"2">> given'),
+        ({"ha-mode": "exactly", "ha-params": 0}, 'ha-mode="exactly" takes an integer, 0 given'),
+        ({"ha-mode": "nodes", "ha-params": 2}, 'ha-mode="nodes" takes a list, 2 given'),
+        ({"ha-mode": "nodes", "ha-params": []}, 'ha-mode="nodes" list must be non-empty'),
+        (
+            {"ha-mode": "nodes", "ha-params": ["a", 1]},
+            'ha-mode="nodes" takes a list of strings, [1] was not a string',
+        ),
+        (
+            {"ha-mode": "all", "ha-sync-batch-size": 0},
+            "ha-sync-batch-size takes an integer greater than 0, 0 given",
+        ),
+        (
+            {"ha-mode": "all", "ha-sync-mode": "x"},
+            'ha-sync-mode must be "manual" or "automatic", got <<"x">>',
+        ),
+        (
+            {"ha-mode": "all", "ha-promote-on-failure": True},
+            'ha-promote-on-failure must be "always" or "when-synced", got true',
+        ),
+        (
+            {"ha-mode": "all", "ha-promote-on-shutdown": "never"},
+            'ha-promote-on-shutdown must be "always" or "when-synced", got <<"never">>',
+        ),
+    ],
+)
+def test_settings_of_mirroring_go_together(definition: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        checked_definition(definition)
+    assert reason in caught.value.text
+
+
+def test_nodes_of_mirrors_are_a_list_of_names() -> None:
+    found = checked_definition({"ha-mode": "nodes", "ha-params": ["a", "b"]})
+    assert found == {"ha-mode": "nodes", "ha-params": ("a", "b")}
+
+
+@pytest.mark.parametrize(
+    ("user", "operator", "joined"),
+    [
+        (("nodes", ("a",)), ("exactly", 2), ("exactly", 2)),
+        (("exactly", 3), ("exactly", 2), ("exactly", 3)),
+        (("nodes", ("a",)), ("nodes", ("b", "c")), ("nodes", ("b", "c"))),
+        (("all", None), ("exactly", 2), ("all", 2)),
+    ],
+)
+def test_an_operator_policy_asks_for_more_mirrors_only(
+    user: tuple[str, object], operator: tuple[str, object], joined: tuple[str, object]
+) -> None:
+    def definition(mode: str, params: object) -> dict[str, object]:
+        return {"ha-mode": mode, **({"ha-params": params} if params is not None else {})}
+
+    chosen = policies(
+        policy("u", definition=definition(*user)),
+        operator=(policy("o", definition=definition(*operator)),),
+    ).for_queue(queue())
+    assert chosen.definition == definition(*joined)
+
+
+def test_a_policy_of_mirrors_does_not_act_in_quorum_queues() -> None:
+    found = policies(policy(definition={"ha-mode": "all", "max-length": 5}))
+    assert effective_settings(queue(), found) == {"ha-mode": "all", "max-length": 5}
+    assert effective_settings(queue(type="quorum"), found) == {}
 
 
 def test_operator_policies_have_fewer_keys() -> None:
@@ -146,7 +221,7 @@ def test_operator_policies_have_fewer_keys() -> None:
         "message-ttl", "expires", "max-length", "max-length-bytes", "max-in-memory-length",
         "max-in-memory-bytes", "overflow", "delivery-limit", "queue-master-locator",
         "queue-version", "target-group-size", "delayed-retry-type", "delayed-retry-min",
-        "delayed-retry-max",
+        "delayed-retry-max", "ha-mode", "ha-params", "ha-sync-mode",
     }  # fmt: skip
     assert {key.name for key in KEYS.values() if key.operator} == allowed
     with pytest.raises(ValidationFailed, match=r"alternate-exchange.*not recognised"):

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from convoymq.kernels.entries import Entry, make_entry
+from convoymq.model.rounds import pass_on
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.log import GroupLog
 from convoymq.storage.store import Storage
-from convoymq.storage.types import EntryGone, GroupPlan, RecoveryReport, Snapshot, StorageConfig
+from convoymq.storage.types import (
+    Damage,
+    EntryGone,
+    GroupPlan,
+    RecoveryReport,
+    Snapshot,
+    StorageConfig,
+)
 from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 SMALL = StorageConfig(
@@ -72,6 +81,17 @@ class Model:
         return ranges
 
 
+@dataclass(slots=True)
+class Owner:
+    """See `LogOwner`: keeps everything and hears nothing, unless told otherwise."""
+
+    plan: Callable[[int], GroupPlan | None] = lambda _: None
+    needed_from: Callable[[int], int] = lambda _: 0
+    on_queued: Callable[[], None] = lambda: None
+    on_damaged: Callable[[Damage], None] = lambda _: None
+    on_log_failed: Callable[[int, Exception], None] = pass_on
+
+
 class SomePace:
     """Hurries now and then; its rests take no time."""
 
@@ -114,7 +134,7 @@ class Node:
         self.storage = Storage(self.disk, self.flusher, self.worker, self.config)
         self.storage.pace = self.pace
         self.report = self.storage.recover()
-        self.storage.planner = self.plan
+        self.storage.owner = Owner(plan=self.plan)
         for group, log in self.storage.logs.items():
             self._listen(group, log)
         for group in self.removing & set(self.storage.logs):

@@ -24,7 +24,7 @@ def busy(seed: int, *, size: int, files: int = 1) -> Node:
     """Many groups that take turns: each is busy for a while, all have voted."""
     node = Node(seed, config=Node().config.__class__(wal_max_size_bytes=size))
     node.groups = list(range(1, GROUPS + 1))
-    node.storage.planner = None
+    node.storage.owner = None
     rnd = node.random
     while len(node.storage.wal.files) < files or node.storage.wal.current.tail < size * 2 // 3:  # type: ignore[union-attr]
         group = rnd.choice(node.groups)
@@ -273,7 +273,7 @@ def test_files_of_a_group_that_the_wal_does_not_know_are_damage() -> None:
 
 def test_entries_after_a_hole_do_not_heal_what_the_hole_replaced() -> None:
     node = Node()
-    node.storage.planner = None
+    node.storage.owner = None
     node.append(1, 9)
     node.append(2, 1)
     node.run()
@@ -298,7 +298,7 @@ def test_a_snapshot_does_not_stand_in_for_messages_in_a_missing_file() -> None:
     """Snapshots hold no bodies: entries below one that lay in the missing file are needed still.
     Found by the simulator, seed 5000005."""
     node = Node(5, config=Node().config.__class__(wal_max_size_bytes=128 << 10))
-    node.storage.planner = None
+    node.storage.owner = None
     node.append(1, 5, 400)
     node.run()
     first = next(iter(node.storage.wal.files.values()))

@@ -26,7 +26,7 @@ from convoymq.storage.log import GroupLog
 from convoymq.storage.snapshots import snapshot_name
 from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, EntryGone
-from tests.unit.storage.disk import Node
+from tests.unit.storage.disk import Node, Owner
 
 
 def flip(disk: MemoryDirectory, path: str, offset: int, bit: int = 0) -> None:
@@ -166,7 +166,7 @@ def test_a_file_cut_short_is_damage_when_a_younger_one_knows_its_end() -> None:
     node = filled(40, close=False)
     names = node.disk.list("wal")
     assert len(node.storage.wal.files) > 0
-    node.storage.planner = None
+    node.storage.owner = None
     for group in (1, 2, 3):
         node.append(group, 200, 400)
         node.run()
@@ -223,7 +223,7 @@ def test_a_damaged_read_marks_the_log_and_tells() -> None:
     node = filled(4, close=True)
     node = Node(disk=node.disk)
     seen: list[Damage] = []
-    node.storage.on_damaged = seen.append
+    node.storage.owner = Owner(on_damaged=seen.append)
     log = node.storage.logs[2]
     name, offset = place_of(log, log.last_index)
     flip(node.disk, name, offset + 60)

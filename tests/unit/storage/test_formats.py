@@ -16,6 +16,7 @@ from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.snapshots import read_snapshot, snapshot_name, write_snapshot
 from convoymq.storage.store import Storage
 from convoymq.storage.types import GroupPlan, Snapshot, StorageConfig
+from tests.unit.storage.disk import Owner
 from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "storage"
@@ -40,11 +41,13 @@ def written() -> MemoryDirectory:
     for index in range(5, 8):
         two.append(make_entry(2, index, 1, 0, 1, bytes(20_000)))
         storage.kick()
-    storage.planner = lambda group: GroupPlan(
-        live_ranges=[(1, 1)] if group == 1 else [],
-        applied=3 if group == 1 else 0,
-        keep_from=4,
-        take_snapshot=None,
+    storage.owner = Owner(
+        plan=lambda group: GroupPlan(
+            live_ranges=[(1, 1)] if group == 1 else [],
+            applied=3 if group == 1 else 0,
+            keep_from=4,
+            take_snapshot=None,
+        )
     )
     two.append(make_entry(2, 8, 1, 0, 1, bytes(20_000)))
     storage.kick()

@@ -13,7 +13,7 @@ from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.snapshots import SNAPSHOT_MAGIC, snapshot_name
 from convoymq.storage.store import Storage
 from convoymq.storage.types import GroupPlan, RecoveryReport, Snapshot, StorageConfig
-from tests.unit.storage.disk import entry_of
+from tests.unit.storage.disk import Owner, entry_of
 from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 CONFIG = StorageConfig(wal_max_size_bytes=64 * 1024, wal_preallocate=False)
@@ -33,8 +33,10 @@ def fill(storage: Storage) -> None:
     """A WAL file, segments and a snapshot."""
     log = storage.open_group(1)
     log.save_vote(3, 2)
-    storage.planner = lambda group: GroupPlan(
-        live_ranges=[(1, 8)], applied=8, keep_from=4, take_snapshot=None
+    storage.owner = Owner(
+        plan=lambda group: GroupPlan(
+            live_ranges=[(1, 8)], applied=8, keep_from=4, take_snapshot=None
+        )
     )
     for index in range(1, 9):
         log.append(entry_of(1, index, 3, 20_000))

@@ -22,7 +22,7 @@ from convoymq.storage.threads import (
 )
 from convoymq.storage.types import GroupPlan, Snapshot, StorageConfig
 from tests.patience import PATIENCE_S
-from tests.unit.storage.disk import entry_of
+from tests.unit.storage.disk import Owner, entry_of
 
 CONFIG = StorageConfig(
     wal_max_size_bytes=256 * 1024, mem_table_max_bytes=64 * 1024, snapshot_min_dead_bytes=4096
@@ -63,16 +63,18 @@ async def test_entries_outlive_restarts_and_wal_compactions(tmp_path: Path, rest
     for _ in range(restarts):
         node = RealNode(tmp_path)
         storage = node.storage
-        storage.planner = lambda group, storage=storage: GroupPlan(
-            live_ranges=[(1, 1)],
-            applied=storage.logs[group].written_index,
-            keep_from=storage.logs[group].written_index - 10,
-            take_snapshot=lambda: Snapshot(
-                index=storage.logs[group].written_index,
-                term=1,
-                membership=b"",
-                state=b"%d" % group,
-            ),
+        storage.owner = Owner(
+            plan=lambda group, storage=storage: GroupPlan(
+                live_ranges=[(1, 1)],
+                applied=storage.logs[group].written_index,
+                keep_from=storage.logs[group].written_index - 10,
+                take_snapshot=lambda: Snapshot(
+                    index=storage.logs[group].written_index,
+                    term=1,
+                    membership=b"",
+                    state=b"%d" % group,
+                ),
+            )
         )
         assert not node.report.damages
         for group in groups:

@@ -15,7 +15,7 @@ from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.manifest import MANIFEST_NAME
 from convoymq.storage.store import Storage
 from convoymq.storage.types import EntryGone, File, Snapshot, StorageConfig
-from tests.unit.storage.disk import SMALL, Node, PowerLoss, entry_of
+from tests.unit.storage.disk import SMALL, Node, Owner, PowerLoss, entry_of
 from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 
@@ -418,7 +418,7 @@ def test_written_bodies_leave_memory_and_are_read_back() -> None:
 def test_bodies_that_nobody_needs_leave_memory() -> None:
     node = Node(config=dataclasses.replace(SMALL, mem_table_max_bytes=64 << 20))
     needed = {1: 31, 2: 0}
-    node.storage.needed_from = lambda group: needed[group]
+    node.storage.owner = Owner(plan=node.plan, needed_from=lambda group: needed[group])
     for _ in range(40):
         node.append(1, 1, 100_000)
         node.append(2, 1, 100_000)

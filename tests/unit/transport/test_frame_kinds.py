@@ -51,9 +51,19 @@ def test_behaviour_of_released_kinds_stays() -> None:
     assert {k.name for k in LINK_FRAMES.values() if k.urgent and k.number < FREE} == {
         "APPEND_REPLY", "CONTROL", "HEARTBEAT", "CREDIT",
     }  # fmt: skip
-    assert [kind.name for kind in released if not kind.urgent] == ["classic", "ring"]
+    assert [kind.name for kind in released if not kind.urgent] == [
+        "classic",
+        "ring",
+        "mirror_clients",
+    ]
     assert {k.name for k in released if not k.waits} == {"join", "found", "recovery", "operator"}
-    assert {k.name for k in released if k.raw} == {"classic", "reply", "ring"}
+    assert {k.name for k in released if k.raw} == {
+        "classic",
+        "reply",
+        "ring",
+        "mirror_stored",
+        "mirror_clients",
+    }
     assert {k.name for k in released if k.since_0_3} == {"group_admin", "operator", "prefetch"}
 
 

@@ -57,7 +57,6 @@ from convoymq.model.refusals import (
     queue_subject,
 )
 from convoymq.queues.partition.reads import PartitionDescription
-from convoymq.routing.policy_keys import Setting
 from convoymq.topics.answers import LossAnswer
 from convoymq.topics.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
 from convoymq.topics.commands import AcceptLoss, DropGroup, ExpireProducers
@@ -144,7 +143,7 @@ class TopicAdmin:
         partitions: int,
         logical: int = LOGICAL_DEFAULT,
         mode: str = "strict",
-        settings: Mapping[str, Setting] = MappingProxyType({}),
+        settings: Mapping[str, bool | int | str] = MappingProxyType({}),
     ) -> bool:
         """Creates a topic and its exchange, and waits until its partitions serve; False when the
         same topic exists.
@@ -201,7 +200,7 @@ class TopicAdmin:
         partitions: int,
         logical: int,
         mode: str,
-        settings: Mapping[str, Setting],
+        settings: Mapping[str, bool | int | str],
     ) -> bool:
         """Waits until a topic serves that was created before. Raises BadTopic: with other
         settings."""
@@ -235,7 +234,7 @@ class TopicAdmin:
         await queue.wait_until_open(self._timeout_s)
 
     async def set_autoscale(
-        self, vhost: str, name: str, changes: Mapping[str, Setting | None]
+        self, vhost: str, name: str, changes: Mapping[str, bool | int | str | None]
     ) -> None:
         """Replaces settings of the autoscaler; None takes one away.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -87,6 +87,13 @@ class Call:
         self.need(name in self.visible)
         return name
 
+    def chosen(self, rows: Iterable[JsonObject], *names: str) -> list[JsonObject]:
+        """Returns the rows that have these values of the path. Raises 404 when there is none."""
+        found = [row for row in rows if all(row.get(name) == self.path[name] for name in names)]
+        if not found:
+            raise object_not_found()
+        return found
+
     def may(self, permission: str, kind: str, name: str) -> None:
         """Checks the user's permission in the path's virtual host."""
         if self.is_operator:
@@ -137,3 +144,9 @@ class Call:
 async def change(call: Call, command: Command) -> bool:
     """Changes the tree; False when nothing was created or removed."""
     return bool(await call.broker.tree.execute(command))
+
+
+async def done(call: Call, command: Command) -> Status:
+    """Changes the tree; one that is so already is fine."""
+    await change(call, command)
+    return Status(DONE)

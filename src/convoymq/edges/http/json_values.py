@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from convoymq.model.json import JsonObject
-from convoymq.queues.slices import in_slices
+from convoymq.model.slices import in_slices
 
 
 def count_in(row: JsonObject, key: str, default: int = 0) -> int:

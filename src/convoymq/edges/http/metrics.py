@@ -13,7 +13,7 @@ from convoymq.edges.http.metric_help import HELP
 from convoymq.edges.http.topic_metrics import write_topics
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import JsonObject
-from convoymq.queues.slices import in_slices
+from convoymq.model.slices import in_slices
 
 if TYPE_CHECKING:
     from convoymq.edges.edge import Edge

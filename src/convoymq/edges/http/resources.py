@@ -15,9 +15,9 @@ from convoymq.edges.http.rates import NO_RANGES, Range, Ranges, Rates
 from convoymq.model.compatibility import COMPATIBLE_VERSION, RELEASE_4_3
 from convoymq.model.config import Config
 from convoymq.model.json import JsonObject
+from convoymq.model.slices import in_slices
 from convoymq.model.tables import Table
 from convoymq.queues.interface import SINGLE_ACTIVE
-from convoymq.queues.slices import in_slices
 from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue
 from convoymq.routing.policies import Chosen, Policies
 from convoymq.routing.types import (

@@ -70,8 +70,8 @@ class ClassicClient(QueueClient):
 
     # --- commands ------------------------------------------------------------------------
 
-    def subscribe(self, spec: ConsumerSpec) -> None:
-        """Registers a consumer."""
+    def subscribe(self, spec: ConsumerSpec, first: int = 0) -> None:
+        """Registers a consumer. `first`: id of its first message."""
         body = msgspec.msgpack.encode(
             {
                 "tag": spec.tag,
@@ -80,6 +80,7 @@ class ClassicClient(QueueClient):
                 "exclusive": spec.exclusive,
                 "priority": spec.priority,
                 "args": dict(spec.arguments or {}),
+                "first": first,
             },
             enc_hook=str,
         )

@@ -311,6 +311,9 @@ class ClassicHost:
             queue.is_lost = record.is_fleeting and record.home in self._unlinked
         return queue
 
+    def follow(self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]) -> None:
+        """See `QueueHost`. A queue with a home stays there."""
+
     def get(self, group: int) -> ClassicQueue | None:
         """See `QueueHost`."""
         return self.queues.get(group)
@@ -528,10 +531,13 @@ class ClassicHost:
                 if queue.ended is None:
                     queue.node_down(node, now)
             elif isinstance(queue, RemoteQueue) and queue.record.home == node:
-                del self.queues[queue.group]
-                queue.home_lost()
+                self._home_lost(queue)
 
         run_each(list(self.queues.values()), lose, self._stop_failed)
+
+    def _home_lost(self, queue: RemoteQueue) -> None:
+        del self.queues[queue.group]
+        queue.home_lost()
 
     def _send_effect(self, group: int, effect: Effect) -> None:
         if not self._held_back.add(effect[1] >> 56, (group, effect)):

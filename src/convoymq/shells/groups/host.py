@@ -121,11 +121,7 @@ class ReplicaHost:
         #: Something was logged since the last kick.
         self._queued = False
         self._kick: Callable[[], None] = storage.kick
-        storage.planner = self.plan
-        storage.needed_from = self.needed_from
-        storage.on_queued = self._on_queued
-        storage.on_damaged = self._on_damaged
-        storage.on_client_failed = self._on_log_failed
+        storage.owner = self
 
     # Groups.
 
@@ -731,19 +727,19 @@ class ReplicaHost:
         body = msgspec.msgpack.encode(message)
         self.transport.send(node, frame(link_frames.FRAME_RAFT, 0, group, 0, 0, 0, 0, body))
 
-    def _on_queued(self) -> None:
+    def on_queued(self) -> None:
         """Something waits in the log, be it an entry, a vote or a mark: the round's end sends it to
         the disk. Said by the storage, so that nobody who logs has to think of it."""
         self._queued = True
         if not self._woken:
             self.wake()
 
-    def _on_damaged(self, damage: Damage) -> None:
+    def on_damaged(self, damage: Damage) -> None:
         """A read found damage, perhaps in the middle of an apply: seen to when the round ends."""
         self._damaged = True
         self.wake()
 
-    def _on_log_failed(self, group: int, error: Exception) -> None:
+    def on_log_failed(self, group: int, error: Exception) -> None:
         """A replica failed when it was told that something is on disk."""
         replica = self.groups.get(group)
         if replica is None:

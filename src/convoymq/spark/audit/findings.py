@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,8 @@ import pyarrow as pa
 Columns = dict[str, npt.NDArray[np.int64]]
 Array = npt.NDArray[Any]
 """A numpy array; its element type is told by the name."""
+Known = TypeVar("Known")
+"""What a sweep knows beside its rows."""
 
 SCHEMA = pa.schema(
     [
@@ -245,6 +247,29 @@ def whole_groups(
         waiting = len(whole[keys[0]]) if cut else 0
     if held:
         yield _joined(held)
+
+
+def picked(columns: Columns, mask: Array) -> Columns:
+    """Returns the rows of a mask."""
+    return {name: values[mask] for name, values in columns.items()}
+
+
+class Sweep(Generic[Known]):
+    """For `mapInArrow`: has `follow` look at whole groups of rows; yields what it finds."""
+
+    def __init__(
+        self, keys: Sequence[str], follow: Callable[[Columns, Known, Findings], None], known: Known
+    ) -> None:
+        self.keys = keys
+        self.follow = follow
+        self.known = known
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields findings."""
+        for columns in whole_groups(batches, self.keys):
+            findings = Findings()
+            self.follow(columns, self.known, findings)
+            yield from findings.take()
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:

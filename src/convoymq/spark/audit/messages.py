@@ -16,10 +16,7 @@ Judged are only neighbours in log order without a gap of the trace between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import pyarrow as pa
 
 from convoymq.model import trace as words
 from convoymq.spark.audit.findings import (
@@ -35,7 +32,6 @@ from convoymq.spark.audit.findings import (
     Findings,
     Scope,
     bucket_of,
-    whole_groups,
 )
 from convoymq.spark.audit.invariants import Invariant
 
@@ -45,20 +41,6 @@ COLUMNS = (
     "time_us", "session", "consumer", "counts",
 )  # fmt: skip
 """`order` = index · 2^24 + ordinal; `counts` = acquired · 2^32 + delivered."""
-
-
-class MessageSweep:
-    """For `mapInArrow`: follows the messages of whole ENQUEUE commands."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields findings."""
-        for columns in whole_groups(batches, KEYS):
-            findings = Findings()
-            follow(columns, self.scope, findings)
-            yield from findings.take()
 
 
 def _atoms(columns: Columns) -> tuple[Array, Array, Array]:

@@ -22,7 +22,7 @@ from convoymq.spark.audit.findings import (
     bucket_of,
     changes,
     columns_of,
-    whole_groups,
+    picked,
 )
 from convoymq.spark.audit.invariants import Invariant
 from convoymq.spark.audit.messages import _shown
@@ -61,32 +61,14 @@ SENT_COLUMNS = (
 """`whole`: 1 where what is not in the trace cannot have been."""
 
 
-class LogSweep:
-    """For `mapInArrow`: parts of the log, each whole and in log order. Rows: published, delivered,
-    owner."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields findings."""
-        for columns in whole_groups(batches, LOG_KEYS):
-            findings = Findings()
-            follow_log(columns, self.scope, findings)
-            yield from findings.take()
-
-
-def _picked(columns: Columns, mask: Array) -> Columns:
-    return {name: values[mask] for name, values in columns.items()}
-
-
 def _sorted(columns: Columns, keys: tuple[str, ...]) -> Columns:
     order = np.lexsort([columns["order"], *(columns[key] for key in reversed(keys))])
     return {name: values[order] for name, values in columns.items()}
 
 
 def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
-    """Checks whole parts; the input is sorted by part and log order."""
+    """Checks whole parts; the input is sorted by part and log order. Rows: published, delivered,
+    owner."""
     columns = {**columns, "zero": np.zeros(len(columns["order"]), np.int64)}
     time = columns["time_us"]
     term = columns["term"]
@@ -95,7 +77,7 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
     _chain(columns, scope, findings, EDGE_TERM, own, (term,), (term,), np.less)
 
     published = columns["kind"] == words.PUBLISHED
-    entered = _picked(columns, published & (columns["reason"] == 0))
+    entered = picked(columns, published & (columns["reason"] == 0))
     first = entered["first_id"]
     by_state_snapshot = entered["order"] >> ORDINAL_BITS <= scope.state_snapshot(entered["group"])
     findings.counts(
@@ -105,7 +87,7 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
         entered, scope, findings, EDGE_NUMBER, own, (first,), (first + entered["count"],),
         np.not_equal,
     )  # fmt: skip
-    sent = _sorted(_picked(columns, published & (columns["session"] != 0)), (*own, "session"))
+    sent = _sorted(picked(columns, published & (columns["session"] != 0)), (*own, "session"))
     seq = sent["seq"]
     # A command of a named producer may be cut in two rows: what it had sent before, and the rest.
     _chain(
@@ -117,7 +99,7 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
     delivered = columns["kind"] == words.DELIVERED
     consumer = (*own, "session", "consumer")
     mine = _sorted(
-        _picked(columns, (delivered | (columns["kind"] == words.OWNER)) & ~by_reservation), consumer
+        picked(columns, (delivered | (columns["kind"] == words.OWNER)) & ~by_reservation), consumer
     )
     gone = mine["flags"] & words.GONE != 0
     owner = mine["kind"] == words.OWNER
@@ -135,12 +117,12 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
     known = [columns["kind"][named], node]
     findings.counts("client", columns["group"][named], known, columns["count"][named])
 
-    fresh = _sorted(_picked(columns, delivered & (columns["counts"] >> 32 == 0)), consumer)
+    fresh = _sorted(picked(columns, delivered & (columns["counts"] >> 32 == 0)), consumer)
     place = (fresh["position_index"], (fresh["command"] << 30) + fresh["first"])
     after = (place[0], place[1] + fresh["count"])
     _chain(fresh, scope, findings, EDGE_PLACE, consumer, place, after, _is_before)
 
-    got = _picked(columns, delivered)
+    got = picked(columns, delivered)
     findings.counts(
         "share",
         got["group"],
@@ -276,22 +258,6 @@ def _last_of(columns: Columns, mask: Array, values: Array) -> Array:
     return found
 
 
-class SentSweep:
-    """For `mapInArrow`: what was decided for a consumer and what a node sent it, by message id; a
-    row of kind OWNER stands at the last id that a consumer could get before it was gone. Of a
-    stream, whose messages go to many consumers (`shared`): what is in it, and what was sent."""
-
-    def __init__(self, *, shared: bool = False) -> None:
-        self.shared = shared
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields findings."""
-        for columns in whole_groups(batches, SENT_KEYS):
-            findings = Findings()
-            follow_sent(columns, self.shared, findings)
-            yield from findings.take()
-
-
 def _sent_atoms(columns: Columns, base: Array) -> tuple[Array, Array, Array, Array, Array]:
     """Returns (row, atom, whether it was sent, messages, messages of the row before it) of every
     piece of the rows, cut where another row of the same part begins or ends."""
@@ -314,12 +280,15 @@ def _sent_atoms(columns: Columns, base: Array) -> tuple[Array, Array, Array, Arr
 
 
 def follow_sent(columns: Columns, shared: bool, findings: Findings) -> None:
-    """Checks whole parts of consumers, in any order within a part."""
+    """Checks what was decided for consumers and what nodes sent them: whole parts of consumers, in
+    any order within a part. A row of kind OWNER stands at the last id that a consumer could get
+    before it was gone. Of a stream, whose messages go to many consumers (`shared`): what is in it,
+    and what was sent."""
     gone = columns["kind"] == words.OWNER
     gone_at = _last_of(columns, gone, columns["first_id"])
     sent_at = _last_of(columns, columns["kind"] == words.SENT, columns["first_id"])
     columns = {**columns, "gone_at": gone_at, "sent_at": sent_at}
-    columns = _picked(columns, ~gone)
+    columns = picked(columns, ~gone)
     if not len(columns["kind"]):
         return
     base = np.cumsum(changes(columns, SENT_KEYS)) << 40

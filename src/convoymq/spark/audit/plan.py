@@ -34,6 +34,7 @@ from convoymq.spark.audit.findings import (
     SPARK_SCHEMA,
     FindingRow,
     Scope,
+    Sweep,
 )
 from convoymq.spark.audit.invariants import Invariant
 from convoymq.spark.audit.result import AuditReport, gather
@@ -317,7 +318,11 @@ class Job:
         both = rows.select(*columns).unionByName(state.select(*columns))
         sort = (*messages.KEYS, "order")
         return self.swept(
-            both, columns, ("group", "position_index"), sort, messages.MessageSweep(self.scope)
+            both,
+            columns,
+            ("group", "position_index"),
+            sort,
+            Sweep(messages.KEYS, messages.follow, self.scope),
         )
 
     # --- order ---------------------------------------------------------------------------
@@ -333,7 +338,7 @@ class Job:
             order.LOG_COLUMNS,
             order.LOG_KEYS,
             (*order.LOG_KEYS, "order"),
-            order.LogSweep(self.scope),
+            Sweep(order.LOG_KEYS, order.follow_log, self.scope),
         ).persist()
         try:
             made = self.summed(found.where("what <> 'edge'")).collect()
@@ -553,7 +558,9 @@ class Job:
         )
         keys = order.SENT_KEYS
         sort = (*keys, "first_id", "kind")
-        return self.swept(cut, order.SENT_COLUMNS, keys, sort, order.SentSweep(shared=shared))
+        return self.swept(
+            cut, order.SENT_COLUMNS, keys, sort, Sweep(order.SENT_KEYS, order.follow_sent, shared)
+        )
 
     # --- replicas ------------------------------------------------------------------------
 

@@ -27,8 +27,8 @@ from convoymq.edges.sasl import LoginConfig
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.messages.record import names_of, read_record
 from convoymq.metadata.machine import User
+from convoymq.model import slices
 from convoymq.model.tables import Decimal, Field, Table
-from convoymq.queues import slices
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import FakeCluster, queue_end, until
 

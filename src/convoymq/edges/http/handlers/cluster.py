@@ -7,7 +7,7 @@ from functools import partial
 from convoymq.broker.changes import CLUSTER_NAME, hash_sha256, set_global_parameter
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import bad_request
-from convoymq.edges.http.call import DONE, Call, Status, change, object_not_found
+from convoymq.edges.http.call import DONE, Call, Status, done, object_not_found
 from convoymq.edges.http.fields import text_in
 from convoymq.edges.http.rabbitmq_flags import flag_rows
 from convoymq.edges.http.routes import Routes
@@ -44,8 +44,7 @@ async def cluster_name(call: Call) -> JsonObject:
 async def set_cluster_name(call: Call) -> Status:
     call.need(call.is_administrator)
     name = text_in(await call.json(), "name")
-    await change(call, set_global_parameter(CLUSTER_NAME, name))
-    return Status(DONE)
+    return await done(call, set_global_parameter(CLUSTER_NAME, name))
 
 
 @routes.listing("federation-links")

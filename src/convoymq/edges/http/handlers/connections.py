@@ -53,10 +53,7 @@ async def connections_by(call: Call) -> list[JsonObject]:
 
 @routes.add("GET", "connections/{name}")
 async def connection(call: Call) -> JsonObject:
-    for row in await connections(call):
-        if row.get("name") == call.path["name"]:
-            return row
-    raise object_not_found()
+    return call.chosen(await connections(call), "name")[0]
 
 
 @routes.add("DELETE", "connections/username/{user}")

@@ -13,7 +13,7 @@ from convoymq.edges.http.json_values import count_in
 from convoymq.edges.http.routes import Routes
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.json import JsonObject
-from convoymq.queues.slices import in_slices
+from convoymq.model.slices import in_slices
 
 routes = Routes()
 

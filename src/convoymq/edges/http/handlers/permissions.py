@@ -10,11 +10,10 @@ from convoymq.broker.changes import (
 )
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import (
-    DONE,
     Call,
     Status,
     change,
-    object_not_found,
+    done,
     put_status,
 )
 from convoymq.edges.http.fields import text_in
@@ -32,10 +31,7 @@ async def permissions(call: Call) -> list[JsonObject]:
 
 @routes.add("GET", "permissions/{vhost}/{user}")
 async def permission(call: Call) -> JsonObject:
-    for row in await permissions(call):
-        if row["vhost"] == call.path["vhost"] and row["user"] == call.path["user"]:
-            return row
-    raise object_not_found()
+    return call.chosen(await permissions(call), "vhost", "user")[0]
 
 
 @routes.add("PUT", "permissions/{vhost}/{user}")
@@ -55,8 +51,7 @@ async def put_permission(call: Call) -> Status:
 @routes.add("DELETE", "permissions/{vhost}/{user}")
 async def delete_permission(call: Call) -> Status:
     await permission(call)
-    await change(call, DeletePermission(user=call.path["user"], vhost=call.path["vhost"]))
-    return Status(DONE)
+    return await done(call, DeletePermission(user=call.path["user"], vhost=call.path["vhost"]))
 
 
 @routes.listing("topic-permissions")
@@ -67,23 +62,12 @@ async def topic_permissions(call: Call) -> list[JsonObject]:
 
 @routes.listing("topic-permissions/{vhost}/{user}")
 async def topic_permission(call: Call) -> list[JsonObject]:
-    rows = [
-        row
-        for row in await topic_permissions(call)
-        if row["vhost"] == call.path["vhost"] and row["user"] == call.path["user"]
-    ]
-    if not rows:
-        raise object_not_found()
-    return rows
+    return call.chosen(await topic_permissions(call), "vhost", "user")
 
 
 @routes.listing("topic-permissions/{vhost}/{user}/{exchange}")
 async def topic_permission_of_exchange(call: Call) -> list[JsonObject]:
-    name = call.path["exchange"]
-    rows = [row for row in await topic_permission(call) if row["exchange"] == name]
-    if not rows:
-        raise object_not_found()
-    return rows
+    return call.chosen(await topic_permissions(call), "vhost", "user", "exchange")
 
 
 @routes.add("PUT", "topic-permissions/{vhost}/{user}")
@@ -103,8 +87,7 @@ async def put_topic_permission(call: Call) -> Status:
 @routes.add("DELETE", "topic-permissions/{vhost}/{user}")
 async def delete_topic_permission(call: Call) -> Status:
     await topic_permission(call)
-    await change(call, DeleteTopicPermission(user=call.path["user"], vhost=call.path["vhost"]))
-    return Status(DONE)
+    return await done(call, DeleteTopicPermission(user=call.path["user"], vhost=call.path["vhost"]))
 
 
 @routes.add("DELETE", "topic-permissions/{vhost}/{user}/{exchange}")
@@ -113,5 +96,4 @@ async def delete_topic_permission_of_exchange(call: Call) -> Status:
     command = DeleteTopicPermission(
         user=call.path["user"], vhost=call.path["vhost"], exchange=call.path["exchange"]
     )
-    await change(call, command)
-    return Status(DONE)
+    return await done(call, command)

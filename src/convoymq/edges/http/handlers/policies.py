@@ -11,7 +11,7 @@ from convoymq.broker.changes import (
 )
 from convoymq.edges.http import policy_rows as rows_of
 from convoymq.edges.http.bodies import bad_request
-from convoymq.edges.http.call import DONE, Call, Status, change, object_not_found, put_status
+from convoymq.edges.http.call import DONE, Call, Status, change, done, object_not_found, put_status
 from convoymq.edges.http.handlers.exchanges import existing_exchange
 from convoymq.edges.http.handlers.queues import existing_queue
 from convoymq.edges.http.routes import Routes
@@ -37,10 +37,8 @@ def _register(path: str, *, operator: bool) -> None:
 
     @routes.add("GET", f"{path}/{{vhost}}/{{name}}")
     async def policy(call: Call) -> JsonObject:
-        for row in rows_of.policy_rows(call.broker, {call.vhost()}, operator=operator):
-            if row["name"] == call.path["name"]:
-                return row
-        raise object_not_found()
+        rows = rows_of.policy_rows(call.broker, {call.vhost()}, operator=operator)
+        return call.chosen(rows, "name")[0]
 
     @routes.add("PUT", f"{path}/{{vhost}}/{{name}}")
     async def put_policy(call: Call) -> Status:
@@ -53,8 +51,9 @@ def _register(path: str, *, operator: bool) -> None:
     async def delete_policy(call: Call) -> Status:
         vhost = may_change(call)
         await policy(call)
-        await change(call, DeletePolicy(vhost=vhost, name=call.path["name"], operator=operator))
-        return Status(DONE)
+        return await done(
+            call, DeletePolicy(vhost=vhost, name=call.path["name"], operator=operator)
+        )
 
 
 _register("policies", operator=False)
@@ -97,8 +96,7 @@ async def put_vhost_limit(call: Call) -> Status:
     call.need(call.is_administrator)
     vhost, name = call.vhost(), call.path["name"]
     value = rows_of.limit_in(name, await call.json())
-    await change(call, PutVhostLimit(vhost=vhost, name=name, value=value))
-    return Status(DONE)
+    return await done(call, PutVhostLimit(vhost=vhost, name=name, value=value))
 
 
 @routes.add("DELETE", "vhost-limits/{vhost}/{name}")
@@ -125,8 +123,7 @@ async def limits_of_user(call: Call) -> list[JsonObject]:
 async def put_user_limit(call: Call) -> Status:
     user, name = _user(call), call.path["name"]
     value = rows_of.limit_in(name, await call.json())
-    await change(call, PutUserLimit(user=user, name=name, value=value))
-    return Status(DONE)
+    return await done(call, PutUserLimit(user=user, name=name, value=value))
 
 
 @routes.add("DELETE", "user-limits/{user}/{name}")
@@ -171,10 +168,7 @@ async def parameters_in(call: Call) -> list[JsonObject]:
 
 @routes.add("GET", "parameters/{component}/{vhost}/{name}")
 async def parameter(call: Call) -> JsonObject:
-    for row in await parameters_in(call):
-        if row["name"] == call.path["name"]:
-            return row
-    raise object_not_found()
+    return call.chosen(await parameters_in(call), "name")[0]
 
 
 @routes.add("PUT", "parameters/{component}/{vhost}/{name}")
@@ -195,8 +189,7 @@ async def delete_parameter(call: Call) -> Status:
     row = await parameter(call)
     vhost = call.vhost()
     if row["component"] == rows_of.OPERATOR_POLICY:
-        await change(call, DeletePolicy(vhost=vhost, name=call.path["name"], operator=True))
-        return Status(DONE)
+        return await done(call, DeletePolicy(vhost=vhost, name=call.path["name"], operator=True))
     for name in list(call.broker.tree.vhosts.get(vhost).limits):
         await change(call, PutVhostLimit(vhost=vhost, name=name))
     return Status(DONE)
@@ -213,10 +206,7 @@ async def global_parameters(call: Call) -> list[JsonObject]:
 
 @routes.add("GET", "global-parameters/{name}")
 async def global_parameter(call: Call) -> JsonObject:
-    for row in await global_parameters(call):
-        if row["name"] == call.path["name"]:
-            return row
-    raise object_not_found()
+    return call.chosen(await global_parameters(call), "name")[0]
 
 
 @routes.add("PUT", "global-parameters/{name}")
@@ -236,5 +226,4 @@ async def put_global_parameter(call: Call) -> Status:
 async def delete_global_parameter(call: Call) -> Status:
     call.need(call.is_administrator)
     await global_parameter(call)
-    await change(call, clear_global_parameter(call.path["name"]))
-    return Status(DONE)
+    return await done(call, clear_global_parameter(call.path["name"]))

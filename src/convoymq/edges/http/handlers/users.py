@@ -11,6 +11,7 @@ from convoymq.edges.http.call import (
     Call,
     Status,
     change,
+    done,
     object_not_found,
     put_status,
 )
@@ -68,8 +69,7 @@ async def put_user(call: Call) -> Status:
 @routes.add("DELETE", "users/{user}")
 async def delete_user(call: Call) -> Status:
     await user(call)
-    await change(call, DeleteUser(name=call.path["user"]))
-    return Status(DONE)
+    return await done(call, DeleteUser(name=call.path["user"]))
 
 
 @routes.add("POST", "users/bulk-delete")

@@ -7,10 +7,10 @@ from functools import partial
 from convoymq.broker.changes import DeleteVhost, PutPermission, set_traced
 from convoymq.edges.http import resources
 from convoymq.edges.http.call import (
-    DONE,
     Call,
     Status,
     change,
+    done,
     object_not_found,
     put_status,
 )
@@ -70,8 +70,7 @@ async def delete_vhost(call: Call) -> Status:
     vhost = call.vhost()
     # The next one of this name is not traced.
     await _trace(call, vhost, traced=False)
-    await change(call, DeleteVhost(name=vhost))
-    return Status(DONE)
+    return await done(call, DeleteVhost(name=vhost))
 
 
 @routes.listing("vhosts/{vhost}/permissions")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from convoymq.model import trace as words
-from convoymq.spark.audit.findings import FindingRow
+from convoymq.spark.audit.findings import FindingRow, Sweep
 from convoymq.spark.audit.topics import effects, keys, partitions, rules, sessions
 from convoymq.spark.audit.topics.control import (
     CONTROL_KINDS,
@@ -145,7 +145,7 @@ class TopicJob:
             sessions.PRODUCER_COLUMNS,
             sessions.PRODUCER_KEYS,
             sessions.PRODUCER_SORT,
-            sessions.ProducerSweep(scope),
+            Sweep(sessions.PRODUCER_KEYS, sessions.follow_producers, scope),
         )
 
     def partitions(self, scope: TopicScope, placed: DataFrame) -> DataFrame:
@@ -202,7 +202,9 @@ class TopicJob:
             rows = rows.unionByName(
                 lines.mapInArrow(lambda batches: sweep(batches), effects.SPARK_SCHEMA)
             )
-        return self.job.swept(rows, keys.COLUMNS, keys.KEYS, keys.SORT, keys.KeySweep(scope))
+        return self.job.swept(
+            rows, keys.COLUMNS, keys.KEYS, keys.SORT, Sweep(keys.KEYS, keys.follow_keys, scope)
+        )
 
 
 _NARROW = ("what", "group", "k1", "k2", "k3", "v1", "v2", "n", "text")

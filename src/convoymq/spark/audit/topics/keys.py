@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
 
-from convoymq.spark.audit.findings import Array, Columns, Findings, changes, whole_groups
+from convoymq.spark.audit.findings import Array, Columns, Findings, changes, picked
 from convoymq.spark.audit.invariants import Invariant
 from convoymq.spark.audit.topics.partitions import (
     BY_ACK,
@@ -24,7 +23,6 @@ from convoymq.spark.audit.topics.partitions import (
     READ,
     SOURCE,
     STORED,
-    picked,
 )
 from convoymq.spark.audit.topics.scope import NEVER, TopicScope
 
@@ -33,20 +31,6 @@ SORT = ("topic", "key", "reader", "reader_epoch", "version", "offset", "row", "t
 COLUMNS = KEY_COLUMNS
 APPLIED = 1
 """`how` of an effect that was applied; 0: it was ignored."""
-
-
-class KeySweep:
-    """For `mapInArrow`: whole keys."""
-
-    def __init__(self, scope: TopicScope) -> None:
-        self.scope = scope
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields findings."""
-        for columns in whole_groups(batches, KEYS):
-            findings = Findings()
-            follow_keys(columns, self.scope, findings)
-            yield from findings.take()
 
 
 def follow_keys(columns: Columns, scope: TopicScope, findings: Findings) -> None:

@@ -26,6 +26,7 @@ from convoymq.spark.audit.findings import (
     Columns,
     Findings,
     changes,
+    picked,
     whole_groups,
 )
 from convoymq.spark.audit.invariants import Invariant
@@ -67,11 +68,6 @@ class PartitionSweep:
                     findings = Findings()
                     blocks = follow_part(part, known, self.scope, findings)
                     yield from batches_of(findings, KEY_COLUMNS, blocks)
-
-
-def picked(columns: Columns, mask: Array) -> Columns:
-    """Returns the rows of a mask."""
-    return {name: values[mask] for name, values in columns.items()}
 
 
 KEYLESS = name_hash(b"")

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from convoymq.model import trace as words
-from convoymq.spark.audit.findings import Array, Columns, Findings, changes, whole_groups
+from convoymq.spark.audit.findings import Array, Columns, Findings, changes, picked, whole_groups
 from convoymq.spark.audit.invariants import Invariant
-from convoymq.spark.audit.topics.partitions import COLUMNS, picked
+from convoymq.spark.audit.topics.partitions import COLUMNS
 from convoymq.spark.audit.topics.scope import TopicScope
 from convoymq.spark.audit.topics.wide import batches_of
 
@@ -117,20 +117,6 @@ def _whole(scope: TopicScope, group: int) -> bool:
 def _repeats(scope: TopicScope, group: int) -> bool:
     known = scope.partitions.get(group)
     return known is not None and known.repeats
-
-
-class ProducerSweep:
-    """For `mapInArrow`: whole producers of a logical partition."""
-
-    def __init__(self, scope: TopicScope) -> None:
-        self.scope = scope
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields findings."""
-        for columns in whole_groups(batches, PRODUCER_KEYS):
-            findings = Findings()
-            follow_producers(columns, self.scope, findings)
-            yield from findings.take()
 
 
 def follow_producers(columns: Columns, scope: TopicScope, findings: Findings) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from convoymq.queues import slices
+from convoymq.model import slices
 
 
 async def test_others_run_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:

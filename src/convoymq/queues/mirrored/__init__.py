@@ -1,0 +1,1 @@
+"""Mirrored classic queues: a master and its mirrors on a ring (ADR 0123)."""

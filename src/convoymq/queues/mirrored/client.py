@@ -1,0 +1,135 @@
+"""A channel's command stream into a classic queue that may get another master.
+
+The new master goes on with the session: commands that have no answer are sent again under their
+numbers, and consumers are registered again. They count their messages from where they were, so an
+acknowledgement of what the former master delivered settles nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from convoymq.kernels.batch import CMD_CANCEL, CMD_CHECKOUT
+from convoymq.queues.classic.client import ClassicClient
+from convoymq.queues.classic.machine import (
+    APPLIED,
+    CANCEL_OK,
+    CANCELLED,
+    DELIVER,
+    GET_CONSUMER,
+    GOT,
+    SUBSCRIBED,
+    Effect,
+)
+from convoymq.queues.interface import ClientEvents, ConsumerSpec
+
+if TYPE_CHECKING:
+    from convoymq.queues.classic.queue import ClassicQueue
+
+CANCEL_ON_FAILOVER = "x-cancel-on-ha-failover"
+"""A consumer's argument: it ends when another master takes over."""
+PENDING_BYTES_MAX = 32 << 20
+"""Commands of a channel without an answer: with more, the channel stops reading publishes."""
+
+
+class MirroredClient(ClassicClient):
+    """See the module text."""
+
+    def __init__(self, queue: ClassicQueue, session: int, events: ClientEvents) -> None:
+        super().__init__(queue, session, events)
+        self._target.pending_bytes_max = PENDING_BYTES_MAX
+        self._blocked = False
+        self._held = False
+        self._specs: dict[int, ConsumerSpec] = {}
+        self._credits: dict[int, int] = {}
+        #: Consumer -> id of its next message.
+        self._next_ids: dict[int, int] = {}
+        self._again: set[int] = set()
+        """Consumers that a new master is asked for."""
+
+    # --- commands ------------------------------------------------------------------------
+
+    def subscribe(self, spec: ConsumerSpec, first: int = 0) -> None:
+        """See `ClassicClient`."""
+        self._specs[spec.number] = spec
+        super().subscribe(spec, first)
+
+    def set_credit(self, consumer: int, credit: int) -> None:
+        """See `ClassicClient`."""
+        self._credits[consumer] = credit
+        super().set_credit(consumer, credit)
+
+    # --- another master ------------------------------------------------------------------
+
+    def place(self) -> tuple[int, int, int]:
+        """Returns (session, seq of the first command without an answer, id of the next message
+        that is got). The open batch must be sealed."""
+        pending = self._target.pending
+        first = pending[0].seq if pending else self._target.seq + 1
+        return self.session, first, self._next_ids.get(GET_CONSUMER, 0)
+
+    def go_on(self) -> None:
+        """A new master knows the session: it gets what has no answer, and the consumers."""
+        self._target.resend(0)
+        # Those that a former new master did not answer are among the commands above.
+        for consumer in sorted(self._consumers - self._again):
+            if (CMD_CANCEL, consumer) in self._questions:
+                continue
+            spec = self._specs[consumer]
+            if (spec.arguments or {}).get(CANCEL_ON_FAILOVER):
+                self._consumers.discard(consumer)
+                self._forget(consumer)
+                self._events.on_cancelled(self, consumer, "failover")
+                continue
+            self._again.add(consumer)
+            super().subscribe(spec, self._next_ids.get(consumer, 0))
+            if consumer in self._credits:
+                super().set_credit(consumer, self._credits[consumer])
+
+    # --- effects -------------------------------------------------------------------------
+
+    def on_effect(self, effect: Effect) -> None:
+        """See `ClassicClient`."""
+        kind = effect[0]
+        if kind == DELIVER:
+            self._next_ids[effect[2]] = effect[3] + effect[6]
+        elif kind == GOT and effect[2] is not None:
+            self._next_ids[GET_CONSUMER] = effect[4] + 1
+        elif kind in (CANCEL_OK, CANCELLED):
+            self._forget(effect[2])
+        elif kind == SUBSCRIBED and effect[2] in self._again:
+            self._subscribed_again(effect[2], effect[3])
+            return
+        super().on_effect(effect)
+        if kind == APPLIED and self._blocked:
+            self.check_flow()
+
+    def _subscribed_again(self, consumer: int, error: str | None) -> None:
+        self._again.discard(consumer)
+        self._questions.remove((CMD_CHECKOUT, consumer))
+        if error is not None and not self.closed:
+            self._consumers.discard(consumer)
+            self._forget(consumer)
+            self._events.on_cancelled(self, consumer, "lost")
+
+    def _forget(self, consumer: int) -> None:
+        self._specs.pop(consumer, None)
+        self._credits.pop(consumer, None)
+        self._next_ids.pop(consumer, None)
+
+    # --- flow ----------------------------------------------------------------------------
+
+    def on_flow(self, blocked: bool) -> None:
+        """See `ClassicClient`."""
+        self._held = blocked
+        if not self._blocked:
+            super().on_flow(blocked)
+
+    def check_flow(self) -> None:
+        """Stops the channel when too much has no answer, and lets it go on at half of it."""
+        limit = PENDING_BYTES_MAX // 2 if self._blocked else PENDING_BYTES_MAX
+        blocked = self._target.pending_bytes > limit
+        if blocked != self._blocked and not self.closed:
+            self._blocked = blocked
+            if not self._held:
+                super().on_flow(blocked)

@@ -1,0 +1,243 @@
+"""A mirror: the copy of a queue on another node than its master's.
+
+| state   | meaning                                                               |
+| WAITING | joined the ring; what is broadcast is not for this copy yet           |
+| TAKING  | takes what is broadcast, from its CUT on                              |
+| SYNCING | takes the records as well that the master had before, in their order  |
+| ENDED   | void, or it has become the master                                     |
+
+The copy is a log of its own, as that of a classic queue: from it a master is opened (`MasterQueue`)
+as after a restart. Beside the log lies the file `member` with the number of the ring's member that
+wrote it; a copy whose number the recorded view does not have is void.
+
+A mirror is synchronised once it has as many messages as the master said at the same place in the
+broadcasts: it never has one that its master lacks. What is settled and not here is ignored. So
+records of before may come in between new ones: what settles them stands behind them in the log that
+they are from. Each broadcast of the master is answered when it is stored: the mirror's word for one
+holds for all before it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+
+import msgspec
+
+from convoymq.kernels.batch import COMMAND_SIZE
+from convoymq.model.errors import PeerError
+from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
+from convoymq.queues.mirrored.copy_index import CopyIndex
+from convoymq.queues.mirrored.instructions import (
+    Applied,
+    Cut,
+    Depth,
+    HandedOut,
+    Instruction,
+    Messages,
+    Settled,
+    Stopping,
+    SyncBegin,
+    Synced,
+    SyncEnd,
+    decode,
+)
+
+SESSIONS_MAX = 65_536
+"""Sessions of which a mirror knows how far they are; those that were silent longest go first."""
+MEMBER_FILE = "member"
+
+
+class State(Enum):
+    """See the module text."""
+
+    WAITING = 1
+    TAKING = 2
+    SYNCING = 3
+    ENDED = 4
+
+
+class MirrorCopy:
+    """See the module text.
+
+    Args:
+        member: number of the ring's member that this copy is.
+        new_log: returns an empty log in place of the copy's.
+        on_stored: called with sender and number of a broadcast that is stored, as are all before.
+        on_equal: called when the copy has all that the master has.
+        on_failed: called when the copy cannot be written, or cannot be that of the queue.
+    """
+
+    def __init__(
+        self,
+        member: int,
+        new_log: Callable[[], ClassicLog],
+        on_stored: Callable[[int, int], None],
+        on_equal: Callable[[], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        self.member = member
+        self.state = State.WAITING
+        self.is_synchronised = False
+        """The view in force says so."""
+        self.sessions: dict[int, int] = {}
+        """Session -> seq of its last command that the master has done."""
+        self.stopping_master = 0
+        """The master whose node is being stopped: it did not fail."""
+        self._new_log = new_log
+        self._on_stored = on_stored
+        self._on_equal = on_equal
+        self._on_failed = on_failed
+        #: (sender, number, whether it is stored) of broadcasts, oldest first.
+        self._unstored: deque[list[int]] = deque()
+        self.log = self._new_log()
+        self.index = CopyIndex()
+
+    # --- broadcasts ----------------------------------------------------------------------
+
+    def on_broadcast(self, sender: int, number: int, payload: bytes) -> None:
+        """Takes a broadcast of the master. Raises PeerError when it is malformed."""
+        for instruction in decode(payload):
+            if self.state is State.ENDED:
+                return
+            self._take(sender, instruction)
+        entry = [sender, number, 0]
+        self._unstored.append(entry)
+
+        def stored(error: Exception | None) -> None:
+            if self.state is State.ENDED:
+                return
+            if error is not None:
+                self._on_failed(error)
+                return
+            entry[2] = 1
+            self._say_stored()
+            self.log.collect()
+
+        if not self.log.flush(stored):
+            entry[2] = 1
+            self._say_stored()
+
+    def _say_stored(self) -> None:
+        last = None
+        while self._unstored and self._unstored[0][2]:
+            last = self._unstored.popleft()
+        if last is not None:
+            self._on_stored(last[0], last[1])
+
+    def _take(self, sender: int, instruction: Instruction) -> None:
+        match instruction:
+            case Stopping():
+                self.stopping_master = sender
+            case Cut(member, depth):
+                if member == self.member:
+                    self._cut(depth)
+            case _ if self.state is State.WAITING:
+                pass
+            case Messages(position, time_ms, command):
+                self._add(MESSAGES, position, time_ms, command)
+            case Settled(pairs):
+                self._add(SETTLED, 0, 0, pairs)
+            case HandedOut(position):
+                self._add(HANDED_OUT, position, 0, b"")
+            case Applied(session, seq):
+                self._note_session(session, seq)
+            case Depth(depth):
+                self._compare(depth)
+            case SyncBegin(members):
+                if self.member in members:
+                    self.state = State.SYNCING
+            case Synced(kind, position, time_ms, body):
+                if self.state is State.SYNCING:
+                    self._add(kind, position, time_ms, body)
+            case SyncEnd(depth):
+                self.state = State.TAKING
+                self._compare(depth)
+
+    def _cut(self, depth: int) -> None:
+        if not self.is_synchronised and len(self.index):
+            # What this copy has of a former master may be more than the new one has.
+            self.log.remove()
+            self.log = self._new_log()
+            self.index = CopyIndex()
+        self.state = State.TAKING
+        self._compare(depth)
+
+    def _add(self, kind: int, position: int, time_ms: int, body: bytes) -> None:
+        """Adds a record to the copy's log."""
+        if kind == MESSAGES:
+            if len(body) < COMMAND_SIZE or len(body) % 8:
+                raise PeerError("messages of a master are cut off")
+            count = int.from_bytes(body[24:28], "little")
+            self._note_session(*struct.unpack_from("<QQ", body, 8))
+            if position not in self.index and count:
+                place = self.log.add_messages(position, body, time_ms)
+                self.index.add(position, count, place, time_ms)
+        elif kind == SETTLED:
+            self._settle(body)
+        else:
+            self.log.add_handed_out(position)
+
+    def _settle(self, body: bytes) -> None:
+        if len(body) % 16:
+            raise PeerError("settled positions of a master are cut off")
+        words = struct.unpack(f"<{len(body) // 8}Q", body)
+        here: list[int] = []
+        for i in range(0, len(words), 2):
+            gone, free = self.index.settle(words[i], words[i + 1])
+            if gone:
+                here += words[i : i + 2]
+            for place in free:
+                self.log.drop(place)
+        if here:
+            self.log.add_settled(here)
+            self._compact()
+
+    def _compact(self) -> None:
+        """See `LocalQueue._compact`."""
+        sparse = self.log.oldest_is_sparse()
+        if sparse is None:
+            return
+        for block in self.index.blocks_in(sparse):
+            old = block.place
+            dead = [position for pair in block.dead for position in pair]
+            body = self.log.read(old)
+            block.place = self.log.move_messages(block.position, body, block.time_ms, dead)
+            self.log.drop(old)
+
+    def _note_session(self, session: int, seq: int) -> None:
+        self.sessions[session] = max(seq, self.sessions.pop(session, 0))
+        if len(self.sessions) > SESSIONS_MAX:
+            del self.sessions[next(iter(self.sessions))]
+
+    def _compare(self, depth: int) -> None:
+        if self.index.messages > depth:
+            self._on_failed(PeerError(f"{self.index.messages} messages, and {depth} at the master"))
+        elif self.index.messages == depth and not self.is_synchronised:
+            self._on_equal()
+
+    # --- end -----------------------------------------------------------------------------
+
+    def end(self, *, removes: bool) -> None:
+        """The copy is void (`removes`), or goes on as the master's files."""
+        self.state = State.ENDED
+        if removes:
+            self.log.remove()
+        else:
+            self.log.close()
+
+
+def encode_member(number: int, version: int) -> bytes:
+    """Returns the content of the file `member`."""
+    return msgspec.msgpack.encode([number, version])
+
+
+def decode_member(data: bytes) -> int | None:
+    """Returns the number of the member that wrote a copy; None: the file is damaged or absent."""
+    try:
+        number, _ = msgspec.msgpack.decode(data, type=tuple[int, int])
+    except msgspec.DecodeError:
+        return None
+    return number

@@ -1,0 +1,771 @@
+"""All classic queues of a node, with those of their mirrors that it has.
+
+What this node has of a queue follows from the record in the tree, whichever changes it missed:
+
+| the recorded view                  | here                                                      |
+| none                               | a plain queue at its home, a handle elsewhere             |
+| has this run of the node as master | a `MasterQueue`, opened from the mirror's copy or the disk |
+| has this run of the node           | a `MirrorCopy`, and a handle                              |
+| has an earlier run, or none        | a handle; the files are void, or the last copy            |
+
+A ring whose members all belong to earlier runs of their nodes is over: all were restarted. The last
+master founds another from its files; a mirror that was synchronised does so when the master's
+node stays away for `restart_wait_ms`.
+
+Frames between nodes, beside those of plain classic queues: STORED, a mirror's word for its master
+(`c` = number of the broadcast, `d` = mirror), and CLIENTS, a msgpack list (ASK, master, places of
+clients) to a new master, which answers (TAKEN, master) or (NOT_YET, master).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
+from convoymq.metadata.commands import ChangeView
+from convoymq.metadata.machine import QueueRecord
+from convoymq.model.errors import BrokerError, PeerError
+from convoymq.model.rounds import pass_on, run_each
+from convoymq.model.tables import Table
+from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS, ClassicHost
+from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
+from convoymq.queues.driver import HostParts
+from convoymq.queues.mirrored.client import MirroredClient
+from convoymq.queues.mirrored.copy import MEMBER_FILE, MirrorCopy, decode_member, encode_member
+from convoymq.queues.mirrored.handle import WAIT_MS_MAX, MirroredHandle, Place
+from convoymq.queues.mirrored.log import BroadcastLog
+from convoymq.queues.mirrored.master import MasterQueue
+from convoymq.queues.mirrored.policy import SYNC_BATCH_SIZE, policy_from, wanted_nodes
+from convoymq.replication.ring.views import Member, RingView, founded
+from convoymq.shells.ring.shell import RingMember, RingParts, RingRecord, RingShell
+from convoymq.storage.threads import ThreadWorker
+from convoymq.storage.types import Directory
+from convoymq.transport.frame_kinds import KIND_MIRROR_CLIENTS, KIND_MIRROR_STORED
+
+ASK, TAKEN, NOT_YET = 1, 2, 3
+SEEK_AGAIN_MS = 100
+RESTART_WAIT_MS = 300_000
+"""Time that a mirror of an earlier run waits for the last master."""
+FAILED_AGAIN_MS = 10_000
+"""Time before a node gets a mirror again that could not write one."""
+
+
+class RingEnd:
+    """One queue's end of the ring on this node. Implements `RingSink`."""
+
+    def __init__(self, host: MirroredHost, group: int) -> None:
+        self._host = host
+        self._group = group
+
+    def on_broadcast(self, sender: int, number: int, payload: bytes) -> None:
+        """See `RingSink`."""
+        self._host.on_broadcast(self._group, sender, number, payload)
+
+    def on_complete(self, _number: int) -> None:
+        """See `RingSink`."""
+        master = self._host.master_of(self._group)
+        if master is not None:
+            master.send()
+
+    def on_view(self, _view: RingView) -> None:
+        """See `RingSink`. The host follows the record, which is the same."""
+
+    def on_expelled(self) -> None:
+        """See `RingSink`. The host follows the record."""
+
+
+class MirroredHost(ClassicHost):
+    """See the module text."""
+
+    client_class = MirroredClient
+
+    def __init__(self, parts: HostParts) -> None:
+        self._parts = parts
+        self.sync_batch_size = SYNC_BATCH_SIZE
+        self.counts_timeout_s = COUNTS_TIMEOUT_S
+        self.restart_wait_ms = RESTART_WAIT_MS
+        directory = parts.open_directory("classic")
+        super().__init__(
+            node_id=parts.node_id,
+            directory=directory,
+            worker=ThreadWorker(parts.call_soon, name="classic-log"),
+            clock=parts.clock,
+            control=parts.control,
+            reports=parts.reports,
+            new_session=parts.new_session,
+            node_name=parts.node_name_of,
+            call_soon=parts.call_soon,
+            on_routes=parts.on_routes,
+            wanted=parts.wanted,
+            await_room=parts.await_room,
+            note=parts.note,
+            dead_letters=parts.dead_letters,
+        )
+        self._files = directory
+        self._fronts: dict[int, MirroredHandle] = {}
+        """Handles that clients have of queues whose master came to this node later."""
+        self._copies: dict[int, MirrorCopy] = {}
+        self._rings: dict[int, RingMember] = {}
+        self._records: dict[int, tuple[QueueRecord, Table, Mapping[str, object]]] = {}
+        """Queues with a ring: the newest record, arguments and settings."""
+        self._proposed: set[int] = set()
+        """Groups for which a view of this host is under way."""
+        self._opening: set[int] = set()
+        """Groups whose master is being opened."""
+        self._failed_ms: dict[tuple[int, int], int] = {}
+        """(group, node) -> since when a mirror on it has failed."""
+        self._started_ms = parts.clock.monotonic_ms()
+        self._shell = RingShell(
+            RingParts(
+                node=parts.node_id,
+                incarnation=parts.incarnation,
+                clock=parts.clock,
+                control=parts.control,
+                propose=self._submit,
+                has_majority=parts.has_majority,
+                wanted=parts.wanted,
+                await_room=parts.await_room,
+            )
+        )
+        parts.control.handle_raw(KIND_MIRROR_STORED, self._on_stored_frame)
+        parts.control.handle_raw(KIND_MIRROR_CLIENTS, self._on_clients_frame)
+
+    # --- makers --------------------------------------------------------------------------
+
+    def make_local(
+        self,
+        record: QueueRecord,
+        arguments: Table,
+        settings: Mapping[str, object],
+        directory: Directory,
+    ) -> LocalQueue:
+        """See `ClassicHost`."""
+        return MasterQueue(self, record, arguments, settings, directory)
+
+    def make_remote(
+        self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
+    ) -> RemoteQueue:
+        """See `ClassicHost`."""
+        return MirroredHandle(self, record, arguments, settings)
+
+    def make_log(self, record: QueueRecord, directory: Directory, *, sync: bool) -> BroadcastLog:
+        """See `ClassicHost`."""
+        return BroadcastLog(
+            directory,
+            str(record.group),
+            self.writer,
+            sync=sync,
+            file_bytes_max=self.file_bytes_max,
+        )
+
+    # --- queues --------------------------------------------------------------------------
+
+    def open(
+        self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
+    ) -> ClassicQueue:
+        """See `ClassicHost`."""
+        if self._timer is None:
+            self._timer = self.clock.call_later(TICK_MS, self._on_tick)
+        if record.view is None:
+            opened = super().open(record, arguments, settings)
+            if isinstance(opened, MasterQueue):
+                self.follow_policy(opened)
+            return opened
+        handle = self._handle(record, arguments, settings)
+        self.follow(record, arguments, settings)
+        return handle
+
+    def _handle(
+        self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
+    ) -> ClassicQueue:
+        """Returns the handle that clients of this node have; makes it."""
+        known = self.get(record.group)
+        if known is not None and known.ended is None:
+            return known
+        made = MirroredHandle(self, record, arguments, settings)
+        self.queues[record.group] = made
+        if record.view is not None and not self._serves(record):
+            made.lose_master()
+            made.seek_master()
+        return made
+
+    def _serves(self, record: QueueRecord) -> bool:
+        """Returns whether the recorded master can be reached on another node."""
+        view = record.view
+        assert view is not None
+        home = record.home
+        return view.is_live(view.master) and home != self.node_id and self.is_up(home)
+
+    def find(self, record: QueueRecord, arguments: Table) -> ClassicQueue | None:
+        """See `QueueHost`."""
+        if record.view is None:
+            return super().find(record, arguments)
+        known = self.get(record.group)
+        if known is not None or self.node_id in record.members:
+            return known
+        handle = self._handle(record, arguments, {})
+        if not self._serves(record) and not self._may_get_master(record):
+            handle.end(self.home_down(record), published_ok=False)
+        return handle
+
+    def get(self, group: int) -> ClassicQueue | None:
+        """See `QueueHost`."""
+        return self._fronts.get(group) or super().get(group)
+
+    def handles(self) -> Iterable[ClassicQueue]:
+        """See `QueueHost`."""
+        return [self._fronts.get(group, queue) for group, queue in self.queues.items()]
+
+    def master_of(self, group: int) -> MasterQueue | None:
+        """Returns the master of a queue, if it is on this node."""
+        queue = self.queues.get(group)
+        is_master = isinstance(queue, MasterQueue) and queue.ended is None
+        return queue if is_master and isinstance(queue, MasterQueue) else None
+
+    def delete(self, group: int) -> None:
+        """See `QueueHost`."""
+        super().delete(group)
+        front = self._fronts.pop(group, None)
+        if front is not None:
+            front.master = None
+            front.delete()
+        self._forget_ring(group)
+        self._records.pop(group, None)
+        for key in [key for key in self._failed_ms if key[0] == group]:
+            del self._failed_ms[key]
+
+    def _forget_ring(self, group: int) -> None:
+        """Leaves the ring of a queue; a copy is void."""
+        self._shell.close(group)
+        self._rings.pop(group, None)
+        copy = self._copies.pop(group, None)
+        if copy is not None:
+            copy.end(removes=True)
+
+    def remove_orphans(self, known: set[int]) -> None:
+        """See `QueueHost`."""
+        for group in [group for group in self._copies if group not in known]:
+            self._forget_ring(group)
+        super().remove_orphans(known)
+
+    def stop(self) -> None:
+        """See `QueueHost`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.end_of_round()
+        for group in list(self._rings):
+            master = self.master_of(group)
+            if master is not None:
+                self.contain(master, master.tell_stopping)
+        self._shell.end_of_round()
+        for copy in self._copies.values():
+            copy.end(removes=False)
+        self._copies.clear()
+        super().stop()
+        self._shell.stop()
+
+    # --- following the tree --------------------------------------------------------------
+
+    def follow(self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]) -> None:
+        """See `QueueHost`."""
+        view = record.view
+        if view is None or self._stopped:
+            return
+        group = record.group
+        known = self._records.get(group)
+        if known is not None and known[0].view is not None:
+            if known[0].view.version > view.version:
+                return
+            if known[0].view.version < view.version:
+                self._proposed.discard(group)
+        self._records[group] = (record, arguments, settings)
+        if group in self._rings:
+            # The core takes the view before anything that follows from it.
+            self._shell.take_record(record)
+        own = view.live_at(self.node_id)
+        if own is None or own.incarnation != self._parts.incarnation:
+            self._leave(record)
+            self._found_again(record)
+        elif own.number == view.master:
+            self._lead(record, own)
+        else:
+            self._mirror(record, own)
+        handle = self._fronts.get(group) or self.queues.get(group)
+        if isinstance(handle, MirroredHandle):
+            handle.follow(record)
+
+    def _open_ring(self, record: QueueRecord, own: Member) -> RingMember:
+        known = self._rings.get(record.group)
+        if known is not None and known.member == own.number:
+            return known
+        self._shell.close(record.group)
+        opened = self._shell.open(record, own.number, RingEnd(self, record.group))
+        self._rings[record.group] = opened
+        return opened
+
+    def _lead(self, record: QueueRecord, own: Member) -> None:
+        assert record.view is not None
+        master = self.master_of(record.group)
+        if master is None:
+            self._open_master(record)
+            return
+        master.record = record
+        member = self._open_ring(record, own)
+        if master.member is not member:
+            self._write_member(record.group, own.number, record.view.version)
+            master.attach(member)
+        master.take_view(record.view)
+        self.follow_policy(master)
+
+    def _open_master(self, record: QueueRecord) -> None:
+        """The copy of this node, or what a former run left, becomes the queue."""
+        group = record.group
+        if group in self._opening:
+            return
+        self._opening.add(group)
+        copy = self._copies.get(group)
+        if copy is not None:
+            # What it has got is written to the files that the master is opened from.
+            self.writer.barrier(lambda: self._open_from(group, copy))
+        else:
+            self._open_from(group, None)
+
+    def _open_from(self, group: int, copy: MirrorCopy | None) -> None:
+        self._opening.discard(group)
+        if self._stopped or group not in self._records or self._copies.get(group) is not copy:
+            return
+        record, arguments, settings = self._records[group]
+        own = record.view.live_at(self.node_id) if record.view is not None else None
+        if own is None or record.view is None or record.view.master != own.number:
+            return
+        view = record.view
+        sessions = None
+        if copy is not None:
+            copy.end(removes=False)
+            del self._copies[group]
+            sessions = copy.sessions
+        front = self.queues.get(group)
+
+        def make(_group: int) -> None:
+            master = MasterQueue(self, record, arguments, settings, self._files, sessions=sessions)
+            if isinstance(front, MirroredHandle) and front.ended is None:
+                self._fronts[group] = front
+                master.clients = front.clients
+            self.queues[group] = master
+            self._lead(record, own)
+            master.wait_for_mirrors()
+            self.note(
+                "queue.mirror_promoted", vhost=record.vhost, queue=record.name, group=group,
+                messages=master.depth, synchronised=own.number in view.synchronised,
+            )  # fmt: skip
+
+        def fail(_group: int, error: Exception) -> None:
+            closed = MirroredHandle(self, record, arguments, settings)
+            self._crashed(closed, error)
+
+        run_each((group,), make, fail)
+        self._on_routes()
+        if group in self._fronts:
+            self._fronts[group].follow(record)
+            self._fronts[group].seek_master()
+
+    def _mirror(self, record: QueueRecord, own: Member) -> None:
+        assert record.view is not None
+        group = record.group
+        copy = self._copies.get(group)
+        if copy is not None and copy.member != own.number:
+            copy.end(removes=True)
+            copy = None
+        if self.master_of(group) is not None:
+            self._depose(record)
+        if copy is None:
+            copy = self._copies[group] = self._new_copy(record, own)
+        if group not in self.queues:
+            _, arguments, settings = self._records[group]
+            self._handle(record, arguments, settings)
+        self._open_ring(record, own)
+        copy.is_synchronised = own.number in record.view.synchronised
+        self._take_over(record, own)
+
+    def _new_copy(self, record: QueueRecord, own: Member) -> MirrorCopy:
+        group = record.group
+
+        def new_log() -> BroadcastLog:
+            self._files.remove(str(group))
+            log = self.make_log(record, self._files, sync=True)
+            self._write_member(group, own.number, 0)
+            return log
+
+        self.note("queue.mirror_started", vhost=record.vhost, queue=record.name, group=group)
+        return MirrorCopy(
+            own.number,
+            new_log,
+            lambda sender, number: self._say_stored(group, sender, number),
+            lambda: self._on_equal(group, own.number),
+            lambda error: self._on_copy_failed(group, own.number, error),
+        )
+
+    def _write_member(self, group: int, number: int, version: int) -> None:
+        """Writes whose copy the files of a queue are."""
+        self._files.make(str(group))
+        file = self._files.open(f"{group}/{MEMBER_FILE}", create=True)
+        file.pwrite([encode_member(number, version)], 0)
+        self.writer.write(file, 0, [], True, lambda _error: None)
+        self.writer.retire(file)
+
+    def _read_member(self, group: int) -> int | None:
+        """Returns the number of the member that wrote the files of a queue."""
+        name = f"{group}/{MEMBER_FILE}"
+        try:
+            file = self._files.open(name)
+        except OSError:
+            return None
+        try:
+            return decode_member(file.pread(file.size(), 0))
+        finally:
+            file.close()
+
+    def _leave(self, record: QueueRecord) -> None:
+        """Ends what a run of this node has of a queue whose view does not have it."""
+        group = record.group
+        if group in self._copies:
+            self.note("queue.mirror_stopped", vhost=record.vhost, queue=record.name, group=group)
+        if self.master_of(group) is not None:
+            self._depose(record)
+        self._forget_ring(group)
+
+    def _depose(self, record: QueueRecord) -> None:
+        """Another member leads a queue that this node has led: its copy is void."""
+        group = record.group
+        master = self.queues.pop(group)
+        assert isinstance(master, MasterQueue)
+        front = self._fronts.pop(group, None)
+        if front is not None:
+            master.clients = {}
+            front.master = None
+            self.queues[group] = front
+        self._ended_left += master.left()
+        master.crash(self.home_down(record))
+        master.log.remove()
+        self._on_routes()
+        self.note("queue.master_deposed", vhost=record.vhost, queue=record.name, group=group)
+
+    # --- mirrors -------------------------------------------------------------------------
+
+    def on_broadcast(self, group: int, sender: int, number: int, payload: bytes) -> None:
+        """A broadcast of a queue's ring has come."""
+        copy = self._copies.get(group)
+        if copy is None:
+            return
+
+        def take(_copy: MirrorCopy) -> None:
+            copy.on_broadcast(sender, number, payload)
+
+        run_each(
+            (copy,), take, lambda _copy, error: self._on_copy_failed(group, copy.member, error)
+        )
+
+    def _say_stored(self, group: int, sender: int, number: int) -> None:
+        ring = self._rings.get(group)
+        if ring is None or ring.view.master != sender or not ring.view.is_live(sender):
+            return
+        self._control.send_raw(
+            ring.view.node_of(sender), KIND_MIRROR_STORED, (), a=group, c=number, d=ring.member
+        )
+
+    def _on_stored_frame(self, node: int, data: bytes) -> None:
+        _, _, _, _, group, _, number, mirror = frame_header(data)
+        master = self.master_of(group)
+        if master is None or master.member is None:
+            return
+        view = master.member.view
+        if view.is_live(mirror) and view.node_of(mirror) == node:
+            self.contain(master, lambda: master.on_stored(mirror, number))
+
+    def _on_equal(self, group: int, number: int) -> None:
+        ring = self._rings.get(group)
+        if ring is not None and number not in ring.view.synchronised:
+            self._propose(group, ring.view.with_synchronised(number))
+
+    def _on_copy_failed(self, group: int, number: int, error: Exception) -> None:
+        """A copy cannot be written or followed: it is given up, and begins anew later."""
+        copy = self._copies.get(group)
+        if copy is None or copy.member != number:
+            return
+        record = self._records[group][0]
+        self.note(
+            "queue.mirror_failed",
+            vhost=record.vhost,
+            queue=record.name,
+            group=group,
+            reason=str(error),
+        )
+        copy.end(removes=True)
+        del self._copies[group]
+        self._shell.close(group)
+        ring = self._rings.pop(group, None)
+        if ring is not None:
+            self._submit(record, ring.view.with_failed(number), lambda _reply, _error: None)
+
+    def _take_over(self, record: QueueRecord, own: Member) -> None:
+        """Proposes this node's mirror as the master, if it is its turn."""
+        view = record.view
+        assert view is not None
+        if view.is_live(view.master) or view.master in view.failed:
+            # Until what it has sent is complete everywhere, nobody knows how far it was.
+            return
+        full = view.full()
+        ready = [number for number in full if number in view.synchronised]
+        if not ready and self._may_take_over_unsynchronised(record):
+            ready = full
+        if ready and ready[0] == own.number:
+            self._propose(record.group, view.promoted(own.number))
+
+    def _may_take_over_unsynchronised(self, record: QueueRecord) -> bool:
+        assert record.view is not None
+        policy = policy_from(self._records[record.group][2])
+        copy = self._copies.get(record.group)
+        stopped = copy is not None and copy.stopping_master == record.view.master
+        return policy.promotes_on_shutdown if stopped else policy.promotes_on_failure
+
+    # --- views ---------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        record: RingRecord,
+        view: RingView,
+        done: Callable[[object, BrokerError | None], None],
+    ) -> object:
+        command = ChangeView(vhost=record.vhost, name=record.name, group=record.group, view=view)
+        return self._parts.record_members(command, done)
+
+    def _propose(self, group: int, view: RingView) -> None:
+        """Has a view recorded, unless another one of this host is under way."""
+        if group in self._proposed or not self._parts.has_majority():
+            return
+        record = self._records[group][0] if group in self._records else self.queues[group].record
+        self._proposed.add(group)
+        self._submit(record, view, lambda _reply, _error: self._proposed.discard(group))
+
+    def follow_policy(self, master: MasterQueue) -> None:
+        """Proposes the next view on the way to what the policy of a queue wants."""
+        record = master.record
+        policy = master.mirror_policy
+        view = record.view
+        if self._stopped or (view is None and not policy.mode):
+            return
+        if view is None:
+            wanted = self._wanted_nodes(master, ())
+            if len(wanted) > 1:
+                self._propose(record.group, founded(self.node_id, self._parts.incarnation))
+            return
+        if master.member is None or master.member.view != view:
+            return
+        mirrors = [
+            each
+            for each in sorted(view.members, key=lambda each: each.number)
+            if view.is_live(each.number) and each.node != self.node_id
+        ]
+        wanted = self._wanted_nodes(master, [each.node for each in mirrors])
+        for each in mirrors:
+            if each.node not in wanted:
+                self._propose(record.group, view.with_failed(each.number))
+                return
+        for node in wanted:
+            if view.live_at(node) is None:
+                self._propose(
+                    record.group,
+                    view.joined(node, self._parts.incarnation_of(node), left=view.master),
+                )
+                return
+
+    def _wanted_nodes(self, master: MasterQueue, mirrors: Iterable[int]) -> tuple[int, ...]:
+        now = self.clock.monotonic_ms()
+        group = master.group
+        running = [
+            node
+            for node in self._parts.running_nodes()
+            if now - self._failed_ms.get((group, node), now - FAILED_AGAIN_MS) >= FAILED_AGAIN_MS
+        ]
+        return wanted_nodes(
+            master.mirror_policy,
+            master=self.node_id,
+            mirrors=list(mirrors),
+            running=running,
+            named={self.node_name(node): node for node in running},
+            load=self._parts.load(),
+        )
+
+    def _found_again(self, record: QueueRecord) -> None:
+        """Begins another ring from this node's files, if the recorded one is over and these are the
+        ones to go on with."""
+        view = record.view
+        assert view is not None
+        own = view.live_at(self.node_id)
+        live = [each for each in view.members if view.is_live(each.number)]
+        others = [each for each in live if each is not own]
+        if any(self._is_running(each) for each in others):
+            if own is not None:
+                self._propose(record.group, view.with_failed(own.number))
+            return
+        number = self._read_member(record.group)
+        if number is None:
+            return
+        if number != view.master:
+            if own is None or own.number != number or number not in view.synchronised:
+                return
+            if self.clock.monotonic_ms() - self._started_ms < self.restart_wait_ms:
+                return
+        self._propose(record.group, view.refounded(self.node_id, self._parts.incarnation))
+
+    def _is_running(self, member: Member) -> bool:
+        """Returns whether a member's run of its node can be reached."""
+        newest = self._parts.incarnation_of(member.node)
+        return member.incarnation == newest and self.is_up(member.node)
+
+    # --- clients -------------------------------------------------------------------------
+
+    def ask_master(self, handle: MirroredHandle, number: int, places: list[Place]) -> None:
+        """Asks a new master to take the clients of a handle over."""
+        home = handle.record.home
+        if home != self.node_id:
+            if self.is_up(home):
+                body = msgspec.msgpack.encode([ASK, number, places])
+                self._control.send_raw(home, KIND_MIRROR_CLIENTS, (body,), a=handle.group)
+            return
+        master = self.master_of(handle.group)
+        if master is None or master.member is None or master.member.member != number:
+            return
+        for place in places:
+            master.resume(*place)
+        handle.master = master
+        handle.on_master(number)
+
+    def _on_clients_frame(self, node: int, data: bytes) -> None:
+        group = frame_header(data)[4]
+        try:
+            kind, number, places = msgspec.msgpack.decode(
+                data[HEADER_SIZE:], type=tuple[int, int, list[Place]]
+            )
+        except msgspec.DecodeError as error:
+            raise PeerError(f"malformed clients of a mirrored queue: {error}") from error
+        if kind == ASK:
+            self._on_ask(node, group, number, places)
+            return
+        handle = self.get(group)
+        if not isinstance(handle, MirroredHandle) or node != handle.record.home:
+            return
+        if kind == TAKEN:
+            self.contain(handle, lambda: handle.on_master(number))
+        else:
+            self.clock.call_later(SEEK_AGAIN_MS, handle.seek_master)
+
+    def _on_ask(self, node: int, group: int, number: int, places: list[Place]) -> None:
+        master = None if self._stopped else self.master_of(group)
+        answer = NOT_YET
+        if master is not None and master.member is not None and master.member.member == number:
+            answer = TAKEN
+            master.senders.add(node)
+            for place in places:
+                if place[0] >> 56 != node:
+                    raise PeerError(f"node {node} speaks for a session of another one")
+                master.resume(*place)
+        body = msgspec.msgpack.encode([answer, number, []])
+        self._control.send_raw(node, KIND_MIRROR_CLIENTS, (body,), a=group)
+
+    def _on_frame(self, node: int, data: bytes) -> None:
+        _, _, _, _, group, _, session, _ = frame_header(data)
+        if session:
+            handle = self.get(group)
+            if isinstance(handle, MirroredHandle) and handle.record.home != node:
+                # Of a former master.
+                return
+        super()._on_frame(node, data)
+
+    # --- other nodes ---------------------------------------------------------------------
+
+    def _may_get_master(self, record: QueueRecord) -> bool:
+        """Returns whether a queue without a master may have one soon."""
+        view = record.view
+        if view is None:
+            return False
+        return any(
+            self.is_up(view.node_of(number))
+            for number in view.live
+            if number != view.master or view.node_of(number) == self.node_id
+        )
+
+    def _home_lost(self, queue: RemoteQueue) -> None:
+        if isinstance(queue, MirroredHandle) and self._may_get_master(queue.record):
+            queue.lose_master()
+        else:
+            super()._home_lost(queue)
+
+    def _on_lost_effect(self, queue: RemoteQueue, session: int, reason: list[str]) -> None:
+        is_waiting = isinstance(queue, MirroredHandle) and queue.waits_since_ms is not None
+        if not reason and self._may_get_master(queue.record):
+            self._home_lost(queue)
+        elif not is_waiting:
+            super()._on_lost_effect(queue, session, reason)
+
+    def on_node_up(self, node: int) -> None:
+        """See `QueueHost`."""
+        super().on_node_up(node)
+        self._shell.on_node_up(node)
+        for queue in list(self.handles()):
+            if isinstance(queue, MirroredHandle) and queue.record.home == node:
+                queue.seek_master()
+
+    def on_node_down(self, node: int) -> None:
+        """See `QueueHost`."""
+        super().on_node_down(node)
+        self._shell.on_node_down(node)
+
+    def on_suspect(self, node: int) -> None:
+        """See `QueueHost`."""
+        self._shell.on_suspect(node)
+
+    # --- rounds --------------------------------------------------------------------------
+
+    def end_of_round(self) -> None:
+        """See `QueueHost`."""
+        super().end_of_round()
+        if not self._stopped:
+            self._shell.end_of_round()
+
+    def _on_tick(self) -> None:
+        super()._on_tick()
+        now = self.clock.monotonic_ms()
+        for master in self._running():
+            if isinstance(master, MasterQueue) and (
+                master.member is not None or master.mirror_policy.mode
+            ):
+                self.contain(master, master.tell_depth)
+                self.follow_policy(master)
+        for group, (record, _, _) in list(self._records.items()):
+            assert record.view is not None
+            own = record.view.live_at(self.node_id)
+            if own is None or own.incarnation != self._parts.incarnation:
+                self._found_again(record)
+            elif group in self._copies:
+                self._take_over(record, own)
+        run_each(list(self.handles()), lambda queue: self._look_after(queue, now), pass_on)
+
+    def _look_after(self, queue: ClassicQueue, now_ms: int) -> None:
+        """Looks for the master of a handle without one; gives it up after a while."""
+        if not isinstance(queue, MirroredHandle) or queue.waits_since_ms is None:
+            return
+        if queue.ended is None and now_ms - queue.waits_since_ms > WAIT_MS_MAX:
+            queue.waits_since_ms = None
+            super()._home_lost(queue)
+        else:
+            queue.seek_master()
+
+    # --- texts ---------------------------------------------------------------------------
+
+    def process_name(self, group: int, member: Member) -> str:
+        """Returns what lists show in place of RabbitMQ's process ids."""
+        return f"<{self.node_name(member.node)}.{member.incarnation}.{group}.{member.number}>"

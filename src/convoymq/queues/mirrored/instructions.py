@@ -1,0 +1,102 @@
+"""Instructions of a master to its mirrors: what one broadcast on the ring says.
+
+A payload is a msgpack list of lists, each of which begins with its kind. A payload without
+instructions asks mirrors to say how far they are. Positions are those of
+`queues/classic/machine.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from convoymq.model.errors import PeerError
+from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED
+
+
+class Messages(msgspec.Struct, array_like=True, tag=MESSAGES):
+    """A record of the master's log."""
+
+    position: int
+    time_ms: int
+    command: bytes
+
+
+class Settled(msgspec.Struct, array_like=True, tag=SETTLED):
+    """A record of the master's log."""
+
+    pairs: bytes
+    """Packed u64 positions (first, last, …)."""
+
+
+class HandedOut(msgspec.Struct, array_like=True, tag=HANDED_OUT):
+    """A record of the master's log."""
+
+    position: int
+
+
+class Applied(msgspec.Struct, array_like=True, tag=4):
+    """The master has done a session's commands up to `seq`."""
+
+    session: int
+    seq: int
+
+
+class Cut(msgspec.Struct, array_like=True, tag=5):
+    """A mirror takes part from here on."""
+
+    member: int
+    depth: int
+
+
+class Depth(msgspec.Struct, array_like=True, tag=6):
+    """The master has so many messages at this place."""
+
+    depth: int
+
+
+class SyncBegin(msgspec.Struct, array_like=True, tag=7):
+    """Some mirrors get the records of the master's log as well."""
+
+    members: list[int]
+
+
+class Synced(msgspec.Struct, array_like=True, tag=8):
+    """A record of the master's log, in its order."""
+
+    kind: int
+    position: int
+    time_ms: int
+    body: bytes
+
+
+class SyncEnd(msgspec.Struct, array_like=True, tag=9):
+    """The log has ended, or the synchronisation was cancelled."""
+
+    depth: int
+
+
+class Stopping(msgspec.Struct, array_like=True, tag=10):
+    """The master's node is being stopped."""
+
+
+Instruction: TypeAlias = (
+    Messages | Settled | HandedOut | Applied | Cut | Depth | SyncBegin | Synced | SyncEnd | Stopping
+)
+_DECODER = msgspec.msgpack.Decoder(list[Instruction])
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode(instructions: Sequence[Instruction]) -> bytes:
+    """Returns the payload of a broadcast."""
+    return _ENCODER.encode(instructions)
+
+
+def decode(payload: bytes) -> list[Instruction]:
+    """Returns the instructions of a broadcast. Raises PeerError."""
+    try:
+        return _DECODER.decode(payload)
+    except msgspec.DecodeError as error:
+        raise PeerError(f"malformed instructions of a master: {error}") from error

@@ -1,0 +1,109 @@
+"""Log of a queue that may have mirrors: what is added goes to them as well.
+
+One flush is one broadcast, unless the ring has no room: what is added meanwhile goes out in one
+broadcast later. Without mirrors it is the plain log of a classic queue.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from convoymq.queues.classic.log import ClassicLog, Place
+from convoymq.queues.classic.log_writer import Done
+from convoymq.queues.mirrored.confirms import Confirms
+from convoymq.queues.mirrored.instructions import (
+    Applied,
+    HandedOut,
+    Instruction,
+    Messages,
+    Settled,
+    encode,
+)
+
+
+class Broadcaster(Protocol):
+    """Part of `shells.ring.shell.RingMember` that a master's log needs."""
+
+    def may_broadcast(self) -> bool:
+        """Returns whether there is room for a broadcast."""
+
+    def broadcast(self, payload: bytes) -> int:
+        """Sends a payload to the mirrors; numbers rise by one."""
+
+
+class BroadcastLog(ClassicLog):
+    """See the module text."""
+
+    ring: Broadcaster | None = None
+    """None: there are no mirrors, and never were."""
+    last_number = 0
+    """Of the last broadcast."""
+    _moving = False
+
+    def connect(self, ring: Broadcaster) -> None:
+        """From now on what is added is broadcast while mirrors take part."""
+        self.ring = ring
+        self.confirms = Confirms()
+        self.last_number = 0
+        self._outgoing: list[Instruction] = []
+
+    def tell(self, instruction: Instruction) -> None:
+        """Adds an instruction to the next broadcast, if a mirror takes part."""
+        if self.ring is not None and self.confirms.stored and not self._moving:
+            self._outgoing.append(instruction)
+
+    def add_messages(self, position: int, command: memoryview | bytes, time_ms: int = 0) -> Place:
+        """See `ClassicLog`."""
+        # First: a full file is flushed by this, and what was added before belongs to it.
+        place = super().add_messages(position, command, time_ms)
+        # Encoded in this round: until then the buffer stays as it is.
+        self.tell(Messages(position, time_ms, cast(bytes, command)))
+        return place
+
+    def add_settled(self, pairs: Sequence[int]) -> None:
+        """See `ClassicLog`."""
+        super().add_settled(pairs)
+        self.tell(Settled(struct.pack(f"<{len(pairs)}Q", *pairs)))
+
+    def add_handed_out(self, position: int) -> None:
+        """See `ClassicLog`."""
+        super().add_handed_out(position)
+        self.tell(HandedOut(position))
+
+    def add_applied(self, session: int, seq: int) -> None:
+        """Tells mirrors how far a session is; the log on disk does not say it."""
+        self.tell(Applied(session, seq))
+
+    def move_messages(
+        self, position: int, command: memoryview | bytes, time_ms: int, settled: Sequence[int]
+    ) -> Place:
+        """See `ClassicLog`. Every copy moves what lies in its own files."""
+        self._moving = True
+        try:
+            return super().move_messages(position, command, time_ms, settled)
+        finally:
+            self._moving = False
+
+    def flush(self, done: Done) -> bool:
+        """See `ClassicLog`: `done` comes when the mirrors have it as well."""
+        if self.ring is None:
+            return super().flush(done)
+        confirms = self.confirms
+        write = confirms.add(self.send(), done)
+        if super().flush(lambda error: confirms.on_written(write, error)):
+            return True
+        confirms.withdraw(write)
+        return False
+
+    def send(self) -> int:
+        """Broadcasts what was added, if there is room; returns the number of the broadcast that has
+        it, or will have it."""
+        if self.ring is None or not self._outgoing:
+            return self.last_number
+        if not self.ring.may_broadcast():
+            return self.last_number + 1
+        outgoing, self._outgoing = self._outgoing, []
+        self.last_number = self.ring.broadcast(encode(outgoing))
+        return self.last_number

@@ -1,0 +1,216 @@
+"""The master of a mirrored queue: a classic queue whose log goes to its mirrors as well.
+
+Every classic queue is one: without mirrors nothing differs. A mirror takes part from a CUT on, and
+what a client is told of as safe is stored by every mirror that takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from convoymq.metadata.machine import QueueRecord
+from convoymq.model.tables import Table
+from convoymq.queues.classic.machine import APPLIED, GET_CONSUMER, WINDOW_DEFAULT, Session
+from convoymq.queues.classic.queue import LocalQueue
+from convoymq.queues.classic.runs import Consumer
+from convoymq.queues.interface import Row
+from convoymq.queues.mirrored.copy import SESSIONS_MAX
+from convoymq.queues.mirrored.features import FEATURES
+from convoymq.queues.mirrored.instructions import Cut, Depth, Stopping
+from convoymq.queues.mirrored.log import BroadcastLog
+from convoymq.queues.mirrored.policy import MirrorPolicy, policy_from
+from convoymq.replication.ring.views import RingView
+from convoymq.storage.types import Directory
+
+if TYPE_CHECKING:
+    from convoymq.queues.mirrored.host import MirroredHost
+    from convoymq.shells.ring.shell import RingMember
+
+
+class MasterQueue(LocalQueue):
+    """See the module text."""
+
+    features = FEATURES
+    host: MirroredHost
+    log: BroadcastLog
+
+    def __init__(
+        self,
+        host: MirroredHost,
+        record: QueueRecord,
+        arguments: Table,
+        settings: Mapping[str, object],
+        directory: Directory,
+        *,
+        sessions: Mapping[int, int] | None = None,
+    ) -> None:
+        """
+        Args:
+            sessions: the files are those of a mirror, which knows how far these sessions are.
+        """
+        self.policy = policy_from(settings, host.sync_batch_size)
+        self.member: RingMember | None = None
+        self._known = dict(sessions or {})
+        super().__init__(
+            host, record, arguments, settings, directory, takes_over=sessions is not None
+        )
+
+    # --- the ring ------------------------------------------------------------------------
+
+    def attach(self, member: RingMember) -> None:
+        """The queue has a ring, in which it is the master."""
+        self.member = member
+        self.log.connect(member)
+
+    @property
+    def is_mirrorable(self) -> bool:
+        """Returns whether the queue can have mirrors: it is durable, and of no one connection."""
+        return self.durable
+
+    def take_view(self, view: RingView) -> None:
+        """A view is in force: new mirrors begin to take part, lost ones are not waited for."""
+        assert self.member is not None
+        confirms = self.log.confirms
+        for number in list(confirms.stored):
+            if not view.is_live(number):
+                confirms.forget(number)
+        for number in view.full():
+            if number != self.member.member and number not in confirms.stored:
+                # A mirror stores the cut, and all that follows it.
+                confirms.expect(number, self.log.last_number)
+                self.log.tell(Cut(number, self.depth))
+        self.send()
+
+    def on_room(self) -> None:
+        """The ring takes more."""
+        self.send()
+
+    def send(self) -> None:
+        """Broadcasts what waits."""
+        self.log.send()
+
+    def wait_for_mirrors(self) -> None:
+        """Holds all answers back until every mirror has stored what the queue has now."""
+        gate = [False]
+        self._gated.append((gate, []))
+        # Nothing is to be written: the mirrors' word for the next broadcast is waited for.
+        self.log.tell(Depth(self.depth))
+
+        def stored(_error: Exception | None) -> None:
+            gate[0] = True
+            self._open_gates()
+
+        confirms = self.log.confirms
+        confirms.on_written(
+            confirms.add(self.log.send(), lambda e: self.host.contain(self, lambda: stored(e))),
+            None,
+        )
+
+    @property
+    def depth(self) -> int:
+        """Returns how many messages mirrors should have."""
+        machine = self.machine
+        return machine.ready_count + machine.unsettled_count + machine.leaving.count
+
+    def on_stored(self, member: int, number: int) -> None:
+        """A mirror has stored broadcasts up to a number."""
+        if self.member is not None:
+            self.log.confirms.on_stored(member, number)
+
+    def tell_depth(self) -> None:
+        """Lets mirrors that are not synchronised compare."""
+        member = self.member
+        if member is not None and set(self.log.confirms.stored) - set(member.view.synchronised):
+            self.log.tell(Depth(self.depth))
+            self.send()
+
+    # --- sessions ------------------------------------------------------------------------
+
+    def resume(self, session: int, first: int, got: int) -> None:
+        """A client goes on with a session of a former master.
+
+        Args:
+            first: seq of its first command without an answer.
+            got: id of the next message that it gets.
+        """
+        self._remember(session)
+        self.machine.session_down(session, self.host.now_ms())
+        seq = max(self._known.get(session, 0), first - 1)
+        if not seq and not got:
+            return
+        made = self.machine.sessions[session] = Session()
+        made.seq = seq
+        if got:
+            holder = Consumer(session, GET_CONSUMER, "", WINDOW_DEFAULT, False, False, 0)
+            holder.next_id = got
+            made.consumers[GET_CONSUMER] = holder
+
+    def _remember(self, session: int) -> None:
+        known = self.machine.sessions.get(session)
+        if known is not None:
+            self._known[session] = max(known.seq, self._known.pop(session, 0))
+
+    def node_down(self, node: int, now_ms: int) -> None:
+        """See `LocalQueue`. The node may be back before it is known to have failed."""
+        if self.member is not None:
+            self._apply_open_batch(now_ms)
+            for session in self.machine.sessions:
+                if session >> 56 == node:
+                    self._remember(session)
+            while len(self._known) > SESSIONS_MAX:
+                del self._known[next(iter(self._known))]
+        super().node_down(node, now_ms)
+
+    def _carry_out(self) -> None:
+        if self.member is not None:
+            for effect in self.machine.effects:
+                if effect[0] == APPLIED and not effect[3]:
+                    self.log.add_applied(effect[1], effect[2])
+        super()._carry_out()
+
+    # --- Queue ---------------------------------------------------------------------------
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """See `Queue`: another policy may want other mirrors."""
+        super().configure(settings)
+        self.policy = policy_from(settings, self.host.sync_batch_size)
+        if self.ended is None:
+            self.host.follow_policy(self)
+
+    @property
+    def mirror_policy(self) -> MirrorPolicy:
+        """Returns what is wanted of mirrors; nothing of a queue that cannot have any."""
+        return self.policy if self.is_mirrorable else MirrorPolicy()
+
+    @property
+    def known_leader(self) -> int | None:
+        """See `Queue`."""
+        return self.host.node_id if self.ended is None else None
+
+    def tell_stopping(self) -> None:
+        """The node is about to stop: mirrors learn that the master did not fail."""
+        if self.member is not None:
+            self.log.tell(Stopping())
+            self.send()
+
+    def info(self) -> Row:
+        """See `LocalQueue`."""
+        return {**super().info(), **self.mirror_info()}
+
+    def mirror_info(self) -> Row:
+        """Returns the fields about mirrors."""
+        if self.member is None:
+            return {}
+        view = self.member.view
+        mirrors = [m for m in view.members if view.is_live(m.number) and m.number != view.master]
+        synchronised = [m for m in mirrors if m.number in view.synchronised]
+        name, pid = self.host.node_name, self.host.process_name
+        return {
+            "leader": self.host.node_id,
+            "slave_nodes": [name(m.node) for m in mirrors],
+            "synchronised_slave_nodes": [name(m.node) for m in synchronised],
+            "recoverable_slaves": [name(m.node) for m in synchronised],
+            "slave_pids": [pid(self.group, m) for m in mirrors],
+            "synchronised_slave_pids": [pid(self.group, m) for m in synchronised],
+        }

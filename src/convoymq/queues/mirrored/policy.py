@@ -1,0 +1,78 @@
+"""Policies of mirroring: which nodes shall have a queue, and when a mirror may take over. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+ALL = "all"
+EXACTLY = "exactly"
+NODES = "nodes"
+SYNC_BATCH_SIZE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorPolicy:
+    """Settings of one queue (docs/mirrored.md)."""
+
+    mode: str = ""
+    """"": the queue has no mirrors."""
+    count: int = 1
+    names: tuple[str, ...] = ()
+    syncs_by_itself: bool = False
+    sync_batch_size: int = SYNC_BATCH_SIZE
+    promotes_on_shutdown: bool = False
+    """A mirror that is not synchronised may follow a master that was stopped."""
+    promotes_on_failure: bool = True
+    """A mirror that is not synchronised may follow a master that failed."""
+
+
+def policy_from(settings: Mapping[str, object], batch_size: int = SYNC_BATCH_SIZE) -> MirrorPolicy:
+    """Returns what the effective settings of a queue say of its mirrors."""
+    mode = settings.get("ha-mode")
+    if not isinstance(mode, str):
+        return MirrorPolicy()
+    params = settings.get("ha-params")
+    size = settings.get("ha-sync-batch-size")
+    return MirrorPolicy(
+        mode=mode,
+        count=params if isinstance(params, int) else 1,
+        names=tuple(map(str, params)) if isinstance(params, list | tuple) else (),
+        syncs_by_itself=settings.get("ha-sync-mode") == "automatic",
+        sync_batch_size=size if isinstance(size, int) else batch_size,
+        promotes_on_shutdown=settings.get("ha-promote-on-shutdown") == "always",
+        promotes_on_failure=settings.get("ha-promote-on-failure") != "when-synced",
+    )
+
+
+def wanted_nodes(
+    policy: MirrorPolicy,
+    *,
+    master: int,
+    mirrors: Sequence[int],
+    running: Collection[int],
+    named: Mapping[str, int],
+    load: Mapping[int, int],
+) -> tuple[int, ...]:
+    """Returns the nodes that shall have a queue, the master first.
+
+    Args:
+        mirrors: nodes that have it now, oldest first.
+        running: nodes that may get a mirror: they run, and are not drained.
+        named: name -> node.
+        load: node -> queues that it has; nodes with fewer get the next mirror.
+    """
+    kept = [node for node in mirrors if node != master]
+    free = sorted(
+        (node for node in running if node not in (master, *kept)),
+        key=lambda node: (load.get(node, 0), node),
+    )
+    if policy.mode == ALL:
+        return (master, *kept, *free)
+    if policy.mode == EXACTLY:
+        return (master, *kept, *free)[: max(policy.count, 1)]
+    if policy.mode == NODES:
+        # Names of nodes that are no part of the cluster mean nothing.
+        listed = {named[name] for name in policy.names if name in named}
+        return (master, *(node for node in (*kept, *free) if node in listed))
+    return (master,)

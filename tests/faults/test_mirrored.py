@@ -1,0 +1,164 @@
+"""Mirrored classic queues on three nodes, by clients as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+from typing import Any
+
+import pika  # type: ignore[import-untyped]
+import pika.exceptions  # type: ignore[import-untyped]
+import pytest
+
+from convoymq.cli.cluster import LocalCluster
+from tests.clusters import call
+from tests.faults.traffic import Traffic, connect, log_has, until
+
+pytestmark = pytest.mark.cluster
+
+QUEUE = "mirrored"
+CLASSIC = {"x-queue-type": "classic"}
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+ALL = {"ha-mode": "all"}
+
+
+def set_policy(cluster: LocalCluster, definition: dict[str, Any]) -> None:
+    body = {"pattern": "^mirrored", "definition": definition, "apply-to": "queues"}
+    until(lambda: call(cluster, "PUT", "policies/%2F/mirrors", body)[0] < 300, "no policy")
+
+
+def clear_policy(cluster: LocalCluster) -> None:
+    call(cluster, "DELETE", "policies/%2F/mirrors")
+
+
+def row(cluster: LocalCluster, node: int, queue: str = QUEUE) -> dict[str, Any]:
+    status, found = call(cluster, "GET", f"queues/%2F/{queue}", node=node)
+    assert status == 200, found
+    return dict(found)
+
+
+def has_mirrors(cluster: LocalCluster, count: int, node: int = 1, queue: str = QUEUE) -> bool:
+    found = row(cluster, node, queue)
+    return (
+        len(found.get("slave_nodes", ())) == count
+        and len(found.get("synchronised_slave_nodes", ())) == count
+    )
+
+
+def declare(cluster: LocalCluster, node: int, queue: str = QUEUE) -> None:
+    connection = connect(cluster, node)
+    connection.channel().queue_declare(queue, durable=True, arguments=CLASSIC)
+    connection.close()
+
+
+def declare_mirrored(cluster: LocalCluster, node: int, **more: Any) -> None:
+    set_policy(cluster, {**ALL, **more})
+    declare(cluster, node)
+    until(lambda: has_mirrors(cluster, 2), "no synchronised mirrors")
+
+
+def drain(channel: Any, queue: str = QUEUE) -> list[bytes]:
+    bodies: list[bytes] = []
+    while True:
+        method, _, body = channel.basic_get(queue, auto_ack=True)
+        if method is None:
+            return bodies
+        bodies.append(body)
+
+
+@pytest.mark.provokes("queue.mirror_started", "queue.mirror_promoted")
+def test_a_mirror_takes_over_with_all_that_was_confirmed(cluster: LocalCluster) -> None:
+    declare_mirrored(cluster, 1)
+    connection, other = connect(cluster, 1), connect(cluster, 2)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    for number in range(100):
+        channel.basic_publish("", QUEUE, b"%d" % number, PERSISTENT)
+    for _ in range(10):
+        method, _, _ = channel.basic_get(QUEUE)
+        channel.basic_ack(method.delivery_tag)
+    # What was handed out and not acknowledged is delivered again.
+    assert channel.basic_get(QUEUE)[0].redelivered is False
+    channel = other.channel()
+    assert channel.queue_declare(QUEUE, passive=True).method.message_count == 89
+    cluster.kill(1, signal.SIGKILL)
+    method, _, body = channel.basic_get(QUEUE, auto_ack=True)
+    assert (method.redelivered, body) == (True, b"10")
+    assert drain(channel) == [b"%d" % number for number in range(11, 100)]
+    other.close()
+    with contextlib.suppress(pika.exceptions.AMQPError):
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGKILL,
+        signal.SIGTERM,
+        pytest.param(signal.SIGSTOP, marks=pytest.mark.provokes("queue.master_deposed")),
+    ],
+)
+def test_clients_elsewhere_go_on_when_the_master_goes(
+    cluster: LocalCluster, how: signal.Signals
+) -> None:
+    declare_mirrored(cluster, 1)
+    traffic = Traffic(cluster, QUEUE, publish_at=(2,), consume_at=((2,), (3,)))
+    with traffic:
+        traffic.goes_on()
+        cluster.kill(1, how)
+        traffic.goes_on()
+        traffic.all_consume()
+        if how is signal.SIGSTOP:
+            cluster.kill(1, signal.SIGCONT)
+            until(lambda: log_has(cluster, 1, "queue.master_deposed"), "two masters")
+        else:
+            cluster.start_node(1)
+        until(lambda: has_mirrors(cluster, 2, node=2), "the node does not come back as a mirror")
+        traffic.goes_on()
+        traffic.finish()
+    for client in (traffic.publisher, *traffic.consumers):
+        assert client.attempt == 1, "a client had to connect again"
+    assert not traffic.publisher.resent, "a publish was refused"
+
+
+@pytest.mark.provokes("queue.mirror_stopped")
+def test_a_policy_begins_and_ends_mirrors_while_clients_stay(cluster: LocalCluster) -> None:
+    declare(cluster, 1)
+    with Traffic(cluster, QUEUE, publish_at=(2,), consume_at=((1,), (3,))) as traffic:
+        for definition, nodes in (
+            (ALL, 2),
+            ({"ha-mode": "exactly", "ha-params": 2}, 1),
+            ({"ha-mode": "nodes", "ha-params": ["convoy-3@vm", "elsewhere"]}, None),
+            (ALL, 2),
+        ):
+            traffic.goes_on()
+            set_policy(cluster, definition)
+            if nodes is not None:
+                until(lambda nodes=nodes: has_mirrors(cluster, nodes), "no mirrors")  # type: ignore[misc]
+        traffic.goes_on()
+        clear_policy(cluster)
+        until(lambda: has_mirrors(cluster, 0), "mirrors stay")
+        traffic.goes_on()
+        traffic.finish()
+    for client in (traffic.publisher, *traffic.consumers):
+        assert client.attempt == 1, "a client had to connect again"
+    assert not traffic.publisher.resent, "a publish was refused"
+    assert row(cluster, 1)["type"] == "classic"
+
+
+@pytest.mark.provokes("queue.mirror_failed")
+def test_a_mirror_that_cannot_be_written_begins_anew(cluster: LocalCluster) -> None:
+    declare_mirrored(cluster, 1)
+    data = cluster.log_file(2).parent / "data"
+    folder = next(data.rglob("member")).parent
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    connection = connect(cluster, 1)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.basic_publish("", QUEUE, b"1", PERSISTENT)
+    until(lambda: log_has(cluster, 2, "queue.mirror_failed"), "nothing failed")
+    assert drain(channel) == [b"1"]
+    connection.close()
+    until(lambda: has_mirrors(cluster, 2), "the mirror does not begin anew")

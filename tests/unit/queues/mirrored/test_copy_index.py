@@ -1,0 +1,45 @@
+"""The index of a mirror's copy, against a naive model."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convoymq.queues.classic.log import Place
+from convoymq.queues.mirrored.copy_index import CopyIndex
+
+BLOCKS = st.lists(st.integers(1, 6), min_size=1, max_size=12)
+RANGES = st.lists(st.tuples(st.integers(0, 80), st.integers(0, 12)), max_size=25)
+
+
+@given(BLOCKS, RANGES, st.data())
+def test_what_is_alive_is_what_came_and_was_not_settled(
+    counts: list[int], ranges: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    index = CopyIndex()
+    alive: set[int] = set()
+    blocks = []
+    at = 0
+    for count in counts:
+        at += data.draw(st.integers(0, 3))
+        blocks.append((at, count))
+        at += count
+    for position, count in data.draw(st.permutations(blocks)):
+        index.add(position, count, Place(1, position, 8), 5)
+        alive |= set(range(position, position + count))
+    for first, more in ranges:
+        gone, free = index.settle(first, first + more)
+        settled = alive & set(range(first, first + more + 1))
+        assert gone == len(settled)
+        alive -= settled
+        assert [place.offset for place in free] == [
+            position
+            for position, count in blocks
+            if set(range(position, position + count)) & settled
+            and not set(range(position, position + count)) & alive
+        ]
+        index.check_invariants()
+    assert index.messages == len(alive)
+    kept = [block.position for block in index.blocks_in(1)]
+    assert kept == [p for p, count in blocks if alive & set(range(p, p + count))]
+    assert index.blocks_in(2) == []

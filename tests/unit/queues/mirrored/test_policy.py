@@ -1,0 +1,66 @@
+"""Which nodes shall have a mirrored queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from convoymq.queues.mirrored.policy import MirrorPolicy, policy_from, wanted_nodes
+
+NAMED = {"a": 1, "b": 2, "c": 3, "d": 4}
+
+
+def wanted(settings: dict[str, object], mirrors: tuple[int, ...] = (), **more: object) -> list[int]:
+    running = more.get("running", (1, 2, 3, 4))
+    load = more.get("load", {})
+    found = wanted_nodes(
+        policy_from(settings), master=1, mirrors=mirrors, running=running, named=NAMED, load=load
+    )  # type: ignore[arg-type]
+    return list(found)
+
+
+def test_all_nodes_have_a_copy() -> None:
+    assert wanted({"ha-mode": "all"}) == [1, 2, 3, 4]
+    assert wanted({"ha-mode": "all"}, running=(1, 3)) == [1, 3]
+
+
+def test_exactly_counts_the_master() -> None:
+    two = {"ha-mode": "exactly", "ha-params": 2}
+    assert wanted(two) == [1, 2]
+    assert wanted(two, load={2: 5, 3: 1, 4: 2}) == [1, 3]
+    # Those that are there stay, the oldest first.
+    assert wanted(two, mirrors=(4,)) == [1, 4]
+    assert wanted(two, mirrors=(3, 2)) == [1, 3]
+    assert wanted({"ha-mode": "exactly", "ha-params": 9}) == [1, 2, 3, 4]
+
+
+def test_named_nodes_have_a_copy_when_they_are_there() -> None:
+    named = {"ha-mode": "nodes", "ha-params": ("c", "nowhere")}
+    assert wanted(named) == [1, 3]
+    assert wanted(named, mirrors=(2,)) == [1, 3]
+    assert wanted(named, running=(1, 2)) == [1]
+
+
+def test_without_a_policy_the_master_is_alone() -> None:
+    assert wanted({}, mirrors=(2, 3)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy"),
+    [
+        ({"max-length": 3}, MirrorPolicy()),
+        ({"ha-mode": "all"}, MirrorPolicy(mode="all")),
+        (
+            {
+                "ha-mode": "nodes", "ha-params": ("a",), "ha-sync-mode": "automatic",
+                "ha-sync-batch-size": 7, "ha-promote-on-shutdown": "always",
+                "ha-promote-on-failure": "when-synced",
+            },
+            MirrorPolicy(
+                mode="nodes", names=("a",), syncs_by_itself=True, sync_batch_size=7,
+                promotes_on_shutdown=True, promotes_on_failure=False,
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_settings_of_mirrors(settings: dict[str, object], policy: MirrorPolicy) -> None:
+    assert policy_from(settings) == policy
