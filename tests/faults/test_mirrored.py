@@ -162,3 +162,67 @@ def test_a_mirror_that_cannot_be_written_begins_anew(cluster: LocalCluster) -> N
     assert drain(channel) == [b"1"]
     connection.close()
     until(lambda: has_mirrors(cluster, 2), "the mirror does not begin anew")
+
+
+def fill(cluster: LocalCluster, first: int, count: int) -> None:
+    connection = connect(cluster, 1)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    for number in range(first, first + count):
+        channel.basic_publish("", QUEUE, b"%d" % number, PERSISTENT)
+    connection.close()
+
+
+def is_critical(cluster: LocalCluster, node: int) -> bool:
+    return call(cluster, "GET", "health/checks/node-is-mirror-sync-critical", node=node)[0] == 503
+
+
+def test_mirrors_are_synchronised_by_command_while_clients_go_on(cluster: LocalCluster) -> None:
+    declare(cluster, 1)
+    fill(cluster, 0, 300)
+    taker = connect(cluster, 1)
+    channel = taker.channel()
+    for number in range(0, 120, 3):
+        # Some are settled, some are held, from the front on.
+        method, _, body = channel.basic_get(QUEUE)
+        assert int(body) == number // 3
+        if number % 2:
+            channel.basic_ack(method.delivery_tag)
+    set_policy(cluster, {**ALL, "ha-sync-batch-size": 7})
+    until(lambda: len(row(cluster, 1)["slave_nodes"]) == 2, "no mirrors")
+    fill(cluster, 300, 20)
+    assert row(cluster, 2)["synchronised_slave_nodes"] == []
+    assert is_critical(cluster, 1)
+    assert not is_critical(cluster, 2)
+    status, _ = call(cluster, "POST", f"queues/%2F/{QUEUE}/actions", {"action": "sync"}, node=3)
+    assert status == 204
+    fill(cluster, 320, 20)
+    until(lambda: has_mirrors(cluster, 2), "mirrors are not synchronised")
+    until(lambda: not is_critical(cluster, 1), "still critical")
+    held = [number for number in range(40) if not (3 * number) % 2]
+    other = connect(cluster, 2)
+    cluster.kill(1, signal.SIGKILL)
+    got = [int(body) for body in drain(other.channel())]
+    assert got == [*held, *range(40, 340)]
+    other.close()
+    with contextlib.suppress(pika.exceptions.AMQPError):
+        taker.close()
+
+
+def test_mirrors_are_synchronised_by_themselves_where_the_policy_says_so(
+    cluster: LocalCluster,
+) -> None:
+    declare(cluster, 1)
+    fill(cluster, 0, 50)
+    with Traffic(cluster, QUEUE, publish_at=(2,), consume_at=(), filled=50) as traffic:
+        set_policy(cluster, {**ALL, "ha-sync-mode": "automatic"})
+        until(lambda: has_mirrors(cluster, 2), "mirrors are not synchronised")
+        traffic.goes_on()
+        cluster.kill(1, signal.SIGKILL)
+        traffic.goes_on()
+        traffic.finish()
+    assert traffic.publisher.attempt == 1
+    connection = connect(cluster, 3)
+    got = [int(body) for body in drain(connection.channel())]
+    assert got == list(range(traffic.publisher.next))
+    connection.close()

@@ -76,6 +76,22 @@ class QuorumChecks:
         ]
         return own in voters and len(others) < len(voters) // 2 + 1
 
+    async def unmirrored(self) -> list[JsonObject]:
+        """Returns the mirrored queues with their master on this node that have no synchronised
+        mirror on another node which can be reached."""
+        return [
+            _row(record)
+            async for record in in_slices(list(self._tree.records()))
+            if self._has_only_copy(record)
+        ]
+
+    def _has_only_copy(self, record: QueueRecord) -> bool:
+        view, own = record.view, self._nodes.node_id
+        if view is None or record.home != own or len(view.members) < 2:
+            return False
+        others = (view.node_of(number) for number in view.synchronised)
+        return not any(node != own and self._nodes.is_up(node) for node in others)
+
     async def joining(self) -> list[JsonObject]:
         """Queues and streams whose replica on this node has no vote yet and shall get one."""
         return [

@@ -337,6 +337,12 @@ class Queue(ABC):
         """
         return True
 
+    def synchronise(self, *, cancels: bool = False) -> None:
+        """Begins to bring mirrors up to date that are not synchronised, or ends that. Raises
+        PreconditionFailed: the queue has no mirrors."""
+        subject = queue_subject(self.vhost, self.name)
+        raise PreconditionFailed(f"{subject} is not mirrored", subject=subject)
+
     @property
     def known_leader(self) -> int | None:
         """Returns the node that leads the queue, as far as this node knows."""

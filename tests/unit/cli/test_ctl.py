@@ -868,7 +868,7 @@ def test_after_an_upgrade_leaders_are_spread(
     }  # fmt: skip
 
 
-def test_mirrors_are_not_waited_for(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mirrors_are_waited_for(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.has("nodes", [{"name": "n1"}])
     banner = (
         "Will wait for a synchronised mirror be online for all classic mirrored queues for "
@@ -878,8 +878,18 @@ def test_mirrors_are_not_waited_for(api: FakeApi, capsys: pytest.CaptureFixture[
     alone = "Target node seems to be the only one in a single node cluster"
     assert printed(capsys)[0].startswith(banner + alone)
     api.has("nodes", [{"name": "n1"}, {"name": "n2"}])
+    api.has("health/checks/node-is-mirror-sync-critical", {"status": "ok"})
     assert run("await_online_synchronized_mirror", tool=UPGRADE) == 0
     assert printed(capsys) == (banner, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "action"), [("sync_queue", "sync"), ("cancel_sync_queue", "cancel_sync")]
+)
+def test_mirrors_are_synchronised_by_command(api: FakeApi, command: str, action: str) -> None:
+    api.takes("POST", "queues/%2F/q/actions")
+    assert run(command, "q", tool=CTL) == 0
+    assert api.asked[-1][2] == {"action": action}
 
 
 @pytest.mark.parametrize("tool", [CTL, DIAGNOSTICS])

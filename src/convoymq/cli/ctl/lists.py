@@ -75,6 +75,11 @@ QUEUE_COLUMNS: Columns = {
     **plain("deduplication_ids", "deduplication_bytes"),
     **_table("messages_by_priority"),
     **_table("effective_settings"),
+    **_table("slave_nodes"),
+    **_table("synchronised_slave_nodes"),
+    **_table("slave_pids"),
+    **_table("synchronised_slave_pids"),
+    **plain("sync_messages"),
     **plain("consumers", "memory", "single_active_consumer_tag", EXCLUSIVE_TAG, "delivery_limit"),
     **plain("messages_ram", "messages_ready_ram", "messages_unacknowledged_ram"),
     **plain("message_bytes_ram", "messages_paged_out", "message_bytes_paged_out"),
@@ -302,6 +307,24 @@ COMMANDS = (
         switches=(VHOST,),
         banner="Purging queue '{queue}' in vhost '{vhost}' ...",
         request=Request("DELETE", "queues/{vhost}/{queue}/contents"),
+        problems={404: Problem(UNAVAILABLE, "not_found")},
+    ),
+    Command(
+        "sync_queue queue",
+        "Instructs a mirrored queue with unsynchronised mirrors to synchronise them",
+        switches=(VHOST,),
+        banner="Synchronising queue '{queue}' in vhost '{vhost}' ...",
+        request=Request("POST", "queues/{vhost}/{queue}/actions", lambda _: {"action": "sync"}),
+        problems={404: Problem(UNAVAILABLE, "not_found")},
+    ),
+    Command(
+        "cancel_sync_queue queue",
+        "Instructs a synchronising mirrored queue to stop synchronising itself",
+        switches=(VHOST,),
+        banner="Stopping synchronising queue '{queue}' in vhost '{vhost}' ...",
+        request=Request(
+            "POST", "queues/{vhost}/{queue}/actions", lambda _: {"action": "cancel_sync"}
+        ),
         problems={404: Problem(UNAVAILABLE, "not_found")},
     ),
     Command(

@@ -233,7 +233,8 @@ COMMANDS = (
     ),
     Command(
         "check_if_node_is_mirror_sync_critical",
-        "Health check that succeeds: there are no mirrored queues",
+        "Health check that exits with a non-zero code if there are classic mirrored queues "
+        "without online synchronised mirrors",
         tools=(QUEUES, DIAGNOSTICS),
         banner="Checking if node {node} is critical for data safety of any classic mirrored "
         "queues ...",

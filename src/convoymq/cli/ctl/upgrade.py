@@ -43,21 +43,32 @@ def _said_of_single_node(invocation: Invocation) -> Text | None:
 
 
 def _await_quorum(invocation: Invocation) -> Output:
+    return _await_check(
+        invocation,
+        "node-is-quorum-critical",
+        "queues still have only the minimum of members online: ",
+    )
+
+
+def _await_mirrors(invocation: Invocation) -> Output:
+    return _await_check(
+        invocation,
+        "node-is-mirror-sync-critical",
+        "queues still have no synchronised mirror online: ",
+    )
+
+
+def _await_check(invocation: Invocation, check: str, failure: str) -> Output:
     if (alone := _said_of_single_node(invocation)) is not None:
         return alone
     deadline = time.monotonic() + int(invocation.word("timeout"))
     while True:
-        answer = invocation.api.request("GET", "health/checks/node-is-quorum-critical")
+        answer = invocation.api.request("GET", f"health/checks/{check}")
         if answer.status < 300:
             return None
         if time.monotonic() > deadline:
-            reason = "queues still have only the minimum of members online: " + answer.reason
-            raise Failure(UNAVAILABLE, reason)
+            raise Failure(UNAVAILABLE, failure + answer.reason)
         time.sleep(POLL_S)
-
-
-def _await_mirrors(invocation: Invocation) -> Output:
-    return _said_of_single_node(invocation)
 
 
 def _post_upgrade(invocation: Invocation) -> Output:
@@ -97,7 +108,7 @@ COMMANDS = (
     ),
     Command(
         "await_online_synchronized_mirror",
-        "Succeeds at once: there are no mirrored queues",
+        "Waits for all classic mirrored queues to have a synchronised mirror online",
         check=_announce,
         banner="Will wait for a synchronised mirror be online for all classic mirrored queues for "
         "{timeout} seconds...",

@@ -361,6 +361,8 @@ def queue_row(
     for hidden in ("leader", "members", "online", "group", "consumer_details", "vhost", "name"):
         facts.pop(hidden, None)
     row |= {key: value for key, value in facts.items() if value is not None}
+    if "sync_messages" in facts:
+        row["state"] = "syncing"
     row["type"] = record.type.value
     if location is not None and leader is not None:
         row["node"] = row["leader"] = broker.node_name_of(leader)

@@ -574,6 +574,29 @@ class ClassicLog:
         return found.body
 
     @property
+    def end(self) -> tuple[int, int]:
+        """Returns the file that is written to, and its length."""
+        return self._active, self._end
+
+    def records(self, end: tuple[int, int]) -> Iterator[Found]:
+        """Yields the whole records before an earlier `end`, oldest first; all must be on disk."""
+        for number in sorted(self._live):
+            if number > end[0]:
+                return
+            file = self._directory.open(self._name(number))
+            try:
+                length = end[1] if number == end[0] else file.size()
+                data = file.pread(length, 0)
+            finally:
+                file.close()
+            at = len(MAGIC)
+            while (at := self._find_record(data, number, at)) < len(data):
+                found = self._read_record(data, number, at)
+                assert found is not None
+                yield found
+                at += RECORD_HEADER + len(found.body)
+
+    @property
     def size_bytes(self) -> int:
         """Returns the number of bytes of all files."""
         return sum(self._sizes[number] for number in self._live)

@@ -11,25 +11,26 @@ as after a restart. Beside the log lies the file `member` with the number of the
 wrote it; a copy whose number the recorded view does not have is void.
 
 A mirror is synchronised once it has as many messages as the master said at the same place in the
-broadcasts: it never has one that its master lacks. What is settled and not here is ignored. So
-records of before may come in between new ones: what settles them stands behind them in the log that
-they are from. Each broadcast of the master is answered when it is stored: the mirror's word for one
-holds for all before it.
+broadcasts: it never has one that its master lacks. What is settled and not here is ignored. Old
+messages may come in between new ones, after the word which of them are settled. Each broadcast of
+the master is answered when it is stored: the mirror's word for one holds for all before it.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import msgspec
 
 from convoymq.kernels.batch import COMMAND_SIZE
+from convoymq.kernels.classic_records import level_of
 from convoymq.model.errors import PeerError
 from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
-from convoymq.queues.mirrored.copy_index import CopyIndex
+from convoymq.queues.classic.runs import Place
+from convoymq.queues.mirrored.copy_index import CopyIndex, Kept
 from convoymq.queues.mirrored.instructions import (
     Applied,
     Cut,
@@ -64,6 +65,7 @@ class MirrorCopy:
 
     Args:
         member: number of the ring's member that this copy is.
+        level_max: highest priority that the queue tells from lower ones.
         new_log: returns an empty log in place of the copy's.
         on_stored: called with sender and number of a broadcast that is stored, as are all before.
         on_equal: called when the copy has all that the master has.
@@ -73,12 +75,14 @@ class MirrorCopy:
     def __init__(
         self,
         member: int,
+        level_max: int,
         new_log: Callable[[], ClassicLog],
         on_stored: Callable[[int, int], None],
         on_equal: Callable[[], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
         self.member = member
+        self._level_max = level_max
         self.state = State.WAITING
         self.is_synchronised = False
         """The view in force says so."""
@@ -94,6 +98,8 @@ class MirrorCopy:
         self._unstored: deque[list[int]] = deque()
         self.log = self._new_log()
         self.index = CopyIndex()
+        self._settled_early: Kept | None = None
+        """Positions that are settled, while older messages may still come."""
 
     # --- broadcasts ----------------------------------------------------------------------
 
@@ -140,8 +146,8 @@ class MirrorCopy:
                 self._add(MESSAGES, position, time_ms, command)
             case Settled(pairs):
                 self._add(SETTLED, 0, 0, pairs)
-            case HandedOut(position):
-                self._add(HANDED_OUT, position, 0, b"")
+            case HandedOut(position, level):
+                self._add(HANDED_OUT, position, level, b"")
             case Applied(session, seq):
                 self._note_session(session, seq)
             case Depth(depth):
@@ -149,11 +155,13 @@ class MirrorCopy:
             case SyncBegin(members):
                 if self.member in members:
                     self.state = State.SYNCING
+                    self._settled_early = Kept(0, 1 << 62, Place(0, 0, 0), 0)
             case Synced(kind, position, time_ms, body):
                 if self.state is State.SYNCING:
                     self._add(kind, position, time_ms, body)
             case SyncEnd(depth):
                 self.state = State.TAKING
+                self._settled_early = None
                 self._compare(depth)
 
     def _cut(self, depth: int) -> None:
@@ -173,24 +181,31 @@ class MirrorCopy:
             count = int.from_bytes(body[24:28], "little")
             self._note_session(*struct.unpack_from("<QQ", body, 8))
             if position not in self.index and count:
-                place = self.log.add_messages(position, body, time_ms)
+                level = self._level_of(body)
+                place = self.log.add_messages(position, body, time_ms, level=level)
                 self.index.add(position, count, place, time_ms)
+                if self._settled_early is not None:
+                    early = self._settled_early.settled_within(position, position + count - 1)
+                    self._settle([number for pair in early for number in pair])
         elif kind == SETTLED:
-            self._settle(body)
+            if len(body) % 16:
+                raise PeerError("settled positions of a master are cut off")
+            self._settle(struct.unpack(f"<{len(body) // 8}Q", body))
         else:
-            self.log.add_handed_out(position)
+            self.log.add_handed_out(position, min(time_ms, self._level_max))
 
-    def _settle(self, body: bytes) -> None:
-        if len(body) % 16:
-            raise PeerError("settled positions of a master are cut off")
-        words = struct.unpack(f"<{len(body) // 8}Q", body)
+    def _settle(self, words: Sequence[int]) -> None:
         here: list[int] = []
         for i in range(0, len(words), 2):
+            if words[i] > words[i + 1]:
+                raise PeerError("settled positions of a master are upside down")
+            if self._settled_early is not None:
+                self._settled_early.settle(words[i], words[i + 1])
             gone, free = self.index.settle(words[i], words[i + 1])
             if gone:
                 here += words[i : i + 2]
-            for place in free:
-                self.log.drop(place)
+            for file, count in free:
+                self.log.drop(file, count)
         if here:
             self.log.add_settled(here)
             self._compact()
@@ -204,8 +219,16 @@ class MirrorCopy:
             old = block.place
             dead = [position for pair in block.dead for position in pair]
             body = self.log.read(old)
-            block.place = self.log.move_messages(block.position, body, block.time_ms, dead)
-            self.log.drop(old)
+            block.place = self.log.move_messages(
+                block.position, body, block.time_ms, dead, level=self._level_of(body)
+            )
+            self.log.drop(old.file, block.live)
+
+    def _level_of(self, command: bytes) -> int:
+        try:
+            return level_of(command, 0, self._level_max)
+        except ValueError as error:
+            raise PeerError(f"messages of a master are cut off: {error}") from error
 
     def _note_session(self, session: int, seq: int) -> None:
         self.sessions[session] = max(seq, self.sessions.pop(session, 0))

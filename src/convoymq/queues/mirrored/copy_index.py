@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 
-from convoymq.queues.classic.log import Place
+from convoymq.queues.classic.runs import Place
 
 
 class Kept:
@@ -42,6 +42,16 @@ class Kept:
         self.live -= gone
         return gone
 
+    def settled_within(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Returns the settled parts of a range."""
+        low = bisect_left(self.dead, first, key=lambda each: each[1])
+        found = []
+        for begin, end in self.dead[low:]:
+            if begin > last:
+                break
+            found.append((max(begin, first), min(end, last)))
+        return found
+
 
 class CopyIndex:
     """See the module text."""
@@ -69,14 +79,14 @@ class CopyIndex:
         else:
             insort(self._order, position)
 
-    def settle(self, first: int, last: int) -> tuple[int, list[Place]]:
+    def settle(self, first: int, last: int) -> tuple[int, list[tuple[int, int]]]:
         """Notes that positions are settled, whether they are here or not.
 
         Returns:
-            How many were here, and the places of blocks of which nothing is left.
+            How many were here, and (file of the log, how many of them) block by block.
         """
         gone = 0
-        free: list[Place] = []
+        free: list[tuple[int, int]] = []
         order = self._order
         for i in range(max(bisect_right(order, first) - 1, 0), len(order)):
             if order[i] > last:
@@ -85,10 +95,12 @@ class CopyIndex:
             if block is None or block.position + block.count <= first:
                 continue
             end = block.position + block.count - 1
-            gone += block.settle(max(first, block.position), min(last, end))
+            settled = block.settle(max(first, block.position), min(last, end))
+            if settled:
+                gone += settled
+                free.append((block.place.file, settled))
             if not block.live:
                 del self._blocks[block.position]
-                free.append(block.place)
         self.messages -= gone
         if free and len(order) > 2 * len(self._blocks) + 1024:
             self._order = sorted(self._blocks)

@@ -142,6 +142,16 @@ class MirroredHandle(RemoteQueue):
             await self.ready(self.host.counts_timeout_s)
         return await super().counts() if self.master is None else await self.master.counts()
 
+    def synchronise(self, *, cancels: bool = False) -> None:
+        """See `Queue`."""
+        if self.record.view is None:
+            super().synchronise(cancels=cancels)
+        elif self.master is not None:
+            self.master.synchronise(cancels=cancels)
+        else:
+            self.host.check_home(self)
+            self.host.ask_sync(self, cancels=cancels)
+
     async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
         """See `Queue`."""
         if self.master is None:

@@ -14,11 +14,13 @@ node stays away for `restart_wait_ms`.
 
 Frames between nodes, beside those of plain classic queues: STORED, a mirror's word for its master
 (`c` = number of the broadcast, `d` = mirror), and CLIENTS, a msgpack list (ASK, master, places of
-clients) to a new master, which answers (TAKEN, master) or (NOT_YET, master).
+clients) to a new master, which answers (TAKEN, master) or (NOT_YET, master). SYNC and CANCEL_SYNC
+ask a master to begin or end a synchronisation.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -26,10 +28,11 @@ import msgspec
 from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.metadata.commands import ChangeView
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.errors import BrokerError, PeerError
+from convoymq.model.errors import BrokerError, PeerError, PreconditionFailed
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS, ClassicHost
+from convoymq.queues.classic.limits import priority_max
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.driver import HostParts
 from convoymq.queues.mirrored.client import MirroredClient
@@ -44,7 +47,7 @@ from convoymq.storage.threads import ThreadWorker
 from convoymq.storage.types import Directory
 from convoymq.transport.frame_kinds import KIND_MIRROR_CLIENTS, KIND_MIRROR_STORED
 
-ASK, TAKEN, NOT_YET = 1, 2, 3
+ASK, TAKEN, NOT_YET, SYNC, CANCEL_SYNC = 1, 2, 3, 4, 5
 SEEK_AGAIN_MS = 100
 RESTART_WAIT_MS = 300_000
 """Time that a mirror of an earlier run waits for the last master."""
@@ -402,6 +405,7 @@ class MirroredHost(ClassicHost):
         self.note("queue.mirror_started", vhost=record.vhost, queue=record.name, group=group)
         return MirrorCopy(
             own.number,
+            priority_max(self._records[group][1]),
             new_log,
             lambda sender, number: self._say_stored(group, sender, number),
             lambda: self._on_equal(group, own.number),
@@ -644,6 +648,12 @@ class MirroredHost(ClassicHost):
         handle.master = master
         handle.on_master(number)
 
+    def ask_sync(self, handle: MirroredHandle, *, cancels: bool) -> None:
+        """Asks the master of a queue to begin or end a synchronisation."""
+        body = msgspec.msgpack.encode([CANCEL_SYNC if cancels else SYNC, 0, []])
+        home = handle.record.home
+        self._control.send_raw(home, KIND_MIRROR_CLIENTS, (body,), a=handle.group)
+
     def _on_clients_frame(self, node: int, data: bytes) -> None:
         group = frame_header(data)[4]
         try:
@@ -654,6 +664,12 @@ class MirroredHost(ClassicHost):
             raise PeerError(f"malformed clients of a mirrored queue: {error}") from error
         if kind == ASK:
             self._on_ask(node, group, number, places)
+            return
+        master = self.master_of(group)
+        if kind in (SYNC, CANCEL_SYNC):
+            if master is not None:
+                with contextlib.suppress(PreconditionFailed):
+                    master.synchronise(cancels=kind == CANCEL_SYNC)
             return
         handle = self.get(group)
         if not isinstance(handle, MirroredHandle) or node != handle.record.home:

@@ -35,6 +35,7 @@ class HandedOut(msgspec.Struct, array_like=True, tag=HANDED_OUT):
     """A record of the master's log."""
 
     position: int
+    level: int
 
 
 class Applied(msgspec.Struct, array_like=True, tag=4):

@@ -10,8 +10,9 @@ import struct
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from convoymq.queues.classic.log import ClassicLog, Place
+from convoymq.queues.classic.log import ClassicLog
 from convoymq.queues.classic.log_writer import Done
+from convoymq.queues.classic.runs import Place
 from convoymq.queues.mirrored.confirms import Confirms
 from convoymq.queues.mirrored.instructions import (
     Applied,
@@ -40,6 +41,8 @@ class BroadcastLog(ClassicLog):
     """None: there are no mirrors, and never were."""
     last_number = 0
     """Of the last broadcast."""
+    holds = False
+    """No file goes, and none is compacted."""
     _moving = False
 
     def connect(self, ring: Broadcaster) -> None:
@@ -54,10 +57,18 @@ class BroadcastLog(ClassicLog):
         if self.ring is not None and self.confirms.stored and not self._moving:
             self._outgoing.append(instruction)
 
-    def add_messages(self, position: int, command: memoryview | bytes, time_ms: int = 0) -> Place:
+    def add_messages(
+        self,
+        position: int,
+        command: memoryview | bytes,
+        time_ms: int = 0,
+        *,
+        level: int = 0,
+        live: int | None = None,
+    ) -> Place:
         """See `ClassicLog`."""
         # First: a full file is flushed by this, and what was added before belongs to it.
-        place = super().add_messages(position, command, time_ms)
+        place = super().add_messages(position, command, time_ms, level=level, live=live)
         # Encoded in this round: until then the buffer stays as it is.
         self.tell(Messages(position, time_ms, cast(bytes, command)))
         return place
@@ -67,24 +78,39 @@ class BroadcastLog(ClassicLog):
         super().add_settled(pairs)
         self.tell(Settled(struct.pack(f"<{len(pairs)}Q", *pairs)))
 
-    def add_handed_out(self, position: int) -> None:
+    def add_handed_out(self, position: int, level: int = 0) -> None:
         """See `ClassicLog`."""
-        super().add_handed_out(position)
-        self.tell(HandedOut(position))
+        super().add_handed_out(position, level)
+        self.tell(HandedOut(position, level))
 
     def add_applied(self, session: int, seq: int) -> None:
         """Tells mirrors how far a session is; the log on disk does not say it."""
         self.tell(Applied(session, seq))
 
     def move_messages(
-        self, position: int, command: memoryview | bytes, time_ms: int, settled: Sequence[int]
+        self,
+        position: int,
+        command: memoryview | bytes,
+        time_ms: int,
+        settled: Sequence[int],
+        *,
+        level: int = 0,
     ) -> Place:
         """See `ClassicLog`. Every copy moves what lies in its own files."""
         self._moving = True
         try:
-            return super().move_messages(position, command, time_ms, settled)
+            return super().move_messages(position, command, time_ms, settled, level=level)
         finally:
             self._moving = False
+
+    def collect(self) -> None:
+        """See `ClassicLog`."""
+        if not self.holds:
+            super().collect()
+
+    def oldest_is_sparse(self) -> int | None:
+        """See `ClassicLog`."""
+        return None if self.holds else super().oldest_is_sparse()
 
     def flush(self, done: Done) -> bool:
         """See `ClassicLog`: `done` comes when the mirrors have it as well."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.metadata.machine import QueueRecord
+from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Table
 from convoymq.queues.classic.machine import APPLIED, GET_CONSUMER, WINDOW_DEFAULT, Session
 from convoymq.queues.classic.queue import LocalQueue
@@ -20,6 +21,7 @@ from convoymq.queues.mirrored.features import FEATURES
 from convoymq.queues.mirrored.instructions import Cut, Depth, Stopping
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.policy import MirrorPolicy, policy_from
+from convoymq.queues.mirrored.sync import Synchronisation
 from convoymq.replication.ring.views import RingView
 from convoymq.storage.types import Directory
 
@@ -52,6 +54,8 @@ class MasterQueue(LocalQueue):
         self.policy = policy_from(settings, host.sync_batch_size)
         self.member: RingMember | None = None
         self._known = dict(sessions or {})
+        self.syncing: Synchronisation | None = None
+        self._will_sync = False
         super().__init__(
             host, record, arguments, settings, directory, takes_over=sessions is not None
         )
@@ -117,6 +121,44 @@ class MasterQueue(LocalQueue):
         """A mirror has stored broadcasts up to a number."""
         if self.member is not None:
             self.log.confirms.on_stored(member, number)
+            self.step_sync()
+
+    # --- synchronisation -----------------------------------------------------------------
+
+    def synchronise(self, *, cancels: bool = False) -> None:
+        """See `Queue`."""
+        if self.member is None or len(self.member.view.live) < 2:
+            raise PreconditionFailed(f"{self.subject} is not mirrored", subject=self.subject)
+        if cancels:
+            self.end_synchronisation()
+            return
+        synchronised = self.member.view.synchronised
+        members = sorted(set(self.log.confirms.stored) - set(synchronised))
+        if self.syncing is None and members and not self._will_sync:
+            self._will_sync = True
+            # What the log has is on disk then.
+            self.host.writer.barrier(lambda: self.host.contain(self, self._begin_sync))
+
+    def _begin_sync(self) -> None:
+        self._will_sync = False
+        if self.ended is not None or self.member is None:
+            return
+        synchronised = self.member.view.synchronised
+        members = sorted(set(self.log.confirms.stored) - set(synchronised))
+        if members and self.syncing is None:
+            self.syncing = Synchronisation(self.log, members, self.policy.sync_batch_size)
+            self.step_sync()
+
+    def step_sync(self) -> None:
+        """Goes on with a synchronisation."""
+        if self.syncing is not None and not self.syncing.step():
+            self.end_synchronisation()
+
+    def end_synchronisation(self) -> None:
+        """Ends a synchronisation, complete or not."""
+        if self.syncing is not None:
+            syncing, self.syncing = self.syncing, None
+            syncing.end(self.depth)
 
     def tell_depth(self) -> None:
         """Lets mirrors that are not synchronised compare."""
@@ -124,6 +166,9 @@ class MasterQueue(LocalQueue):
         if member is not None and set(self.log.confirms.stored) - set(member.view.synchronised):
             self.log.tell(Depth(self.depth))
             self.send()
+            if self.policy.syncs_by_itself and self.syncing is None:
+                self.synchronise()
+        self.step_sync()
 
     # --- sessions ------------------------------------------------------------------------
 
@@ -206,7 +251,10 @@ class MasterQueue(LocalQueue):
         mirrors = [m for m in view.members if view.is_live(m.number) and m.number != view.master]
         synchronised = [m for m in mirrors if m.number in view.synchronised]
         name, pid = self.host.node_name, self.host.process_name
+        syncing = self.syncing
+        state = {"sync_messages": syncing.messages} if syncing is not None else {}
         return {
+            **state,
             "leader": self.host.node_id,
             "slave_nodes": [name(m.node) for m in mirrors],
             "synchronised_slave_nodes": [name(m.node) for m in synchronised],

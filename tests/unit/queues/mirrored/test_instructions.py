@@ -25,7 +25,7 @@ from convoymq.queues.mirrored.instructions import (
 EVERY = [
     Messages(5, 1_000, b"12345678"),
     Settled(bytes(16)),
-    HandedOut(9),
+    HandedOut(9, 2),
     Applied(1 << 60, 7),
     Cut(2, 100),
     Depth(0),

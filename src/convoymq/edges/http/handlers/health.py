@@ -174,7 +174,12 @@ async def check_initial_sync(call: Call) -> Verdict:
 
 @routes.add("GET", "health/checks/node-is-mirror-sync-critical")
 async def check_mirrors(call: Call) -> Verdict:
-    # There are no mirrored queues. Runbooks ask before they stop a node.
+    """Fails while a mirrored queue would have no synchronised copy without this node."""
+    found = await call.broker.quorum_checks.unmirrored()
+    if found:
+        return _unhealthy(
+            "There are classic mirrored queues without online synchronised mirrors", queues=found
+        )
     return _healthy()
 
 

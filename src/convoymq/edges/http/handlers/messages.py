@@ -52,6 +52,18 @@ async def purge_queue(call: Call) -> Status:
     return Status(DONE)
 
 
+@routes.add("POST", "queues/{vhost}/{name}/actions")
+async def act_on_queue(call: Call) -> Status:
+    """Begins to bring the mirrors of a queue up to date, or ends that."""
+    vhost, name = existing_queue(call)
+    call.may("configure", "queue", name)
+    action = text_in(await call.json(), "action")
+    if action not in ("sync", "cancel_sync"):
+        raise bad_request(f"unknown action '{action}'")
+    call.broker.queue_admin.find_queue(vhost, name).synchronise(cancels=action == "cancel_sync")
+    return Status(DONE)
+
+
 @routes.add("GET", "queues/quorum/{vhost}/{name}/peek/{position}")
 async def peek(call: Call) -> JsonObject:
     """Returns a ready message, which stays where it is; positions count from 1."""

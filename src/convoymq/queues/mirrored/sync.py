@@ -1,0 +1,90 @@
+"""Synchronisation of mirrors: the master sends them what its log had before they came.
+
+First goes what is settled, then the messages that are alive, in batches of which each is stored by
+all these mirrors before the next one is sent. The queue serves its clients meanwhile: what comes
+and goes while it lasts reaches the mirrors as it does the others. The log keeps its files until the
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convoymq.queues.classic.log import MESSAGES, SETTLED, Found
+from convoymq.queues.classic.runs import Place
+from convoymq.queues.mirrored.copy_index import Kept
+from convoymq.queues.mirrored.instructions import SyncBegin, Synced, SyncEnd
+from convoymq.queues.mirrored.log import BroadcastLog
+
+BATCH_BYTES_MAX = 1 << 20
+
+
+class Synchronisation:
+    """See the module text.
+
+    Args:
+        log: what is in it is on disk.
+        members: numbers of the mirrors.
+        batch_size: messages in a batch; one that is larger in bytes ends sooner.
+    """
+
+    def __init__(self, log: BroadcastLog, members: list[int], batch_size: int) -> None:
+        self.members = members
+        self.messages = 0
+        """Messages that the mirrors got so far."""
+        self._log = log
+        self._batch_size = batch_size
+        self._dead = Kept(0, 1 << 62, Place(0, 0, 0), 0)
+        self._records = self._in_order(log.end)
+        self._number = 0
+        """Of the last broadcast with a batch."""
+        log.holds = True
+        log.tell(SyncBegin(members))
+
+    def _in_order(self, end: tuple[int, int]) -> Iterator[Found]:
+        for found in self._log.records(end):
+            if found.kind == MESSAGES:
+                continue
+            if found.kind == SETTLED:
+                words = memoryview(found.body).cast("Q")
+                for i in range(0, len(words), 2):
+                    self._dead.settle(words[i], words[i + 1])
+            yield found
+        for found in self._log.records(end):
+            if found.kind == MESSAGES and self._living(found):
+                yield found
+
+    def _living(self, found: Found) -> int:
+        count = int.from_bytes(found.body[24:28], "little")
+        dead = self._dead.settled_within(found.position, found.position + count - 1)
+        return count - sum(last - first + 1 for first, last in dead)
+
+    def step(self) -> bool:
+        """Sends the next batch if the last one is stored; returns False at the end."""
+        log = self._log
+        stored = log.confirms.stored
+        self.members = [member for member in self.members if member in stored]
+        if not self.members:
+            return False
+        if any(stored[member] < self._number for member in self.members):
+            return True
+        count = size = 0
+        for found in self._records:
+            if found.kind == MESSAGES:
+                count += self._living(found)
+            size += len(found.body)
+            log.tell(Synced(found.kind, found.position, found.time_ms, found.body))
+            if count >= self._batch_size or size >= BATCH_BYTES_MAX:
+                break
+        else:
+            return False
+        self.messages += count
+        self._number = log.send()
+        return True
+
+    def end(self, depth: int) -> None:
+        """Ends it, where it is."""
+        self._log.holds = False
+        self._log.tell(SyncEnd(depth))
+        self._log.send()
+        self._log.collect()
