@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from convoymq.queues.classic import machine as machine_module
 from convoymq.queues.classic.backing import Span
 from tests.unit.queues.classic.support import Channel, Node, Time, queue_record
 from tests.unit.queues.classic.support import settle as settled
@@ -283,4 +284,32 @@ def test_a_file_stays_until_what_was_moved_out_of_it_is_on_disk(tmp_path: Path, 
     assert file.exists()
     settled(node.nodes)
     assert not file.exists()
+    node.host.stop()
+
+
+@pytest.mark.parametrize("how", ["expire", "exceed"])
+def test_what_is_dropped_in_masses_goes_step_by_step(
+    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(machine_module, "DROPS_MAX", 10)
+    node = made(tmp_path, time, file_bytes_max=20_000)
+    queue = node.open(queue_record(durable=True))
+    channel = node.channel(queue)
+    fill(node, channel, 100, expiration="5000" if how == "expire" else "")
+    if how == "exceed":
+        queue.configure({"max-length": 0})
+        settled(node.nodes)
+        assert queue.machine.ready_count == 90
+    else:
+        time.pass_by(5_001)
+        channel.client.get(no_ack=True)
+        settled(node.nodes)
+        # Nothing is handed out that is late, though more is to be dropped.
+        assert channel.heard[-1][:2] == ("got", None)
+        assert 0 < queue.machine.ready_count < 100
+    for _ in range(12):
+        time.pass_by(2)
+        settled(node.nodes)
+    assert queue.machine.ready_count == 0
+    queue.machine.check_invariants()
     node.host.stop()
