@@ -33,7 +33,7 @@ Columns = dict[str, npt.NDArray[np.int64]]
 Array = npt.NDArray[Any]
 """A numpy array; its element type is told by the name."""
 Known = TypeVar("Known")
-"""What a sweep knows beside its rows."""
+"""Knowledge of a sweep beside its rows."""
 
 SCHEMA = pa.schema(
     [

@@ -280,10 +280,9 @@ def _sent_atoms(columns: Columns, base: Array) -> tuple[Array, Array, Array, Arr
 
 
 def follow_sent(columns: Columns, shared: bool, findings: Findings) -> None:
-    """Checks what was decided for consumers and what nodes sent them: whole parts of consumers, in
-    any order within a part. A row of kind OWNER stands at the last id that a consumer could get
-    before it was gone. Of a stream, whose messages go to many consumers (`shared`): what is in it,
-    and what was sent."""
+    """Checks what was decided for consumers and what nodes sent them: whole parts, in any order
+    within a part. A row of kind OWNER stands at the last id that a consumer could get before it was
+    gone. Of a stream, whose messages go to many (`shared`): what is in it, and what was sent."""
     gone = columns["kind"] == words.OWNER
     gone_at = _last_of(columns, gone, columns["first_id"])
     sent_at = _last_of(columns, columns["kind"] == words.SENT, columns["first_id"])
