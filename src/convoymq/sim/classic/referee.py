@@ -11,7 +11,7 @@ channels were told. What it asserts:
 - a message is in one pair of hands at most, and is given again only after it came back;
 - what is given is the oldest ready message of the highest priority, also when it came back;
 - a limit drops the oldest ready message of the lowest priority;
-- messages of one priority keep the order in which their channel published them;
+- messages of one priority in one command keep the order in which their channel published them;
 - a message that nobody holds leaves by its time, a purge or a limit, and by nothing else;
 - what a channel gets is what its home gave, once.
 """
@@ -107,7 +107,7 @@ class ClassicReferee:
         self.level_max = level_max
         self.ready = Ready()
         self._counts: dict[tuple[int, bytes], bytes] = {}
-        """(priority, channel) -> number of its last message that came."""
+        """(priority, channel) -> number of its last message that came in this command."""
         self._missing = 0
         """Messages that the log was to have and, as the disk failed, does not."""
         self.durable = durable
@@ -171,7 +171,13 @@ class ClassicReferee:
         self._on_opened(machine, queue.host.now_ms())
         add, give_back, carry_out = machine._add, machine.give_back, queue._carry_out
         take_head, leave = machine.take_head, machine._leave_unacknowledged
-        purge = machine.purge
+        purge, enqueue = machine.purge, machine._enqueue
+
+        def enqueued(
+            data: bytes, flags: int, count: int, offset: int, length: int, now_ms: int
+        ) -> None:
+            self._counts.clear()
+            enqueue(data, flags, count, offset, length, now_ms)
 
         def purged() -> int:
             self.ready = Ready()
@@ -203,6 +209,7 @@ class ClassicReferee:
 
         machine._add = added  # type: ignore[method-assign]
         machine.purge = purged  # type: ignore[method-assign]
+        machine._enqueue = enqueued  # type: ignore[method-assign]
         machine.take_head = taken  # type: ignore[method-assign]
         machine._leave_unacknowledged = left  # type: ignore[method-assign]
         machine.give_back = given_back  # type: ignore[method-assign]
