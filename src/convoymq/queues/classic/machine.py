@@ -76,7 +76,7 @@ from convoymq.queues.classic.backing import (
 from convoymq.queues.classic.leaving import Leaving
 from convoymq.queues.classic.limits import DROP_HEAD, REJECT_PUBLISH, Limits
 from convoymq.queues.classic.reservation_holder import ReservationHolder
-from convoymq.queues.classic.runs import Block, Consumer, Run, runs_of
+from convoymq.queues.classic.runs import Block, Consumer, Run, Session, runs_of
 from convoymq.queues.reservations import Answer, Reservations
 
 Effect = tuple[Any, ...]
@@ -100,21 +100,12 @@ WINDOW_DEFAULT = 20_000
 """Unsettled messages of a consumer that asked for no limit; bounds what one client can hold."""
 WINDOW_NO_ACK = 2_000
 """Messages on their way to a no-ack consumer; the channel settles them when they are written."""
-_AFTER_SERVING = frozenset((CMD_GET, CMD_PURGE, CMD_CANCEL, CMD_CHECKOUT))
+QUESTIONS = frozenset((CMD_CHECKOUT, CMD_CANCEL, CMD_GET, CMD_PURGE))
+"""Commands with an answer of their own. Consumers that were there first are served before."""
 DROPS_MAX = 20_000
 """Runs that are dropped at a time; `unfinished` tells that there are more."""
 LEAVING_RUNS_MAX = 100_000
 """Of so many runs that wait to be dead letters, the next that expire stay where they are."""
-
-
-class Session:
-    """One channel's command stream."""
-
-    __slots__ = ("consumers", "seq")
-
-    def __init__(self) -> None:
-        self.seq = 0
-        self.consumers: dict[int, Consumer] = {}
 
 
 class ClassicMachine:
@@ -193,9 +184,12 @@ class ClassicMachine:
                 continue
             session.seq = seq
             done[session_id] = seq
-            if kind in _AFTER_SERVING:
+            if kind in QUESTIONS:
                 # Consumers were there first: what was published before this is theirs.
                 self._serve(now_ms)
+            known_seq = session.published_seq if kind == CMD_ENQUEUE else session.answered_seq
+            if seq <= known_seq and (kind == CMD_ENQUEUE or kind in QUESTIONS):
+                continue
             if kind == CMD_ENQUEUE:
                 if self._overflows() and self.limits.overflow == REJECT_PUBLISH:
                     rejected.setdefault(session_id, []).append(seq)

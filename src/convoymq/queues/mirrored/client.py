@@ -18,6 +18,7 @@ from convoymq.queues.classic.machine import (
     DELIVER,
     GET_CONSUMER,
     GOT,
+    QUESTIONS,
     SUBSCRIBED,
     Effect,
 )
@@ -61,19 +62,25 @@ class MirroredClient(ClassicClient):
 
     # --- another master ------------------------------------------------------------------
 
-    def place(self) -> tuple[int, int, int]:
+    def place(self) -> tuple[int, int, int, int]:
         """Returns (session, seq of the first command without an answer, id of the next message
-        that is got). The open batch must be sealed."""
+        that is got, seq of the last question that has its answer). The open batch must be sealed.
+
+        A question may have its answer before it counts as done.
+        """
         pending = self._target.pending
         first = pending[0].seq if pending else self._target.seq + 1
-        return self.session, first, self._next_ids.get(GET_CONSUMER, 0)
+        questions = [command.seq for command in pending if command.type in QUESTIONS]
+        answered = questions[: len(questions) - len(self._questions)]
+        got = self._next_ids.get(GET_CONSUMER, 0)
+        return self.session, first, got, answered[-1] if answered else 0
 
     def go_on(self) -> None:
         """A new master knows the session: it gets what has no answer, and the consumers."""
         self._target.resend(0)
         # Those that a former new master did not answer are among the commands above.
         for consumer in sorted(self._consumers - self._again):
-            if (CMD_CANCEL, consumer) in self._questions:
+            if {(CMD_CANCEL, consumer), (CMD_CHECKOUT, consumer)} & {*self._questions}:
                 continue
             spec = self._specs[consumer]
             if (spec.arguments or {}).get(CANCEL_ON_FAILOVER):

@@ -28,7 +28,8 @@ import msgspec
 from convoymq.kernels.batch import COMMAND_SIZE
 from convoymq.kernels.classic_records import level_of
 from convoymq.model.errors import PeerError
-from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
+from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog, NewFile
+from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.runs import Place
 from convoymq.queues.mirrored.copy_index import CopyIndex, Kept
 from convoymq.queues.mirrored.instructions import (
@@ -45,6 +46,7 @@ from convoymq.queues.mirrored.instructions import (
     SyncEnd,
     decode,
 )
+from convoymq.storage.types import Directory
 
 SESSIONS_MAX = 65_536
 """Sessions of which a mirror knows how far they are; those that were silent longest go first."""
@@ -96,6 +98,8 @@ class MirrorCopy:
         self._on_failed = on_failed
         #: (sender, number, whether it is stored) of broadcasts, oldest first.
         self._unstored: deque[list[int]] = deque()
+        self._written = [False]
+        """True once what was added since the last flush is written."""
         self.log = self._new_log()
         self.index = CopyIndex()
         self._settled_early: Kept | None = None
@@ -111,6 +115,7 @@ class MirrorCopy:
             self._take(sender, instruction)
         entry = [sender, number, 0]
         self._unstored.append(entry)
+        written, self._written = self._written, [False]
 
         def stored(error: Exception | None) -> None:
             if self.state is State.ENDED:
@@ -119,6 +124,7 @@ class MirrorCopy:
                 self._on_failed(error)
                 return
             entry[2] = 1
+            written[0] = True
             self._say_stored()
             self.log.collect()
 
@@ -155,7 +161,7 @@ class MirrorCopy:
             case SyncBegin(members):
                 if self.member in members:
                     self.state = State.SYNCING
-                    self._settled_early = Kept(0, 1 << 62, Place(0, 0, 0), 0)
+                    self._settled_early = Kept(0, 1 << 62, Place(0, 0, 0), 0, [True])
             case Synced(kind, position, time_ms, body):
                 if self.state is State.SYNCING:
                     self._add(kind, position, time_ms, body)
@@ -183,7 +189,7 @@ class MirrorCopy:
             if position not in self.index and count:
                 level = self._level_of(body)
                 place = self.log.add_messages(position, body, time_ms, level=level)
-                self.index.add(position, count, place, time_ms)
+                self.index.add(position, count, place, time_ms, self._written)
                 if self._settled_early is not None:
                     early = self._settled_early.settled_within(position, position + count - 1)
                     self._settle([number for pair in early for number in pair])
@@ -215,13 +221,17 @@ class MirrorCopy:
         sparse = self.log.oldest_is_sparse()
         if sparse is None:
             return
-        for block in self.index.blocks_in(sparse):
+        blocks = self.index.blocks_in(sparse)
+        if not all(block.written[0] for block in blocks):
+            return
+        for block in blocks:
             old = block.place
             dead = [position for pair in block.dead for position in pair]
             body = self.log.read(old)
             block.place = self.log.move_messages(
                 block.position, body, block.time_ms, dead, level=self._level_of(body)
             )
+            block.written = self._written
             self.log.drop(old.file, block.live)
 
     def _level_of(self, command: bytes) -> int:
@@ -252,15 +262,32 @@ class MirrorCopy:
             self.log.close()
 
 
-def encode_member(number: int, version: int) -> bytes:
-    """Returns the content of the file `member`."""
-    return msgspec.msgpack.encode([number, version])
+def write_member(
+    files: Directory,
+    writer: LogWriter,
+    group: int,
+    number: int,
+    version: int,
+    done: Callable[[], None] = lambda: None,
+) -> None:
+    """Writes which member's copy the files of a queue are; `done`: it is durable."""
+    file = NewFile(files, str(group), f"{group}/{MEMBER_FILE}", sync=True)
+    content: list[bytes | memoryview] = [msgspec.msgpack.encode([number, version])]
+    writer.write(file, 0, content, True, lambda error: done() if error is None else None)
+    writer.retire(file)
 
 
-def decode_member(data: bytes) -> int | None:
-    """Returns the number of the member that wrote a copy; None: the file is damaged or absent."""
+def read_member(files: Directory, group: int) -> int | None:
+    """Returns the number of the member that wrote the files of a queue; None: there is none, or
+    the file is damaged."""
     try:
-        number, _ = msgspec.msgpack.decode(data, type=tuple[int, int])
+        file = files.open(f"{group}/{MEMBER_FILE}")
+    except OSError:
+        return None
+    try:
+        number, _ = msgspec.msgpack.decode(file.pread(file.size(), 0), type=tuple[int, int])
     except msgspec.DecodeError:
         return None
+    finally:
+        file.close()
     return number

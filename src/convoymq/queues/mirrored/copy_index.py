@@ -18,14 +18,18 @@ from convoymq.queues.classic.runs import Place
 class Kept:
     """A block of the copy."""
 
-    __slots__ = ("count", "dead", "live", "place", "position", "time_ms")
+    __slots__ = ("count", "dead", "live", "place", "position", "time_ms", "written")
 
-    def __init__(self, position: int, count: int, place: Place, time_ms: int) -> None:
+    def __init__(
+        self, position: int, count: int, place: Place, time_ms: int, written: list[bool]
+    ) -> None:
         self.position = position
         self.count = count
         self.live = count
         self.place = place
         self.time_ms = time_ms
+        self.written = written
+        """True once the flush is done that it went with: before that it cannot be read."""
         self.dead: list[tuple[int, int]] = []
         """Positions (first, last) that are settled."""
 
@@ -69,10 +73,12 @@ class CopyIndex:
     def __contains__(self, position: int) -> bool:
         return position in self._blocks
 
-    def add(self, position: int, count: int, place: Place, time_ms: int) -> None:
+    def add(
+        self, position: int, count: int, place: Place, time_ms: int, written: list[bool]
+    ) -> None:
         """Adds a block, which is not known yet."""
         assert position not in self._blocks
-        self._blocks[position] = Kept(position, count, place, time_ms)
+        self._blocks[position] = Kept(position, count, place, time_ms, written)
         self.messages += count
         if not self._order or self._order[-1] < position:
             self._order.append(position)

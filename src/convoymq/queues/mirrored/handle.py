@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 WAIT_MS_MAX = 60_000
 """Clients wait for another master for so long."""
-Place = tuple[int, int, int]
+Place = tuple[int, int, int, int]
+"""`MirroredClient.place`."""
 
 
 class MirroredHandle(RemoteQueue):

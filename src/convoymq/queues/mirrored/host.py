@@ -36,15 +36,16 @@ from convoymq.queues.classic.limits import priority_max
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.driver import HostParts
 from convoymq.queues.mirrored.client import MirroredClient
-from convoymq.queues.mirrored.copy import MEMBER_FILE, MirrorCopy, decode_member, encode_member
+from convoymq.queues.mirrored.copy import MirrorCopy, read_member, write_member
 from convoymq.queues.mirrored.handle import WAIT_MS_MAX, MirroredHandle, Place
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.master import MasterQueue
 from convoymq.queues.mirrored.policy import SYNC_BATCH_SIZE, policy_from, wanted_nodes
+from convoymq.queues.mirrored.ring_end import RingEnd
 from convoymq.replication.ring.views import Member, RingView, founded
 from convoymq.shells.ring.shell import RingMember, RingParts, RingRecord, RingShell
 from convoymq.storage.threads import ThreadWorker
-from convoymq.storage.types import Directory
+from convoymq.storage.types import Directory, Worker
 from convoymq.transport.frame_kinds import KIND_MIRROR_CLIENTS, KIND_MIRROR_STORED
 
 ASK, TAKEN, NOT_YET, SYNC, CANCEL_SYNC = 1, 2, 3, 4, 5
@@ -55,36 +56,17 @@ FAILED_AGAIN_MS = 10_000
 """Time before a node gets a mirror again that could not write one."""
 
 
-class RingEnd:
-    """One queue's end of the ring on this node. Implements `RingSink`."""
-
-    def __init__(self, host: MirroredHost, group: int) -> None:
-        self._host = host
-        self._group = group
-
-    def on_broadcast(self, sender: int, number: int, payload: bytes) -> None:
-        """See `RingSink`."""
-        self._host.on_broadcast(self._group, sender, number, payload)
-
-    def on_complete(self, _number: int) -> None:
-        """See `RingSink`."""
-        master = self._host.master_of(self._group)
-        if master is not None:
-            master.send()
-
-    def on_view(self, _view: RingView) -> None:
-        """See `RingSink`. The host follows the record, which is the same."""
-
-    def on_expelled(self) -> None:
-        """See `RingSink`. The host follows the record."""
-
-
 class MirroredHost(ClassicHost):
     """See the module text."""
 
     client_class = MirroredClient
+    master_class = MasterQueue
 
-    def __init__(self, parts: HostParts) -> None:
+    def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
+        """
+        Args:
+            worker: carries out work on files; None: a thread.
+        """
         self._parts = parts
         self.sync_batch_size = SYNC_BATCH_SIZE
         self.counts_timeout_s = COUNTS_TIMEOUT_S
@@ -93,7 +75,7 @@ class MirroredHost(ClassicHost):
         super().__init__(
             node_id=parts.node_id,
             directory=directory,
-            worker=ThreadWorker(parts.call_soon, name="classic-log"),
+            worker=worker or ThreadWorker(parts.call_soon, name="classic-log"),
             clock=parts.clock,
             control=parts.control,
             reports=parts.reports,
@@ -145,7 +127,7 @@ class MirroredHost(ClassicHost):
         directory: Directory,
     ) -> LocalQueue:
         """See `ClassicHost`."""
-        return MasterQueue(self, record, arguments, settings, directory)
+        return self.master_class(self, record, arguments, settings, directory)
 
     def make_remote(
         self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
@@ -169,8 +151,7 @@ class MirroredHost(ClassicHost):
         self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
     ) -> ClassicQueue:
         """See `ClassicHost`."""
-        if self._timer is None:
-            self._timer = self.clock.call_later(TICK_MS, self._on_tick)
+        self._start_ticking()
         if record.view is None:
             opened = super().open(record, arguments, settings)
             if isinstance(opened, MasterQueue):
@@ -179,6 +160,10 @@ class MirroredHost(ClassicHost):
         handle = self._handle(record, arguments, settings)
         self.follow(record, arguments, settings)
         return handle
+
+    def _start_ticking(self) -> None:
+        if self._timer is None:
+            self._timer = self.clock.call_later(TICK_MS, self._on_tick)
 
     def _handle(
         self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
@@ -277,6 +262,8 @@ class MirroredHost(ClassicHost):
         view = record.view
         if view is None or self._stopped:
             return
+        # A handle that was found before keeps the queue from being opened.
+        self._start_ticking()
         group = record.group
         known = self._records.get(group)
         if known is not None and known[0].view is not None:
@@ -318,8 +305,18 @@ class MirroredHost(ClassicHost):
         master.record = record
         member = self._open_ring(record, own)
         if master.member is not member:
-            self._write_member(record.group, own.number, record.view.version)
             master.attach(member)
+            if read_member(self._files, record.group) == own.number:
+                master.is_marked = True
+            else:
+                write_member(
+                    self._files,
+                    self.writer,
+                    record.group,
+                    own.number,
+                    record.view.version,
+                    lambda: self._on_marked(master),
+                )
         master.take_view(record.view)
         self.follow_policy(master)
 
@@ -353,7 +350,9 @@ class MirroredHost(ClassicHost):
         front = self.queues.get(group)
 
         def make(_group: int) -> None:
-            master = MasterQueue(self, record, arguments, settings, self._files, sessions=sessions)
+            master = self.master_class(
+                self, record, arguments, settings, self._files, sessions=sessions
+            )
             if isinstance(front, MirroredHandle) and front.ended is None:
                 self._fronts[group] = front
                 master.clients = front.clients
@@ -399,7 +398,7 @@ class MirroredHost(ClassicHost):
         def new_log() -> BroadcastLog:
             self._files.remove(str(group))
             log = self.make_log(record, self._files, sync=True)
-            self._write_member(group, own.number, 0)
+            write_member(self._files, self.writer, group, own.number, 0)
             return log
 
         self.note("queue.mirror_started", vhost=record.vhost, queue=record.name, group=group)
@@ -412,37 +411,34 @@ class MirroredHost(ClassicHost):
             lambda error: self._on_copy_failed(group, own.number, error),
         )
 
-    def _write_member(self, group: int, number: int, version: int) -> None:
-        """Writes whose copy the files of a queue are."""
-        self._files.make(str(group))
-        file = self._files.open(f"{group}/{MEMBER_FILE}", create=True)
-        file.pwrite([encode_member(number, version)], 0)
-        self.writer.write(file, 0, [], True, lambda _error: None)
-        self.writer.retire(file)
-
-    def _read_member(self, group: int) -> int | None:
-        """Returns the number of the member that wrote the files of a queue."""
-        name = f"{group}/{MEMBER_FILE}"
-        try:
-            file = self._files.open(name)
-        except OSError:
-            return None
-        try:
-            return decode_member(file.pread(file.size(), 0))
-        finally:
-            file.close()
+    def _on_marked(self, master: MasterQueue) -> None:
+        """A master's files say durably that they are the ring's: it may have mirrors."""
+        master.is_marked = True
+        if master.ended is None:
+            self.follow_policy(master)
 
     def _leave(self, record: QueueRecord) -> None:
         """Ends what a run of this node has of a queue whose view does not have it."""
         group = record.group
         if group in self._copies:
             self.note("queue.mirror_stopped", vhost=record.vhost, queue=record.name, group=group)
-        if self.master_of(group) is not None:
-            self._depose(record)
+        master = self.master_of(group)
+        if master is not None:
+            self._depose(record, keeps=self._is_wanted(master, record))
         self._forget_ring(group)
 
-    def _depose(self, record: QueueRecord) -> None:
-        """Another member leads a queue that this node has led: its copy is void."""
+    def _is_wanted(self, master: MasterQueue, record: QueueRecord) -> bool:
+        """Returns whether no other member has what a master has that was taken for failed."""
+        view = record.view
+        assert view is not None
+        own = view.live_at(self.node_id)
+        # Without a ring it was the queue until now: a view of this node's former run came late.
+        number = master.member.member if master.member is not None else own and own.number
+        return number == view.master and set(view.synchronised) <= {number}
+
+    def _depose(self, record: QueueRecord, *, keeps: bool = False) -> None:
+        """Another member leads a queue that this node has led: its copy is void. `keeps`: none does
+        yet, and the queue may go on with it (`_found_again`)."""
         group = record.group
         master = self.queues.pop(group)
         assert isinstance(master, MasterQueue)
@@ -453,7 +449,8 @@ class MirroredHost(ClassicHost):
             self.queues[group] = front
         self._ended_left += master.left()
         master.crash(self.home_down(record))
-        master.log.remove()
+        if not keeps:
+            master.log.remove()
         self._on_routes()
         self.note("queue.master_deposed", vhost=record.vhost, queue=record.name, group=group)
 
@@ -566,7 +563,7 @@ class MirroredHost(ClassicHost):
             if len(wanted) > 1:
                 self._propose(record.group, founded(self.node_id, self._parts.incarnation))
             return
-        if master.member is None or master.member.view != view:
+        if master.member is None or master.member.view != view or not master.is_marked:
             return
         mirrors = [
             each
@@ -611,11 +608,17 @@ class MirroredHost(ClassicHost):
         own = view.live_at(self.node_id)
         live = [each for each in view.members if view.is_live(each.number)]
         others = [each for each in live if each is not own]
-        if any(self._is_running(each) for each in others):
+        number = read_member(self._files, record.group)
+        if own is not None and own.number == view.master and view.full() == [own.number]:
+            # Nobody else ever had anything of this ring, whoever wrote the files before it.
+            number = view.master
+        elif any(self._is_running(each) for each in others):
             if own is not None:
                 self._propose(record.group, view.with_failed(own.number))
+            elif number == view.master and not view.synchronised:
+                # Nobody may take over from the copy that is here.
+                self._propose(record.group, view.refounded(self.node_id, self._parts.incarnation))
             return
-        number = self._read_member(record.group)
         if number is None:
             return
         if number != view.master:
@@ -682,7 +685,9 @@ class MirroredHost(ClassicHost):
     def _on_ask(self, node: int, group: int, number: int, places: list[Place]) -> None:
         master = None if self._stopped else self.master_of(group)
         answer = NOT_YET
-        if master is not None and master.member is not None and master.member.member == number:
+        # What waits for the node was for its clients before, and may not come after the answer.
+        waits = node in self._held_back
+        if master is not None and master.is_member(number) and not waits:
             answer = TAKEN
             master.senders.add(node)
             for place in places:
@@ -696,8 +701,10 @@ class MirroredHost(ClassicHost):
         _, _, _, _, group, _, session, _ = frame_header(data)
         if session:
             handle = self.get(group)
-            if isinstance(handle, MirroredHandle) and handle.record.home != node:
-                # Of a former master.
+            if isinstance(handle, MirroredHandle) and (
+                handle.record.home != node or handle.waits_since_ms is not None
+            ):
+                # Of a former master, or of before it took the clients over: it comes again.
                 return
         super()._on_frame(node, data)
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Table
-from convoymq.queues.classic.machine import APPLIED, GET_CONSUMER, WINDOW_DEFAULT, Session
+from convoymq.queues.classic.machine import APPLIED, GET_CONSUMER, WINDOW_DEFAULT
 from convoymq.queues.classic.queue import LocalQueue
-from convoymq.queues.classic.runs import Consumer
+from convoymq.queues.classic.runs import Consumer, Session
 from convoymq.queues.interface import Row
 from convoymq.queues.mirrored.copy import SESSIONS_MAX
 from convoymq.queues.mirrored.features import FEATURES
@@ -36,6 +36,8 @@ class MasterQueue(LocalQueue):
     features = FEATURES
     host: MirroredHost
     log: BroadcastLog
+    is_marked = False
+    """The files say durably which member they are."""
 
     def __init__(
         self,
@@ -66,6 +68,10 @@ class MasterQueue(LocalQueue):
         """The queue has a ring, in which it is the master."""
         self.member = member
         self.log.connect(member)
+
+    def is_member(self, number: int) -> bool:
+        """Returns whether the queue is that member of its ring."""
+        return self.member is not None and self.member.member == number
 
     @property
     def is_mirrorable(self) -> bool:
@@ -172,20 +178,25 @@ class MasterQueue(LocalQueue):
 
     # --- sessions ------------------------------------------------------------------------
 
-    def resume(self, session: int, first: int, got: int) -> None:
+    def resume(self, session: int, first: int, got: int, answered: int) -> None:
         """A client goes on with a session of a former master.
 
         Args:
             first: seq of its first command without an answer.
             got: id of the next message that it gets.
+            answered: seq of the last question that it has the answer of.
         """
         self._remember(session)
         self.machine.session_down(session, self.host.now_ms())
-        seq = max(self._known.get(session, 0), first - 1)
-        if not seq and not got:
+        for _, effects in self._gated:
+            # What waits for the disk is for the session as it was.
+            effects[:] = [effect for effect in effects if effect[1] != session]
+        published_seq = self._known.get(session, 0)
+        if first == 1 and not published_seq and not got:
             return
         made = self.machine.sessions[session] = Session()
-        made.seq = seq
+        # Other commands are carried out once more: all that the session had is taken from it.
+        made.seq, made.published_seq, made.answered_seq = first - 1, published_seq, answered
         if got:
             holder = Consumer(session, GET_CONSUMER, "", WINDOW_DEFAULT, False, False, 0)
             holder.next_id = got

@@ -34,7 +34,7 @@ class Synchronisation:
         """Messages that the mirrors got so far."""
         self._log = log
         self._batch_size = batch_size
-        self._dead = Kept(0, 1 << 62, Place(0, 0, 0), 0)
+        self._dead = Kept(0, 1 << 62, Place(0, 0, 0), 0, [True])
         self._records = self._in_order(log.end)
         self._number = 0
         """Of the last broadcast with a batch."""

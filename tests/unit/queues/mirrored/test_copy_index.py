@@ -25,7 +25,7 @@ def test_what_is_alive_is_what_came_and_was_not_settled(
         blocks.append((at, count))
         at += count
     for position, count in data.draw(st.permutations(blocks)):
-        index.add(position, count, Place(1, position, 8), 5)
+        index.add(position, count, Place(1, position, 8), 5, [True])
         alive |= set(range(position, position + count))
     for first, more in ranges:
         gone, free = index.settle(first, first + more)
