@@ -192,7 +192,7 @@ class MasterQueue(LocalQueue):
             # What waits for the disk is for the session as it was.
             effects[:] = [effect for effect in effects if effect[1] != session]
         published_seq = self._known.get(session, 0)
-        if first == 1 and not published_seq and not got:
+        if first == 1 and not (published_seq or got or answered):
             return
         made = self.machine.sessions[session] = Session()
         # Other commands are carried out once more: all that the session had is taken from it.
