@@ -156,6 +156,32 @@ class DeleteQueue(_Command, frozen=True, tag="queue_delete"):
     owner: str | None = None
 
 
+class BeginMigration(_Command, frozen=True, tag="queue_migrate"):
+    """Begins to migrate a queue to another type: creates the queue that shall take its place, with
+    a group of its own, which nothing is routed to. Since version 6.
+
+    `type` follows from the arguments; who proposes fills it in.
+    """
+
+    vhost: str
+    name: str
+    group: int
+    members: tuple[int, ...]
+    type: str = ""
+    arguments: bytes = b""
+
+
+class EndMigration(_Command, frozen=True, tag="queue_migrated"):
+    """Ends the migration of a queue: the successor takes its name and its bindings (`switched`), or
+    is deleted. Since version 6."""
+
+    vhost: str
+    name: str
+    group: int
+    successor: int
+    switched: bool = False
+
+
 class SetMembers(_Command, frozen=True, tag="queue_members"):
     """Records the members of a queue's group after they changed.
 
@@ -433,6 +459,8 @@ Command: TypeAlias = (
     | DeleteQueue
     | SetMembers
     | ChangeView
+    | BeginMigration
+    | EndMigration
     | Bind
     | Unbind
     | OwnerGone
@@ -455,6 +483,8 @@ FIRST_VERSIONS: Mapping[type[Command], int] = {
     PutUserLimit: 2,
     **dict.fromkeys(TOPIC_COMMANDS, 3),
     ChangeView: 6,
+    BeginMigration: 6,
+    EndMigration: 6,
 }
 """The version of the metadata machine that brought a command, where it is not the first."""
 

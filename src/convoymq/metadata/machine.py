@@ -18,6 +18,7 @@ Versions (ADR 0016); `commands.FIRST_VERSIONS` has the commands that each brough
     5: recoveries are numbered, and a node that joins begins above all incarnations before the
        newest one (ADR 0106).
     6: views of the rings of mirrored queues (ADR 0116).
+    6: queues migrate to another type (ADR 0128).
 
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
@@ -54,6 +55,7 @@ from convoymq.kernels.batch import (
 )
 from convoymq.metadata.commands import (
     FIRST_VERSIONS,
+    BeginMigration,
     Bind,
     Bootstrap,
     ChangeView,
@@ -67,6 +69,7 @@ from convoymq.metadata.commands import (
     DeleteTopicPermission,
     DeleteUser,
     DeleteVhost,
+    EndMigration,
     ForgetNode,
     Join,
     OwnerGone,
@@ -84,6 +87,7 @@ from convoymq.metadata.commands import (
     Unbind,
     decode_command,
 )
+from convoymq.metadata.migrations import Migrations
 from convoymq.metadata.nodes import METADATA_KIND, Nodes
 from convoymq.metadata.policies import PolicyRules
 from convoymq.metadata.queues import Queues
@@ -154,6 +158,7 @@ class MetadataMachine(Tree):
         self._vhosts = Vhosts(self, self._queues)
         self._nodes = Nodes(self, self._queues, self._sessions)
         exchanges = Exchanges(self)
+        migrations = Migrations(self, self._queues)
         policies = PolicyRules(self)
         self._topics: Topics | None = None
         #: What carries a command out, by its type.
@@ -174,6 +179,7 @@ class MetadataMachine(Tree):
             DeleteQueue: self._queues.delete,
             SetMembers: self._queues.set_members,
             ChangeView: self._queues.change_view,
+            EndMigration: migrations.end,
             OwnerGone: self._queues.owner_gone,
             Join: self._nodes.join,
             PutNode: self._nodes.put,
@@ -184,6 +190,11 @@ class MetadataMachine(Tree):
             DeletePolicy: policies.delete,
             PutVhostLimit: policies.put_vhost_limit,
             PutUserLimit: policies.put_user_limit,
+        }
+        #: The same, where the time of the entry matters.
+        self._timed_rules: dict[type[Command], Callable[..., object]] = {
+            BeginMigration: migrations.begin,
+            DeclareQueue: self._queues.declare,
         }
 
     # --- Machine -------------------------------------------------------------------------
@@ -318,8 +329,9 @@ class MetadataMachine(Tree):
         if FIRST_VERSIONS.get(type(command), 1) > self.version:
             # Who proposes asks first: a log with this in it is not one of ours.
             raise UnknownCommand(f"{type(command).__name__} in version {self.version}")
-        if isinstance(command, DeclareQueue):
-            return self._queues.declare(command, time_ms)
+        timed = self._timed_rules.get(type(command))
+        if timed is not None:
+            return timed(command, time_ms)
         rule = self._rules.get(type(command))
         return (
             rule(command) if rule is not None else self._topic_rules().carry_out(command, time_ms)

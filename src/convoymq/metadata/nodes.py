@@ -65,7 +65,8 @@ class Nodes:
                 f"node {node} cannot join: another process with this number is running"
             )
         if node in self._tree.forgotten:
-            held = any(node in record.members for record in self._tree.records())
+            records = self._tree.queue_index.by_group.values()
+            held = any(node in record.members for record in records)
             if held or node in command.members:
                 # Groups that count on its former data must have let go of it.
                 raise PreconditionFailed(
@@ -167,6 +168,7 @@ class Nodes:
         self._tree.directories.pop(node, None)
         self._tree.joins.pop(node, None)
         self._sessions.drop(node, 1 << 32)
+        self._queues.undo_migrations_to(node)
         # What only that node has is lost.
         self._queues.delete_where(lambda record: record.members == (node,))
         self._tree.note(Change(ChangeKind.NODE_FORGOTTEN, node=node))

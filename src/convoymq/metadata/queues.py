@@ -80,8 +80,8 @@ class Queues:
     def set_members(self, command: SetMembers) -> bool:
         """Records the members of a queue's group. Raises NotFound."""
         vhost = self._tree.vhost(command.vhost)
-        record = vhost.queues.get(command.name)
-        if record is None or record.group != command.group or not command.members:
+        record = self._record_of(command)
+        if record is None or not command.members:
             return False
         if command.config <= record.config:
             return False
@@ -100,8 +100,8 @@ class Queues:
     def change_view(self, command: ChangeView) -> bool:
         """Records the next view of a queue's ring. Raises NotFound."""
         vhost = self._tree.vhost(command.vhost)
-        record = vhost.queues.get(command.name)
-        if record is None or record.group != command.group:
+        record = self._record_of(command)
+        if record is None:
             return False
         recorded = record.view.version if record.view is not None else 0
         members = command.view.nodes()
@@ -110,8 +110,14 @@ class Queues:
         self._replace_record(vhost, replace(record, view=command.view, members=members))
         return True
 
+    def _record_of(self, command: SetMembers | ChangeView) -> QueueRecord | None:
+        """Returns the queue or successor that a command is about, if it is still there."""
+        record = self._tree.queue_index.by_group.get(command.group)
+        names = (command.vhost, command.name)
+        return record if record is not None and (record.vhost, record.name) == names else None
+
     def _replace_record(self, vhost: Vhost, changed: QueueRecord) -> None:
-        vhost.queues[changed.name] = changed
+        vhost.replace_record(changed)
         self._tree.queue_index.put(changed)
         self._tree.note(Change(ChangeKind.QUEUE_MEMBERS, changed, vhost=vhost.name))
 
@@ -129,7 +135,22 @@ class Queues:
             self._remove_record(self._tree.vhosts[record.vhost], record)
         return len(found)
 
+    def undo_migration(self, vhost: Vhost, name: str) -> None:
+        """Deletes the successor of a queue, if it has one."""
+        successor = vhost.successors.pop(name, None)
+        if successor is not None:
+            self._tree.queue_index.drop(successor.record)
+            self._tree.note(Change(ChangeKind.QUEUE_DELETED, successor.record, vhost=vhost.name))
+
+    def undo_migrations_to(self, node: int) -> None:
+        """Undoes the migrations to queues that a node has."""
+        for vhost in self._tree.vhosts.values():
+            for name, successor in sorted(vhost.successors.items()):
+                if node in successor.record.members:
+                    self.undo_migration(vhost, name)
+
     def _remove_record(self, vhost: Vhost, record: QueueRecord) -> Removed:
+        self.undo_migration(vhost, record.name)
         removed = vhost.topology.delete_queue(record.name)
         del vhost.queues[record.name]
         self._tree.queue_index.drop(record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
@@ -10,7 +10,7 @@ from convoymq.replication.ring.views import RingView
 from convoymq.routing.policies import Policies, topic_settings
 from convoymq.routing.queue_types import PlacementKind
 from convoymq.routing.topology import Topology
-from convoymq.routing.types import QueueType
+from convoymq.routing.types import Queue, QueueType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,6 +79,8 @@ class QueueRecord:
     """The declaration said the type."""
     view: RingView | None = None
     """The ring of a mirrored queue (ADR 0116); `members` are the nodes of its live members."""
+    predecessor: int = 0
+    """Group of the queue whose place this one takes, or took; 0 = it was not migrated."""
 
     @property
     def placement(self) -> PlacementKind:
@@ -95,6 +97,14 @@ class QueueRecord:
         """Returns whether what the queue holds is gone with the process of its home."""
         kept = self.durable and self.owner is None
         return not kept and self.placement is PlacementKind.HOME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Successor:
+    """A queue that shall take the place of one that is being migrated to its type (ADR 0128)."""
+
+    record: QueueRecord
+    declared: Queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +197,23 @@ class Vhost:
     limits: dict[str, int] = field(default_factory=dict)
     """`max-connections`, `max-queues`; negative: none."""
     topics: dict[str, TopicRecord] = field(default_factory=dict)
+    successors: dict[str, Successor] = field(default_factory=dict)
+    """Queue that is being migrated -> the one that shall take its place."""
+
+    def replace_record(self, changed: QueueRecord) -> None:
+        """Replaces the record of a queue or of a successor, by its group."""
+        successor = self.successors.get(changed.name)
+        if successor is not None and successor.record.group == changed.group:
+            self.successors[changed.name] = replace(successor, record=changed)
+        else:
+            self.queues[changed.name] = changed
+
+    def declared(self, record: QueueRecord) -> Queue | None:
+        """Returns the properties of a queue, or of a successor."""
+        successor = self.successors.get(record.name)
+        if successor is not None and successor.record.group == record.group:
+            return successor.declared
+        return self.topology.find_queue(record.name)
 
     @property
     def policies(self) -> Policies:

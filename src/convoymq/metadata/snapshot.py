@@ -14,12 +14,14 @@ from convoymq.metadata.records import (
     PermissionSet,
     QueueRecord,
     Recovery,
+    Successor,
     TopicPermission,
     User,
     Vhost,
 )
 from convoymq.metadata.tree import Tree
 from convoymq.model.late_imports import import_late
+from convoymq.model.tables import decode_body
 from convoymq.replication.ring.views import RingView
 from convoymq.routing.policies import Policy
 from convoymq.routing.policy_keys import Setting
@@ -41,6 +43,8 @@ TOPICS_VERSION = 3
 """The version of the machine since which there are ordered topics."""
 COMPATIBILITY_VERSION = 4
 """The version of the machine since which queues record the release whose rules they follow."""
+MIGRATIONS_VERSION = 6
+"""The version of the machine since which queues migrate to another type."""
 VIEWS_VERSION = 6
 """The version of the machine since which there are rings of mirrored queues."""
 
@@ -74,6 +78,11 @@ class TreeState(TypedDict):
     """(virtual host, release for new queues, (queue, release, whether it said its type) …)"""
     views: NotRequired[list[tuple[int, dict[str, object]]]]
     """(group, view)"""
+    successors: NotRequired[list[tuple[str, QueueRow, bytes, str]]]
+    """(virtual host, queue, its arguments, release) of queues that shall take the place of those
+    whose names they have."""
+    predecessors: NotRequired[list[tuple[str, str, int]]]
+    """(virtual host, queue, group that it had before it was migrated)"""
 
 
 QueueRow: TypeAlias = tuple[
@@ -99,7 +108,31 @@ def to_builtins(tree: Tree) -> dict[str, object]:
             for _, record in sorted(tree.queue_index.by_group.items(), key=_key)
             if record.view is not None
         ]
+    if tree.version >= MIGRATIONS_VERSION:
+        state |= _migrations(tree)
     return state
+
+
+def _migrations(tree: Tree) -> dict[str, object]:
+    places = _sorted_values(tree.vhosts)
+    return {
+        "successors": [
+            [
+                vhost.name,
+                _row(successor.record),
+                successor.declared.arguments.encoded,
+                successor.record.compatibility,
+            ]
+            for vhost in places
+            for successor in _sorted_values(vhost.successors)
+        ],
+        "predecessors": [
+            [vhost.name, record.name, record.predecessor]
+            for vhost in places
+            for record in _sorted_values(vhost.queues)
+            if record.predecessor
+        ],
+    }
 
 
 def _compatibility(tree: Tree) -> list[list[object]]:
@@ -173,21 +206,7 @@ def _first_version(tree: Tree) -> dict[str, object]:
                 v.tags,
                 v.default_queue_type,
                 v.topology.to_builtins(),
-                [
-                    [
-                        r.name,
-                        r.group,
-                        r.type.value,
-                        r.durable,
-                        r.members,
-                        r.owner,
-                        r.created_ms,
-                        r.joined,
-                        r.config,
-                        r.founder,
-                    ]
-                    for r in _sorted_values(v.queues)
-                ],
+                [_row(record) for record in _sorted_values(v.queues)],
             ]
             for v in _sorted_values(tree.vhosts)
         ],
@@ -236,21 +255,10 @@ def fill(tree: Tree, raw: TreeState) -> None:
         vhost = Vhost(
             name, Topology.from_builtins(topology), description, tuple(tags), default_type
         )
-        for queue, group, kind, durable, members, owner, created, joined, config, founder in queues:
-            vhost.queues[queue] = QueueRecord(
-                vhost=name,
-                name=queue,
-                group=group,
-                type=QueueType(kind),
-                durable=durable,
-                members=tuple(members),
-                owner=owner,
-                created_ms=created,
-                joined=tuple(joined),
-                config=(config[0], config[1]),
-                founder=(founder[0], founder[1]),
-            )
-            tree.queue_index.put(vhost.queues[queue])
+        for row in queues:
+            record = _record(name, row)
+            vhost.queues[record.name] = record
+            tree.queue_index.put(record)
         tree.vhosts[name] = vhost
     for name, password_hash, algorithm, tags in raw["users"]:
         tree.users[name] = User(
@@ -284,6 +292,7 @@ def fill(tree: Tree, raw: TreeState) -> None:
     _fill_topics(tree, raw.get("topics", []))
     for vhost_name, release, rows in raw.get("compatibility", ()):
         _fill_compatibility(tree, tree.vhosts[vhost_name], release, rows)
+    _fill_migrations(tree, raw)
     for group, view in raw.get("views", ()):
         _put(tree, replace(tree.queue_index.by_group[group], view=msgspec.convert(view, RingView)))
 
@@ -299,6 +308,57 @@ def _fill_policy(tree: Tree, row: PolicyRow) -> None:
     tree.vhosts[vhost_name].policies.put(policy, operator=operator)
 
 
+def _row(record: QueueRecord) -> list[object]:
+    return [
+        record.name,
+        record.group,
+        record.type.value,
+        record.durable,
+        record.members,
+        record.owner,
+        record.created_ms,
+        record.joined,
+        record.config,
+        record.founder,
+    ]
+
+
+def _record(vhost: str, row: QueueRow) -> QueueRecord:
+    name, group, kind, durable, members, owner, created, joined, config, founder = row
+    return QueueRecord(
+        vhost=vhost,
+        name=name,
+        group=group,
+        type=QueueType(kind),
+        durable=durable,
+        members=tuple(members),
+        owner=owner,
+        created_ms=created,
+        joined=tuple(joined),
+        config=(config[0], config[1]),
+        founder=(founder[0], founder[1]),
+    )
+
+
+def _fill_migrations(tree: Tree, raw: TreeState) -> None:
+    for vhost_name, name, group in raw.get("predecessors", ()):
+        _put(tree, replace(tree.vhosts[vhost_name].queues[name], predecessor=group))
+    for vhost_name, row, arguments, release in raw.get("successors", ()):
+        vhost = tree.vhosts[vhost_name]
+        made = _record(vhost_name, row)
+        record = replace(
+            made,
+            compatibility=release,
+            type_given=True,
+            predecessor=vhost.queues[made.name].group,
+        )
+        declared = vhost.topology.find_queue(made.name)
+        assert declared is not None
+        queue = replace(declared, type=made.type, arguments=decode_body(arguments))
+        vhost.successors[made.name] = Successor(record=record, declared=queue)
+        tree.queue_index.put(record)
+
+
 def _fill_compatibility(
     tree: Tree, vhost: Vhost, release: str, rows: list[tuple[str, str, bool]]
 ) -> None:
@@ -309,7 +369,7 @@ def _fill_compatibility(
 
 
 def _put(tree: Tree, record: QueueRecord) -> None:
-    tree.vhosts[record.vhost].queues[record.name] = record
+    tree.vhosts[record.vhost].replace_record(record)
     tree.queue_index.put(record)
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from convoymq.metadata.commands import Bind, DeclareExchange, DeclareQueue, DeleteExchange, Unbind
+from convoymq.metadata.commands import (
+    BeginMigration,
+    Bind,
+    DeclareExchange,
+    DeclareQueue,
+    DeleteExchange,
+    Unbind,
+)
 from convoymq.metadata.records import Vhost
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import AccessRefused, PeerError, UnknownCommand
@@ -60,7 +67,9 @@ class Exchanges:
         return self._tree.changed(bool(removed), command.vhost)
 
 
-def arguments_of(command: DeclareQueue | DeclareExchange | Bind | Unbind) -> Table:
+def arguments_of(
+    command: BeginMigration | DeclareQueue | DeclareExchange | Bind | Unbind,
+) -> Table:
     """Returns the arguments of a command. Raises UnknownCommand."""
     try:
         return decode_body(command.arguments)

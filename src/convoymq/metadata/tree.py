@@ -95,11 +95,16 @@ class Tree:
         for vhost in self.vhosts.values():
             vhost.topology.check_invariants()
             assert {queue.name for queue in vhost.topology.queues()} == set(vhost.queues)
-            for record in vhost.queues.values():
+            assert set(vhost.successors) <= set(vhost.queues)
+            for record in (
+                *vhost.queues.values(),
+                *(successor.record for successor in vhost.successors.values()),
+            ):
                 assert 0 < record.group < self.next_group
                 assert record.group not in groups
                 groups.add(record.group)
-        self.queue_index.check_invariants(list(self.records()))
+        successors = [each.record for v in self.vhosts.values() for each in v.successors.values()]
+        self.queue_index.check_invariants([*self.records(), *successors])
         for user, where in (*self.permissions, *self.topic_permissions):
             assert user in self.users
             assert where in self.vhosts

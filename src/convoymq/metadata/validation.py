@@ -16,6 +16,7 @@ from convoymq.metadata.access import ALGORITHMS, is_known_hash, pattern_error
 from convoymq.metadata.commands import (
     FIRST_VERSIONS,
     TOPIC_COMMANDS,
+    BeginMigration,
     Bind,
     Bootstrap,
     ChangeView,
@@ -44,11 +45,12 @@ from convoymq.metadata.snapshot import COMPATIBILITY_VERSION
 from convoymq.model.compatibility import RELEASES
 from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Refused
 from convoymq.model.late_imports import import_late
-from convoymq.model.refusals import queue_subject, unserved_argument
+from convoymq.model.refusals import missing, queue_subject, unserved_argument
 from convoymq.model.tables import decode_body
 from convoymq.replication.ring.views import check_view
 from convoymq.routing.declarations import check_binding, check_exchange, check_queue
 from convoymq.routing.policies import Policy, check_policy
+from convoymq.routing.queue_arguments import check_arguments, check_properties
 from convoymq.routing.queue_types import PlacementKind, home_type_with, rules_of, type_names
 from convoymq.routing.types import Destination, DestinationKind
 
@@ -91,6 +93,8 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
     match command:
         case DeclareQueue():
             return _declare_queue(command, tree)
+        case BeginMigration():
+            return _begin_migration(command, tree)
         case DeclareExchange():
             arguments = decode_body(command.arguments)
             check_exchange(
@@ -186,6 +190,27 @@ def _declare_queue(command: DeclareQueue, tree: MetadataMachine) -> DeclareQueue
         compatibility=command.compatibility if recorded else "",
         type_given=command.type_given and recorded,
     )
+
+
+def _begin_migration(command: BeginMigration, tree: MetadataMachine) -> BeginMigration:
+    vhost = tree.vhost(command.vhost)
+    subject = queue_subject(command.vhost, command.name)
+    record, declared = vhost.queues.get(command.name), vhost.topology.find_queue(command.name)
+    if record is None or declared is None:
+        raise missing(subject)
+    arguments = decode_body(command.arguments)
+    queue_type = check_arguments(subject, arguments)
+    check_properties(
+        subject,
+        queue_type,
+        durable=record.durable,
+        exclusive=record.owner is not None,
+        auto_delete=declared.auto_delete,
+        server_named=False,
+    )
+    has_home = queue_type.placement is PlacementKind.HOME
+    members = command.members[:1] if has_home else command.members
+    return msgspec.structs.replace(command, type=queue_type.value, members=members)
 
 
 def _destination(command: Bind | Unbind) -> Destination:

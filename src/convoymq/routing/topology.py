@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple, TypedDict
 
 from convoymq.messages.amqp091 import NO_PROPERTIES, Properties
@@ -273,6 +274,12 @@ class Topology:
         the queue itself.
         """
         return self._remove(queues=(name,)) if name in self._queues else Removed()
+
+    def replace_queue(self, queue: Queue) -> None:
+        """Gives a queue another type and other arguments; its bindings stay."""
+        assert queue.name in self._queues
+        self.version += 1
+        self._queues[queue.name] = replace(queue, declared_version=self.version)
 
     def queues(self) -> Iterator[Queue]:
         """Yields all queues, by name."""
