@@ -29,6 +29,7 @@ from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.locations import QueueLocations
 from convoymq.broker.maintenance import Maintenance
 from convoymq.broker.membership import QueueMembership
+from convoymq.broker.migrations import Migrations
 from convoymq.broker.node_view import NodeView
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.peek import Peeking
@@ -234,6 +235,17 @@ class Broker:
             clock=self._clock,
             tasks=self._tasks,
         )
+        self.migrations = Migrations(
+            nodes=self.nodes,
+            metadata=self.metadata,
+            local=self.local,
+            placement=self.placement,
+            control=self.control,
+            clock=self._clock,
+            settings=self.settings,
+            counters=self.counters,
+            tasks=self._tasks,
+        )
         self.maintenance = Maintenance(
             self.nodes, self.metadata, host, self.leadership, self.connections, self._tasks
         )
@@ -425,6 +437,7 @@ class Broker:
         self._absent_nodes.tick()
         self.maintenance.tick()
         self.reconciliation.tick()
+        self.migrations.tick()
         if self._topic_parts is not None:
             self._topic_parts.tick()
 
@@ -480,6 +493,7 @@ class Broker:
         self.route_counts.on_change(change)
         due = self.local.on_change(change)
         self.reconciliation.on_change(change)
+        self.migrations.on_change(change)
         if change.kind is ChangeKind.TOPIC or (
             change.kind in (ChangeKind.RESTORED, ChangeKind.POLICIES) and self._has_topics()
         ):

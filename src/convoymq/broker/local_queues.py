@@ -137,6 +137,9 @@ class LocalQueues:
         """Takes note of a change of the tree; True when `reconcile` is due."""
         if change.kind is ChangeKind.RESTORED:
             self._touched = None
+            if not self.is_behind:
+                for queue in list(self.handles()):
+                    self._hand_over(queue.group)
             return True
         if change.kind is ChangeKind.POLICIES:
             vhost = self.tree.vhosts.get(change.vhost)
@@ -147,6 +150,9 @@ class LocalQueues:
             self.watch.forget(change.node)
         if change.record is None:
             return False
+        if change.kind is ChangeKind.QUEUE_DELETED and not self.is_behind:
+            # At once: what clients publish from now on goes to the successor, behind that.
+            self._hand_over(change.record.group)
         if self._touched is not None:
             self._touched.add(change.record.group)
         return True
@@ -228,6 +234,21 @@ class LocalQueues:
         its old data: a new member begins without a vote."""
         members = self.tree.queue_index.by_group[group].members
         return self.node not in members and group not in self.host.groups
+
+    def _hand_over(self, group: int) -> None:
+        """Has the clients of a queue that was migrated go on in its successor."""
+        queue = self.get(group)
+        if queue is None or group in self.tree.queue_index.by_group:
+            return
+        place = self.tree.vhosts.get(queue.vhost)
+        record = place.queues.get(queue.name) if place is not None else None
+        if record is None or record.predecessor != group:
+            return
+        self._open_own(record)
+        successor = self.find(record)
+        if successor is not None:
+            self._configure(record)
+            queue.replace(successor)
 
     def _end_queue(self, group: int) -> None:
         queue = self.queues.pop(group, None)
@@ -426,6 +447,9 @@ class LocalQueues:
     def _settings(self, record: QueueRecord) -> Mapping[str, Setting]:
         policies = self.tree.vhosts[record.vhost].policies
         settings = effective_settings(self._declared(record), policies)
+        if record.predecessor in self.tree.queue_index.by_group:
+            # A successor keeps all that it gets, until it takes the place of the queue.
+            settings = {key: settings[key] for key in settings if key.startswith("dead-letter")}
         if not record.compatibility:
             return settings
         release: dict[str, Setting] = {
@@ -438,7 +462,7 @@ class LocalQueues:
         return self._declared(record).arguments
 
     def _declared(self, record: QueueRecord) -> DeclaredQueue:
-        declared = self.tree.vhosts[record.vhost].topology.find_queue(record.name)
+        declared = self.tree.vhosts[record.vhost].declared(record)
         assert declared is not None
         return declared
 

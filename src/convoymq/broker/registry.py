@@ -111,7 +111,7 @@ class Counters:
     __slots__ = (
         "auth_attempts", "auth_failed", "auth_succeeded", "channels_closed", "channels_opened",
         "connections_closed", "connections_opened", "dropped_replies", "messages", "queues_created",
-        "queues_declared", "queues_deleted",
+        "queues_declared", "queues_deleted", "queues_migrated",
     )  # fmt: skip
 
     auth_attempts: int
@@ -125,6 +125,7 @@ class Counters:
     queues_created: int
     queues_declared: int
     queues_deleted: int
+    queues_migrated: int
 
     def __init__(self) -> None:
         for name in self.__slots__:

@@ -18,6 +18,8 @@ class QueueIndex:
 
     def __init__(self) -> None:
         self.by_group: dict[int, QueueRecord] = {}
+        self.successors: dict[int, QueueRecord] = {}
+        """Group of a queue that is being migrated -> the one that shall take its place."""
         self.replicas: Counter[int] = Counter()
         """Members of queues per node."""
         self._owned: dict[str, dict[int, QueueRecord]] = {}
@@ -27,9 +29,14 @@ class QueueIndex:
     def put(self, record: QueueRecord) -> None:
         """Adds a record, in place of the one that the group had."""
         known = self.by_group.get(record.group)
+        successor = self.successors.get(record.group)
         if known is not None:
             self.drop(known)
         self.by_group[record.group] = record
+        if successor is not None:
+            self.successors[record.group] = successor
+        if record.predecessor in self.by_group:
+            self.successors[record.predecessor] = record
         self.replicas.update(record.members)
         if record.owner is not None:
             self._owned.setdefault(record.owner, {})[record.group] = record
@@ -39,6 +46,8 @@ class QueueIndex:
     def drop(self, record: QueueRecord) -> None:
         """Removes a record."""
         del self.by_group[record.group]
+        self.successors.pop(record.group, None)
+        self.successors.pop(record.predecessor, None)
         for node in record.members:
             self.replicas[node] -= 1
             if not self.replicas[node]:
@@ -66,6 +75,9 @@ class QueueIndex:
         """Asserts that the index says what the records say. Cost: O(everything); for tests."""
         assert self.by_group == {record.group: record for record in records}
         assert self.replicas == Counter(node for record in records for node in record.members)
+        assert self.successors == {
+            record.predecessor: record for record in records if record.predecessor in self.by_group
+        }
         owned = {record.group for record in records if record.owner is not None}
         assert set().union(*self._owned.values()) == owned
         fleeting = {record.group for record in records if record.is_fleeting}

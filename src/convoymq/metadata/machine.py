@@ -17,8 +17,7 @@ Versions (ADR 0016); `commands.FIRST_VERSIONS` has the commands that each brough
     4: the release of RabbitMQ whose rules a queue follows (ADR 0086).
     5: recoveries are numbered, and a node that joins begins above all incarnations before the
        newest one (ADR 0106).
-    6: views of the rings of mirrored queues (ADR 0116).
-    6: queues migrate to another type (ADR 0128).
+    6: views of the rings of mirrored queues (ADR 0116); queues migrate to another type (ADR 0128).
 
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay

@@ -255,8 +255,8 @@ def fill(tree: Tree, raw: TreeState) -> None:
         vhost = Vhost(
             name, Topology.from_builtins(topology), description, tuple(tags), default_type
         )
-        for row in queues:
-            record = _record(name, row)
+        for queue_row in queues:
+            record = _record(name, queue_row)
             vhost.queues[record.name] = record
             tree.queue_index.put(record)
         tree.vhosts[name] = vhost

@@ -75,6 +75,8 @@ def validated(command: Command, tree: MetadataMachine) -> Command:
 
             check_topic_command(command, tree)
             return command
+        if isinstance(command, BeginMigration):
+            return _begin_migration(command, tree)
         return _checked(command, tree)
     except Refused:
         raise
@@ -93,8 +95,6 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
     match command:
         case DeclareQueue():
             return _declare_queue(command, tree)
-        case BeginMigration():
-            return _begin_migration(command, tree)
         case DeclareExchange():
             arguments = decode_body(command.arguments)
             check_exchange(

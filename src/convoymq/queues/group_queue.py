@@ -676,6 +676,22 @@ class GroupQueue(Queue):
     def follow_members(self, members: tuple[int, ...], config: tuple[int, int]) -> None:
         self.members = members
 
+    def replace(self, successor: Queue) -> None:
+        """See `Queue`."""
+        if self.builder.used:
+            # Sealed, so that it can be published elsewhere.
+            self.builder.take_forward(self.group, self.term)
+        group = successor.group
+        run_each(
+            list(self._clients.values()),
+            lambda client: client.replace(successor, self.known_seq(client.session, group)),
+            self._not_replaced,
+        )
+
+    def _not_replaced(self, client: SessionClient, error: Exception) -> None:
+        """An error of our own in what a client's owner did: the others go on."""
+        self._log("queue.client_failed", {"session": client.session, "reason": repr(error)})
+
     def on_deleted(self) -> None:
         """The metadata say that the queue is gone. The node's batch of it is not sent any more."""
         if self.deleted:

@@ -8,7 +8,7 @@ back. All calls are synchronous and cheap; results come as events, in the same l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -155,6 +155,18 @@ class GetResult(NamedTuple):
 GET_EMPTY = GetResult()
 
 
+class StoredRun(NamedTuple):
+    """Neighbouring messages of a queue that is being migrated: records [first, first + messages)
+    of one ENQUEUE command."""
+
+    block: bytes
+    command: int
+    first: int
+    messages: int
+    acquired_count: int
+    """More than 0: they were handed out before."""
+
+
 class PublisherEvents(Protocol):
     """Events that a publisher gets from its clients. `client` is the one that calls."""
 
@@ -164,6 +176,15 @@ class PublisherEvents(Protocol):
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
         """The queue asks the channel to stop (True) or go on (False) reading publishes."""
+
+    def on_replaced(self, client: QueueClient, successor: Queue) -> QueueClient | None:
+        """The queue was migrated to another type (ADR 0128), and its client ends.
+
+        Returns:
+            The client of the successor that gets the publishes without an answer; None: they are
+            refused.
+        """
+        return None
 
 
 class ClientEvents(PublisherEvents, Protocol):
@@ -254,6 +275,16 @@ class QueueClient(ABC):
         bits of their ids, for deliveries to say so; None where they say nothing of it."""
         return None
 
+    def replace(self, successor: Queue, known: int | None) -> None:
+        """The queue was migrated: publishes without an answer go to the successor, and what was
+        asked is asked there. Nothing more happens here.
+
+        Args:
+            known: seq up to which the queue had applied what this client sent; None: nobody has
+                said, and pending publishes are refused.
+        """
+        raise NotImplementedError("queues of this type are not migrated")
+
     def end_consumer(self, consumer: int) -> None:
         """Ends a consumer without an answer: its owner has been told. Nothing more comes for it;
         what it holds it may still settle."""
@@ -297,6 +328,10 @@ class Queue(ABC):
     refuses_publishes: bool = False
     """The queue is full, and publishers are to hear so. When it changes, edges forget the routes
     that they remember."""
+
+    known_seqs: tuple[int, Mapping[int, int]] = (0, {})
+    """(group of the successor, session of this node -> seq up to which the frozen queue has
+    applied it)."""
 
     @property
     def serves_attributes(self) -> bool:
@@ -342,6 +377,52 @@ class Queue(ABC):
         PreconditionFailed: the queue has no mirrors."""
         subject = queue_subject(self.vhost, self.name)
         raise PreconditionFailed(f"{subject} is not mirrored", subject=subject)
+
+    # --- migration to another type (ADR 0128) ----------------------------------------------------
+
+    def migration_obstacle(self) -> str:
+        """Returns why the queue cannot be migrated now, or ""; to be asked where it is led."""
+        return f"queues of type {self.type} cannot be migrated to another type"
+
+    @property
+    def frozen(self) -> int:
+        """Returns the group of the queue that shall take the place of this one, which stands still
+        meanwhile; 0 = it does not. To be asked where it is led."""
+        return 0
+
+    async def freeze(self, successor: int, timeout: float) -> None:
+        """Has the queue stand still, whoever leads it, until `thaw`. Raises Unavailable."""
+        raise NotImplementedError
+
+    def thaw(self) -> None:
+        """Ends `freeze`."""
+        raise NotImplementedError
+
+    def applied_seqs(self) -> dict[int, int]:
+        """Returns session -> seq of the last command that the frozen queue has applied."""
+        raise NotImplementedError
+
+    def stored_runs(self) -> Iterator[StoredRun]:
+        """Yields what the frozen queue has, in the order in which it was published. Raises
+        Unavailable."""
+        raise NotImplementedError
+
+    def hold(self, successor: int, seqs: Mapping[int, int]) -> None:
+        """Takes note on a node that the queue is frozen, and of `applied_seqs` of its sessions."""
+        self.known_seqs = (successor, dict(seqs))
+
+    def release(self) -> None:
+        """The migration was undone: clients go on."""
+        self.known_seqs = (0, {})
+
+    def replace(self, successor: Queue) -> None:
+        """The queue was migrated: its clients on this node go on in the successor."""
+        raise NotImplementedError
+
+    def known_seq(self, session: int, successor: int) -> int | None:
+        """Returns `known` of `QueueClient.replace`."""
+        group, seqs = self.known_seqs
+        return seqs.get(session, 0) if group == successor else None
 
     @property
     def known_leader(self) -> int | None:

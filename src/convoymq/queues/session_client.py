@@ -33,7 +33,8 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand, PublishTarget
 from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import missing, queue_subject
-from convoymq.queues.interface import ClientEvents, QueueClient
+from convoymq.queues.handing_over import publish_again
+from convoymq.queues.interface import ClientEvents, Queue, QueueClient
 from convoymq.queues.sessions import APPLIED_OK
 from convoymq.queues.withdrawal import withdraw
 
@@ -343,6 +344,36 @@ class SessionClient(QueueClient):
             else:
                 self._budget.waiting.discard(self)
             self._events.on_flow(self, beyond)
+
+    def replace(self, successor: Queue, known: int | None) -> None:
+        """See `QueueClient`."""
+        if self.closed:
+            self.queue.forget(self)
+            return
+        if known is not None and known > self.applied:
+            self.on_applied(known, APPLIED_OK, None)
+        error = Unavailable("the queue was migrated")
+        other = self._events.on_replaced(self, successor)
+        if other is None:
+            self._events_end(error, published_ok=False)
+        self.closed = True
+        self._budget.waiting.discard(self)
+        self.queue.forget(self)
+        if other is None:
+            return
+        waiting = self._target.applied(self._target.seq)
+        for command in waiting:
+            publishes = command.type == batch.CMD_ENQUEUE and command.note is None
+            if publishes and known is not None:
+                publish_again(command, other.target)
+            elif command.type in SILENT:
+                self._end_publishes(command, error, False)
+        self._ask_elsewhere(waiting, other, error)
+
+    def _ask_elsewhere(
+        self, waiting: Sequence[PendingCommand], other: QueueClient, error: BrokerError
+    ) -> None:
+        """Asks another queue's client what is not answered, or gives it up."""
 
     def on_deleted(self) -> None:
         """The queue is gone: everything that waits is answered, publishes as safe."""

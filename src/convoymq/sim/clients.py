@@ -549,6 +549,10 @@ class Channel:
         """Flow control."""
         self.blocked = blocked
 
+    def on_replaced(self, client: QueueClient, successor: Queue) -> QueueClient | None:
+        """No queue is migrated here."""
+        return None
+
     def on_rewound(self, referee: ChannelReferee) -> None:
         """Forgets what was decided lately, because those who had decided it are lost: messages may
         come again as if they had never come."""

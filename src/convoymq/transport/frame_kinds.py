@@ -161,6 +161,8 @@ KIND_OPERATOR = control_kind(21, "operator", "node.operator_access", waits=False
 """Requests of an operator to another node than the one on the own machine."""
 KIND_PREFETCH = control_kind(22, "prefetch", "broker.cluster_queries", since_0_3=True)
 """Changes the prefetch of running consumers: [vhost, queue, consumer tag, prefetch]."""
+KIND_MIGRATION = control_kind(30, "migration", "broker.migrations", urgent=False)
+"""Migrations of queues to another type (`broker.migrations`)."""
 KIND_TOPIC_GROUP = control_kind(23, "topic_group", "broker.topics")
 """Between members of groups of topics and their coordinators (`broker.topics.group_messages`)."""
 KIND_TOPIC_SCALING = control_kind(24, "topic_scaling", "broker.topics")

@@ -30,7 +30,7 @@ RELEASED_KINDS = {
     7: "queue_counts", 8: "classic_counts", 9: "join", 10: "reservation", 11: "stream",
     12: "sessions", 13: "found", 14: "recovery", 15: "metadata_end", 20: "group_admin",
     21: "operator", 22: "prefetch", 23: "topic_group", 24: "topic_scaling",
-    25: "ring",
+    25: "ring", 30: "migration",
 }  # fmt: skip
 
 
@@ -53,6 +53,7 @@ def test_behaviour_of_released_kinds_stays() -> None:
     }  # fmt: skip
     assert [kind.name for kind in released if not kind.urgent] == [
         "classic",
+        "migration",
         "ring",
         "mirror_clients",
     ]

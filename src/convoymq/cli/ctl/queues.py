@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
@@ -41,6 +42,10 @@ SCHEDULED = (
     "delivery_count",
 )  # fmt: skip
 CHANGES = ("vhost", "name", "size", "result")
+MIGRATED_TO = ("quorum", "classic", "stream", "mirrored")
+MIGRATION_WAIT_S = 2
+PLANNED = ("vhost", "name", "type", "to", "messages", "consumers", "dropped_arguments", "notes")
+MIGRATED = ("vhost", "name", "type", "to", "messages", "copied", "state", "reason")
 NOT_FOUND = {404: Problem(DATA, "not_found")}
 
 
@@ -147,6 +152,73 @@ def rebalance(invocation: Invocation) -> Output:
     assert isinstance(leaders, dict)
     columns = ("Node name", "Number of quorum queues")
     return Rows(columns, [dict(zip(columns, each, strict=True)) for each in leaders.items()])
+
+
+def _check_migrate(invocation: Invocation) -> None:
+    to = invocation.value("to", "")
+    if to not in MIGRATED_TO:
+        raise Misused(f"--to {to} is not supported. Try one of {', '.join(MIGRATED_TO)}.")
+    if invocation.flag("pattern"):
+        try:
+            re.compile(invocation.word("queue"))
+        except re.error as error:
+            raise Misused(f"the pattern of queues is not valid: {error}") from None
+    if invocation.value("rate", 0) < 0:
+        raise Misused("--rate is a number of messages a second")
+
+
+def _migrate(invocation: Invocation) -> Output:
+    # Queues that are of the type are passed over, so that the command can be repeated.
+    is_many, is_dry = invocation.flag("pattern"), invocation.flag("dry_run")
+    names = _to_migrate(invocation) if is_many else [invocation.word("queue")]
+    rows: list[JsonObject] = []
+    for number, name in enumerate(names, 1):
+        if is_many and not is_dry:
+            invocation.print_banner(f"{number} of {len(names)}: {name}")
+        invocation.words["queue"] = name
+        try:
+            rows.append(_migrate_one(invocation))
+        except Failure as failure:
+            if not is_many:
+                raise
+            row: JsonObject = {"vhost": invocation.vhost, "name": name, "state": "refused"}
+            rows.append(row | {"to": invocation.value("to", ""), "reason": failure.text})
+    if is_dry:
+        return Rows(PLANNED, rows)
+    if any(row["state"] != "migrated" for row in rows):
+        raise Failure(UNAVAILABLE, "", rows=Rows(MIGRATED, rows))
+    return Rows(MIGRATED, rows)
+
+
+def _to_migrate(invocation: Invocation) -> list[str]:
+    pattern, to = re.compile(invocation.word("queue")), invocation.value("to", "")
+    rows = invocation.get("queues/{vhost}")
+    found = [str(row["name"]) for row in rows if row.get("type") != to]
+    return sorted(name for name in found if pattern.search(name))
+
+
+def _migrate_one(invocation: Invocation) -> JsonObject:
+    template = "convoy/queues/{vhost}/{queue}/migration"
+    body: JsonObject = {
+        "to": invocation.value("to", ""),
+        "dry_run": invocation.flag("dry_run"),
+        "drop_arguments": invocation.flag("drop_arguments"),
+        "rate": invocation.value("rate", 0),
+        "wait": MIGRATION_WAIT_S,
+    }
+    row = object_of(invocation.call("POST", template, body))  # type: ignore[arg-type]
+    while row["state"] == "migrating":
+        query = f"?successor={row['successor']}&wait={MIGRATION_WAIT_S}"
+        known = object_of(invocation.call("GET", template + query))
+        # Who leads the new queue does not know how many messages were copied.
+        row |= known if known["messages"] else {"state": known["state"], "reason": known["reason"]}
+    if row["state"] == "migrated":
+        row["copied"] = row["messages"]
+    for key in ("dropped_arguments", "notes"):
+        texts = row[key]
+        assert isinstance(texts, list)
+        row[key] = "; ".join(str(text) for text in texts)
+    return row
 
 
 def _force_checkpoint(invocation: Invocation) -> Output:
@@ -351,6 +423,22 @@ COMMANDS = (
         check=_check_ids,
         banner="Cancelling messages that wait in queue {queue} ...",
         run=_cancel_scheduled,
+        problems=NOT_FOUND,
+    ),
+    Command(
+        "migrate queue",
+        "Migrates a queue, with clients and bindings, to another type under its name",
+        switches=(
+            Switch("to", str),
+            Switch("pattern"),
+            Switch("dry-run"),
+            Switch("drop-arguments"),
+            Switch("rate", int),
+            VHOST,
+        ),
+        check=_check_migrate,
+        banner="Migrating queue {queue} ...",
+        run=_migrate,
         problems=NOT_FOUND,
     ),
     Command(

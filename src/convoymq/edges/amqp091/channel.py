@@ -29,9 +29,11 @@ from convoymq.edges.amqp091 import consumers, declarations, transactions
 from convoymq.edges.amqp091.consumers import (
     Consumer,
     Replies,
+    consume_again,
     drop_consumer,
     forget_settled_consumers,
     ignored_arguments,
+    settle_nowhere,
 )
 from convoymq.edges.amqp091.deliveries import Deliveries
 from convoymq.edges.amqp091.errors import as_broker_error
@@ -528,8 +530,33 @@ class Channel:
         """The client reads again."""
         self.deliveries.release()
 
+    def on_replaced(self, client: QueueClient, successor: Queue) -> QueueClient | None:
+        """See `PublisherEvents`. Consumers go on under their tags."""
+        if self.closed or self.codec.state == CHANNEL_CLOSING:
+            return None
+        self.codec.forget_routes()
+        self.clients.pop(client.queue, None)
+        self._idle_seqs.pop(client.queue, None)
+        deliveries = self.get_deliveries.pop(client, None)
+        if deliveries is not None:
+            settle_nowhere(self, deliveries)
+        if client in self.flowing:
+            self.on_flow(client, False)
+        other = self.client_of(successor)
+        for consumer in list(self.consumers.values()):
+            if consumer.client is client:
+                consume_again(self, consumer, successor, other)
+        forget_settled_consumers(self)
+        return other
+
     def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
         """See `ClientEvents`."""
+        found = self.by_number.get(consumer)
+        if found is not None and found.active:
+            # Nobody asked: its queue was migrated.
+            if error is not None:
+                self.on_cancelled(client, consumer, str(error))
+            return
         self.answer(spec.BasicConsume.METHOD_ID, error)
 
     def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
@@ -562,7 +589,7 @@ class Channel:
 
     def on_get(self, client: QueueClient, result: GetResult) -> None:
         """See `ClientEvents`."""
-        self.answer(spec.BasicGet.METHOD_ID, result)
+        self.answer(spec.BasicGet.METHOD_ID, client, result)
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
         """See `ClientEvents`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from convoymq.broker.declarations import generated_name
@@ -13,8 +14,9 @@ from convoymq.edges.amqp091.timeouts import consumer_timeout_ms, is_timed
 from convoymq.kernels import channel_codec
 from convoymq.kernels.channel_codec import ConsumerDeliveries
 from convoymq.model import refusals
+from convoymq.model.errors import BrokerError
 from convoymq.model.refusals import queue_subject
-from convoymq.model.tables import Table
+from convoymq.model.tables import Field, Table
 from convoymq.queues.interface import (
     PRIORITY_ARGUMENT,
     TIMEOUT_ARGUMENT,
@@ -35,6 +37,32 @@ TYPED_ARGUMENTS = (
     TIMEOUT_ARGUMENT,
 )
 """Arguments of a consumer that not all queue types have."""
+
+
+FIRST = Field("S", b"first")
+"""Offset at which a consumer begins whose queue became a stream."""
+
+
+class _Nowhere:
+    """Takes what clients say of deliveries of a queue that was migrated."""
+
+    def settle(self, consumer: int, ranges: Sequence[int]) -> None:
+        """Does nothing."""
+
+    def return_(
+        self, consumer: int, ranges: Sequence[int], *, failed: bool, untried: bool = False
+    ) -> None:
+        """Does nothing."""
+
+    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+        """Does nothing."""
+
+    def when_settled(self, call: Callable[[bool], None]) -> None:
+        """Calls back at once."""
+        call(True)
+
+
+NOWHERE = _Nowhere()
 
 
 class Consumer:
@@ -181,35 +209,79 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
     channel.consumers[tag] = consumer
     channel.by_number[consumer.number] = consumer
 
-    prefetch = 0 if method.no_ack else channel.window(consumer.prefetch)
-    if stream:
-        # It needs a limit of its own; with one, it refuses to go without acknowledgements.
-        prefetch = consumer.prefetch
-
     def subscribed(error: Exception | None) -> None:
         if error is not None:
             drop_consumer(channel, consumer)
             raise as_broker_error(error)
         consumer.active = True
-        if is_timed(deliveries, queue):
+        if is_timed(consumer.deliveries, consumer.queue):
             channel.timeouts.watch(consumer, asked_ms)
         if not method.nowait:
             channel.send(spec.BasicConsumeOk(consumer_tag=tag))
 
     channel.wait_for(subscribed)
-    client.subscribe(
-        ConsumerSpec(
-            number=consumer.number,
-            tag=tag,
-            prefetch=prefetch,
-            no_ack=method.no_ack,
-            exclusive=method.exclusive,
-            priority=priority,
-            arguments=method.arguments.to_plain(),
-            hears_cancel=channel.connection.capabilities.consumer_cancel_notify,
-            stream_offset=method.arguments.get("x-stream-offset"),
-        )
+    client.subscribe(_spec_of(channel, consumer, priority))
+
+
+def _spec_of(channel: Channel, consumer: Consumer, priority: int) -> ConsumerSpec:
+    no_ack, arguments = consumer.deliveries.no_ack, consumer.arguments
+    prefetch = 0 if no_ack else channel.window(consumer.prefetch)
+    if consumer.queue.features.reads_by_offset:
+        # It needs a limit of its own; with one, it refuses to go without acknowledgements.
+        prefetch = consumer.prefetch
+    return ConsumerSpec(
+        number=consumer.number,
+        tag=consumer.tag,
+        prefetch=prefetch,
+        no_ack=no_ack,
+        exclusive=consumer.exclusive,
+        priority=priority,
+        arguments=arguments.to_plain(),
+        hears_cancel=channel.connection.capabilities.consumer_cancel_notify,
+        stream_offset=arguments.get("x-stream-offset"),
     )
+
+
+def consume_again(channel: Channel, consumer: Consumer, queue: Queue, client: QueueClient) -> None:
+    """Subscribes a consumer to the queue that took the place of its own (ADR 0128). One that the
+    new type refuses is cancelled."""
+    old = consumer.deliveries
+    channel.deliveries.take_back(consumer)
+    settle_nowhere(channel, old)
+    if consumer.cancelling:
+        return
+    stream = queue.features.reads_by_offset
+    consumer.queue, consumer.client, consumer.paused = queue, client, False
+    consumer.deliveries = channel.codec.add_consumer(
+        client,
+        consumer.number,
+        consumer.tag.encode(),
+        old.no_ack,
+        queue.features.counts_failed_deliveries,
+        stream,
+    )
+    consumer.deliveries.places = client.places_of(consumer.number)
+    try:
+        _check_arguments(consumer.arguments, queue)
+        priority = _priority_of(consumer.arguments, queue)
+        spec_ = _spec_of(channel, consumer, priority)
+    except BrokerError as error:
+        channel.on_subscribed(client, consumer.number, error)
+        return
+    if stream and spec_.stream_offset is None:
+        # What the queue had is all that the consumer has not acknowledged.
+        spec_ = replace(spec_, stream_offset=FIRST)
+    if consumer.active and is_timed(consumer.deliveries, queue):
+        asked_ms = consumer_timeout_ms(consumer.arguments, queue)
+        channel.timeouts.watch(consumer, asked_ms)
+    client.subscribe(spec_)
+
+
+def settle_nowhere(channel: Channel, deliveries: ConsumerDeliveries) -> None:
+    """Keeps what is outstanding of a queue that was migrated, for the client to acknowledge: the
+    new queue delivers it again."""
+    deliveries.client = NOWHERE
+    channel.leaving.append(deliveries)
 
 
 def cancel(channel: Channel, method: spec.BasicCancel) -> None:
@@ -264,14 +336,8 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
     channel.permissions.check("read", "queue", name)
     queue = channel.find_queue(name)
     client = channel.client_of(queue)
-    deliveries = channel.get_deliveries.get(client)
-    if deliveries is None:
-        deliveries = channel.codec.add_consumer(
-            client, 0, b"", False, queue.features.counts_failed_deliveries
-        )
-        channel.get_deliveries[client] = deliveries
 
-    def got(result: GetResult) -> None:
+    def got(client: QueueClient, result: GetResult) -> None:
         block, command, record, get_id, acquired_count, failed, ready, error = result
         if error is not None:
             raise as_broker_error(error)
@@ -279,6 +345,11 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
             channel.tally("get_empty", 1, queue)
             channel.send(spec.BasicGetEmpty())
             return
+        deliveries = channel.get_deliveries.get(client)
+        if deliveries is None:
+            counted = client.queue.features.counts_failed_deliveries
+            deliveries = channel.codec.add_consumer(client, 0, b"", False, counted)
+            channel.get_deliveries[client] = deliveries
         channel.tally("get_no_ack" if method.no_ack else "get", 1, queue)
         channel.codec.send_get(
             deliveries, block, command, record, get_id, acquired_count, failed, ready, method.no_ack

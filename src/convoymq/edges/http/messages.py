@@ -217,6 +217,10 @@ class OneShot:
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
         """A single message is let through."""
 
+    def on_replaced(self, client: QueueClient, successor: Queue) -> QueueClient | None:
+        """See `PublisherEvents`: whoever asks may ask again."""
+        return None
+
 
 async def purge(broker: Broker, vhost: str, name: str) -> int:
     """Drops the ready messages of a queue and returns how many."""

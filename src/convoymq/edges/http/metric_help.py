@@ -69,6 +69,7 @@ HELP: dict[str, str] = {
     "rabbitmq_queues_declared_total": "Declarations of queues",
     "rabbitmq_queues_created_total": "Queues created",
     "rabbitmq_queues_deleted_total": "Queues deleted",
+    "convoy_queues_migrated_total": "Queues migrated to another type by this node",
     "rabbitmq_queue_messages": "Messages, ready and unacknowledged",
     "rabbitmq_queue_messages_ready": "Messages that wait",
     "rabbitmq_queue_messages_unacked": "Messages with consumers",

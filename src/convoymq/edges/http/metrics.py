@@ -164,6 +164,7 @@ def _edges(text: Text, broker: Broker) -> None:
         text.counter(f"{name}_total", getattr(counters, name))
     for name in ("declared", "created", "deleted"):
         text.counter(f"queues_{name}_total", getattr(counters, f"queues_{name}"))
+    text.counter("convoy_queues_migrated_total", counters.queues_migrated)
     text.counter("convoy_direct_replies_dropped_total", counters.dropped_replies)
     _dead_letters(text, broker)
     text.counter("auth_attempts_total", counters.auth_attempts)

@@ -24,6 +24,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import merge
 from itertools import islice, pairwise
 
 from convoymq.kernels.classic_records import level_of
@@ -470,15 +471,19 @@ class Backing:
         for line in reversed(self.occupied()):
             if line.level > level:
                 continue
-            since = position if line.level == level else 0
-            for item in [*line.returned, *line.waiting]:
-                if isinstance(item, Run):
-                    if item.position + item.count > since:
-                        yield item
-                elif item.last >= since:
-                    yield from (
-                        r for r in self._read_all(line, item) if r.position + r.count > since
-                    )
+            yield from self._walk_line(line, position if line.level == level else 0)
+
+    def by_position(self) -> Iterator[Run]:
+        """As `walk` all messages, in the order in which they were published."""
+        return merge(*(self._walk_line(line, 0) for line in self.occupied()), key=position_of)
+
+    def _walk_line(self, line: Line, since: int) -> Iterator[Run]:
+        for item in [*line.returned, *line.waiting]:
+            if isinstance(item, Run):
+                if item.position + item.count > since:
+                    yield item
+            elif item.last >= since:
+                yield from (r for r in self._read_all(line, item) if r.position + r.count > since)
 
     def _read_all(self, line: Line, span: Span) -> Iterator[Run]:
         at = span.start

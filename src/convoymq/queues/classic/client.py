@@ -43,10 +43,12 @@ from convoymq.queues.classic.machine import (
     WINDOW_DEFAULT,
     Effect,
 )
+from convoymq.queues.handing_over import publish_again
 from convoymq.queues.interface import ClientEvents, ConsumerSpec, Delivery, GetResult, QueueClient
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.queue import ClassicQueue
+    from convoymq.queues.interface import Queue
 
 
 class ClassicClient(QueueClient):
@@ -123,7 +125,7 @@ class ClassicClient(QueueClient):
             self._got_nothing(get_on_single_active_consumer(subject, "classic"))
             return
         self._questions.append((CMD_GET, 0))
-        self._target.command(CMD_GET, FLAG_SETTLE_AT_ONCE if no_ack else 0, 0, 0)
+        self._target.command(CMD_GET, FLAG_SETTLE_AT_ONCE if no_ack else 0, 0, 0, b"", no_ack)
 
     def purge(self) -> None:
         """Drops ready messages."""
@@ -184,6 +186,39 @@ class ClassicClient(QueueClient):
                 self._events.on_published(self, command.tags, False)
             elif command.type == CMD_SETTLE and command.note is not None:
                 command.note(False)
+
+    def replace(self, successor: Queue, known: int | None) -> None:
+        """See `QueueClient`."""
+        if self.closed:
+            return
+        waiting = self._target.applied(self._target.seq)
+        other = self._events.on_replaced(self, successor)
+        self.queue.forget(self)
+        if other is None:
+            self._answer(waiting, Unavailable("the queue was migrated"), published_ok=False)
+            self.cancel_all("migrated")
+            self.closed = True
+            return
+        self.closed = True
+        gets: list[bool] = []
+        for command in waiting:
+            if command.type == CMD_ENQUEUE:
+                if known is not None and command.seq > known:
+                    publish_again(command, other.target)
+                elif command.tags:
+                    self._events.on_published(self, command.tags, False)
+            elif command.type == CMD_SETTLE and command.note is not None:
+                command.note(False)
+            elif command.type == CMD_GET:
+                gets.append(bool(command.note))
+        for kind, consumer in self._questions:
+            if kind == CMD_CANCEL:
+                self._events.on_cancel_ok(self, consumer)
+            elif kind == CMD_GET:
+                # One that was applied before has lost its answer.
+                other.get(no_ack=gets.pop(0) if gets else False)
+            elif kind == CMD_PURGE:
+                other.purge()
 
     def on_flow(self, blocked: bool) -> None:
         """The queue cannot keep up, or can again."""

@@ -637,6 +637,9 @@ class ClassicHost:
         if session not in queue.clients and session != node:
             # Of a handle that was lost before this one was made.
             return
+        if queue.known_seqs[0]:
+            # It is being migrated: the tree says what becomes of it.
+            return
         del self.queues[queue.group]
         self._on_routes()
         if reason:
@@ -676,7 +679,8 @@ class ClassicHost:
         self._timer = self.clock.call_later(TICK_MS, self._on_tick)
         now = self.clock.now_ms()
         running = self._running()
-        run_each(running, lambda queue: queue.tick(now), self._stop_failed)
+        thawed = [queue for queue in running if not queue.frozen]
+        run_each(thawed, lambda queue: queue.tick(now), self._stop_failed)
         self.memory.divide({queue.group: queue.egress_bytes() for queue in running})
 
 

@@ -33,6 +33,7 @@ from convoymq.queues.classic.machine import (
     Effect,
 )
 from convoymq.queues.classic.memory import Rates
+from convoymq.queues.classic.migration import Freezable, Replaceable
 from convoymq.queues.classic.recovery import recover
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
 from convoymq.queues.classic.runs import Block, dead_in
@@ -61,7 +62,7 @@ UNFINISHED_WAIT_MS = 1
 """Pause of a queue that drops many messages, before it drops more."""
 
 
-class ClassicQueue(Queue):
+class ClassicQueue(Replaceable, Queue):
     """Common part of both handles: the open batch and this node's clients."""
 
     type = "classic"
@@ -96,6 +97,8 @@ class ClassicQueue(Queue):
         """Opens a channel's command stream."""
         made = self.host.client_class(self, self._session_for(session), events)
         self.clients[made.session] = made
+        if self.known_seqs[0]:
+            self.host.soon(lambda: self._tell_frozen(made))
         return made
 
     def configure(self, settings: Mapping[str, object]) -> None:
@@ -111,6 +114,7 @@ class ClassicQueue(Queue):
 
     def end(self, error: Refused, *, published_ok: bool) -> None:
         """The queue is deleted or lost: answers everything that waits, now and later."""
+        self.release()
         self.ended = error
         self._published_ok = published_ok
         self._seal_ended()
@@ -162,7 +166,7 @@ class ClassicQueue(Queue):
         return queue_subject(self.vhost, self.name)
 
 
-class LocalQueue(HomeReservations, ClassicQueue):
+class LocalQueue(Freezable, HomeReservations, ClassicQueue):
     """The queue itself, at its home node."""
 
     def __init__(
@@ -182,6 +186,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
                 messages stay.
         """
         super().__init__(host, record, arguments, settings)
+        self._directory = directory
         self._takes_over = takes_over
         self.durable = not record.is_fleeting
         self.log = host.make_log(record, directory, sync=self.durable)
@@ -210,6 +215,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         self._notes = SummedNotes(host.clock, self._log)
         self._sender = DeadLetterSender(self, host.dead_letters)
         self._sender.configure(settings)
+        self._frozen = self._frozen_before()
         self._expiry_timer: Timer | None = None
         self._expiry_due_ms = 0
         self.senders: set[int] = set()
@@ -231,7 +237,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         before = self.limits
         super().configure(settings)
         self._sender.configure(settings)
-        if self.limits != before and self.ended is None:
+        if self.limits != before and self.ended is None and not self._frozen:
             now_ms = self.host.now_ms()
             self.machine.configure(self.limits)
             if self.limits.expires_ms != before.expires_ms:
@@ -246,7 +252,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         """Applies the open batch."""
         if self.ended is not None:
             self._seal_ended()
-        elif self.builder.used:
+        elif self.builder.used and not self._frozen:
             self.settle_round(now_ms)
 
     def _apply_open_batch(self, now_ms: int) -> None:
@@ -276,9 +282,10 @@ class LocalQueue(HomeReservations, ClassicQueue):
     def node_down(self, node: int, now_ms: int) -> None:
         """A node's clients are gone. What they sent before is applied first: it would begin their
         sessions anew, and nothing would end these."""
-        self._apply_open_batch(now_ms)
-        self.machine.node_down(node, now_ms)
-        self._carry_out()
+        if not self._is_down_later(node):
+            self._apply_open_batch(now_ms)
+            self.machine.node_down(node, now_ms)
+            self._carry_out()
 
     def delete(self) -> None:
         """The queue is gone from the tree: its consumers hear it, its files go."""
@@ -343,7 +350,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
 
     def _on_expiry(self) -> None:
         self._expiry_timer = None
-        if self.ended is None:
+        if self.ended is None and not self._frozen:
             self.host.contain(self, self._expire)
 
     def _expire(self) -> None:
@@ -353,7 +360,9 @@ class LocalQueue(HomeReservations, ClassicQueue):
     # --- reservations --------------------------------------------------------------------------
 
     def settle_round(self, now_ms: int) -> None:
-        """See `HomeReservations`."""
+        """See `HomeReservations`. Raises Unavailable."""
+        if self._frozen:
+            raise Unavailable(f"{self.subject} is being migrated")
         self._apply_open_batch(now_ms)
         self._carry_out()
 
@@ -705,6 +714,8 @@ class RemoteQueue(AwayReservations, ClassicQueue):
         """Sends the open batch home; it waits, and so do publishers, while the link is full."""
         if self.ended is not None:
             self._seal_ended()
+        elif self.known_seqs[0]:
+            return
         elif self.builder.used and self.host.has_room(self):
             self.host.send_commands(self, self.builder.take_forward(self.group, 0))
         elif self.builder.used:

@@ -33,6 +33,7 @@ from convoymq.queues.interface import (
     ConsumerSpec,
     Delivery,
     GetResult,
+    QueueClient,
 )
 from convoymq.queues.quorum.consumers import WINDOW_UNLIMITED
 from convoymq.queues.quorum.deliveries import FLAG_FAILED, FLAG_UNTRIED
@@ -400,6 +401,26 @@ class QuorumClient(SessionClient):
                 continue
             self.end_consumer(number)
             self._events.on_cancelled(self, number, NO_LEADER)
+
+    def _ask_elsewhere(
+        self, waiting: Sequence[PendingCommand], other: QueueClient, error: BrokerError
+    ) -> None:
+        """See `SessionClient`. Consumers are subscribed by their owner."""
+        asked = [command for command, _ in self._unanswered.values()]
+        asked += [command for command in waiting if command.type in _ASKING]
+        for _, _, no_ack in self._gets:
+            other.get(no_ack=no_ack)
+        for command in asked:
+            if command.seq in self._given_up:
+                continue
+            if command.type == batch.CMD_GET:
+                other.get(no_ack=bool(command.note))
+            elif command.type == batch.CMD_PURGE:
+                other.purge()
+            elif command.type == batch.CMD_CANCEL:
+                self._events.on_cancel_ok(self, command.note)
+            elif command.type == batch.CMD_RESERVATION:
+                command.note(None, error)
 
     def _renew(self) -> None:
         self._get_shift += self._consumers[0].next_id

@@ -14,7 +14,7 @@ cdef class QuorumMachine(GroupMachine):
     cdef public Deliveries deliveries
     cdef public object reservations, dead_letters, deduplication, delayed, waiting, operations
     cdef public int _attributes
-    cdef public bint _deduplicates
+    cdef public bint _deduplicates, is_frozen
     cdef public int64_t announced_due_ms, _expires_ms
     @cython.locals(
         kind=int, flags=int, count=uint64_t, offset=Py_ssize_t, session=QueueSession,

@@ -38,6 +38,7 @@ Versions (ADR 0016):
        (ADR 0052).
     3: a turn of a consumer completes the batch that it settles at once (ADR 0003).
     4: RENEW, a declaration that renews a queue's lease (ADR 0087).
+    5: the setting `frozen`: the queue is being migrated, and stands still (ADR 0128).
 The rules of RabbitMQ 4.1 are settings that a queue is made with, in clusters where every node knows
 them (ADR 0086).
 
@@ -72,6 +73,7 @@ from convoymq.queues.quorum.reservation_holder import ReservationHolder
 from convoymq.queues.quorum.settings import (
     COUNTS_RETURNS,
     DISCONNECTED_TIMEOUT,
+    FROZEN,
     NONE,
     SINCE_VERSION_2,
     check_changes,
@@ -123,6 +125,7 @@ COMMAND_TYPES = {
     2: supported.command_table(_SINCE_VERSION_2),
     3: supported.command_table(_SINCE_VERSION_2),
     4: supported.command_table(_SINCE_VERSION_2),
+    5: supported.command_table(_SINCE_VERSION_2),
 }
 
 
@@ -131,7 +134,7 @@ class QuorumMachine(GroupMachine):
     settings."""
 
     KIND = "quorum"
-    VERSION = 4
+    VERSION = 5
     OLDEST_VERSION = 1
     SNAPSHOT_FORMAT = snapshot.FORMAT
 
@@ -174,6 +177,9 @@ class QuorumMachine(GroupMachine):
             self.time_ms = time_ms
         if self.trace is not None:
             self.trace.begin_entry(data)
+        if self.is_frozen:
+            self._apply_frozen(data)
+            return
         if self._deduplicates:
             self.deduplication.forget_old()
         if self.waiting.messages:
@@ -212,6 +218,18 @@ class QuorumMachine(GroupMachine):
         if timed or self._expires_ms >= 0 or self.waiting.messages or self.announced_due_ms:
             self._announce_due()
         assert not (consumers.priorities and backlog.ready()), "a message and a consumer wait"
+        self._end_entry()
+
+    def _apply_frozen(self, data: bytes) -> None:
+        """Applies an entry of a queue that stands still: only what thaws it, and what is known of
+        dead letters. Clients send the rest again; the leader looks at nodes anew."""
+        walk = CommandWalk(data)
+        while walk.next():
+            if not walk.session and walk.type in (batch.CMD_CONFIG, SETTLE):
+                self._leader_command(walk.type, walk.flags, walk.count, walk.arg, data, walk.offset)
+        if not self.is_frozen:
+            # Time has passed.
+            self.effects.append((EFFECT_TIMER, self.time_ms))
         self._end_entry()
 
     def _fire(self) -> None:
@@ -511,6 +529,7 @@ class QuorumMachine(GroupMachine):
     def _follow_settings(self) -> None:
         """Has the parts work by the settings."""
         backlog, settings = self.backlog, self.settings
+        self.is_frozen = settings.get(FROZEN, 0) > 0
         backlog.delivery_limit = settings["delivery_limit"]
         backlog.message_ttl_ms = settings.get("message_ttl_ms", NONE)
         self._expires_ms = settings.get("expires_ms", NONE)

@@ -25,14 +25,22 @@ the replica managed to. Clients drop repeats by seq and message id.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
+
+import msgspec
 
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
 from convoymq.model.compatibility import COMPATIBILITY, RELEASE_4_1, TYPE_GIVEN
 from convoymq.model.errors import ReservationRefused, StorageFault, Unavailable
-from convoymq.model.refusals import conditional_delete, in_use, not_empty, queue_subject
+from convoymq.model.refusals import (
+    OLDER_NODES,
+    conditional_delete,
+    in_use,
+    not_empty,
+    queue_subject,
+)
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
@@ -45,6 +53,7 @@ from convoymq.queues.interface import (
     Row,
     ScheduledMessage,
     ScheduledPlace,
+    StoredRun,
 )
 from convoymq.queues.quorum.browsing import Page, Question, page, record_at
 from convoymq.queues.quorum.client import QuorumClient
@@ -62,7 +71,12 @@ from convoymq.queues.quorum.operation_mover import OperationMover
 from convoymq.queues.quorum.peeking import peek
 from convoymq.queues.quorum.reservation_client import ReservationClient
 from convoymq.queues.quorum.scheduled import scheduled
-from convoymq.queues.quorum.settings import NONE, SINCE_VERSION_2, machine_settings
+from convoymq.queues.quorum.settings import (
+    FROZEN,
+    NONE,
+    SINCE_VERSION_2,
+    machine_settings,
+)
 from convoymq.queues.quorum.views import messages_by_priority
 from convoymq.queues.reservation_reads import (
     Ask,
@@ -90,6 +104,8 @@ FINAL = 1 << 31
 STATUS_REFUSING = 4
 ANSWER_BYTES_SOFT = 4 << 20
 """A leader that is asked for deliveries sends about this much at a time."""
+FROZEN_VERSION = 5
+"""Machine version from which a queue can be migrated."""
 ATTRIBUTES_VERSION = 2
 """Machine version from which messages may expire and have priorities."""
 FIRST_ENTRY = 1
@@ -134,6 +150,7 @@ class QuorumQueue(GroupQueue):
         #: The entry by which `refuses_publishes` is what it is.
         self._refusing_at = 0
         self._warned_overflow = False
+        self._is_thawing = False
         #: Opened when every node supported `ATTRIBUTES_VERSION`.
         self._is_declared_late = self._host.floor_of(QuorumMachine.KIND) >= ATTRIBUTES_VERSION
 
@@ -187,6 +204,10 @@ class QuorumQueue(GroupQueue):
     def on_effects(self, effects: Sequence[Effect], replica: Replica) -> None:
         """See `GroupQueue`; and readers of reservations may wait for what was applied."""
         super().on_effects(effects, replica)
+        if self._is_thawing and not replica.machine.is_frozen and replica.is_leader:
+            # What happened to nodes meanwhile was not applied.
+            self._is_thawing = False
+            self._lead(replica)
         if self._reservation_client.waiters:
             self._reservation_client.on_applied()
         if replica.is_leader and replica.machine.operations.by_id:
@@ -519,6 +540,70 @@ class QuorumQueue(GroupQueue):
             # Before version 4 of the machine the time was not renewed.
             return refused.reason != EXPIRED_UNUSED
         return True
+
+    # --- migration to another type ------------------------------------------------------------
+
+    @property
+    def frozen(self) -> int:
+        """See `Queue`."""
+        replica = self.replica()
+        return 0 if replica is None else int(replica.machine.settings.get(FROZEN, 0))
+
+    def migration_obstacle(self) -> str:
+        """See `Queue`."""
+        replica = self.replica()
+        if replica is None or not replica.is_leader:
+            return "the queue is led elsewhere"
+        machine: QuorumMachine = replica.machine
+        if machine.version < FROZEN_VERSION:
+            return OLDER_NODES
+        if machine.reservations.by_name:
+            return "messages are reserved"
+        if machine.operations.by_id:
+            return "operations on chosen messages are under way"
+        if machine.waiting.messages:
+            return "messages wait for a time"
+        return "dead letters are on their way" if machine.dead_letters.held.messages else ""
+
+    async def freeze(self, successor: int, timeout: float) -> None:
+        """See `Queue`. All members know by the log."""
+        self._propose_frozen(successor)
+        try:
+            async with asyncio.timeout(timeout):
+                while self.frozen != successor:
+                    await asyncio.sleep(SETTINGS_POLL_S)
+        except TimeoutError:
+            raise Unavailable(f"queue '{self.name}' was not frozen in time") from None
+
+    def thaw(self) -> None:
+        """See `Queue`."""
+        self._is_thawing = True
+        self._propose_frozen(0)
+
+    def _propose_frozen(self, successor: int) -> None:
+        replica = self.replica()
+        if replica is None or not replica.is_leader:
+            raise Unavailable(f"queue '{self.name}' is led elsewhere")
+        body = msgspec.msgpack.encode({FROZEN: successor})
+        replica.propose(batch.CMD_CONFIG, 0, len(body), 0, body)
+
+    def applied_seqs(self) -> dict[int, int]:
+        """See `Queue`."""
+        replica = self.replica()
+        assert replica is not None
+        return {session.id: session.seq for session in replica.machine.sessions.values()}
+
+    def stored_runs(self) -> Iterator[StoredRun]:
+        """See `Queue`."""
+        replica = self.replica()
+        if replica is None or not replica.is_leader:
+            raise Unavailable(f"queue '{self.name}' is led elsewhere")
+        places = replica.machine.state_snapshot()
+        for session, _, _, run in sorted(places, key=lambda place: place[3][:3]):
+            block = self.entry_bytes(run[0])
+            if block is None:
+                raise Unavailable(f"a message of queue '{self.name}' cannot be read here")
+            yield StoredRun(block, run[1], run[2], run[3], run[5] + (session is not None))
 
     # --- reservations --------------------------------------------------------------------------
 

@@ -6,13 +6,18 @@ from functools import partial
 
 from convoymq.broker.records import QueueRecord
 from convoymq.edges.http import resources
+from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found, put_status
-from convoymq.edges.http.fields import table_in, truth
+from convoymq.edges.http.fields import number, number_in, table_in, text_in, truth
 from convoymq.edges.http.json_values import count_in, part
 from convoymq.edges.http.routes import Routes
 from convoymq.model.json import JsonObject
 
 routes = Routes()
+
+DRY_RUN = "dry run"
+WAIT_S = 3600
+"""Seconds that an answer waits for the end of a migration, where the request does not say."""
 
 
 async def _all(call: Call) -> list[JsonObject]:
@@ -131,3 +136,51 @@ async def delete_queue(call: Call) -> Status:
 @routes.listing("queues/{vhost}/{name}/bindings")
 async def queue_bindings(call: Call) -> list[JsonObject]:
     return resources.bindings_at(call.broker, call.vhost(), "queue", call.path["name"])
+
+
+MIGRATION_KEYS = ("to", "dry_run", "drop_arguments", "rate", "wait")
+
+
+@routes.add("POST", "convoy/queues/{vhost}/{name}/migration")
+async def migrate(call: Call) -> JsonObject:
+    """Migrates a queue to another type and answers how it ended; or what that would be like."""
+    vhost, name = existing_queue(call)
+    for permission in ("configure", "read", "write"):
+        call.may(permission, "queue", name)
+    body = await call.json(keys=MIGRATION_KEYS)
+    migrations, to = call.broker.migrations, text_in(body, "to")
+    plan = migrations.plan(vhost, name, to)
+    row: JsonObject = {
+        "vhost": vhost,
+        "name": name,
+        "type": plan.record.type.value,
+        "to": to,
+        "dropped_arguments": list(plan.dropped),
+        "notes": list(plan.notes),
+    }
+    if truth(body.get("dry_run", False)):
+        messages, consumers = await call.broker.queue_admin.find_queue(vhost, name).counts()
+        return row | {"messages": messages, "consumers": consumers, "state": DRY_RUN}
+    record, successor = await migrations.begin(
+        vhost,
+        name,
+        to,
+        drop=truth(body.get("drop_arguments", False)),
+        rate=number_in(body, "rate", 0) or 0,
+    )
+    wait_s = number_in(body, "wait", WAIT_S) or 0
+    progress = await migrations.wait(record, successor, wait_s)
+    return row | {"successor": successor} | progress._asdict()
+
+
+@routes.add("GET", "convoy/queues/{vhost}/{name}/migration")
+async def migration(call: Call) -> JsonObject:
+    """Waits for the end of a migration, for a time at most, and answers how far it is."""
+    vhost, name = existing_queue(call)
+    query = call.request.query_params
+    successor, wait_s = number(query.get("successor", "")), number(query.get("wait", "0"))
+    if successor is None or wait_s is None:
+        raise bad_request("successor and wait must be numbers")
+    record = call.broker.tree.vhosts.get(vhost).queues[name]
+    progress = await call.broker.migrations.wait(record, successor, min(wait_s, WAIT_S))
+    return {"vhost": vhost, "name": name, "successor": successor} | progress._asdict()

@@ -1,0 +1,629 @@
+"""Migrates queues to another type under their names (ADR 0128).
+
+    begin ─▶ recorded ─▶ frozen ─▶ known by nodes ─▶ copied ─▶ recorded: switched
+      │          └──────────┴────────────┴──────────────┴────▶ recorded: undone ─▶ thawed
+      └─▶ refused
+
+The node that leads a queue, or is its home, migrates it. One that finds its queue frozen, or with
+a successor, by a migration that is none of its own, undoes it. A queue thaws when the tree is
+beyond its successor's group, and does not have the successor: whatever was proposed about it comes
+too late then.
+
+Requests between nodes: [BEGIN, group, type, drop, rate] to the node that leads, answered with the
+successor's group; [OUTCOME, 0, successor] to every node, answered by that which began it with
+[messages, copied, reason of its end if it was undone]; [HOLD, group, successor, {session: seq}] to
+every node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+
+from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.placement import Placement, placed
+from convoymq.broker.registry import Counters
+from convoymq.kernels.batch import slice_records
+from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.commands import BeginMigration, EndMigration
+from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
+from convoymq.model.clock import Clock
+from convoymq.model.config import DefaultsConfig
+from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
+from convoymq.model.refusals import missing, queue_subject
+from convoymq.model.tables import Field, Table
+from convoymq.model.tasks import Tasks
+from convoymq.queues.interface import ConsumerSpec, Delivery, Queue, QueueClient
+from convoymq.queues.null_events import NullEvents
+from convoymq.routing.queue_arguments import TYPE_ARGUMENT
+from convoymq.routing.queue_types import PlacementKind, rules_of
+from convoymq.routing.types import Queue as DeclaredQueue
+from convoymq.routing.types import QueueType
+from convoymq.transport.control import Body, ControlPlane
+from convoymq.transport.frame_kinds import KIND_MIGRATION
+
+log = structlog.get_logger()
+
+MIRRORED = "mirrored"
+BEGIN, OUTCOME, HOLD = "begin", "outcome", "hold"
+WINDOW_MESSAGES = 2048
+"""Copied messages without a confirm."""
+SLICE_MESSAGES = 256
+"""So many are copied before others have their turn."""
+NODE_TIMEOUT_S = 5.0
+"""Longest wait for a node to say that it holds its clients."""
+CONFIRM_TIMEOUT_S = 60.0
+"""Longest wait for the successor to confirm anything."""
+RETRY_S = 0.5
+POLL_S = 0.2
+MIGRATING, MIGRATED, UNDONE = "migrating", "migrated", "undone"
+OUTCOMES_KEPT = 1024
+LOOK_GROUPS = 256
+"""Queues that one `tick` looks at."""
+RATE_MAX = 1_000_000_000
+MARKER = 1
+"""Number of the consumer that takes and returns what was handed out before."""
+PRIORITY_FLAG = 2
+"""Of ENQUEUE: records carry a priority."""
+
+
+class Progress(NamedTuple):
+    """Progress of a migration, as far as this node knows."""
+
+    messages: int = 0
+    copied: int = 0
+    state: str = MIGRATING
+    reason: str = ""
+    """Reason of its end, if it was undone."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Progress of a migration that this node began."""
+
+    total: int = 0
+    copied: int = 0
+    reason: str = ""
+    """Reason of its end, if it was undone."""
+
+    def fields(self) -> list[object]:
+        """As it is sent."""
+        return [self.total, self.copied, self.reason]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Declaration of a queue under another type."""
+
+    record: QueueRecord
+    to: str
+    arguments: Table
+    dropped: tuple[str, ...]
+    """Arguments that the type does not serve."""
+    notes: tuple[str, ...]
+    """Texts on the rest that changes."""
+
+
+def _notes(declared: DeclaredQueue, record: QueueRecord, to: str) -> tuple[str, ...]:
+    """Returns what a migration does not keep, or changes, beside arguments."""
+    notes = ["time limits of messages begin anew"]
+    if record.placement is PlacementKind.RAFT:
+        notes += [
+            "one node has the queue from now on",
+            "counts of failed deliveries, remembered message-ids and named producers are forgotten",
+            "delays and groups of messages mean nothing",
+        ]
+    if QueueType(to).placement is PlacementKind.HOME:
+        notes.append("messages that are not persistent are gone when the node stops")
+    if to == QueueType.STREAM.value:
+        notes[:0] = [
+            "acknowledged messages stay, as all messages do; retention takes the oldest",
+            "consumers need a prefetch limit and acknowledgements, or are cancelled; they begin at "
+            "the first message",
+            "expiration, priorities, dead letters and rejects mean nothing",
+        ]
+    notes.append(
+        f"clients that declare the queue as '{record.type.value}' are refused (406), unless "
+        "quorum_queue.property_equivalence.relaxed_checks_on_redeclaration says otherwise"
+        if to == QueueType.QUORUM.value
+        else f"clients that declare the queue as '{record.type.value}' are refused (406)"
+    )
+    return tuple(notes)
+
+
+class Migrations:
+    """See the module text. One per node; single threaded."""
+
+    def __init__(
+        self,
+        *,
+        nodes: ClusterNodes,
+        metadata: AsyncMetadataStore,
+        local: LocalQueues,
+        placement: Placement,
+        control: ControlPlane,
+        clock: Clock,
+        settings: DefaultsConfig,
+        counters: Counters,
+        tasks: Tasks,
+    ) -> None:
+        self._nodes = nodes
+        self._metadata = metadata
+        self._local = local
+        self._placement = placement
+        self._control = control
+        self._clock = clock
+        self._settings = settings
+        self._counters = counters
+        self._tasks = tasks
+        self._running: set[int] = set()
+        """Groups of queues that this node migrates, or whose migration it undoes."""
+        self._line: list[int] = []
+        """Groups that `tick` has not looked at since it began anew."""
+        self._outcomes: OrderedDict[int, Outcome] = OrderedDict()
+        """Successor's group -> outcome, the oldest first."""
+        control.handle(KIND_MIGRATION, self._on_request)
+
+    # --- what is asked ---------------------------------------------------------------------
+
+    def plan(self, vhost: str, name: str, to: str) -> Plan:
+        """Returns what a queue would become. Raises Refused."""
+        place = self._metadata.tree.vhost(vhost)
+        subject = queue_subject(vhost, name)
+        record, declared = place.queues.get(name), place.topology.find_queue(name)
+        if record is None or declared is None:
+            raise missing(subject)
+        rules = rules_of(to)
+        if to == MIRRORED:
+            raise PreconditionFailed(
+                f"{subject} cannot be migrated to type 'mirrored': mirrored queues are classic "
+                "queues with a policy that has ha-mode; migrate it to 'classic', and set one",
+                subject=subject,
+            )
+        if rules is None or rules.is_managed:
+            raise PreconditionFailed(f"queues cannot be migrated to type '{to}'", subject=subject)
+        if record.type.value == to:
+            raise PreconditionFailed(f"{subject} is of type '{to}' already", subject=subject)
+        if record.type.is_managed or record.type is QueueType.STREAM:
+            raise PreconditionFailed(
+                f"{subject} is of type '{record.type.value}', which is not migrated: its consumers "
+                "count on offsets",
+                subject=subject,
+            )
+        if record.view is not None:
+            raise PreconditionFailed(
+                f"{subject} has mirrors, which would not stand still: take it out of its policy "
+                "with ha-mode first",
+                subject=subject,
+            )
+        if record.owner is not None:
+            raise PreconditionFailed(
+                f"{subject} is exclusive to a connection and goes with it", subject=subject
+            )
+        if not record.durable:
+            raise PreconditionFailed(f"{subject} is not durable", subject=subject)
+        if declared.auto_delete:
+            raise PreconditionFailed(
+                f"{subject} is deleted with its last consumer (auto-delete)", subject=subject
+            )
+        found = declared.arguments.items()
+        kept = {key: value for key, value in found if key != TYPE_ARGUMENT}
+        dropped = tuple(sorted(k for k in kept if k.startswith("x-") and not rules.takes(k)))
+        fields = {key: value for key, value in kept.items() if key not in dropped}
+        fields[TYPE_ARGUMENT] = Field("S", to.encode())
+        arguments = Table.from_fields(fields.items())
+        return Plan(
+            record=record, to=to, arguments=arguments, dropped=dropped,
+            notes=_notes(declared, record, to),
+        )  # fmt: skip
+
+    async def begin(
+        self, vhost: str, name: str, to: str, *, drop: bool = False, rate: int = 0
+    ) -> tuple[QueueRecord, int]:
+        """Begins a migration, and returns the queue's record and the successor's group.
+
+        Args:
+            drop: arguments that the type does not serve are left out.
+            rate: messages that are copied a second, at most; 0 = any number.
+        Raises:
+            Refused: the queue cannot be migrated; nothing has changed.
+            Unavailable: nobody leads it, or no answer came in time.
+        """
+        plan = self.plan(vhost, name, to)
+        request = [BEGIN, plan.record.group, to, drop, min(rate, RATE_MAX)]
+        found = await self._ask_leader(plan.record, request)
+        return plan.record, found
+
+    async def wait(self, record: QueueRecord, successor: int, timeout: float) -> Progress:
+        """Waits until a migration has ended, for a time at most, and returns how far it is."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        known = Progress()
+        while True:
+            known = await self._progress(successor) or known
+            is_switched = self._is_switched(record, successor)
+            if is_switched:
+                return known._replace(state=MIGRATED, reason="")
+            if is_switched is not None:
+                reason = known.reason or "the node that migrated the queue has ended"
+                return known._replace(state=UNDONE, reason=reason)
+            if loop.time() >= until:
+                return known
+            await asyncio.sleep(POLL_S)
+
+    async def _progress(self, successor: int) -> Progress | None:
+        """Returns how far a migration is, from the node that began it; None: no node knows."""
+        for node in self._nodes.running():
+            # The others did not begin it, or are about to end.
+            with suppress(BrokerError):
+                request = [OUTCOME, 0, successor]
+                found = await self._control.request(node, KIND_MIGRATION, request, NODE_TIMEOUT_S)
+                return Progress(int(found[0]), int(found[1]), MIGRATING, str(found[2]))
+        return None
+
+    def _is_switched(self, record: QueueRecord, successor: int) -> bool | None:
+        """Returns whether a migration has ended well; None: it has not ended, as far as this node
+        knows."""
+        tree = self._metadata.tree
+        if successor >= tree.next_group or record.group in self._running:
+            return None
+        place = tree.vhosts.get(record.vhost)
+        if place is None:
+            return False
+        known, waiting = place.queues.get(record.name), place.successors.get(record.name)
+        if waiting is not None and waiting.record.group == successor:
+            return None
+        return known is not None and known.group >= successor
+
+    async def _ask_leader(self, record: QueueRecord, request: list[object]) -> Body:
+        queue = self._local.find(record)
+        leader = self._local.leader_of(record)
+        if queue is None or leader is None:
+            raise Unavailable(f"{queue_subject(record.vhost, record.name)} has no leader")
+        timeout = self._settings.operation_timeout_s
+        return await self._control.request(leader, KIND_MIGRATION, request, timeout)
+
+    async def _on_request(self, node: int, body: list[object]) -> object:
+        op, group = body[0], int(str(body[1]))
+        if op == HOLD:
+            self._hold(group, int(str(body[2])), body[3])
+            return True
+        if op == OUTCOME:
+            outcome = self._outcomes.get(int(str(body[2])))
+            if outcome is None:
+                raise NotFound("this node did not begin the migration")
+            return outcome.fields()
+        if op == BEGIN:
+            return await self._begin(group, str(body[2]), bool(body[3]), int(str(body[4])))
+        raise NotFound(f"there is no request {op}")
+
+    def _hold(self, group: int, successor: int, seqs: object) -> None:
+        record = self._metadata.tree.queue_index.by_group.get(group)
+        # Also where nobody uses it yet: a channel that comes now has to wait.
+        queue = self._local.find(record) if record is not None else None
+        if queue is None or not isinstance(seqs, dict):
+            return
+        own = {int(session): int(seq) for session, seq in seqs.items()}
+        queue.hold(successor, own)
+
+    # --- as the node that leads the queue --------------------------------------------------
+
+    async def _begin(self, group: int, to: str, drop: bool, rate: int) -> int:
+        record = self._metadata.tree.queue_index.by_group.get(group)
+        if record is None:
+            raise NotFound("the queue is not known here yet")
+        subject = queue_subject(record.vhost, record.name)
+        plan = self.plan(record.vhost, record.name, to)
+        if plan.dropped and not drop:
+            raise PreconditionFailed(
+                f"{subject} has arguments that queues of type '{to}' do not serve: "
+                f"{', '.join(plan.dropped)}; they have to be dropped explicitly",
+                subject=subject,
+            )
+        queue = self._local.get(group)
+        if queue is None or self._local.leader_of(record) != self._nodes.node_id:
+            raise Unavailable(f"{subject} is led elsewhere")
+        if queue.ended is not None:
+            raise queue.ended
+        if group in self._running:
+            raise PreconditionFailed(f"{subject} is being migrated already", subject=subject)
+        obstacle = queue.migration_obstacle()
+        if obstacle:
+            raise PreconditionFailed(f"{subject} cannot be migrated: {obstacle}", subject=subject)
+        self._running.add(group)
+        try:
+            policies = self._metadata.tree.vhosts[record.vhost].policies
+            declared = DeclaredQueue(
+                name=record.name, type=QueueType(to), durable=True, arguments=plan.arguments
+            )
+            command = BeginMigration(
+                vhost=record.vhost,
+                name=record.name,
+                group=group,
+                members=self._placement.members_for(
+                    placed(declared, policies), self._nodes.for_placement()
+                ),
+                arguments=plan.arguments.encoded,
+            )
+            reply = await self._metadata.execute(command, self._settings.operation_timeout_s)
+        except BaseException:
+            # It may have been recorded: then nobody drives it, and it is undone.
+            self._running.discard(group)
+            raise
+        assert isinstance(reply, dict)
+        successor = int(reply["group"])
+        self._outcomes[successor] = Outcome()
+        while len(self._outcomes) > OUTCOMES_KEPT:
+            self._outcomes.popitem(last=False)
+        self._tasks.spawn(self._migrate(record, queue, successor, rate))
+        return successor
+
+    async def _migrate(self, record: QueueRecord, queue: Queue, successor: int, rate: int) -> None:
+        outcome = self._outcomes[successor]
+        began_ms = self._clock.monotonic_ms()
+        facts = {"vhost": record.vhost, "queue": record.name, "successor": successor}
+        try:
+            await self._copy_all(record, queue, successor, rate, outcome)
+            # From here on it may be recorded, whatever is heard of it.
+            ended = await self._end(record, successor, switched=True)
+            if ended:
+                self._counters.queues_migrated += 1
+                took = self._clock.monotonic_ms() - began_ms
+                log.info("queue.migrated", **facts, messages=outcome.copied, took_ms=took)
+                return
+            raise Unavailable("the queue was deleted, or another node undid the migration")
+        except BrokerError as error:
+            outcome.reason = error.text
+            log.warning("queue.migration_failed", **facts, reason=error.text)
+            await self._undo(record, successor)
+        finally:
+            self._running.discard(record.group)
+
+    async def _copy_all(
+        self, record: QueueRecord, queue: Queue, successor: int, rate: int, outcome: Outcome
+    ) -> None:
+        """Freezes a queue and copies it. Raises Refused, Unavailable."""
+        timeout = self._settings.operation_timeout_s
+        target = self._target(successor)
+        await target.wait_until_open(timeout)
+        await target.ready(timeout)
+        await queue.freeze(successor, timeout)
+        obstacle = queue.migration_obstacle()
+        if obstacle:
+            raise Unavailable(obstacle)
+        facts = {"vhost": record.vhost, "queue": record.name, "successor": successor}
+        outcome.total = sum(run.messages for run in queue.stored_runs())
+        log.info("queue.migration_frozen", **facts, messages=outcome.total)
+        await self._tell_nodes(record.group, successor, queue.applied_seqs())
+        # The queue may have been deleted meanwhile, and its successor with it.
+        target = self._target(successor)
+        copier = Copier(target, self._local.new_session(), rate, outcome)
+        try:
+            await copier.copy(queue)
+        finally:
+            if successor in self._metadata.tree.queue_index.by_group:
+                copier.close()
+        if queue.frozen != successor or self._local.leader_of(record) != self._nodes.node_id:
+            raise Unavailable("another node leads the queue")
+        log.info("queue.migration_copied", **facts, messages=outcome.copied)
+
+    def _target(self, successor: int) -> Queue:
+        record = self._metadata.tree.queue_index.by_group.get(successor)
+        queue = self._local.find(record) if record is not None else None
+        if queue is None:
+            raise Unavailable("the successor is not open here")
+        return queue
+
+    async def _tell_nodes(self, group: int, successor: int, seqs: dict[int, int]) -> None:
+        """Tells every node how far its sessions had come. One that does not answer refuses what is
+        pending there when it hears of the switch."""
+        by_node: dict[int, dict[int, int]] = {node: {} for node in self._nodes.running()}
+        for session, seq in seqs.items():
+            by_node.setdefault(session >> 56, {})[session] = seq
+
+        async def tell(node: int, own: dict[int, int]) -> None:
+            request = [HOLD, group, successor, own]
+            try:
+                await self._control.request(node, KIND_MIGRATION, request, NODE_TIMEOUT_S)
+            except BrokerError as error:
+                log.warning("queue.migration_unheard", node=node, reason=error.text)
+
+        await asyncio.gather(*(tell(node, own) for node, own in by_node.items()))
+
+    async def _end(self, record: QueueRecord, successor: int, *, switched: bool) -> bool:
+        """Has the end of a migration recorded, and returns whether it was the end."""
+        command = EndMigration(
+            vhost=record.vhost,
+            name=record.name,
+            group=record.group,
+            successor=successor,
+            switched=switched,
+        )
+        try:
+            return bool(await self._metadata.execute(command, self._settings.operation_timeout_s))
+        except NotFound:
+            # The virtual host is gone.
+            return False
+
+    async def _undo(self, record: QueueRecord, successor: int) -> None:
+        """Ends a migration whatever became of it, and lets the queue go on if it is still there.
+        The session of the tree keeps commands in order: once this one is answered, no earlier one
+        comes."""
+        while successor in self._metadata.tree.queue_index.by_group:
+            known = self._metadata.tree.vhosts[record.vhost].queues.get(record.name)
+            if known is None or known.group == successor:
+                return
+            try:
+                await self._end(record, successor, switched=False)
+            except BrokerError:
+                # The tree has no leader. Nobody else may undo it before this answer.
+                await asyncio.sleep(RETRY_S)
+        self._thaw(record.group, successor)
+
+    def _thaw(self, group: int, successor: int) -> None:
+        record = self._metadata.tree.queue_index.by_group.get(group)
+        queue = self._local.get(group)
+        if record is None or queue is None or queue.frozen != successor:
+            return
+        try:
+            queue.thaw()
+        except Unavailable:
+            # The node that leads it does.
+            return
+        log.info(
+            "queue.migration_undone", vhost=record.vhost, queue=record.name, successor=successor
+        )
+
+    # --- migrations of others --------------------------------------------------------------
+
+    def on_change(self, change: Change) -> None:
+        """The tree has changed: a queue whose successor is gone goes on."""
+        record = change.record
+        if change.kind is not ChangeKind.QUEUE_DELETED or record is None or not record.predecessor:
+            return
+        queue = self._local.get(record.predecessor)
+        if queue is not None and queue.known_seqs[0] == record.group:
+            queue.release()
+
+    def tick(self) -> None:
+        """Undoes what nobody drives, of queues that this node leads."""
+        if self._local.is_behind:
+            return
+        tree = self._metadata.tree
+        index = tree.queue_index
+        for group, successor in list(index.successors.items()):
+            record = index.by_group[group]
+            if group not in self._running and self._local.leader_of(record) == self._nodes.node_id:
+                self._running.add(record.group)
+                self._tasks.spawn(self._undo_later(record, successor.group))
+        for group in self._next_groups():
+            queue = self._local.get(group)
+            if queue is None or group in self._running or not queue.frozen:
+                continue
+            if queue.frozen < tree.next_group and queue.frozen not in index.by_group:
+                self._thaw(group, queue.frozen)
+
+    def _next_groups(self) -> list[int]:
+        """Returns some groups of this node's queues, all of them in turn."""
+        if not self._line:
+            self._line = [queue.group for queue in self._local.handles()]
+        taken = self._line[-LOOK_GROUPS:]
+        del self._line[-LOOK_GROUPS:]
+        return taken
+
+    async def _undo_later(self, record: QueueRecord, successor: int) -> None:
+        try:
+            await self._undo(record, successor)
+        finally:
+            self._running.discard(record.group)
+
+
+class Copier(NullEvents):
+    """Copies the messages of a frozen queue into its successor."""
+
+    def __init__(self, target: Queue, session: int, rate: int, outcome: Outcome) -> None:
+        self._target = target
+        self._client = target.client(session, self)
+        self._rate = rate
+        self._outcome = outcome
+        self._sent = 0
+        self._failed = ""
+        self._moved = asyncio.Event()
+        self._marked = 0
+        self._ids: list[int] = []
+        self._taken = 0
+        self._returned = False
+
+    def close(self) -> None:
+        """Ends the stream into the successor."""
+        self._client.close()
+
+    async def copy(self, source: Queue) -> None:
+        """Copies everything, and returns when it is confirmed. Raises Unavailable."""
+        handed_out, has_priorities = 0, False
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for run in source.stored_runs():
+            first = 0
+            while first < run.messages:
+                count = min(run.messages - first, SLICE_MESSAGES)
+                records = slice_records(run.block, run.command, run.first + first, count)
+                self._client.target.publish_records(records, count, self._sent + 1)
+                self._sent += count
+                first += count
+                has_priorities |= bool(records[5] & PRIORITY_FLAG)
+                await asyncio.sleep(self._pause(began, loop.time()))
+                await self._until(lambda: self._sent - self._outcome.copied <= WINDOW_MESSAGES)
+            if run.acquired_count:
+                handed_out = self._sent
+        await self._until(lambda: self._outcome.copied == self._sent)
+        if handed_out and not self._target.features.reads_by_offset:
+            # Another order than that of the log decides who comes first.
+            await self._mark(self._sent if has_priorities else handed_out)
+
+    def _pause(self, began: float, now: float) -> float:
+        return max(0.0, began + self._sent / self._rate - now) if self._rate else 0.0
+
+    async def _mark(self, count: int) -> None:
+        """Takes the first messages and returns them: they were handed out before."""
+        self._marked = count
+        self._client.subscribe(
+            ConsumerSpec(number=MARKER, tag="convoy.migration", prefetch=count, no_ack=False)
+        )
+        await self._until(lambda: self._taken >= count)
+        self._client.cancel(MARKER)
+        self._client.when_settled(self._on_returned)
+        await self._until(lambda: self._returned)
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            if self._failed:
+                raise Unavailable(self._failed)
+            self._moved.clear()
+            try:
+                async with asyncio.timeout(CONFIRM_TIMEOUT_S):
+                    await self._moved.wait()
+            except TimeoutError:
+                raise Unavailable("the successor does not take messages") from None
+
+    def _fail(self, reason: str) -> None:
+        self._failed = self._failed or reason
+        self._moved.set()
+
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+        """See `PublisherEvents`."""
+        if not ok:
+            self._fail("the successor refused a message")
+        pairs = zip(tags[::2], tags[1::2], strict=True)
+        self._outcome.copied += sum(last - first + 1 for first, last in pairs)
+        self._moved.set()
+
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
+        """See `ClientEvents`."""
+        self._ids += (delivery.first_id, delivery.first_id + delivery.messages - 1)
+        self._taken += delivery.messages
+        if self._taken >= self._marked:
+            client.return_(MARKER, self._ids, failed=False, untried=True)
+            self._moved.set()
+
+    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
+        """See `ClientEvents`."""
+        self._fail(f"the successor ended: {reason}")
+
+    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
+        """See `ClientEvents`."""
+        if error is not None:
+            self._fail(str(error))
+
+    def _on_returned(self, ok: bool) -> None:
+        self._returned = True
+        if not ok:
+            self._fail("the successor lost what was returned to it")
+        self._moved.set()

@@ -1,0 +1,174 @@
+"""Migration of a classic queue to another type (ADR 0128): its clients go on in the successor, and
+at its home it stands still before.
+
+A file beside the log says that the queue is frozen, for when the node is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from heapq import merge
+from typing import TYPE_CHECKING
+
+from convoymq.model.errors import StorageFault, Unavailable
+from convoymq.queues.classic.backing import position_of
+from convoymq.queues.interface import StoredRun
+
+if TYPE_CHECKING:
+    from convoymq.kernels.batch import CommandBuilder
+    from convoymq.model.errors import Refused, Subject
+    from convoymq.queues.classic.client import ClassicClient
+    from convoymq.queues.classic.host import ClassicHost
+    from convoymq.queues.classic.limits import Limits
+    from convoymq.queues.classic.machine import ClassicMachine
+    from convoymq.queues.classic.runs import Run
+    from convoymq.queues.interface import Queue
+    from convoymq.storage.types import Directory
+
+FROZEN = "frozen-"
+"""Begins the name of the file of a queue that is frozen; the successor's group follows."""
+
+
+class Replaceable:
+    """Part of `ClassicQueue`, on every node."""
+
+    host: ClassicHost
+    builder: CommandBuilder
+    group: int
+    known_seqs: tuple[int, Mapping[int, int]]
+    if TYPE_CHECKING:
+
+        def _on_first(self) -> None: ...
+        def tell(self, client: ClassicClient, step: Callable[[ClassicClient], None]) -> None: ...
+        def tell_all(self, step: Callable[[ClassicClient], None]) -> None: ...
+        def known_seq(self, session: int, successor: int) -> int | None: ...
+
+    def hold(self, successor: int, seqs: Mapping[int, int]) -> None:
+        """See `Queue`."""
+        self.known_seqs = (successor, dict(seqs))
+        self.tell_all(lambda client: client.on_flow(True))
+
+    def _tell_frozen(self, client: ClassicClient) -> None:
+        """Has a channel wait that was opened meanwhile."""
+        if self.known_seqs[0]:
+            self.tell(client, lambda told: told.on_flow(True))
+
+    def release(self) -> None:
+        """See `Queue`."""
+        if self.known_seqs[0]:
+            self.known_seqs = (0, {})
+            self.tell_all(lambda client: client.on_flow(False))
+            if self.builder.used:
+                self._on_first()
+
+    def replace(self, successor: Queue) -> None:
+        """See `Queue`."""
+        if self.builder.used:
+            # Sealed, so that it can be published elsewhere.
+            self.builder.take_forward(self.group, 0)
+        group = successor.group
+        self.tell_all(
+            lambda client: client.replace(successor, self.known_seq(client.session, group))
+        )
+
+
+class Freezable(Replaceable):
+    """Part of `LocalQueue`."""
+
+    machine: ClassicMachine
+    limits: Limits
+    durable: bool
+    ended: Refused | None
+    _directory: Directory
+    _frozen: int
+    _down_meanwhile: frozenset[int] = frozenset()
+    """Nodes whose links broke while the queue was frozen."""
+    if TYPE_CHECKING:
+
+        @property
+        def subject(self) -> Subject: ...
+        def settle_round(self, now_ms: int) -> None: ...
+        async def written(self) -> None: ...
+        def node_down(self, node: int, now_ms: int) -> None: ...
+
+    @property
+    def frozen(self) -> int:
+        """See `Queue`."""
+        return self._frozen
+
+    def migration_obstacle(self) -> str:
+        """See `Queue`."""
+        if self.machine.reservations:
+            return "messages are reserved"
+        return "dead letters are on their way" if self.machine.leaving.count else ""
+
+    async def freeze(self, successor: int, timeout: float) -> None:
+        """See `Queue`. A file beside the log says so, for when the node is started again."""
+        self.settle_round(self.host.now_ms())
+        self._frozen = successor
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout):
+                await loop.run_in_executor(None, self._note_frozen)
+                await self.written()
+        except (OSError, StorageFault) as error:
+            raise Unavailable(f"{self.subject} cannot be frozen: {error}") from error
+        except TimeoutError:
+            raise Unavailable(f"{self.subject} was not frozen in time") from None
+
+    def _note_frozen(self) -> None:
+        folder = str(self.group)
+        self._directory.make(folder)
+        self._directory.open(f"{folder}/{FROZEN}{self._frozen}", create=True).close()
+        self._directory.sync(folder)
+
+    def _frozen_before(self) -> int:
+        names = self._directory.list(str(self.group)) if self.durable else []
+        return max((int(n[len(FROZEN) :]) for n in names if n.startswith(FROZEN)), default=0)
+
+    def _is_down_later(self, node: int) -> bool:
+        """Returns whether the queue is frozen, and takes note of a node whose link broke."""
+        if self._frozen:
+            self._down_meanwhile |= {node}
+        return bool(self._frozen)
+
+    def thaw(self) -> None:
+        """See `Queue`."""
+        if not self._frozen or self.ended is not None:
+            return
+        self._directory.remove(f"{self.group}/{FROZEN}{self._frozen}")
+        self._frozen = 0
+        self.machine.configure(self.limits)
+        now_ms = self.host.now_ms()
+        down, self._down_meanwhile = self._down_meanwhile, frozenset()
+        for node in sorted(down):
+            self.node_down(node, now_ms)
+        self.settle_round(now_ms)
+
+    def applied_seqs(self) -> dict[int, int]:
+        """See `Queue`."""
+        return {number: session.seq for number, session in self.machine.sessions.items()}
+
+    def stored_runs(self) -> Iterator[StoredRun]:
+        """See `Queue`."""
+        try:
+            for run, is_held in _stored(self.machine):
+                block, command = self.machine.body_of(run.block)
+                yield StoredRun(block, command, run.first, run.count, run.acquired_count + is_held)
+        except (OSError, StorageFault) as error:
+            raise Unavailable(f"{self.subject} cannot be read: {error}") from error
+
+    def replace(self, successor: Queue) -> None:
+        """See `Queue`. Clients elsewhere hear of it from the tree."""
+        super().replace(successor)
+        self.machine.delete("migrated")
+        self.machine.effects.clear()
+
+
+def _stored(machine: ClassicMachine) -> Iterator[tuple[Run, bool]]:
+    """Yields what is ready or held, and whether somebody holds it, in the order in which it was
+    published. Raises StorageFault and OSError."""
+    ready = ((run, False) for run in machine.backing.by_position())
+    held = ((run, True) for run in sorted(machine._held_runs(), key=position_of))
+    yield from merge(ready, held, key=lambda each: each[0].position)

@@ -1,0 +1,31 @@
+"""Publishes without an answer of a queue that was migrated (ADR 0128)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convoymq.kernels.batch import CMD_ENQUEUE, PendingCommand, PublishTarget, slice_records
+
+
+def publish_again(command: PendingCommand, target: PublishTarget) -> None:
+    """Publishes the messages of a pending ENQUEUE, whose batch is sealed, to another queue: under
+    their tags, which its client answers."""
+    data = command.chunk.data
+    assert command.type == CMD_ENQUEUE
+    assert data is not None, "an open batch is handed over"
+    first = 0
+    for tag, count in _runs_of(command):
+        records = slice_records(data, command.offset, first, count)
+        target.publish_records(records, count, tag)
+        first += count
+
+
+def _runs_of(command: PendingCommand) -> Iterator[tuple[int, int]]:
+    """Yields (first tag, messages); tag 0: nobody waits for an answer. Tags belong to the last
+    messages: a channel that has begun to ask for confirms goes on to."""
+    tags = command.tags or ()
+    tagged = [(first, last - first + 1) for first, last in zip(tags[::2], tags[1::2], strict=True)]
+    untagged = command.messages - sum(count for _, count in tagged)
+    if untagged:
+        yield 0, untagged
+    yield from tagged
