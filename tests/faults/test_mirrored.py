@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pika  # type: ignore[import-untyped]
@@ -225,4 +226,77 @@ def test_mirrors_are_synchronised_by_themselves_where_the_policy_says_so(
     connection = connect(cluster, 3)
     got = [int(body) for body in drain(connection.channel())]
     assert got == list(range(traffic.publisher.next))
+    connection.close()
+
+
+def test_a_consumer_that_asks_for_it_ends_when_another_master_takes_over(
+    cluster: LocalCluster,
+) -> None:
+    declare_mirrored(cluster, 1)
+    connection = connect(cluster, 2)
+    asking, silent = connection.channel(), connection.channel()
+    ended: list[str] = []
+    asking.add_on_cancel_callback(lambda frame: ended.append(frame.method.consumer_tag))
+    got: list[tuple[bytes, bool]] = []
+    asking.basic_consume(
+        QUEUE,
+        lambda *_: None,
+        consumer_tag="asks",
+        arguments={"x-cancel-on-ha-failover": True, "x-priority": -1},
+    )
+    silent.basic_consume(
+        QUEUE,
+        lambda _channel, method, _properties, body: got.append((body, method.redelivered)),
+        consumer_tag="silent",
+    )
+    fill(cluster, 0, 3)
+
+    def pumped(condition: Callable[[], bool]) -> bool:
+        connection.process_data_events(0.05)
+        return condition()
+
+    until(lambda: pumped(lambda: len(got) == 3), "nothing is delivered")
+    cluster.kill(1, signal.SIGKILL)
+    until(lambda: pumped(lambda: ended == ["asks"]), "the consumer is not cancelled")
+    until(lambda: pumped(lambda: len(got) == 6), "nothing is delivered again")
+    assert got[3:] == [(b"0", True), (b"1", True), (b"2", True)]
+    # What the former master delivered is acknowledged in vain.
+    silent.basic_ack(3, multiple=True)
+    silent.basic_ack(6, multiple=True)
+    until(lambda: pumped(lambda: cluster.messages_in(QUEUE) == 0), "nothing is settled")
+    connection.close()
+
+
+def test_a_queue_waits_for_its_master_where_no_mirror_may_follow(cluster: LocalCluster) -> None:
+    declare(cluster, 1)
+    fill(cluster, 0, 10)
+    set_policy(cluster, {**ALL, "ha-promote-on-failure": "when-synced"})
+    until(lambda: len(row(cluster, 1)["slave_nodes"]) == 2, "no mirrors")
+    cluster.kill(1, signal.SIGKILL)
+    until(lambda: row(cluster, 2)["state"] == "down", "the queue is not down")
+    assert not log_has(cluster, 2, "queue.mirror_promoted")
+    assert not log_has(cluster, 3, "queue.mirror_promoted")
+    cluster.start_node(1)
+    until(lambda: row(cluster, 2)["state"] == "running", "the master does not come back")
+    connection = connect(cluster, 3)
+    assert [int(body) for body in drain(connection.channel())] == list(range(10))
+    connection.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1)])
+def test_all_nodes_stop_and_start(
+    cluster: LocalCluster, how: signal.Signals, order: tuple[int, ...]
+) -> None:
+    declare_mirrored(cluster, 1)
+    fill(cluster, 0, 50)
+    for number in (1, 2, 3):
+        cluster.kill(number, how)
+    until(lambda: not any(cluster._running(number) for number in order), "nodes do not end")
+    for number in order:
+        cluster.start_node(number)
+    cluster.wait_ready()
+    until(lambda: row(cluster, 3)["state"] == "running", "the queue does not open")
+    connection = connect(cluster, 2)
+    assert [int(body) for body in drain(connection.channel())] == list(range(50))
     connection.close()
