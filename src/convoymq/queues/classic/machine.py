@@ -39,7 +39,7 @@ one holds nothing any more, as in a quorum queue (ADR 0027).
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -93,6 +93,7 @@ GAP = 9
 
 FLAG_PRIORITY = 2
 FLAG_SETTLE_AT_ONCE = 1
+ENDED_MAX = 64
 GET_CONSUMER = 0
 """Messages that basic.get took are settled under this consumer number."""
 
@@ -141,6 +142,8 @@ class ClassicMachine:
         self.unsettled_count = 0
         self.next_position = 0
         self.sessions: dict[int, Session] = {}
+        #: Sessions that ended last: late frames of a broken link do not begin them anew.
+        self.ended: deque[int] = deque(maxlen=ENDED_MAX)
         self.service: list[Consumer] = []
         """Consumers by falling priority; a served one goes behind its equals."""
         self.active: Consumer | None = None
@@ -166,7 +169,7 @@ class ClassicMachine:
         for kind, flags, session_id, seq, count, arg, offset, length in commands(data):
             session = self.sessions.get(session_id)
             if session is None:
-                if kind == CMD_SESSION_CLOSE:
+                if kind == CMD_SESSION_CLOSE or session_id in self.ended:
                     continue
                 if seq != 1:
                     gaps[session_id] = None
@@ -219,6 +222,7 @@ class ClassicMachine:
                 self.effects.append((PURGED, session_id, self.purge()))
             elif kind == CMD_SESSION_CLOSE:
                 self._close(session_id, session, now_ms)
+                self.ended.append(session_id)
                 done.pop(session_id, None)
         self._serve(now_ms)
         for session_id, seq in done.items():

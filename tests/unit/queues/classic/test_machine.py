@@ -243,6 +243,18 @@ def test_a_repeated_batch_is_answered_and_not_applied_again() -> None:
     assert machine.ready_count == 1
 
 
+def test_a_repeated_batch_begins_no_session_anew_that_has_ended() -> None:
+    machine = ClassicMachine(Limits(), no_loading)
+    target = PublishTarget(CommandBuilder(), SESSIONS[0], None)
+    target.publish([message(b"a")], 1, 1)
+    target.command(CMD_SESSION_CLOSE, 0, 0, 0)
+    batch = target.builder.take_forward(1, 0)
+    machine.apply(batch, 1)
+    machine.apply(batch, 1)
+    assert machine.ready_count == 1
+    assert machine.sessions == {}
+
+
 def test_an_unknown_session_in_the_middle_of_its_stream_is_told_that_it_is_over() -> None:
     machine = ClassicMachine(Limits(), no_loading)
     builder = CommandBuilder()
