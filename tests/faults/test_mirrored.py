@@ -300,3 +300,20 @@ def test_all_nodes_stop_and_start(
     connection = connect(cluster, 2)
     assert [int(body) for body in drain(connection.channel())] == list(range(50))
     connection.close()
+
+
+def test_the_last_master_opens_the_queue_without_those_before_it(cluster: LocalCluster) -> None:
+    """Scenarios 1 and 3: the first master stops, then the second; the first stays away."""
+    declare_mirrored(cluster, 1)
+    fill(cluster, 0, 20)
+    cluster.kill(1, signal.SIGTERM)
+    until(lambda: log_has(cluster, 2, "queue.mirror_promoted"), "no mirror takes over")
+    cluster.kill(3, signal.SIGTERM)
+    cluster.kill(2, signal.SIGTERM)
+    until(lambda: not any(cluster._running(number) for number in (1, 2, 3)), "nodes do not end")
+    cluster.start_node(3)
+    cluster.start_node(2)
+    until(lambda: row(cluster, 3)["state"] == "running", "the queue does not open")
+    connection = connect(cluster, 3)
+    assert [int(body) for body in drain(connection.channel())] == list(range(20))
+    connection.close()

@@ -158,6 +158,8 @@ class Model(RuleBasedStateMachine):
         self.consumers = {key: n for key, n in self.consumers.items() if key[0] != session}
         self.targets[session].command(CMD_SESSION_CLOSE, 0, 0, 0)
         self.run_batch()
+        # Nodes use no number of a session again, the model does.
+        self.machine.ended.clear()
         self.targets[session] = PublishTarget(self.builder, session, None)
 
     def op(self, op: str, **fields: Any) -> dict[str, int]:
