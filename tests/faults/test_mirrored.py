@@ -317,3 +317,18 @@ def test_the_last_master_opens_the_queue_without_those_before_it(cluster: LocalC
     connection = connect(cluster, 3)
     assert [int(body) for body in drain(connection.channel())] == list(range(20))
     connection.close()
+
+
+def test_clients_of_a_deposed_master_lose_nothing_that_was_confirmed(cluster: LocalCluster) -> None:
+    declare_mirrored(cluster, 1)
+    with Traffic(cluster, QUEUE, publish_at=(1,), consume_at=((2, 3),)) as traffic:
+        traffic.goes_on()
+        cluster.kill(1, signal.SIGSTOP)
+        until(
+            lambda: any(log_has(cluster, node, "queue.mirror_promoted") for node in (2, 3)),
+            "no mirror takes over",
+        )
+        cluster.kill(1, signal.SIGCONT)
+        until(lambda: log_has(cluster, 1, "queue.master_deposed"), "two masters")
+        traffic.goes_on()
+        traffic.finish()
