@@ -171,6 +171,7 @@ queues retry_messages r --all --wait 60
 65 queues cancel_operation q none
 69 queues cancel_scheduled q 77777
 queues delete_messages q --all --wait 60
+queues migrate q --to classic --dry-run
 queues shrink 3
 65 topics abort t none
 65 topics declare-lost t 77
@@ -181,6 +182,8 @@ topics delete t
 upgrade drain 3
 upgrade revive 3
 upgrade post_upgrade
+69 ctl sync_queue q
+69 ctl cancel_sync_queue q
 ctl purge_queue q
 ctl delete_queue q
 ctl close_all_user_connections u bye
