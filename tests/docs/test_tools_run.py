@@ -99,6 +99,7 @@ ctl list_connections user state => running
 ctl list_channels user => guest
 ctl list_consumers => tag
 ctl list_unresponsive_queues
+ctl force_boot
 ctl list_feature_flags => metadata_version_2
 ctl enable_feature_flag metadata_version_2
 ctl list_deprecated_features => global_qos
@@ -206,6 +207,7 @@ ctl clear_permissions -p v u
 ctl clear_password u
 ctl delete_user u
 ctl delete_vhost v
+69 ctl forget_cluster_node none --offline
 69 ctl forget_cluster_node none
 """
 

@@ -43,6 +43,7 @@ from convoymq.broker.reconciliation import MembershipReconciliation
 from convoymq.broker.registry import ConnectionRegistry, Counters
 from convoymq.broker.replica_views import ReplicaViews
 from convoymq.broker.replies import ReplyRoutes
+from convoymq.broker.ring_recovery import RingRecovery
 from convoymq.broker.route_counts import RouteCounts
 from convoymq.broker.route_versions import RouteVersions
 from convoymq.broker.scheduled import Scheduled
@@ -219,7 +220,10 @@ class Broker:
         QueueAnswers(self.control, self.local, self._clock)
         requests = GroupRequests(self.nodes, self.control, host, self._clock)
         self.leadership = Leadership(self.nodes, tree, host, requests)
-        self.membership = QueueMembership(self.nodes, tree, host, requests, self.leadership)
+        self.rings = RingRecovery(self.nodes, tree, requests, self.local, self.metadata)
+        self.membership = QueueMembership(
+            self.nodes, tree, host, requests, self.leadership, self.rings
+        )
         self.peeking = Peeking(self.local, requests)
         self.scheduled = Scheduled(self.local, requests)
         self.browsing = Browsing(self.local, requests)
@@ -312,6 +316,7 @@ class Broker:
             note=self.host.note,
             dead_letters=self.local.ask.dead_letters,
             memory_target_bytes=self._memory_target_bytes(),
+            mirror_restart_wait_ms=self.settings.mirror_restart_wait_ms,
         )
         return {driver.rules.name: driver.make_host(parts) for driver in hosted_drivers()}
 

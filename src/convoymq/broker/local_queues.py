@@ -210,7 +210,11 @@ class LocalQueues:
     def _follow(self, record: QueueRecord) -> None:
         host = self.hosts.get(record.type.value)
         if host is not None:
-            host.follow(record, self._arguments(record), self._settings(record))
+            host.follow(record, self._arguments(record), self.settings_of(record))
+
+    def copy_of(self, group: int) -> int:
+        """See `QueueHost.copy_of`."""
+        return max((host.copy_of(group) for host in self.hosts.values()), default=0)
 
     @property
     def is_behind(self) -> bool:
@@ -347,7 +351,7 @@ class LocalQueues:
             return
         host = self.hosts.get(record.type.value)
         if host is not None:
-            host.open(record, self._arguments(record), self._settings(record))
+            host.open(record, self._arguments(record), self.settings_of(record))
 
     def _open_own(self, record: QueueRecord) -> None:
         """Opens a queue of which this node is a member, or the home."""
@@ -442,9 +446,10 @@ class LocalQueues:
         """Tells the handle of a queue, if it is open, what its arguments and policies come to."""
         queue = self.get(record.group)
         if queue is not None:
-            queue.configure(self._settings(record))
+            queue.configure(self.settings_of(record))
 
-    def _settings(self, record: QueueRecord) -> Mapping[str, Setting]:
+    def settings_of(self, record: QueueRecord) -> Mapping[str, Setting]:
+        """Returns what the arguments and policies of a queue come to."""
         policies = self.tree.vhosts[record.vhost].policies
         settings = effective_settings(self._declared(record), policies)
         if record.predecessor in self.tree.queue_index.by_group:
@@ -503,7 +508,7 @@ class LocalQueues:
     def _open_again(self, host: QueueHost, group: int) -> None:
         record = self.tree.queue_index.by_group.get(group)
         if record is not None:
-            host.open(record, self._arguments(record), self._settings(record))
+            host.open(record, self._arguments(record), self.settings_of(record))
 
     # --- numbers -------------------------------------------------------------------------
 

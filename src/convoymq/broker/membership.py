@@ -22,6 +22,7 @@ from convoymq.broker.group_requests import (
 from convoymq.broker.leadership import Leadership
 from convoymq.broker.local_queues import successors
 from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.ring_recovery import RingRecovery
 from convoymq.broker.selection import ALL, Selection, check_group
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.metadata.members import MembershipManager
@@ -58,6 +59,7 @@ class QueueMembership:
         host: ReplicaHost,
         requests: GroupRequests,
         leadership: Leadership,
+        rings: RingRecovery,
     ) -> None:
         self.manager: MembershipManager | None = None
         """Records members and forgets nodes; made when the broker has started."""
@@ -66,6 +68,7 @@ class QueueMembership:
         self._host = host
         self._requests = requests
         self._leadership = leadership
+        self._rings = rings
         self.timeout_s = TIMEOUT_S
         """For one change of one queue."""
         requests.serve("add_member", self._on_add)
@@ -210,20 +213,26 @@ class QueueMembership:
         found = [record for record in self._selected(selection) if node in record.members]
         return await self._for_each(found, lambda record: self.delete(record, node))
 
-    async def release(self, node: int, size_of: Callable[[QueueRecord], int]) -> list[Row]:
+    async def release(
+        self, node: int, size_of: Callable[[QueueRecord], int], *, forced: bool = False
+    ) -> list[Row]:
         """Takes a node that is to be forgotten out of all replicated queues that have other
-        members, before the cluster forgets it; a row for each.
+        members, before the cluster forgets it; a row for each. A mirrored queue whose master was
+        there goes on with another copy.
 
         Where a queue would have fewer members than it should, another node that runs takes the
         place in the same step.
 
         Args:
             size_of: how many members a queue should have.
+            forced: mirrored queues go on with copies that lack messages, where there are no others.
         """
         replicas = dict(self._tree.queue_index.replicas)
 
         async def release(record: QueueRecord) -> int:
             by = 0
+            if record.view is not None:
+                return await self._rings.release(record, node, forced=forced)
             if record.group not in self._tree.queue_index.by_group:
                 return 0
             if len(record.members) <= size_of(record):
@@ -243,7 +252,16 @@ class QueueMembership:
             for record in self._selected(Selection(type=ALL))
             if node in record.members and len(record.members) > 1
         ]
+        found += [record for record in self._tree.records() if self._rings.needs(record, node)]
         return await self._for_each(found, release)
+
+    async def force_boot(self) -> list[Row]:
+        """Has mirrored queues without a master go on with the copies that are there, whatever those
+        lack; a row for each."""
+        waiting = self._rings.waiting()
+        return await self._for_each(
+            waiting, lambda record: self._rings.release(record, 0, forced=True)
+        )
 
     def _selected(self, selection: Selection) -> list[QueueRecord]:
         found = [record for record in self._tree.records() if selection.matches(record)]

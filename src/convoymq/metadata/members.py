@@ -287,7 +287,7 @@ class MembershipManager:
             raise PreconditionFailed(f"node {node} is running: stop it first")
         if not force:
             for record in tree.records():
-                if record.placement is not PlacementKind.HOME and record.members == (node,):
+                if record.placement is PlacementKind.RAFT and record.members == (node,):
                     raise PreconditionFailed(
                         f"node {node} has the only replica of queue '{record.name}'"
                     )

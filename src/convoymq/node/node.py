@@ -57,6 +57,7 @@ from convoymq.transport.links import Links
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
     from convoymq.edges.edge import Edge
+    from convoymq.queues.interface import Row
     from convoymq.trace.recorder import Traces
 
 STORAGE_TICKS = 3
@@ -136,6 +137,11 @@ class Node:
         self.data.recover(cluster, (*former.former, former.cluster))
         self.storage.set_identity(cluster, self.data.identity.former)
         self._loop.call_later(delay_s, lambda: self.links.set_identity(self.data.identity))
+
+    async def force_boot(self) -> list[Row]:
+        """Has mirrored queues go on without masters that do not run; a row for each."""
+        assert self.broker is not None
+        return await self.broker.membership.force_boot()
 
     def stop(self) -> None:
         """Asks for an orderly end."""

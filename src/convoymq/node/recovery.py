@@ -11,10 +11,11 @@ Every node answers questions of the one that an operator talks to, in CONTROL re
 | take   | makes this node's copies of some groups go on as their only voters            |
 
 Order of an execution: all reachable nodes switch to a new cluster id, so that missing ones that
-come back cannot join what they have missed; then the metadata group goes on; then one command
-records in the tree what may be lost, gives the cluster its new id and forgets the missing nodes;
-then the queues go on. Whatever ends it early, a new plan goes on from there: until the record is
-made the tree has another id than the nodes, and nobody is let in.
+come back cannot join what they have missed; then the metadata group goes on; then mirrored queues
+whose master is missing go on with other copies; then one command records in the tree what may be
+lost, gives the cluster its new id and forgets the missing nodes; then the queues go on. Whatever
+ends it early, a new plan goes on from there: until the record is made the tree has another id than
+the nodes, and nobody is let in.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from convoymq.transport.frame_kinds import KIND_RECOVERY
 if TYPE_CHECKING:
     from convoymq.metadata.commands import Command
     from convoymq.model.clock import Clock
+    from convoymq.queues.interface import Row
     from convoymq.shells.groups.host import ReplicaHost
     from convoymq.storage.log import GroupLog
     from convoymq.storage.store import Storage
@@ -150,6 +152,9 @@ class RecoveredNode(Protocol):
     @property
     def store(self) -> Store:
         """Writes into the tree."""
+
+    async def force_boot(self) -> list[Row]:
+        """Has mirrored queues go on without masters that do not run; a row for each."""
 
     def switch_cluster(self, cluster: str, delay_s: float, /) -> None:
         """Gives the cluster another id; links are made anew after the delay."""
@@ -349,6 +354,9 @@ class Recovery:
                 if failed:
                     raise Unavailable(f"the metadata do not go on: {failed[0]}")
         await self._until_ready(plan.reachable)
+        # The record deletes the queues of which only missing nodes have a copy.
+        for row in await node.force_boot():
+            progress(f"mirrored queue '{row['name']}' in vhost '{row['vhost']}': {row['result']}")
         progress("the recovery is recorded, missing nodes are forgotten")
         await self._record(plan, cluster)
         queues = [g for g in recovered if g.group != METADATA_GROUP]

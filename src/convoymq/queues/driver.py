@@ -145,6 +145,8 @@ class HostParts:
     """Options by which dead letters are published; None: they are not."""
     memory_target_bytes: int = MEMORY_TARGET_BYTES
     """Memory for the messages of all queues of a type that pages them out."""
+    mirror_restart_wait_ms: int = 300_000
+    """Time after the start for which mirrors of an earlier run wait for the last master."""
 
 
 class QueueHost(Protocol):
@@ -177,6 +179,9 @@ class QueueHost(Protocol):
 
     def delete(self, group: int) -> None:
         """The queue is gone from the tree; maybe it was none of this type."""
+
+    def copy_of(self, group: int) -> int:
+        """Returns which member's copy of a mirrored queue this node has; 0 = it has none."""
 
     def remove_orphans(self, known: set[int]) -> None:
         """Deletes data of queues that the tree does not have any more."""

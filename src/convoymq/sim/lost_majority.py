@@ -18,6 +18,7 @@ from convoymq.metadata.commands import Command
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import BrokerError, Misuse, Unavailable
 from convoymq.node.recovery import CONFIRMATION, Recovery
+from convoymq.queues.interface import Row
 from convoymq.sim.clock import Process
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.loop import SimLoop
@@ -80,6 +81,10 @@ class RecoveryPort:
     def switch_cluster(self, cluster: str, delay_s: float) -> None:
         """Gives the cluster another id; links are made anew after the delay."""
         self._node.switch_cluster(cluster, int(delay_s * 1e6))
+
+    async def force_boot(self) -> list[Row]:
+        """Returns a row for each mirrored queue without a master: this world has none."""
+        return []
 
     # `Links`.
 

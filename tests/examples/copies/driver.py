@@ -213,6 +213,9 @@ class CopiesHost:
         """Nothing is dead-lettered."""
         return Counter()
 
+    def copy_of(self, group: int) -> int:
+        return 0
+
     def remove_orphans(self, known: set[int]) -> None:
         """Nothing is kept on disk."""
 

@@ -106,6 +106,9 @@ class RingHost:
         dropped = sum(ring.dropped for ring in self._rings.values())
         return Counter({("disabled", "maxlen"): dropped})
 
+    def copy_of(self, group: int) -> int:
+        return 0
+
     def remove_orphans(self, known: set[int]) -> None:
         """Nothing is kept on disk."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from convoymq.cli.ctl.arguments import Switch
 from convoymq.cli.ctl.command import (
     CTL,
     DIAGNOSTICS,
@@ -237,7 +238,8 @@ def _forget(invocation: Invocation) -> Output:
     if not known:
         raise Failure(UNAVAILABLE, "The node selected is not in the cluster.")
     invocation.words["number"] = str(known[0]["id"])
-    invocation.call("DELETE", "convoy/nodes/{number}")
+    forced = str(invocation.flag("offline")).lower()
+    invocation.call("DELETE", f"convoy/nodes/{{number}}?force={forced}")
     deadline = time.monotonic() + invocation.value("timeout", FORGET_TIMEOUT_S)
     while True:
         left = object_of(invocation.call("GET", "convoy/nodes/{number}/groups"))["groups"]
@@ -376,7 +378,8 @@ COMMANDS = (
     ),
     Command(
         "forget_cluster_node target",
-        "Removes a stopped node from the cluster",
+        "Removes a stopped node from the cluster; --offline: even if queues lose what only it has",
+        switches=(Switch("offline"),),
         banner="Removing node {target} from the cluster",
         run=_forget,
         problems={404: Problem(UNAVAILABLE, "The node selected is not in the cluster.")},

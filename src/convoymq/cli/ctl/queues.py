@@ -8,6 +8,7 @@ import time
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
 from convoymq.cli.ctl.command import (
+    CTL,
     DIAGNOSTICS,
     QUEUES,
     Command,
@@ -226,6 +227,11 @@ def _force_checkpoint(invocation: Invocation) -> Output:
     return _changes(invocation, content, ("vhost", "name", "result"))
 
 
+def _force_boot(invocation: Invocation) -> Output:
+    content = invocation.call("POST", "convoy/queues/force_boot")
+    return _changes(invocation, content, ("vhost", "name", "result"))
+
+
 def _peek(invocation: Invocation) -> Output:
     found = object_of(invocation.call("GET", "queues/quorum/{vhost}/{queue}/peek/{position}"))
     return Rows(
@@ -406,6 +412,13 @@ COMMANDS = (
         check=_check_selection,
         banner="Forcing checkpoint for all matching quorum queues...",
         run=_force_checkpoint,
+    ),
+    Command(
+        "force_boot",
+        "Opens mirrored queues from the copies that are there, without nodes that do not run",
+        tools=(CTL,),
+        banner="Opening mirrored queues without nodes that do not run ...",
+        run=_force_boot,
     ),
     Command(
         "list_scheduled queue",

@@ -169,6 +169,13 @@ class DefaultsConfig:
         a backlog is read from disk sooner.""",
         parse=parse_bytes, low=0, high=1 << 50,
     )  # fmt: skip
+    mirror_restart_wait_ms: int = key(
+        "mirrored_queue.restart_wait", 300_000,
+        """How long after its start a node with a synchronised mirror waits for the node of the last
+        master before the mirror opens the queue. Shorter: when all nodes were stopped, what the
+        last master alone had is lost if its node starts later.""",
+        unit="ms", low=0, high=86_400_000,
+    )  # fmt: skip
     dead_letter_prefetch: int = key(
         "dead_letter_worker_consumer_prefetch", 0,
         """Dead letters of one queue that are moved at a time, with the strategy at-least-once. 0:

@@ -362,6 +362,10 @@ class ClassicHost:
         here = (queue.left() for queue in self._running())
         return sum(here, Counter(self._ended_left))
 
+    def copy_of(self, group: int) -> int:
+        """See `QueueHost`."""
+        return 0
+
     def remove_orphans(self, known: set[int]) -> None:
         """Deletes the files of queues that the tree does not know any more."""
         for name in self._directory.list():

@@ -50,8 +50,6 @@ from convoymq.transport.frame_kinds import KIND_MIRROR_CLIENTS, KIND_MIRROR_STOR
 
 ASK, TAKEN, NOT_YET, SYNC, CANCEL_SYNC = 1, 2, 3, 4, 5
 SEEK_AGAIN_MS = 100
-RESTART_WAIT_MS = 300_000
-"""Time that a mirror of an earlier run waits for the last master."""
 FAILED_AGAIN_MS = 10_000
 """Time before a node gets a mirror again that could not write one."""
 
@@ -70,7 +68,7 @@ class MirroredHost(ClassicHost):
         self._parts = parts
         self.sync_batch_size = SYNC_BATCH_SIZE
         self.counts_timeout_s = COUNTS_TIMEOUT_S
-        self.restart_wait_ms = RESTART_WAIT_MS
+        self.restart_wait_ms = parts.mirror_restart_wait_ms
         directory = parts.open_directory("classic")
         super().__init__(
             node_id=parts.node_id,
@@ -231,6 +229,11 @@ class MirroredHost(ClassicHost):
         copy = self._copies.pop(group, None)
         if copy is not None:
             copy.end(removes=True)
+
+    def copy_of(self, group: int) -> int:
+        """See `QueueHost`."""
+        ring = self._rings.get(group)
+        return ring.member if ring is not None else read_member(self._files, group) or 0
 
     def remove_orphans(self, known: set[int]) -> None:
         """See `QueueHost`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from convoymq.replication.ring.views import RingView
+
 ALL = "all"
 EXACTLY = "exactly"
 NODES = "nodes"
@@ -76,3 +78,27 @@ def wanted_nodes(
         listed = {named[name] for name in policy.names if name in named}
         return (master, *(node for node in (*kept, *free) if node in listed))
     return (master,)
+
+
+def heir(
+    view: RingView, copies: Mapping[int, int], *, follows_unsynchronised: bool, forced: bool
+) -> int:
+    """Returns the node whose copy a queue goes on with when its master is lost for good and no
+    member of its ring runs; 0 = none may.
+
+    The first of these that is there: a synchronised copy, another copy of the view, a copy of a
+    former ring. The oldest of the view comes first, the youngest of former rings.
+
+    Args:
+        copies: node -> number of the member whose copy it has, on running nodes.
+        follows_unsynchronised: the policy lets a copy of the view follow that lacks messages.
+        forced: an operator accepts what any copy lacks.
+    """
+    nodes = {number: node for node, number in copies.items() if number}
+    recorded = [number for number in sorted(nodes) if view.is_live(number)]
+    for number in recorded:
+        if number in view.synchronised:
+            return nodes[number]
+    if recorded and (forced or follows_unsynchronised):
+        return nodes[recorded[0]]
+    return nodes[max(nodes)] if nodes and forced else 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from convoymq.queues.mirrored.policy import MirrorPolicy, policy_from, wanted_nodes
+from convoymq.queues.mirrored.policy import MirrorPolicy, heir, policy_from, wanted_nodes
+from convoymq.replication.ring.views import founded
 
 NAMED = {"a": 1, "b": 2, "c": 3, "d": 4}
 
@@ -64,3 +65,31 @@ def test_without_a_policy_the_master_is_alone() -> None:
 )  # fmt: skip
 def test_settings_of_mirrors(settings: dict[str, object], policy: MirrorPolicy) -> None:
     assert policy_from(settings) == policy
+
+
+@pytest.mark.parametrize(
+    ("copies", "lenient", "forced", "node"),
+    [
+        # Members 1 (master, node 1), 2 and 4 are synchronised, 3 and 5 are not.
+        ({2: 2, 3: 3, 4: 4}, False, False, 2),
+        ({3: 3, 4: 4}, True, True, 4),
+        ({1: 1, 2: 2}, False, False, 1),
+        ({3: 3, 5: 5}, False, False, 0),
+        ({3: 3, 5: 5}, True, False, 3),
+        ({3: 3, 5: 5}, False, True, 3),
+        # Copies of former rings.
+        ({6: 7, 7: 8, 8: 0}, True, False, 0),
+        ({6: 7, 7: 8, 8: 0}, False, True, 7),
+        ({6: 7, 5: 5}, True, True, 5),
+        ({8: 0}, True, True, 0),
+        ({}, True, True, 0),
+    ],
+)
+def test_the_best_copy_that_is_there_follows_a_lost_master(
+    copies: dict[int, int], lenient: bool, forced: bool, node: int
+) -> None:
+    view = founded(1, 1)
+    for member in range(2, 6):
+        view = view.joined(member, 1).caught_up(member)
+    view = view.with_synchronised(2).with_synchronised(4)
+    assert heir(view, copies, follows_unsynchronised=lenient, forced=forced) == node

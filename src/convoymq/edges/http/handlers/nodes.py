@@ -69,7 +69,7 @@ async def forget_node(call: Call) -> Status:
     number = found.id
     try:
         broker.membership.check_forget(number, force=force)
-        rows = await broker.membership.release(number, broker.group_size_of)
+        rows = await broker.membership.release(number, broker.group_size_of, forced=force)
         failed = [row for row in rows if row["result"] != "ok"]
         if failed and not force:
             raise PreconditionFailed(

@@ -150,6 +150,13 @@ async def force_checkpoint(call: Call) -> list[JsonObject]:
     return await call.broker.queue_logs.force_checkpoint(_selection(await call.json()))
 
 
+@routes.add("POST", "convoy/queues/force_boot")
+async def force_boot(call: Call) -> list[JsonObject]:
+    """Mirrored queues without a master go on with the copies that are there."""
+    call.need(call.is_administrator)
+    return await call.broker.membership.force_boot()
+
+
 @routes.add("POST", "rebalance/queues")
 async def rebalance(call: Call) -> object:
     """Begins, and answers 204 as RabbitMQ does; with `dry_run` the moves that it would make."""
