@@ -71,13 +71,16 @@ def declare(channel: Any, queue: str, exchange: str, **arguments: Any) -> None:
 
 def reject_all(channel: Any, queue: str, count: int) -> None:
     """Rejects the next messages of a queue, all at once."""
+    last = 0
     messages = channel.consume(queue, inactivity_timeout=PATIENCE_S)
     for seen, (method, _, _) in enumerate(messages, 1):
         assert method is not None, f"{seen - 1} of {count} came"
+        last = method.delivery_tag
         if seen == count:
-            channel.basic_nack(method.delivery_tag, multiple=True, requeue=False)
             break
+    # First: what comes back to the queue is not for this consumer, who would return it.
     channel.cancel()
+    channel.basic_nack(last, multiple=True, requeue=False)
 
 
 def take(channel: Any, queue: str) -> tuple[Any, Any, bytes]:
