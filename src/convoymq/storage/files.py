@@ -343,8 +343,10 @@ class MemoryDirectory:
         parts = path.split("/")
         for depth in range(1, len(parts) + 1):
             name = "/".join(parts[:depth])
-            self.names.setdefault(name, None)
-            self.durable_names.setdefault(name, None)
+            if name not in self.names:
+                # A removal that waits is of the directory that was here before.
+                self._make_durable("/".join(parts[: depth - 1]))
+                self.names[name] = self.durable_names[name] = None
 
     def open(self, path: str, *, create: bool = False) -> MemoryFile:
         inode = self.names.get(path)
@@ -377,6 +379,9 @@ class MemoryDirectory:
 
     def sync(self, path: str = "") -> None:
         self.on_operation("sync", path)
+        self._make_durable(path)
+
+    def _make_durable(self, path: str) -> None:
         start = path + "/" if path else ""
 
         def inside(name: str) -> bool:

@@ -97,6 +97,19 @@ def test_a_synced_tree_outlives_the_power() -> None:
     assert not directory.exists("gone")
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_directory_made_again_is_not_the_one_that_was_removed(kept: bool) -> None:
+    directory = MemoryDirectory()
+    for content in (b"old", b"new"):
+        directory.remove("a")
+        directory.make("a")
+        directory.open("a/f", create=True).pwrite([content], 0)
+        directory.open("a/f").sync()
+        directory.sync("a")
+    directory.crash(lambda: kept)
+    assert directory.open("a/f").pread(9, 0) == b"new"
+
+
 @pytest.mark.parametrize("served", [True, False])
 def test_the_file_system_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: bool
