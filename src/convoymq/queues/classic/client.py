@@ -195,8 +195,8 @@ class ClassicClient(QueueClient):
         other = self._events.on_replaced(self, successor)
         self.queue.forget(self)
         if other is None:
-            self._answer(waiting, Unavailable("the queue was migrated"), published_ok=False)
             self.cancel_all("migrated")
+            self._answer(waiting, Unavailable("the queue was migrated"), published_ok=False)
             self.closed = True
             return
         self.closed = True

@@ -111,6 +111,16 @@ class MirroredClient(ClassicClient):
         if kind == APPLIED and self._blocked:
             self.check_flow()
 
+    def cancel_all(self, reason: str) -> None:
+        """See `ClassicClient`. The channel did not ask again for the consumers that it has."""
+        for consumer in self._again:
+            self._questions.remove((CMD_CHECKOUT, consumer))
+        self._again.clear()
+        self._specs.clear()
+        self._credits.clear()
+        self._next_ids.clear()
+        super().cancel_all(reason)
+
     def _subscribed_again(self, consumer: int, error: str | None) -> None:
         self._again.discard(consumer)
         self._questions.remove((CMD_CHECKOUT, consumer))

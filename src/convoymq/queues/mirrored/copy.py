@@ -90,6 +90,8 @@ class MirrorCopy:
         """The view in force says so."""
         self.sessions: dict[int, int] = {}
         """Session -> seq of its last command that the master has done."""
+        self.begun: dict[int, int] = {}
+        """Session -> seq of its first command since the CUT: this copy may lack earlier ones."""
         self.stopping_master = 0
         """The master whose node is being stopped: it did not fail."""
         self._new_log = new_log
@@ -176,6 +178,9 @@ class MirrorCopy:
             self.log.remove()
             self.log = self._new_log()
             self.index = CopyIndex()
+        if not self.is_synchronised:
+            self.sessions.clear()
+            self.begun.clear()
         self.state = State.TAKING
         self._compare(depth)
 
@@ -242,8 +247,10 @@ class MirrorCopy:
 
     def _note_session(self, session: int, seq: int) -> None:
         self.sessions[session] = max(seq, self.sessions.pop(session, 0))
+        self.begun[session] = min(seq, self.begun.get(session, seq))
         if len(self.sessions) > SESSIONS_MAX:
-            del self.sessions[next(iter(self.sessions))]
+            oldest = next(iter(self.sessions))
+            del self.sessions[oldest], self.begun[oldest]
 
     def _compare(self, depth: int) -> None:
         if self.index.messages > depth:
@@ -252,6 +259,12 @@ class MirrorCopy:
             self._on_equal()
 
     # --- end -----------------------------------------------------------------------------
+
+    def known(self) -> dict[int, tuple[int, int]]:
+        """Returns session -> (first, last) seq of its commands whose messages this copy has."""
+        if self.is_synchronised:
+            return {session: (0, last) for session, last in self.sessions.items()}
+        return {session: (self.begun[session], last) for session, last in self.sessions.items()}
 
     def end(self, *, removes: bool) -> None:
         """The copy is void (`removes`), or goes on as the master's files."""

@@ -344,12 +344,11 @@ class MirroredHost(ClassicHost):
         own = record.view.live_at(self.node_id) if record.view is not None else None
         if own is None or record.view is None or record.view.master != own.number:
             return
-        view = record.view
         sessions = None
         if copy is not None:
             copy.end(removes=False)
             del self._copies[group]
-            sessions = copy.sessions
+            sessions = copy.known()
         front = self.queues.get(group)
 
         def make(_group: int) -> None:
@@ -364,7 +363,7 @@ class MirroredHost(ClassicHost):
             master.wait_for_mirrors()
             self.note(
                 "queue.mirror_promoted", vhost=record.vhost, queue=record.name, group=group,
-                messages=master.depth, synchronised=own.number in view.synchronised,
+                messages=master.depth, synchronised=copy is None or copy.is_synchronised,
             )  # fmt: skip
 
         def fail(_group: int, error: Exception) -> None:
@@ -649,10 +648,14 @@ class MirroredHost(ClassicHost):
         master = self.master_of(handle.group)
         if master is None or master.member is None or master.member.member != number:
             return
-        for place in places:
-            master.resume(*place)
-        handle.master = master
-        handle.on_master(number)
+        if self._resume(master, places):
+            handle.master = master
+            handle.on_master(number)
+
+    def _resume(self, master: MasterQueue, places: list[Place]) -> bool:
+        """Has a master go on with sessions; returns False when it fails by that."""
+        self.contain(master, lambda: master.resume_all(places))
+        return master.ended is None
 
     def ask_sync(self, handle: MirroredHandle, *, cancels: bool) -> None:
         """Asks the master of a queue to begin or end a synchronisation."""
@@ -688,15 +691,13 @@ class MirroredHost(ClassicHost):
     def _on_ask(self, node: int, group: int, number: int, places: list[Place]) -> None:
         master = None if self._stopped else self.master_of(group)
         answer = NOT_YET
-        # What waits for the node was for its clients before, and may not come after the answer.
-        waits = node in self._held_back
-        if master is not None and master.is_member(number) and not waits:
-            answer = TAKEN
+        if master is not None and master.is_member(number):
+            if any(place[0] >> 56 != node for place in places):
+                raise PeerError(f"node {node} speaks for a session of another one")
             master.senders.add(node)
-            for place in places:
-                if place[0] >> 56 != node:
-                    raise PeerError(f"node {node} speaks for a session of another one")
-                master.resume(*place)
+            # What waits for the node was for its clients before, and may not come after the answer.
+            if self._resume(master, places) and node not in self._held_back:
+                answer = TAKEN
         body = msgspec.msgpack.encode([answer, number, []])
         self._control.send_raw(node, KIND_MIRROR_CLIENTS, (body,), a=group)
 

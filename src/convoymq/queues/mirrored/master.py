@@ -6,7 +6,7 @@ what a client is told of as safe is stored by every mirror that takes part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.metadata.machine import QueueRecord
@@ -47,15 +47,18 @@ class MasterQueue(LocalQueue):
         settings: Mapping[str, object],
         directory: Directory,
         *,
-        sessions: Mapping[int, int] | None = None,
+        sessions: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         """
         Args:
-            sessions: the files are those of a mirror, which knows how far these sessions are.
+            sessions: the files are those of a mirror, with the messages of these sessions: seq of
+                the first command and the last one.
         """
         self.policy = policy_from(settings, host.sync_batch_size)
         self.member: RingMember | None = None
-        self._known = dict(sessions or {})
+        taken_over = (sessions or {}).items()
+        self._known = {session: last for session, (_, last) in taken_over}
+        self._begun = {session: first for session, (first, _) in taken_over if first}
         self.syncing: Synchronisation | None = None
         self._will_sync = False
         super().__init__(
@@ -178,6 +181,11 @@ class MasterQueue(LocalQueue):
 
     # --- sessions ------------------------------------------------------------------------
 
+    def resume_all(self, places: Iterable[tuple[int, int, int, int]]) -> None:
+        """Clients go on with their sessions."""
+        for place in places:
+            self.resume(*place)
+
     def resume(self, session: int, first: int, got: int, answered: int) -> None:
         """A client goes on with a session of a former master.
 
@@ -186,8 +194,16 @@ class MasterQueue(LocalQueue):
             got: id of the next message that it gets.
             answered: seq of the last question that it has the answer of.
         """
+        now_ms = self.host.now_ms()
+        self._apply_open_batch(now_ms)
         self._remember(session)
-        self.machine.session_down(session, self.host.now_ms())
+        if first < self._begun.pop(session, 0):
+            # The mirror was not synchronised. What it has may come twice, and nothing is confirmed
+            # that it lacks.
+            self._known.pop(session, None)
+        self.machine.session_down(session, now_ms)
+        # What is sent at once comes before the answer to the client's node, which ignores it.
+        self._carry_out()
         for _, effects in self._gated:
             # What waits for the disk is for the session as it was.
             effects[:] = [effect for effect in effects if effect[1] != session]
