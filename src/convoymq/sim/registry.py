@@ -11,6 +11,7 @@ LOADS = {
     "mixed": "convoymq.sim.mixed_world:MixedLoad",
     "classic": "convoymq.sim.classic.world:ClassicLoad",
     "ring": "convoymq.sim.ring.world:RingLoad",
+    "mirrored": "convoymq.sim.mirrored.world:MirroredLoad",
     "topics": "convoymq.sim.topics.world:TopicLoad",
 }
 """Name of a load (`--load NAME`) -> its class. Only the chosen one is imported."""

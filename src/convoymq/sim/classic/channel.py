@@ -44,14 +44,21 @@ class ClassicChannel(Channel):
                 priority = scheduler.between(0, PRIORITY_MAX)
             self.unconfirmed[self._tag] = identity
             self._workload.published += 1
-            self._book.on_sent(
-                identity, persistent=persistent, expiration_ms=expiration, priority=priority
+            self._note_sent(
+                identity, persistent=persistent, expiration=expiration, priority=priority
             )
             body = identity + bytes(size)
             made = record_of(body, priority=priority, expiration=expiration, persistent=persistent)
             flags = FLAG_EXPIRATION if expiration is not None else 0
             flags |= FLAG_PRIORITY if priority is not None else 0
             self.client.target.publish(made, len(body), self._tag, flags)
+
+    def _note_sent(
+        self, identity: bytes, *, persistent: bool, expiration: int | None, priority: int | None
+    ) -> None:
+        self._book.on_sent(
+            identity, persistent=persistent, expiration_ms=expiration, priority=priority
+        )
 
     def _receive(
         self, consumer: int, message_id: int, identity: bytes, acquired: int, delivered: int

@@ -6,11 +6,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from convoymq.metadata.commands import ChangeView
 from convoymq.metadata.records import QueueRecord
 from convoymq.model.errors import BrokerError
 from convoymq.replication.ring.views import RingView, founded
 from convoymq.shells.capacity import CapacityQueues, Waiting
-from convoymq.shells.ring.shell import RingMember, RingParts, RingShell
+from convoymq.shells.ring.shell import (
+    Answer,
+    RingMember,
+    RingParts,
+    RingRecord,
+    RingShell,
+)
 from convoymq.sim.network import Receiver
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.ring.referee import RingReferee
@@ -71,7 +78,7 @@ class RingNode(SimNode):
                 incarnation=self.incarnation,
                 clock=self.clock,
                 control=self._control,
-                propose=partial(self.world.propose, self),
+                propose=self._propose,
                 has_majority=partial(self.world.has_majority, self.number),
                 wanted=self.wake,
                 await_room=self._capacity.wait,
@@ -87,6 +94,10 @@ class RingNode(SimNode):
     def end_of_round(self) -> None:
         """See `SimNode`."""
         self.shell.end_of_round()
+
+    def _propose(self, record: RingRecord, view: RingView, answer: Answer) -> None:
+        command = ChangeView(vhost=record.vhost, name=record.name, group=record.group, view=view)
+        self.world.propose(self, command, answer)
 
     # The owner.
 

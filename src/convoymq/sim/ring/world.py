@@ -1,8 +1,7 @@
 """Rings in the simulator: members on nodes that crash, freeze, leave and join in mid-broadcast.
 
 What is real: the shell, the core and the views of rings, the frames between nodes, and the rule of
-the tree that records views. The tree itself is one copy, which a node reads and writes, late, while
-it reaches a majority of the nodes.
+the tree that records views.
 """
 
 from __future__ import annotations
@@ -10,33 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from random import Random
 
-from convoymq.metadata.commands import ChangeView, DeclareQueue, PutVhost
-from convoymq.metadata.machine import MetadataMachine
-from convoymq.model.errors import Unavailable
-from convoymq.replication.ring.views import RingView, check_view
-from convoymq.routing.types import QueueType
-from convoymq.shells.ring.shell import Answer, RingRecord
+from convoymq.metadata.records import QueueRecord
+from convoymq.replication.ring.views import RingView
 from convoymq.sim.clients import ChannelReferee, ClientConfig
-from convoymq.sim.clock import Process
 from convoymq.sim.engine import Result
 from convoymq.sim.faults import NETWORK, Injector, Variation, draw_plan
 from convoymq.sim.loads import Load
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.ring.node import RingNode
 from convoymq.sim.ring.referee import RingReferee
-from convoymq.sim.world import ChannelKind, World
+from convoymq.sim.ring.tree import TreeWorld
+from convoymq.sim.world import ChannelKind
 
 PAYLOAD_MAX = 2_000
 WINDOWS_BYTES = (500, 20_000, 4 << 20)
-RECORD_US_MAX = (20_000, 200_000, 1_000_000)
-"""Longest way of a proposal into the tree, of its answer, and of a record to a node."""
 NODES = (3, 5, 5)
 """Most of what can go wrong between neighbours needs more than three members."""
 DELAYS = (1, 20, 100)
 """Longest delay of a frame, as a multiple of the plan's."""
-LOST = 0.1
-"""Share of proposals, and of answers, that are lost."""
-RETRY_US = 100_000
 FAULT_RATE = 3
 """Rate of faults, as a multiple of the plan's: a ring has little else to do."""
 
@@ -58,7 +48,7 @@ class RingInjector(Injector):
             node.leave(group)
 
 
-class RingWorld(World):
+class RingWorld(TreeWorld):
     """A cluster with rings."""
 
     injector_class = RingInjector
@@ -70,20 +60,14 @@ class RingWorld(World):
         self.nodes = {n: RingNode(self, n) for n in range(1, self.plan.nodes + 1)}
         self.size = self.plan.nodes - draw.choice((0, 0, 1))
         self.window_bytes = draw.choice(WINDOWS_BYTES)
-        self._record_us_max = draw.choice(RECORD_US_MAX)
         self.plan.network.delay_max_us *= draw.choice(DELAYS)
         self.turn_us_max = draw.choice((20_000, 100_000, 400_000))
-        self._tree = MetadataMachine()
-        self._tree.set_version(MetadataMachine.VERSION)
-        self._tree.carry_out(PutVhost(name="/"), 0)
+        self._make_tree(draw)
         self.groups = tuple(range(1, self.plan.groups + 1))
         self.referees: dict[int, RingReferee] = {}
         for group in self.groups:
             name, home = f"q{group}", draw.randint(1, self.plan.nodes)
-            command = DeclareQueue(
-                vhost="/", name=name, members=(home,), type=QueueType.CLASSIC.value, durable=True
-            )
-            self._tree.carry_out(command, 0)
+            self._declare(name, home)
             limit = self.window_bytes + PAYLOAD_MAX
             self.referees[group] = RingReferee(name, limit, self.workload)
             self.trace.add("world", f"{name} of {self.size} members, founded on {home}")
@@ -95,59 +79,14 @@ class RingWorld(World):
 
     # The tree.
 
-    def has_majority(self, node: int) -> bool:
-        """Returns whether a node reaches more than half of all."""
-        network = self.network
-        reached = [
-            peer
-            for peer in self.nodes
-            if peer == node
-            or (
-                network.is_connected(node, peer)
-                and not network.is_cut(node, peer)
-                and not network.is_cut(peer, node)
-            )
-        ]
-        return 2 * len(reached) > len(self.nodes)
+    def on_recorded(self, group: int, view: RingView) -> None:
+        """See `TreeWorld`."""
+        self.referees[group].on_recorded(view)
 
-    def propose(self, node: RingNode, record: RingRecord, view: RingView, answer: Answer) -> None:
-        """A node's proposal is on its way."""
-        check_view(view)
-        command = ChangeView(vhost=record.vhost, name=record.name, group=record.group, view=view)
-        self._later(None, self._record, node, node.process, command, answer)
-
-    def _record(
-        self, node: RingNode, process: Process, command: ChangeView, answer: Answer
-    ) -> None:
-        if process.alive and not self.has_majority(node.number):
-            self.scheduler.after(RETRY_US, None, self._record, node, process, command, answer)
-            return
-        if self.scheduler.chance(LOST if process.alive else 0.5):
-            self._later(process, answer, None, Unavailable("no answer in time"))
-            return
-        recorded = self._tree.carry_out(command, 0)
-        if recorded:
-            self.trace.add("tree", f"{command.name} {command.view}")
-            self.referees[command.group].on_recorded(command.view)
-            for each in self.nodes.values():
-                self._later(each.process, self.tell, each, command.group)
-        if self.scheduler.chance(LOST):
-            self._later(process, answer, None, Unavailable("no answer in time"))
-        else:
-            self._later(process, answer, recorded, None)
-
-    def tell(self, node: RingNode, group: int) -> None:
-        """A node applies what the tree has of a queue now."""
-        if not self.has_majority(node.number):
-            self.scheduler.after(RETRY_US, node.process, self.tell, node, group)
-            return
-        node.take_record(self._tree.queue_index.by_group[group])
-
-    def _later(
-        self, process: Process | None, call: Callable[..., object], *arguments: object
-    ) -> None:
-        delay_us = self.scheduler.between(100, self._record_us_max)
-        self.scheduler.after(delay_us, process, call, *arguments)
+    def take_record(self, node: SimNode, record: QueueRecord) -> None:
+        """See `TreeWorld`."""
+        assert isinstance(node, RingNode)
+        node.take_record(record)
 
     # Queues without channels.
 

@@ -1,0 +1,1 @@
+"""The load `mirrored`: classic queues with mirrors."""

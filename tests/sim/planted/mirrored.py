@@ -1,0 +1,125 @@
+"""Bugs of mirrored queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.sim.planted.registry import plant
+
+
+def _host() -> Any:
+    from convoymq.queues.mirrored.host import MirroredHost
+
+    return MirroredHost
+
+
+def _master() -> Any:
+    from convoymq.queues.mirrored.master import MasterQueue
+
+    return MasterQueue
+
+
+def _copy() -> Any:
+    from convoymq.queues.mirrored.copy import MirrorCopy
+
+    return MirrorCopy
+
+
+@plant(
+    "a publish is confirmed before the slowest mirror has it",
+    "kill,slow,spike",
+    "mirrored",
+    first=40,
+)
+def confirmed_before_the_slowest_mirror() -> None:
+    from convoymq.queues.mirrored.confirms import Confirms
+
+    Confirms.has_stored = lambda self, number: True  # type: ignore[method-assign]
+
+
+@plant(
+    "a mirror counts as synchronised before it has what the master has",
+    "kill",
+    "mirrored",
+    first=15,
+)
+def synchronised_too_early() -> None:
+    copy = _copy()
+    copy._compare = lambda self, depth: None if self.is_synchronised else self._on_equal()
+
+
+@plant("a mirror that is not synchronised takes over although another one is", "kill", "mirrored")
+def unsynchronised_takes_over() -> None:
+    from convoymq.replication.ring.views import RingView
+
+    promoted = RingView.promoted
+
+    def planted(self: Any, member: int) -> Any:
+        return promoted(self, max(self.full()))
+
+    RingView.promoted = planted  # type: ignore[method-assign]
+
+
+@plant("mirrors do not hear what was settled", "none", "mirrored")
+def settled_is_not_told() -> None:
+    from convoymq.queues.mirrored import log
+
+    add_settled = log.ClassicLog.add_settled
+    log.BroadcastLog.add_settled = add_settled  # type: ignore[method-assign]
+
+
+@plant("a new master does not know how far sessions are", "kill", "mirrored", first=55)
+def sessions_begin_anew() -> None:
+    master = _master()
+    remember = master._remember
+
+    def planted(self: Any, session: int) -> None:
+        remember(self, session)
+        self._known.pop(session, None)
+
+    master._remember = planted
+
+
+@plant("questions that have their answer are asked again", "break,loss", "mirrored")
+def answered_twice() -> None:
+    from convoymq.queues.mirrored.client import MirroredClient
+
+    place = MirroredClient.place
+    MirroredClient.place = lambda self: (*place(self)[:3], 0)  # type: ignore[method-assign]
+
+
+@plant("questions without an answer are not asked again", "break,loss", "mirrored")
+def never_answered() -> None:
+    master = _master()
+    resume = master.resume
+
+    def planted(self: Any, session: int, first: int, got: int, answered: int) -> None:
+        resume(self, session, first, got, 1 << 60)
+
+    master.resume = planted
+
+
+@plant(
+    "a master that was taken for failed drops the only whole copy",
+    "isolate,kill",
+    "mirrored",
+    first=15,
+)
+def last_copy_is_dropped() -> None:
+    _host()._is_wanted = lambda self, master, record: False
+
+
+@plant("a host without a master of its own from the start does not tick", "kill", "mirrored")
+def ticks_never_begin() -> None:
+    host = _host()
+    follow = host.follow
+
+    def planted(self: Any, *arguments: Any) -> None:
+        timer = self._timer
+        self._timer = timer or object()
+        try:
+            follow(self, *arguments)
+        finally:
+            self._timer = timer
+
+    host.follow = planted
