@@ -133,25 +133,6 @@ def pack_without_sync() -> None:
     SimDisk.sync = planted  # type: ignore[method-assign]
 
 
-@plant(
-    "truncated entries leave a segment before the truncation is durable",
-    "full,slow,spike,isolate,crash,torn",
-)
-def segment_without_truncated_entries() -> None:
-    from convoymq.storage.segment_compaction import SegmentCompaction
-
-    compact = SegmentCompaction.compact
-
-    def planted(self: Any, log: Any, plan: Any) -> None:
-        stale, log.stale_index = log.stale_index, 0
-        try:
-            compact(self, log, plan)
-        finally:
-            log.stale_index = stale
-
-    SegmentCompaction.compact = planted  # type: ignore[method-assign]
-
-
 @plant("an append that overlaps the log always truncates it", "break,loss")
 def overlap_truncates() -> None:
     core = _core()
