@@ -88,6 +88,15 @@ def truth(value: object) -> bool:
     return value is True or value == "true"
 
 
+def truth_in(body: JsonObject, key: str) -> bool:
+    """Returns a boolean, which may have been written as text; false without it. Raises ApiError:
+    another value would be taken for false, and a dry run for the work itself."""
+    value = body.get(key)
+    if value not in (None, True, False, "true", "false") or type(value) in (int, float):
+        raise bad_request(f"key {key} is not a boolean")
+    return truth(value)
+
+
 def tags_of(value: object) -> tuple[str, ...]:
     """Returns tags given as a list or as words between commas. Raises PreconditionFailed."""
     if not isinstance(value, str | list | tuple):

@@ -8,7 +8,7 @@ from convoymq.broker.records import QueueRecord
 from convoymq.edges.http import resources
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found, put_status
-from convoymq.edges.http.fields import number, number_in, table_in, text_in, truth
+from convoymq.edges.http.fields import number, number_in, table_in, text_in, truth, truth_in
 from convoymq.edges.http.json_values import count_in, part
 from convoymq.edges.http.routes import Routes
 from convoymq.model.json import JsonObject
@@ -17,7 +17,8 @@ routes = Routes()
 
 DRY_RUN = "dry run"
 WAIT_S = 3600
-"""Seconds that an answer waits for the end of a migration, where the request does not say."""
+"""Longest wait of an answer for the end of a migration, in seconds; also where the request does not
+say."""
 
 
 async def _all(call: Call) -> list[JsonObject]:
@@ -149,6 +150,9 @@ async def migrate(call: Call) -> JsonObject:
         call.may(permission, "queue", name)
     body = await call.json(keys=MIGRATION_KEYS)
     migrations, to = call.broker.migrations, text_in(body, "to")
+    is_dry, drop = truth_in(body, "dry_run"), truth_in(body, "drop_arguments")
+    rate = number_in(body, "rate", 0) or 0
+    wait_s = min(number_in(body, "wait", WAIT_S) or 0, WAIT_S)
     plan = migrations.plan(vhost, name, to)
     row: JsonObject = {
         "vhost": vhost,
@@ -158,17 +162,10 @@ async def migrate(call: Call) -> JsonObject:
         "dropped_arguments": list(plan.dropped),
         "notes": list(plan.notes),
     }
-    if truth(body.get("dry_run", False)):
+    if is_dry:
         messages, consumers = await call.broker.queue_admin.find_queue(vhost, name).counts()
         return row | {"messages": messages, "consumers": consumers, "state": DRY_RUN}
-    record, successor = await migrations.begin(
-        vhost,
-        name,
-        to,
-        drop=truth(body.get("drop_arguments", False)),
-        rate=number_in(body, "rate", 0) or 0,
-    )
-    wait_s = number_in(body, "wait", WAIT_S) or 0
+    record, successor = await migrations.begin(vhost, name, to, drop=drop, rate=rate)
     progress = await migrations.wait(record, successor, wait_s)
     return row | {"successor": successor} | progress._asdict()
 

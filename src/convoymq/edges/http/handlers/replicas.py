@@ -12,7 +12,7 @@ from convoymq.broker.records import QueueRecord
 from convoymq.broker.selection import Selection
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.call import DONE, Call, Status, object_not_found
-from convoymq.edges.http.fields import number_in, text_in, truth
+from convoymq.edges.http.fields import number_in, text_in, truth_in
 from convoymq.edges.http.routes import Routes
 from convoymq.model.json import JsonObject
 
@@ -167,7 +167,7 @@ async def rebalance(call: Call) -> object:
         queues=_selection(body, "type", "all"),
         by=text_in(body, "by", "count"),
         rate=RATE_DEFAULT if rate is None else rate,
-        dry_run=truth(body.get("dry_run", False)),
+        dry_run=truth_in(body, "dry_run"),
     )
     found = await call.broker.rebalancer.start(request, REBALANCE_TIMEOUT_S)
     return found if request.dry_run else Status(DONE)
