@@ -45,7 +45,10 @@ SCHEDULED = (
 CHANGES = ("vhost", "name", "size", "result")
 MIGRATED_TO = ("quorum", "classic", "stream", "mirrored")
 MIGRATION_WAIT_S = 2
-PLANNED = ("vhost", "name", "type", "to", "messages", "consumers", "dropped_arguments", "notes")
+PLANNED = (
+    "vhost", "name", "type", "to", "messages", "consumers", "state", "dropped_arguments", "notes",
+    "reason",
+)  # fmt: skip
 MIGRATED = ("vhost", "name", "type", "to", "messages", "copied", "state", "reason")
 NOT_FOUND = {404: Problem(DATA, "not_found")}
 
@@ -184,11 +187,10 @@ def _migrate(invocation: Invocation) -> Output:
                 raise
             row: JsonObject = {"vhost": invocation.vhost, "name": name, "state": "refused"}
             rows.append(row | {"to": invocation.value("to", ""), "reason": failure.text})
-    if is_dry:
-        return Rows(PLANNED, rows)
-    if any(row["state"] != "migrated" for row in rows):
-        raise Failure(UNAVAILABLE, "", rows=Rows(MIGRATED, rows))
-    return Rows(MIGRATED, rows)
+    found = Rows(PLANNED if is_dry else MIGRATED, rows)
+    if any(row["state"] not in ("migrated", "dry run") for row in rows):
+        raise Failure(UNAVAILABLE, "", rows=found)
+    return found
 
 
 def _to_migrate(invocation: Invocation) -> list[str]:
