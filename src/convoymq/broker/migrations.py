@@ -40,6 +40,7 @@ from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Una
 from convoymq.model.refusals import missing, queue_subject
 from convoymq.model.tables import Field, Table
 from convoymq.model.tasks import Tasks
+from convoymq.queues.dead_letter_publisher import is_gone
 from convoymq.queues.interface import ConsumerSpec, Delivery, Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
 from convoymq.routing.queue_arguments import TYPE_ARGUMENT
@@ -306,9 +307,13 @@ class Migrations:
 
     def _hold(self, group: int, successor: int, seqs: object) -> None:
         record = self._metadata.tree.queue_index.by_group.get(group)
+        if record is None or self._has_ended(successor) or not isinstance(seqs, dict):
+            # A request may come after the tree has the end of the migration: nothing would release
+            # the queue.
+            return
         # Also where nobody uses it yet: a channel that comes now has to wait.
-        queue = self._local.find(record) if record is not None else None
-        if queue is None or not isinstance(seqs, dict):
+        queue = self._local.find(record)
+        if queue is None:
             return
         own = {int(session): int(seq) for session, seq in seqs.items()}
         queue.hold(successor, own)
@@ -399,7 +404,7 @@ class Migrations:
         if obstacle:
             raise Unavailable(obstacle)
         facts = {"vhost": record.vhost, "queue": record.name, "successor": successor}
-        outcome.total = sum(run.messages for run in queue.stored_runs())
+        outcome.total = queue.stored_count()
         log.info("queue.migration_frozen", **facts, messages=outcome.total)
         await self._tell_nodes(record.group, successor, queue.applied_seqs())
         # The queue may have been deleted meanwhile, and its successor with it.
@@ -486,11 +491,24 @@ class Migrations:
     def on_change(self, change: Change) -> None:
         """The tree has changed: a queue whose successor is gone goes on."""
         record = change.record
-        if change.kind is not ChangeKind.QUEUE_DELETED or record is None or not record.predecessor:
-            return
-        queue = self._local.get(record.predecessor)
-        if queue is not None and queue.known_seqs[0] == record.group:
+        if change.kind is ChangeKind.RESTORED:
+            for queue in list(self._local.handles()):
+                self._release(queue)
+        elif change.kind is ChangeKind.QUEUE_DELETED and record is not None and record.predecessor:
+            held = self._local.get(record.predecessor)
+            if held is not None:
+                self._release(held)
+
+    def _release(self, queue: Queue) -> None:
+        if queue.group in self._metadata.tree.queue_index.by_group and self._has_ended(
+            queue.known_seqs[0]
+        ):
             queue.release()
+
+    def _has_ended(self, successor: int) -> bool:
+        """Returns whether the tree is beyond a migration that was undone."""
+        tree = self._metadata.tree
+        return successor < tree.next_group and successor not in tree.queue_index.by_group
 
     def tick(self) -> None:
         """Undoes what nobody drives, of queues that this node leads."""
@@ -507,7 +525,7 @@ class Migrations:
             queue = self._local.get(group)
             if queue is None or group in self._running or not queue.frozen:
                 continue
-            if queue.frozen < tree.next_group and queue.frozen not in index.by_group:
+            if self._has_ended(queue.frozen):
                 self._thaw(group, queue.frozen)
 
     def _next_groups(self) -> list[int]:
@@ -535,6 +553,7 @@ class Copier(NullEvents):
         self._outcome = outcome
         self._sent = 0
         self._failed = ""
+        self._is_blocked = False
         self._moved = asyncio.Event()
         self._marked = 0
         self._ids: list[int] = []
@@ -550,23 +569,31 @@ class Copier(NullEvents):
         handed_out, has_priorities = 0, False
         loop = asyncio.get_running_loop()
         began = loop.time()
+        frozen = source.frozen
+        # No pause is longer than a second.
+        slice_messages = min(self._rate or SLICE_MESSAGES, SLICE_MESSAGES)
         for run in source.stored_runs():
             first = 0
             while first < run.messages:
-                count = min(run.messages - first, SLICE_MESSAGES)
+                if source.frozen != frozen or source.ended is not None or is_gone(self._client):
+                    raise Unavailable("the queue was deleted, or another node leads it")
+                count = min(run.messages - first, slice_messages)
                 records = slice_records(run.block, run.command, run.first + first, count)
                 self._client.target.publish_records(records, count, self._sent + 1)
                 self._sent += count
                 first += count
                 has_priorities |= bool(records[5] & PRIORITY_FLAG)
                 await asyncio.sleep(self._pause(began, loop.time()))
-                await self._until(lambda: self._sent - self._outcome.copied <= WINDOW_MESSAGES)
+                await self._until(self._may_send)
             if run.acquired_count:
                 handed_out = self._sent
         await self._until(lambda: self._outcome.copied == self._sent)
         if handed_out and not self._target.features.reads_by_offset:
             # Another order than that of the log decides who comes first.
             await self._mark(self._sent if has_priorities else handed_out)
+
+    def _may_send(self) -> bool:
+        return not self._is_blocked and self._sent - self._outcome.copied <= WINDOW_MESSAGES
 
     def _pause(self, began: float, now: float) -> float:
         return max(0.0, began + self._sent / self._rate - now) if self._rate else 0.0
@@ -603,6 +630,11 @@ class Copier(NullEvents):
             self._fail("the successor refused a message")
         pairs = zip(tags[::2], tags[1::2], strict=True)
         self._outcome.copied += sum(last - first + 1 for first, last in pairs)
+        self._moved.set()
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        """See `PublisherEvents`: the bound of bytes without a confirm is that of any client."""
+        self._is_blocked = blocked
         self._moved.set()
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:

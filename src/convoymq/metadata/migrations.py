@@ -44,6 +44,8 @@ class Migrations:
             raise missing(subject)
         if command.name in vhost.successors:
             raise PreconditionFailed(f"{subject} is being migrated already", subject=subject)
+        if record.view is not None:
+            raise PreconditionFailed(f"{subject} has mirrors", subject=subject)
         if not command.members:
             raise PreconditionFailed("a queue needs a node")
         declared = vhost.topology.find_queue(command.name)

@@ -101,7 +101,8 @@ class Queues:
         """Records the next view of a queue's ring. Raises NotFound."""
         vhost = self._tree.vhost(command.vhost)
         record = self._record_of(command)
-        if record is None:
+        if record is None or record.group in self._tree.queue_index.successors:
+            # Mirrors of a queue that is being migrated would not stand still.
             return False
         recorded = record.view.version if record.view is not None else 0
         members = command.view.nodes()

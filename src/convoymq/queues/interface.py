@@ -402,6 +402,10 @@ class Queue(ABC):
         """Returns session -> seq of the last command that the frozen queue has applied."""
         raise NotImplementedError
 
+    def stored_count(self) -> int:
+        """Returns how many messages the frozen queue has, ready and unacknowledged."""
+        raise NotImplementedError
+
     def stored_runs(self) -> Iterator[StoredRun]:
         """Yields what the frozen queue has, in the order in which it was published. Raises
         Unavailable."""

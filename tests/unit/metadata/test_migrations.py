@@ -9,6 +9,7 @@ import pytest
 from convoymq.metadata.commands import (
     BeginMigration,
     Bind,
+    ChangeView,
     DeclareExchange,
     DeclareQueue,
     DeleteQueue,
@@ -22,6 +23,7 @@ from convoymq.metadata.commands import (
 from convoymq.metadata.machine import ChangeKind, MetadataMachine
 from convoymq.model.errors import NotFound, NotServed, PreconditionFailed
 from convoymq.model.tables import Table
+from convoymq.replication.ring.views import founded
 from convoymq.routing.types import QueueType
 from tests.unit.metadata.test_machine import Tree, quorum, tree
 
@@ -126,6 +128,16 @@ def test_a_node_that_is_forgotten_undoes_the_migrations_to_it(sixth: Tree) -> No
     sixth.do(ForgetNode(id=3))
     assert set(sixth.machine.queue_index.by_group) == {1}
     assert sixth.do(end(2)) is False
+
+
+def test_a_queue_gets_no_mirrors_while_it_is_migrated(sixth: Tree) -> None:
+    view = ChangeView(vhost="/", name="c", group=1, view=founded(2, 1))
+    sixth.do(begin())
+    assert sixth.do(view) is False
+    sixth.do(end(2, switched=False))
+    assert sixth.do(view) is True
+    with pytest.raises(PreconditionFailed, match="has mirrors"):
+        sixth.do(begin())
 
 
 def test_members_of_a_successor_change_as_those_of_a_queue(sixth: Tree) -> None:

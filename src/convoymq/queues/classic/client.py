@@ -223,7 +223,8 @@ class ClassicClient(QueueClient):
     def on_flow(self, blocked: bool) -> None:
         """The queue cannot keep up, or can again."""
         if not self.closed:
-            self._events.on_flow(self, blocked)
+            # A queue that is being migrated is not released by its disk or its link.
+            self._events.on_flow(self, blocked or self.queue.known_seqs[0] > 0)
 
     def cancel_all(self, reason: str) -> None:
         """The queue is lost: all consumers end."""

@@ -150,6 +150,11 @@ class Freezable(Replaceable):
         """See `Queue`."""
         return {number: session.seq for number, session in self.machine.sessions.items()}
 
+    def stored_count(self) -> int:
+        """See `Queue`."""
+        machine = self.machine
+        return machine.ready_count + sum(run.count for run in machine._held_runs())
+
     def stored_runs(self) -> Iterator[StoredRun]:
         """See `Queue`."""
         try:

@@ -558,7 +558,7 @@ class MirroredHost(ClassicHost):
         record = master.record
         policy = master.mirror_policy
         view = record.view
-        if self._stopped or (view is None and not policy.mode):
+        if self._stopped or master.frozen or (view is None and not policy.mode):
             return
         if view is None:
             wanted = self._wanted_nodes(master, ())

@@ -593,6 +593,14 @@ class QuorumQueue(GroupQueue):
         assert replica is not None
         return {session.id: session.seq for session in replica.machine.sessions.values()}
 
+    def stored_count(self) -> int:
+        """See `Queue`."""
+        replica = self.replica()
+        if replica is None:
+            return 0
+        machine: QuorumMachine = replica.machine
+        return int(machine.backlog.stored() + machine.backlog.unacked)
+
     def stored_runs(self) -> Iterator[StoredRun]:
         """See `Queue`."""
         replica = self.replica()

@@ -150,6 +150,23 @@ def test_publishers_of_a_held_queue_whose_home_is_lost_go_on(nodes: dict[int, No
     assert there.heard.count(("flow", True)) == there.heard.count(("flow", False)) == 1
 
 
+def test_neither_disk_nor_link_lets_publishers_of_a_held_queue_go_on(
+    nodes: dict[int, Node],
+) -> None:
+    record = queue_record(durable=True)
+    queue = nodes[1].open(record)
+    here = channel_at(nodes[1], queue)
+    there = channel_at(nodes[2], nodes[2].open(record))
+    settle(nodes)
+    asyncio.run(queue.freeze(SUCCESSOR, 10))
+    hold(nodes, queue)
+    for channel in (here, there):
+        channel.client.on_flow(True)
+        channel.client.on_flow(False)
+        assert ("flow", True) in channel.heard
+        assert ("flow", False) not in channel.heard
+
+
 def test_an_undone_migration_lets_clients_go_on(nodes: dict[int, Node]) -> None:
     record = queue_record(durable=True)
     queue = nodes[1].open(record)
