@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
+
+import msgspec
 
 from convoymq.kernels.link_frames import HEADER_SIZE
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import Unavailable
 from convoymq.model.tables import Table
+from convoymq.queues.classic.host import SEQ_MAX
 from convoymq.queues.classic.queue import HOME_POLL_S, RemoteQueue
 from convoymq.queues.interface import Row
 from convoymq.queues.mirrored.client import MirroredClient
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
 
 WAIT_MS_MAX = 60_000
 """Clients wait for another master for so long."""
-Place = tuple[int, int, int, int]
+Seq = Annotated[int, msgspec.Meta(ge=0, le=SEQ_MAX)]
+Place = tuple[int, Seq, Seq, Seq]
 """`MirroredClient.place`."""
 
 

@@ -486,6 +486,8 @@ class MirroredHost(ClassicHost):
             return
         view = master.member.view
         if view.is_live(mirror) and view.node_of(mirror) == node:
+            if number > master.log.last_number:
+                raise PeerError(f"mirror {mirror} has stored {number}, which was never sent")
             self.contain(master, lambda: master.on_stored(mirror, number))
 
     def _on_equal(self, group: int, number: int) -> None:

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from convoymq.model.errors import check
+from convoymq.model.errors import PeerError, check
 from convoymq.replication.ring.types import (
     AskCatchUp,
     CaughtUp,
@@ -157,7 +157,8 @@ class RingCore:
 
     def on_frame(self, neighbour: int, frame: Frame) -> None:
         """Takes a frame in. One of another member than the left neighbour is of a view that is
-        over: what it says comes again by the ring that there is."""
+        over: what it says comes again by the ring that there is. Raises PeerError, and takes
+        nothing of it, when it has more of a sender than the sender's home, which is here."""
         if self.state == EXPELLED:
             return
         if frame.version > self.view.version:
@@ -165,6 +166,8 @@ class RingCore:
             return
         if neighbour != self._left() or (self.state == JOINING and not frame.catch_up):
             return
+        for progress in frame.progress:
+            self._check_possible(progress)
         if self.state == JOINING:
             self._adopt(frame)
             self.state = MEMBER
@@ -293,6 +296,15 @@ class RingCore:
         return Progress(
             sender=sender, complete=each.complete, last=each.sent, payloads=tuple(payloads)
         )
+
+    def _check_possible(self, progress: Progress) -> None:
+        sender = progress.sender
+        if sender not in self.view.ring or self.view.home_of(sender) != self.member:
+            return
+        each = self.senders.get(sender)
+        last = each.last if each is not None else 0
+        if progress.last > last:
+            raise PeerError(f"{progress.last} broadcasts of {sender}, and its home has {last}")
 
     def _take(self, progress: Progress) -> bool:
         """Takes in what the left neighbour has of a sender; returns whether nothing is missing."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from convoymq.model.errors import InvariantViolated
+from convoymq.model.errors import InvariantViolated, PeerError
 from convoymq.replication.ring.core import MEMBER, RingCore
 from convoymq.replication.ring.types import Deliver, Erase, Frame, Progress
 from convoymq.replication.ring.views import RingView
@@ -195,7 +195,7 @@ def is_found(make: type[RingCore]) -> bool:
     for seed in range(SEEDS_TO_FIND):
         try:
             RingWorld(seed, make).run(STEPS)
-        except (Broken, InvariantViolated):
+        except (Broken, InvariantViolated, PeerError):
             return True
     return False
 

@@ -8,9 +8,10 @@ import pytest
 
 from convoymq.kernels.link_frames import FRAME_CONTROL, frame
 from convoymq.model.errors import BrokerError, PeerError
+from convoymq.replication.ring.types import Frame, Progress
 from convoymq.replication.ring.views import RingView, founded
 from convoymq.shells.capacity import Waiting
-from convoymq.shells.ring.frames import QUESTION_BODY
+from convoymq.shells.ring.frames import QUESTION_BODY, encode
 from convoymq.shells.ring.shell import (
     FAIL_AFTER_MS,
     OTHERS_AFTER_MS,
@@ -334,8 +335,8 @@ def test_a_closed_ring_takes_no_frames(world: World) -> None:
     assert world.nodes[1].sink.complete == 0
 
 
-def ring_frame(sender: int, receiver: int, body: bytes) -> bytes:
-    return frame(FRAME_CONTROL, 0, 0, 1, KIND_RING, sender << 32 | receiver, 3, body)
+def ring_frame(sender: int, receiver: int, body: bytes, version: int = 3) -> bytes:
+    return frame(FRAME_CONTROL, 0, 0, 1, KIND_RING, sender << 32 | receiver, version, body)
 
 
 def test_frames_of_others_are_not_taken(world: World) -> None:
@@ -357,3 +358,49 @@ def test_stop_ends_the_timer(world: World) -> None:
     world.nodes.pop(2)
     world.after(2 * FAIL_AFTER_MS)
     assert all(proposer != 2 for proposer, _, _ in world.proposals)
+
+
+@pytest.mark.parametrize("catch_up", [False, True])
+@pytest.mark.parametrize("last", [2, (1 << 64) - 1])
+def test_broadcasts_that_a_member_never_sent_are_refused(
+    world: World, last: int, catch_up: bool
+) -> None:
+    node, member = world.nodes[2], world.member(2)
+    member.broadcast(b"a")
+    world.settle()
+    left = member.view.left_of(2)
+    nonsense = Frame(
+        version=member.view.version,
+        catch_up=catch_up,
+        progress=(
+            Progress(sender=left, complete=0, last=1, payloads=(b"b",)),
+            Progress(sender=2, complete=0, last=last),
+        ),
+    )
+    with pytest.raises(PeerError, match="its home has 1"):
+        node.control.on_frame(left, ring_frame(left, 2, b"".join(encode(nonsense))))
+    assert node.sink.received == [], "nothing of the frame"
+    member.core.check_invariants()
+    world.member(left).broadcast(b"c")
+    world.settle()
+    assert node.sink.received == [(left, 1, b"c")]
+    assert world.nodes[left].sink.complete == 1
+
+
+def test_broadcasts_that_a_newcomer_never_sent_are_refused() -> None:
+    world = World(2)
+    world.record_view(founded(1, 1))
+    assert world.record.view is not None
+    world.record_view(world.record.view.joined(2, 1))
+    member = world.member(2)
+    nonsense = Frame(
+        version=member.view.version,
+        catch_up=True,
+        progress=(Progress(sender=2, complete=(1 << 64) - 1, last=(1 << 64) - 1),),
+    )
+    with pytest.raises(PeerError, match="its home has 0"):
+        world.nodes[2].control.on_frame(1, ring_frame(1, 2, b"".join(encode(nonsense)), 2))
+    world.settle()
+    assert member.broadcast(b"a") == 1
+    world.settle()
+    assert world.nodes[1].sink.received == [(2, 1, b"a")]
