@@ -14,6 +14,7 @@ import pytest
 
 from convoymq.broker.migrations import HOLD, Progress
 from convoymq.metadata.commands import EndMigration
+from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.transport.frame_kinds import KIND_MIGRATION
 from tests.faults.traffic import until
 from tests.patience import PATIENCE_S
@@ -300,6 +301,10 @@ async def test_a_node_that_hears_late_of_a_migration_goes_on(tmp_path: Path) -> 
         await broker.control.request(
             1, KIND_MIGRATION, [HOLD, record.group, successor, {}], PATIENCE_S
         )
+        assert queue.known_seqs[0] == 0
+        # So does one that gets a snapshot of the tree from after the end.
+        queue.hold(successor, {})
+        migrations.on_change(Change(ChangeKind.RESTORED))
         assert queue.known_seqs[0] == 0
         assert len(await asyncio.to_thread(take, nodes, "q", 40)) == 40
 
