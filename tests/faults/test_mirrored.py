@@ -24,9 +24,11 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 ALL = {"ha-mode": "all"}
 
 
-def set_policy(cluster: LocalCluster, definition: dict[str, Any]) -> None:
+def set_policy(cluster: LocalCluster, definition: dict[str, Any], node: int = 0) -> None:
     body = {"pattern": "^mirrored", "definition": definition, "apply-to": "queues"}
-    until(lambda: call(cluster, "PUT", "policies/%2F/mirrors", body)[0] < 300, "no policy")
+    until(
+        lambda: call(cluster, "PUT", "policies/%2F/mirrors", body, node=node)[0] < 300, "no policy"
+    )
 
 
 def clear_policy(cluster: LocalCluster) -> None:

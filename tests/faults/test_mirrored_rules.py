@@ -1,0 +1,169 @@
+"""Rules of mirrored queues about synchronising, stopping and promotion, on real nodes."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pika  # type: ignore[import-untyped]
+import pika.exceptions  # type: ignore[import-untyped]
+import pytest
+
+from convoymq.cli.cluster import LocalCluster
+from tests.clusters import call
+from tests.faults.test_mirrored import (
+    ALL,
+    QUEUE,
+    declare,
+    drain,
+    fill,
+    has_mirrors,
+    row,
+    set_policy,
+)
+from tests.faults.traffic import connect, log_has, until
+
+pytestmark = pytest.mark.cluster
+
+BACKLOG = 2_000
+
+
+def act(cluster: LocalCluster, action: str, node: int = 1) -> None:
+    body = {"action": action}
+    assert call(cluster, "POST", f"queues/%2F/{QUEUE}/actions", body, node=node)[0] == 204
+
+
+def begin_slow_sync(cluster: LocalCluster, **more: Any) -> None:
+    """Synchronises one message at a time, until some are out."""
+    declare(cluster, 1)
+    # Each confirmed alone: a batch has one.
+    fill(cluster, 0, BACKLOG)
+    set_policy(cluster, {**ALL, "ha-sync-batch-size": 1, **more})
+    until(lambda: len(row(cluster, 1)["slave_nodes"]) == 2, "no mirrors")
+    act(cluster, "sync")
+    until(lambda: row(cluster, 1).get("sync_messages", 0) > 10, "nothing is synchronised")
+
+
+def test_a_synchronisation_is_shown_and_can_be_cancelled(cluster: LocalCluster) -> None:
+    begin_slow_sync(cluster)
+    assert row(cluster, 1)["state"] == "syncing"
+    fill(cluster, BACKLOG, 1)
+    act(cluster, "cancel_sync", node=2)
+    until(lambda: row(cluster, 1)["state"] == "running", "it is not cancelled")
+    found = row(cluster, 1)
+    assert "sync_messages" not in found
+    assert found["synchronised_slave_nodes"] == []
+    # The mirrors have a part; another synchronisation sends what they lack.
+    set_policy(cluster, {**ALL, "ha-sync-batch-size": 1_000})
+    act(cluster, "sync", node=3)
+    until(lambda: has_mirrors(cluster, 2), "mirrors are not synchronised")
+    cluster.kill(1, signal.SIGKILL)
+    connection = connect(cluster, 3)
+    assert [int(body) for body in drain(connection.channel())] == list(range(BACKLOG + 1))
+    connection.close()
+
+
+def test_a_master_killed_in_a_synchronisation_leaves_no_synchronised_mirror(
+    cluster: LocalCluster,
+) -> None:
+    begin_slow_sync(cluster, **{"ha-promote-on-failure": "when-synced"})
+    cluster.kill(1, signal.SIGKILL)
+    until(lambda: row(cluster, 2)["state"] == "down", "the queue is not down")
+    assert not any(log_has(cluster, node, "queue.mirror_promoted") for node in (2, 3))
+    cluster.start_node(1)
+    until(lambda: row(cluster, 2)["state"] == "running", "the master does not come back")
+    connection = connect(cluster, 3)
+    assert [int(body) for body in drain(connection.channel())] == list(range(BACKLOG))
+    connection.close()
+
+
+def test_an_unsynchronised_mirror_follows_a_stopped_master_only_where_policies_say_always(
+    cluster: LocalCluster,
+) -> None:
+    declare(cluster, 1)
+    fill(cluster, 0, 10)
+    set_policy(cluster, {**ALL, "ha-promote-on-shutdown": "when-synced"})
+    until(lambda: len(row(cluster, 1)["slave_nodes"]) == 2, "no mirrors")
+    fill(cluster, 10, 5)
+    cluster.kill(1, signal.SIGTERM)
+    until(lambda: row(cluster, 2)["state"] == "down", "the queue is not down")
+    assert not any(log_has(cluster, node, "queue.mirror_promoted") for node in (2, 3))
+    set_policy(cluster, {**ALL, "ha-promote-on-shutdown": "always"}, node=2)
+    until(lambda: row(cluster, 2)["state"] == "running", "no mirror follows")
+    connection = connect(cluster, 3)
+    assert [int(body) for body in drain(connection.channel())] == list(range(10, 15))
+    connection.close()
+
+
+def test_limits_dead_letters_expiry_and_single_consumers_outlive_a_promotion(
+    cluster: LocalCluster,
+) -> None:
+    set_policy(cluster, ALL)
+    connection = connect(cluster, 2)
+    channel = connection.channel()
+    channel.queue_declare("dead", durable=True, arguments={"x-queue-type": "quorum"})
+    home = connect(cluster, 1)
+    home.channel().queue_declare(
+        QUEUE,
+        durable=True,
+        arguments={
+            "x-queue-type": "classic", "x-max-length": 5, "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "dead", "x-single-active-consumer": True,
+        },
+    )  # fmt: skip
+    home.close()
+    until(lambda: has_mirrors(cluster, 2), "no synchronised mirrors")
+    got: dict[str, list[int]] = {"first": [], "second": []}
+    channels = {}
+    for tag, found in got.items():
+        channels[tag] = connection.channel()
+        channels[tag].basic_qos(prefetch_count=1)
+        channels[tag].basic_consume(
+            QUEUE,
+            lambda _channel, _method, _properties, body, found=found: found.append(int(body)),
+            consumer_tag=tag,
+        )
+
+    def pumped(condition: Any) -> bool:
+        connection.process_data_events(0.05)
+        return bool(condition())
+
+    fill_at(cluster, 3, range(4))
+    until(lambda: pumped(lambda: got["first"] == [0]), "the active consumer gets nothing")
+    cluster.kill(1, signal.SIGKILL)
+    # What the former master delivered comes again, to the same consumer.
+    until(lambda: pumped(lambda: got["first"] == [0, 0]), "nothing is delivered again")
+    assert got["second"] == []
+    fill_at(cluster, 3, range(4, 10))
+    # One is held, five are ready: the oldest of the others are dead.
+    until(lambda: pumped(lambda: cluster.messages_in("dead") == 4), "the limit is forgotten")
+    fill_at(cluster, 3, [10], expiration="1")
+    channels["first"].basic_cancel("first")
+    channels["first"].close()
+    until(lambda: pumped(lambda: bool(got["second"])), "the other consumer gets nothing")
+    assert got["second"][0] == 0
+    channels["second"].basic_nack(0, multiple=True, requeue=False)
+
+    def dead() -> list[int]:
+        return sorted(int(body) for body in drain(channel, "dead"))
+
+    letters: list[int] = []
+
+    def all_dead() -> bool:
+        letters.extend(dead())
+        channels["second"].basic_nack(0, multiple=True, requeue=False)
+        return len(letters) == 11
+
+    until(lambda: pumped(all_dead), f"{letters} are dead")
+    assert sorted(letters) == list(range(11))
+    connection.close()
+
+
+def fill_at(cluster: LocalCluster, node: int, numbers: Any, **more: Any) -> None:
+    connection = connect(cluster, node)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    for number in numbers:
+        properties = pika.BasicProperties(delivery_mode=2, **more)
+        channel.basic_publish("", QUEUE, b"%d" % number, properties)
+    connection.close()
