@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests import process_state, provocation
 from tests.patience import TEST_LIMIT_S
@@ -17,6 +18,10 @@ from tests.provocation import Observed
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
+
+# No test measures time: under load an example may take long.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 SPARK_GROUPS = {
     f"tests/spark/test_{name}.py": group

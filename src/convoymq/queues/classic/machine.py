@@ -192,9 +192,12 @@ class ClassicMachine:
                 self._serve(now_ms)
             known_seq = session.published_seq if kind == CMD_ENQUEUE else session.answered_seq
             if seq <= known_seq and (kind == CMD_ENQUEUE or kind in QUESTIONS):
+                if kind == CMD_ENQUEUE and seq <= session.refused_seq:  # Maybe it was refused.
+                    rejected.setdefault(session_id, []).append(seq)
                 continue
             if kind == CMD_ENQUEUE:
                 if self._overflows() and self.limits.overflow == REJECT_PUBLISH:
+                    session.refused_seq = seq
                     rejected.setdefault(session_id, []).append(seq)
                     if self.limits.refused_are_dead_letters and count:
                         self._leave_refused(data, count, offset, length, now_ms)
@@ -212,10 +215,7 @@ class ClassicMachine:
             elif kind == CMD_CANCEL:
                 self._cancel(session_id, session, arg, now_ms)
             elif kind == CMD_CREDIT:
-                consumer = session.consumers.get(arg)
-                if consumer is not None:
-                    credit = msgspec.msgpack.decode(command_body(data, offset)[:count])
-                    consumer.window = max(0, int(credit["credit"]))
+                self._credit(session, arg, command_body(data, offset)[:count])
             elif kind == CMD_GET:
                 self._get(session_id, session, bool(flags & FLAG_SETTLE_AT_ONCE), now_ms)
             elif kind == CMD_PURGE:
@@ -296,16 +296,9 @@ class ClassicMachine:
         level_max = self.backing.level_max
         if level_max and flags & FLAG_PRIORITY:  # A block has one level: others are copied apart.
             for level, command, part, size in split_levels(data, offset, count, level_max):
-                if command is None:
-                    self._add(
-                        Block(data, offset, length, part, self.next_position, size, now_ms, level)
-                    )
-                else:
-                    self._add(
-                        Block(
-                            command, 0, len(command), part, self.next_position, size, now_ms, level
-                        )
-                    )
+                whole = (data, offset, length)
+                place = whole if command is None else (command, 0, len(command))
+                self._add(Block(*place, part, self.next_position, size, now_ms, level))
         else:
             size = enqueue_bytes(data, offset)
             self._add(Block(data, offset, length, count, self.next_position, size, now_ms))
@@ -382,6 +375,11 @@ class ClassicMachine:
         self.last_used_ms = now_ms
         self.choose_active()
         self.effects.append((SUBSCRIBED, session_id, number, None))
+
+    def _credit(self, session: Session, number: int, body: bytes) -> None:
+        consumer = session.consumers.get(number)
+        if consumer is not None:
+            consumer.window = max(0, int(msgspec.msgpack.decode(body)["credit"]))
 
     def _cancel(self, session_id: int, session: Session, number: int, now_ms: int) -> None:
         consumer = session.consumers.get(number)

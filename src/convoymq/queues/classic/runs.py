@@ -235,12 +235,14 @@ class Consumer:
 class Session:
     """One channel's command stream."""
 
-    __slots__ = ("answered_seq", "consumers", "published_seq", "seq")
+    __slots__ = ("answered_seq", "consumers", "published_seq", "refused_seq", "seq")
 
     def __init__(self) -> None:
         self.seq = 0
         self.consumers: dict[int, Consumer] = {}
         self.published_seq = 0
         """Last command whose messages the queue got in an earlier life of the session."""
+        self.refused_seq = 0
+        """Last command whose messages the queue refused."""
         self.answered_seq = 0
         """Last question that was answered in an earlier life of the session."""

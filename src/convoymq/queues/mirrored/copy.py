@@ -92,6 +92,8 @@ class MirrorCopy:
         """Session -> seq of its last command that the master has done."""
         self.begun: dict[int, int] = {}
         """Session -> seq of its first command since the CUT: this copy may lack earlier ones."""
+        self.refused: dict[int, int] = {}
+        """Session -> seq of its last command whose messages the master refused, if there is one."""
         self.stopping_master = 0
         """The master whose node is being stopped: it did not fail."""
         self._new_log = new_log
@@ -156,8 +158,8 @@ class MirrorCopy:
                 self._add(SETTLED, 0, 0, pairs)
             case HandedOut(position, level):
                 self._add(HANDED_OUT, position, level, b"")
-            case Applied(session, seq):
-                self._note_session(session, seq)
+            case Applied(session, seq, refused):
+                self._note_session(session, seq, refused)
             case Depth(depth):
                 self._compare(depth)
             case SyncBegin(members):
@@ -181,6 +183,7 @@ class MirrorCopy:
         if not self.is_synchronised:
             self.sessions.clear()
             self.begun.clear()
+            self.refused.clear()
         self.state = State.TAKING
         self._compare(depth)
 
@@ -245,12 +248,15 @@ class MirrorCopy:
         except ValueError as error:
             raise PeerError(f"messages of a master are cut off: {error}") from error
 
-    def _note_session(self, session: int, seq: int) -> None:
+    def _note_session(self, session: int, seq: int, refused: int = 0) -> None:
         self.sessions[session] = max(seq, self.sessions.pop(session, 0))
         self.begun[session] = min(seq, self.begun.get(session, seq))
+        if refused:
+            self.refused[session] = refused
         if len(self.sessions) > SESSIONS_MAX:
             oldest = next(iter(self.sessions))
             del self.sessions[oldest], self.begun[oldest]
+            self.refused.pop(oldest, None)
 
     def _compare(self, depth: int) -> None:
         if self.index.messages > depth:
@@ -260,11 +266,14 @@ class MirrorCopy:
 
     # --- end -----------------------------------------------------------------------------
 
-    def known(self) -> dict[int, tuple[int, int]]:
-        """Returns session -> (first, last) seq of its commands whose messages this copy has."""
-        if self.is_synchronised:
-            return {session: (0, last) for session, last in self.sessions.items()}
-        return {session: (self.begun[session], last) for session, last in self.sessions.items()}
+    def known(self) -> dict[int, tuple[int, int, int]]:
+        """Returns session -> (first, last) seq of its commands whose messages this copy has, and
+        seq of the last one that was refused."""
+        begun = {} if self.is_synchronised else self.begun
+        return {
+            session: (begun.get(session, 0), last, self.refused.get(session, 0))
+            for session, last in self.sessions.items()
+        }
 
     def end(self, *, removes: bool) -> None:
         """The copy is void (`removes`), or goes on as the master's files."""

@@ -15,6 +15,7 @@ import msgspec
 
 from convoymq.kernels.link_frames import HEADER_SIZE
 from convoymq.metadata.machine import QueueRecord
+from convoymq.model.clock import Timer
 from convoymq.model.errors import Unavailable
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import SEQ_MAX
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from convoymq.queues.mirrored.host import MirroredHost
     from convoymq.queues.mirrored.master import MasterQueue
 
+SEEK_AGAIN_MS = 100
 WAIT_MS_MAX = 60_000
 """Clients wait for another master for so long."""
 Seq = Annotated[int, msgspec.Meta(ge=0, le=SEQ_MAX)]
@@ -54,6 +56,7 @@ class MirroredHandle(RemoteQueue):
     ) -> None:
         super().__init__(host, record, arguments, settings)
         self._served_by = record.view.master if record.view is not None else 0
+        self._seeking: Timer | None = None
 
     # --- masters -------------------------------------------------------------------------
 
@@ -84,6 +87,15 @@ class MirroredHandle(RemoteQueue):
         if self.builder.used:
             self.builder.discard_unsent()
         self.host.ask_master(self, view.master, [each.place() for each in self._clients()])
+
+    def seek_later(self) -> None:
+        """The master is not open yet: it is asked again in a while."""
+        if self._seeking is None:
+            self._seeking = self.host.clock.call_later(SEEK_AGAIN_MS, self._seek_again)
+
+    def _seek_again(self) -> None:
+        self._seeking = None
+        self.seek_master()
 
     def on_master(self, number: int) -> None:
         """A master has taken the clients over."""

@@ -49,7 +49,6 @@ from convoymq.storage.types import Directory, Worker
 from convoymq.transport.frame_kinds import KIND_MIRROR_CLIENTS, KIND_MIRROR_STORED
 
 ASK, TAKEN, NOT_YET, SYNC, CANCEL_SYNC = 1, 2, 3, 4, 5
-SEEK_AGAIN_MS = 100
 FAILED_AGAIN_MS = 10_000
 """Time before a node gets a mirror again that could not write one."""
 
@@ -688,7 +687,7 @@ class MirroredHost(ClassicHost):
         if kind == TAKEN:
             self.contain(handle, lambda: handle.on_master(number))
         else:
-            self.clock.call_later(SEEK_AGAIN_MS, handle.seek_master)
+            handle.seek_later()
 
     def _on_ask(self, node: int, group: int, number: int, places: list[Place]) -> None:
         master = None if self._stopped else self.master_of(group)

@@ -43,6 +43,8 @@ class Applied(msgspec.Struct, array_like=True, tag=4):
 
     session: int
     seq: int
+    refused: int = 0
+    """The last of them whose messages the queue refused; 0: none."""
 
 
 class Cut(msgspec.Struct, array_like=True, tag=5):

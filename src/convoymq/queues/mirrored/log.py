@@ -83,9 +83,9 @@ class BroadcastLog(ClassicLog):
         super().add_handed_out(position, level)
         self.tell(HandedOut(position, level))
 
-    def add_applied(self, session: int, seq: int) -> None:
+    def add_applied(self, session: int, seq: int, refused: int) -> None:
         """Tells mirrors how far a session is; the log on disk does not say it."""
-        self.tell(Applied(session, seq))
+        self.tell(Applied(session, seq, refused))
 
     def move_messages(
         self,

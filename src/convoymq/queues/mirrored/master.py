@@ -47,18 +47,19 @@ class MasterQueue(LocalQueue):
         settings: Mapping[str, object],
         directory: Directory,
         *,
-        sessions: Mapping[int, tuple[int, int]] | None = None,
+        sessions: Mapping[int, tuple[int, int, int]] | None = None,
     ) -> None:
         """
         Args:
             sessions: the files are those of a mirror, with the messages of these sessions: seq of
-                the first command and the last one.
+                the first command, the last one, and the last one that was refused.
         """
         self.policy = policy_from(settings, host.sync_batch_size)
         self.member: RingMember | None = None
         taken_over = (sessions or {}).items()
-        self._known = {session: last for session, (_, last) in taken_over}
-        self._begun = {session: first for session, (first, _) in taken_over if first}
+        self._known = {session: last for session, (_, last, _) in taken_over}
+        self._begun = {session: first for session, (first, _, _) in taken_over if first}
+        self._refused = {session: refused for session, (_, _, refused) in taken_over if refused}
         self.syncing: Synchronisation | None = None
         self._will_sync = False
         super().__init__(
@@ -201,6 +202,7 @@ class MasterQueue(LocalQueue):
             # The mirror was not synchronised. What it has may come twice, and nothing is confirmed
             # that it lacks.
             self._known.pop(session, None)
+            self._refused.pop(session, None)
         self.machine.session_down(session, now_ms)
         # What is sent at once comes before the answer to the client's node, which ignores it.
         self._carry_out()
@@ -213,6 +215,7 @@ class MasterQueue(LocalQueue):
         made = self.machine.sessions[session] = Session()
         # Other commands are carried out once more: all that the session had is taken from it.
         made.seq, made.published_seq, made.answered_seq = first - 1, published_seq, answered
+        made.refused_seq = self._refused.get(session, 0)
         if got:
             holder = Consumer(session, GET_CONSUMER, "", WINDOW_DEFAULT, False, False, 0)
             holder.next_id = got
@@ -222,6 +225,8 @@ class MasterQueue(LocalQueue):
         known = self.machine.sessions.get(session)
         if known is not None:
             self._known[session] = max(known.seq, self._known.pop(session, 0))
+            if known.refused_seq:
+                self._refused[session] = known.refused_seq
 
     def node_down(self, node: int, now_ms: int) -> None:
         """See `LocalQueue`. The node may be back before it is known to have failed."""
@@ -231,14 +236,16 @@ class MasterQueue(LocalQueue):
                 if session >> 56 == node:
                     self._remember(session)
             while len(self._known) > SESSIONS_MAX:
-                del self._known[next(iter(self._known))]
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self._refused.pop(oldest, None)
         super().node_down(node, now_ms)
 
     def _carry_out(self) -> None:
         if self.member is not None:
             for effect in self.machine.effects:
-                if effect[0] == APPLIED and not effect[3]:
-                    self.log.add_applied(effect[1], effect[2])
+                if effect[0] == APPLIED:
+                    self.log.add_applied(effect[1], effect[2], max(effect[3], default=0))
         super()._carry_out()
 
     # --- Queue ---------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class WatchedMaster(MasterQueue):
         settings: Mapping[str, object],
         directory: Directory,
         *,
-        sessions: Mapping[int, tuple[int, int]] | None = None,
+        sessions: Mapping[int, tuple[int, int, int]] | None = None,
     ) -> None:
         super().__init__(host, record, arguments, settings, directory, sessions=sessions)
         view = self.record.view

@@ -243,7 +243,7 @@ async def test_machine_versions_and_stopped_replicas_are_shown(
     await cluster.queue(1, "q")
     found = await ok(api.get("/convoy/node"))
     assert found["versions"]["quorum"] == {
-        "oldest": 1, "newest": 4, "in_force_min": 1, "in_force_max": 1
+        "oldest": 1, "newest": 5, "in_force_min": 1, "in_force_max": 1
     }  # fmt: skip
     assert found["versions"]["stream"] == {"oldest": 1, "newest": 2}
     assert found["replicas_stopped"] == []

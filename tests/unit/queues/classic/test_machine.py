@@ -22,6 +22,7 @@ from convoymq.kernels.batch import (
     PublishTarget,
     pack_ranges,
 )
+from convoymq.queues.classic.limits import REJECT_PUBLISH
 from convoymq.queues.classic.machine import (
     APPLIED,
     DELIVER,
@@ -33,6 +34,7 @@ from convoymq.queues.classic.machine import (
     Effect,
     Limits,
 )
+from convoymq.queues.classic.runs import Session
 from tests.unit.queues.classic.support import body_of, message
 
 SESSIONS = [1 << 56 | 1, 1 << 56 | 2]
@@ -243,6 +245,34 @@ def test_a_repeated_batch_is_answered_and_not_applied_again() -> None:
     machine.apply(batch, 1)
     assert machine.effects == [(APPLIED, SESSIONS[0], 1, ())]
     assert machine.ready_count == 1
+
+
+def test_what_may_have_been_refused_before_is_not_confirmed_when_it_comes_again() -> None:
+    """A former master refused the second of three messages, and nobody heard of it."""
+    machine = ClassicMachine(Limits(length_max=1, overflow=REJECT_PUBLISH), no_loading)
+    session = machine.sessions[SESSIONS[0]] = Session()
+    session.published_seq, session.refused_seq = 3, 2
+    target = PublishTarget(CommandBuilder(), SESSIONS[0], None)
+    for name in (b"a", b"b", b"c"):
+        target.publish([message(name)], 1, 1)
+        machine.apply(target.builder.take_forward(1, 0), 1)
+    session_id = SESSIONS[0]
+    assert machine.effects == [
+        (APPLIED, session_id, 1, (1,)),
+        (APPLIED, session_id, 2, (2,)),
+        (APPLIED, session_id, 3, ()),
+    ]
+    assert machine.ready_count == 0
+
+
+def test_a_session_knows_what_was_refused_last() -> None:
+    machine = ClassicMachine(Limits(length_max=1, overflow=REJECT_PUBLISH), no_loading)
+    target = PublishTarget(CommandBuilder(), SESSIONS[0], None)
+    for name in (b"a", b"b"):
+        target.publish([message(name)], 1, 1)
+        machine.apply(target.builder.take_forward(1, 0), 1)
+    assert machine.effects == [(APPLIED, SESSIONS[0], 1, ()), (APPLIED, SESSIONS[0], 2, (2,))]
+    assert machine.sessions[SESSIONS[0]].refused_seq == 2
 
 
 def test_a_repeated_batch_begins_no_session_anew_that_has_ended() -> None:

@@ -27,6 +27,7 @@ EVERY = [
     Settled(bytes(16)),
     HandedOut(9, 2),
     Applied(1 << 60, 7),
+    Applied(1 << 60, 9, 8),
     Cut(2, 100),
     Depth(0),
     SyncBegin([2, 3]),
