@@ -539,8 +539,10 @@ class Stage:
         """Asks for a change while another one runs: with luck, so it is tried again."""
         topic = self.topic("one", 2)
         for _ in range(20):
-            first = begin(self.cluster, topic, "split", pid=open_pids(self.cluster, topic)[0])
-            other = open_pids(self.cluster, topic)[-1]
+            # The widest ones: a partition of one logical partition cannot be split.
+            rows = call(self.cluster, "GET", path(topic, "route"))[1]
+            *_, other, widest = [r["pid"] for r in sorted(rows, key=lambda r: r["hi"] - r["lo"])]
+            first = begin(self.cluster, topic, "split", pid=widest)
             status, code, reason = self.http("POST", path(topic, "split"), {"pid": other})
             finished(self.cluster, topic, first)
             if status == 409:
