@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from convoymq.queues.classic.host import ClassicHost
+from convoymq.queues.classic.host import ClassicHost, options_of
 from convoymq.queues.driver import HomeDriver, HostParts
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS, TAKE_OVER_ARGUMENT
 from convoymq.routing.queue_types import PlacementKind, TypeRules
-from convoymq.storage.threads import ThreadWorker
 
 SINCE_VERSION_2 = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
 """Arguments that the first version of the tree's rules refuses: a home of that release would take
@@ -84,20 +83,4 @@ class ClassicDriver(HomeDriver):
 
     def make_host(self, parts: HostParts) -> ClassicHost:
         """See `HomeDriver`."""
-        return ClassicHost(
-            node_id=parts.node_id,
-            directory=parts.open_directory("classic"),
-            worker=ThreadWorker(parts.call_soon, name="classic-log"),
-            clock=parts.clock,
-            control=parts.control,
-            reports=parts.reports,
-            new_session=parts.new_session,
-            node_name=parts.node_name_of,
-            call_soon=parts.call_soon,
-            on_routes=parts.on_routes,
-            wanted=parts.wanted,
-            await_room=parts.await_room,
-            note=parts.note,
-            dead_letters=parts.dead_letters,
-            memory_target_bytes=parts.memory_target_bytes,
-        )
+        return ClassicHost(**options_of(parts))

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import call
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
@@ -44,9 +44,10 @@ from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.memory import Memory
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
-from convoymq.queues.driver import MEMORY_TARGET_BYTES, Reports
+from convoymq.queues.driver import MEMORY_TARGET_BYTES, HostParts, Reports
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import Row
+from convoymq.storage.threads import ThreadWorker
 from convoymq.storage.types import Directory, Worker
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_CLASSIC, KIND_CLASSIC_COUNTS, KIND_RESERVATION
@@ -83,6 +84,47 @@ class Crash:
     reason: str
     due_ms: int | None = None
     """Time at which it is opened anew, by the monotonic clock; None while its files are in use."""
+
+
+class HostOptions(TypedDict):
+    """Options of a `ClassicHost` that come from its node."""
+
+    node_id: int
+    directory: Directory
+    worker: Worker
+    clock: Clock
+    control: ControlPlane
+    reports: Reports
+    new_session: Callable[[], int]
+    node_name: Callable[[int], str]
+    call_soon: Callable[[Callable[[], None]], None]
+    on_routes: Callable[[], None]
+    wanted: Callable[[], None]
+    await_room: Callable[[int, Waiting], None]
+    note: Callable[..., None]
+    dead_letters: DeadLetterOptions | None
+    memory_target_bytes: int
+
+
+def options_of(parts: HostParts, worker: Worker | None = None) -> HostOptions:
+    """Returns the options of a node's host. `worker`: carries out work on files; None: a thread."""
+    return HostOptions(
+        node_id=parts.node_id,
+        directory=parts.open_directory("classic"),
+        worker=worker or ThreadWorker(parts.call_soon, name="classic-log"),
+        clock=parts.clock,
+        control=parts.control,
+        reports=parts.reports,
+        new_session=parts.new_session,
+        node_name=parts.node_name_of,
+        call_soon=parts.call_soon,
+        on_routes=parts.on_routes,
+        wanted=parts.wanted,
+        await_room=parts.await_room,
+        note=parts.note,
+        dead_letters=parts.dead_letters,
+        memory_target_bytes=parts.memory_target_bytes,
+    )
 
 
 class ClassicHost:

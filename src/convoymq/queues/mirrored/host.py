@@ -31,7 +31,7 @@ from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import BrokerError, PeerError, PreconditionFailed
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
-from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS, ClassicHost
+from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS, ClassicHost, options_of
 from convoymq.queues.classic.limits import priority_max
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.driver import HostParts
@@ -44,7 +44,6 @@ from convoymq.queues.mirrored.policy import SYNC_BATCH_SIZE, policy_from, wanted
 from convoymq.queues.mirrored.ring_end import RingEnd
 from convoymq.replication.ring.views import Member, RingView, founded
 from convoymq.shells.ring.shell import RingMember, RingParts, RingRecord, RingShell
-from convoymq.storage.threads import ThreadWorker
 from convoymq.storage.types import Directory, Worker
 from convoymq.transport.frame_kinds import KIND_MIRROR_CLIENTS, KIND_MIRROR_STORED
 
@@ -68,24 +67,9 @@ class MirroredHost(ClassicHost):
         self.sync_batch_size = SYNC_BATCH_SIZE
         self.counts_timeout_s = COUNTS_TIMEOUT_S
         self.restart_wait_ms = parts.mirror_restart_wait_ms
-        directory = parts.open_directory("classic")
-        super().__init__(
-            node_id=parts.node_id,
-            directory=directory,
-            worker=worker or ThreadWorker(parts.call_soon, name="classic-log"),
-            clock=parts.clock,
-            control=parts.control,
-            reports=parts.reports,
-            new_session=parts.new_session,
-            node_name=parts.node_name_of,
-            call_soon=parts.call_soon,
-            on_routes=parts.on_routes,
-            wanted=parts.wanted,
-            await_room=parts.await_room,
-            note=parts.note,
-            dead_letters=parts.dead_letters,
-        )
-        self._files = directory
+        options = options_of(parts, worker)
+        super().__init__(**options)
+        self._files = options["directory"]
         self._fronts: dict[int, MirroredHandle] = {}
         """Handles that clients have of queues whose master came to this node later."""
         self._copies: dict[int, MirrorCopy] = {}
