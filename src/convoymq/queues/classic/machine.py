@@ -172,6 +172,7 @@ class ClassicMachine:
                 if kind == CMD_SESSION_CLOSE or session_id in self.ended:
                     continue
                 if seq != 1:
+                    self.ended.append(session_id)
                     gaps[session_id] = None
                     continue
                 session = self.sessions[session_id] = Session()
@@ -181,6 +182,7 @@ class ClassicMachine:
             if seq != session.seq + 1:
                 # What was sent before is lost. Without an answer the client would wait for ever.
                 self._close(session_id, session, now_ms)
+                self.ended.append(session_id)
                 done.pop(session_id, None)
                 if kind != CMD_SESSION_CLOSE:
                     gaps[session_id] = None

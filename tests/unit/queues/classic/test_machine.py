@@ -287,6 +287,18 @@ def test_a_repeated_batch_begins_no_session_anew_that_has_ended() -> None:
     assert machine.sessions == {}
 
 
+@pytest.mark.parametrize("seqs", [(2, 1), (1, 3, 1)])
+def test_a_session_that_ended_by_a_gap_does_not_begin_anew(seqs: tuple[int, ...]) -> None:
+    machine = ClassicMachine(Limits(), no_loading)
+    for seq in seqs:
+        builder = CommandBuilder()
+        builder.add(CMD_GET, 0, SESSIONS[0], seq, 0, 0)
+        machine.apply(builder.take_forward(1, 0), 1)
+    assert machine.sessions == {}
+    assert (GAP, SESSIONS[0]) in machine.effects
+    assert [effect for effect in machine.effects if effect[0] == GOT][len(seqs) - 2 :] == []
+
+
 def test_an_unknown_session_in_the_middle_of_its_stream_is_told_that_it_is_over() -> None:
     machine = ClassicMachine(Limits(), no_loading)
     builder = CommandBuilder()
