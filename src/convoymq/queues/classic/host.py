@@ -199,7 +199,7 @@ class ClassicHost:
         self._ended_left: Counter[tuple[str, str]] = Counter()
         self._timer: Timer | None = None
         #: Sessions that were ended because nobody here has them.
-        self._ghosts: set[int] = set()
+        self._ghosts: set[tuple[int, int]] = set()
         self.writer = LogWriter(worker, self._on_written)
         control.handle_raw(KIND_CLASSIC, self._on_frame)
         control.handle(KIND_CLASSIC_COUNTS, self._on_counts)
@@ -635,11 +635,12 @@ class ClassicHost:
     def _end_ghost(self, node: int, group: int, session: int) -> None:
         """Ends a session that only its home has: a late frame of a broken link began it. Its
         messages would wait for ever."""
-        if session in self._ghosts or session >> 56 != self.node_id or not session & ~NODE_MASK:
+        ghost = (node, session)
+        if session >> 56 != self.node_id or not session & ~NODE_MASK or ghost in self._ghosts:
             return
         if len(self._ghosts) >= GHOSTS_MAX:
             self._ghosts.clear()
-        self._ghosts.add(session)
+        self._ghosts.add(ghost)
         closing = CommandBuilder()
         closing.add(CMD_SESSION_CLOSE, 0, session, SEQ_MAX, 0, 0, b"")
         self._control.send_raw(node, KIND_CLASSIC, (closing.take_forward(group, 0),), a=group)

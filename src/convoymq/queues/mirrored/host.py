@@ -694,6 +694,8 @@ class MirroredHost(ClassicHost):
                 handle.record.home != node or handle.waits_since_ms is not None
             ):
                 # Of a former master, or of before it took the clients over: it comes again.
+                if session not in handle.clients:
+                    self._end_ghost(node, group, session)
                 return
         super()._on_frame(node, data)
 
