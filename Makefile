@@ -58,7 +58,7 @@ types: setup ## mypy --strict
 sim: setup ## Run the simulator: make sim SEEDS=20000 LOAD=cluster
 	$(BIN)/python -m convoymq.sim --load $(LOAD) --seeds $(SEEDS)
 
-bench: setup ## Compare with RabbitMQ on this machine, in one run; compiled as releases are
+bench: setup ## Compare quorum, classic and mirrored queues with RabbitMQ's, in one run; compiled as releases are
 	@$(BIN)/python tools/build.py --all
 	$(BIN)/python benchmarks/compare.py
 

@@ -25,14 +25,14 @@ class Figure:
     """One number of a case and its targets.
 
     `kind`: "faster" and "less" compare ConvoyMQ with RabbitMQ as a ratio (at least, at most);
-    "bound" is ConvoyMQ's own number, at most.
+    "bound" and "share" are ConvoyMQ's own number (at most, at least); "shown" has no target.
     """
 
     name: str
     title: str
     unit: str
-    kind: Literal["faster", "less", "bound"]
-    must: float
+    kind: Literal["faster", "less", "bound", "share", "shown"]
+    must: float = 0.0
     aim: float | None = None
 
 
@@ -45,9 +45,32 @@ class Scale:
     backlog: int = 1_000_000
     idle_queues: int = 1000
     idle_seconds: float = 15.0
+    deep_backlog: int = 10_000_000
+    sync_bytes: int = 1_000_000_000
+    churned: int = 4000
 
 
-QUICK = Scale(seconds=3.0, warmup=1.0, backlog=100_000, idle_queues=100, idle_seconds=5.0)
+QUICK = Scale(
+    seconds=3.0,
+    warmup=1.0,
+    backlog=100_000,
+    idle_queues=100,
+    idle_seconds=5.0,
+    deep_backlog=200_000,
+    sync_bytes=50_000_000,
+    churned=400,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a case needs of a cluster.
+
+    `memory_bytes`: what the messages of classic queues may take in memory; 0 = as installed.
+    """
+
+    nodes: int = 3
+    memory_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -88,16 +111,19 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A named measurement. `disturbs`: the next case needs a fresh cluster."""
+    """A named measurement. `disturbs`: the next case needs a fresh cluster. `extra`: it takes long
+    and concerns ConvoyMQ alone, and runs only when it is named."""
 
     name: str
     title: str
     measure: Callable[[Run], dict[str, float]]
     figures: tuple[Figure, ...]
     disturbs: bool = False
+    setup: Setup = Setup()
+    extra: bool = False
 
 
-def _throughput(result: dict[str, Any]) -> dict[str, float]:
+def throughput(result: dict[str, Any]) -> dict[str, float]:
     return {
         "rate": min(result["confirmed_per_s"], result["consumed_per_s"]),
         "cpu": result["broker_cpu_s_per_1M"],
@@ -114,26 +140,26 @@ def startup(run: Run) -> dict[str, float]:
 
 def local(size: int) -> Callable[[Run], dict[str, float]]:
     """One queue; publisher, consumer and leader on one node."""
-    return lambda run: _throughput(run.load(size=size))
+    return lambda run: throughput(run.load(size=size))
 
 
 def ten_queues(run: Run) -> dict[str, float]:
-    return _throughput(run.load(queues=10, publishers=10, consumers=10))
+    return throughput(run.load(queues=10, publishers=10, consumers=10))
 
 
 def spread(run: Run) -> dict[str, float]:
     """Leader on the first node, publisher on the second, consumer on the third."""
-    return _throughput(run.load(publish=(1,), consume=(2,)))
+    return throughput(run.load(publish=(1,), consume=(2,)))
 
 
 def one_at_a_time(run: Run) -> dict[str, float]:
-    return _throughput(run.load(in_flight=1))
+    return throughput(run.load(in_flight=1))
 
 
 def steady(run: Run) -> dict[str, float]:
     """1,000 messages a second, evenly."""
     result = run.load(rate=1000)
-    return _throughput(result) | {"cores": result["broker_cpu_cores"]}
+    return throughput(result) | {"cores": result["broker_cpu_cores"]}
 
 
 def backlog(run: Run) -> dict[str, float]:
@@ -220,7 +246,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-def _rate(must: float, aim: float | None) -> Figure:
+def rate_figure(must: float, aim: float | None) -> Figure:
     return Figure(name="rate", title="throughput", unit="msg/s", kind="faster", must=must, aim=aim)
 
 
@@ -236,7 +262,7 @@ CASES = (
         title="1 KiB, one queue, local",
         measure=local(1024),
         figures=(
-            _rate(10, 25),
+            rate_figure(10, 25),
             Figure(
                 name="cpu",
                 title="broker CPU per million messages",
@@ -255,19 +281,19 @@ CASES = (
             ),
         ),
     ),
-    Case(name="local-16", title="16 B", measure=local(16), figures=(_rate(15, 40),)),
-    Case(name="local-10k", title="10 KiB", measure=local(10240), figures=(_rate(2, None),)),
+    Case(name="local-16", title="16 B", measure=local(16), figures=(rate_figure(15, 40),)),
+    Case(name="local-10k", title="10 KiB", measure=local(10240), figures=(rate_figure(2, None),)),
     Case(
         name="ten-queues",
         title="ten queues, publishers and consumers",
         measure=ten_queues,
-        figures=(_rate(8, 20),),
+        figures=(rate_figure(8, 20),),
     ),
     Case(
         name="spread",
         title="publisher, leader, consumer on three nodes",
         measure=spread,
-        figures=(_rate(10, 25),),
+        figures=(rate_figure(10, 25),),
     ),
     Case(
         name="one-at-a-time",

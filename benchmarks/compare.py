@@ -2,10 +2,12 @@
 
     python benchmarks/compare.py                        everything; writes docs and README
     python benchmarks/compare.py --quick --case spread  one case, short
+    python benchmarks/compare.py --queues classic       classic and mirrored queues only
 
-Each round starts a fresh cluster of each system in turn, runs every case once on it (after a case
-that kills or stops a node: on another fresh one) and removes it, so that never more than one system
-uses the machine. A case begins when the disk has rested from the one before (`benchmarks/disk.py`).
+Each round starts a fresh cluster of each system in turn, runs every case once on it and removes it,
+so that never more than one system uses the machine; behind a case that kills or stops a node, and
+before one that needs another setup, comes another fresh cluster. A case begins when the disk has
+rested from the one before (`benchmarks/disk.py`).
 """
 
 from __future__ import annotations
@@ -21,24 +23,41 @@ if __package__ in (None, ""):
 
 from rich.console import Console
 
-from benchmarks import figures, report
-from benchmarks.cases import CASES, QUICK, Case, Run, Scale
-from benchmarks.convoy import convoy_cluster
+from benchmarks import classic, figures, report
+from benchmarks.cases import CASES, QUICK, Case, Run, Scale, Setup
+from benchmarks.convoy import ConvoyCluster
 from benchmarks.disk import Disk
 from benchmarks.load import LoadFailed
 from benchmarks.rabbitmq import RabbitCluster
-from benchmarks.systems import LocalCluster, NotUsable, SystemMissing
+from benchmarks.systems import LocalCluster, NotPossible, NotUsable, SystemMissing
 
 ROOT = Path(__file__).resolve().parent.parent
 SYSTEMS = ("convoy", "rabbitmq")
 TABLE_WIDTH_MIN = 150
+SUBJECTS = (
+    report.Subject("quorum", CASES, figures.PAGE, "Three nodes", "Quorum queues"),
+    report.Subject(
+        "classic",
+        classic.CASES,
+        figures.CLASSIC_PAGE,
+        "Three nodes of mirrored queues and one node of others",
+        "Classic and mirrored queues",
+    ),
+)
 
 
-def make_cluster(system: str, base_port: int) -> LocalCluster:
+def make_cluster(system: str, base_port: int, setup: Setup) -> LocalCluster:
     """A cluster of the named system, not yet started. Raises SystemMissing."""
+    settings: dict[str, str] = {}
     if system == "rabbitmq":
-        return RabbitCluster(base_port=base_port + 50)
-    return convoy_cluster(base_port=base_port)
+        if setup.memory_bytes:
+            # It pages out at half of the limit.
+            settings["vm_memory_high_watermark.absolute"] = str(2 * setup.memory_bytes)
+            settings["vm_memory_high_watermark_paging_ratio"] = "0.5"
+        return RabbitCluster(base_port=base_port + 50, count=setup.nodes, settings=settings)
+    if setup.memory_bytes:
+        settings["classic_queue.memory_target"] = str(setup.memory_bytes)
+    return ConvoyCluster(base_port=base_port, count=setup.nodes, settings=settings)
 
 
 class Comparison:
@@ -57,14 +76,16 @@ class Comparison:
 
     def round(self, system: str) -> None:
         """Every case once on a fresh cluster; a case that breaks the cluster costs only itself."""
-        left = list(self.cases)
+        left = [case for case in self.cases if system == "convoy" or not case.extra]
         while left:
+            setup = left[0].setup
             try:
-                with make_cluster(system, self.base_port) as cluster:
+                with make_cluster(system, self.base_port, setup) as cluster:
                     self.versions[system] = cluster.version()
                     startup_s = cluster.start()
-                    while left and self._case(left.pop(0), cluster, startup_s):
-                        pass
+                    while self._case(left.pop(0), cluster, startup_s):
+                        if not left or left[0].setup != setup:
+                            break
             except NotUsable as error:
                 self._fail(f"{system}: {error}")
                 return
@@ -75,6 +96,9 @@ class Comparison:
         flush_ms = self.disk.rest()
         try:
             figures = case.measure(run)
+        except NotPossible as error:
+            self.console.print(f"[yellow]skipped[/] {case.name}: {error}", highlight=False)
+            return True
         except (LoadFailed, NotUsable, OSError) as error:
             self._fail(f"{cluster.system}, {case.name}: {error}")
             return False
@@ -100,12 +124,16 @@ class Comparison:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="ConvoyMQ and RabbitMQ, side by side")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated")
-    parser.add_argument("--case", action="append", choices=[case.name for case in CASES])
+    parser.add_argument(
+        "--case",
+        action="append",
+        choices=[case.name for subject in SUBJECTS for case in subject.cases],
+    )
+    parser.add_argument("--queues", action="append", choices=[subject.name for subject in SUBJECTS])
     parser.add_argument("--runs", type=int, help="rounds of each system (3; 1 with --quick)")
     parser.add_argument("--quick", action="store_true", help="short runs, small backlogs")
     parser.add_argument("--base-port", type=int, default=28600)
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "benchmarks.json")
-    parser.add_argument("--docs", type=Path, help="Markdown file to write (default: full runs)")
     options = parser.parse_args(arguments)
     options.systems = options.systems.split(",")
     unknown = set(options.systems) - set(SYSTEMS)
@@ -117,7 +145,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Exit code: 0 done, 1 a run failed or a promise broke, 2 a system is not installed."""
     options = parse()
-    cases = tuple(case for case in CASES if not options.case or case.name in options.case)
+    codes = [
+        compare(subject, options)
+        for subject in SUBJECTS
+        if subject.chosen(options.case) and subject.name in (options.queues or (subject.name,))
+    ]
+    return max(codes)
+
+
+def compare(subject: report.Subject, options: argparse.Namespace) -> int:
+    """Runs the chosen cases of a subject; returns the exit code."""
+    cases = subject.chosen(options.case)
     runs = options.runs or (1 if options.quick else 3)
     comparison = Comparison(cases, QUICK if options.quick else Scale(), options.base_port)
     try:
@@ -132,9 +170,9 @@ def main() -> int:
     about = report.machine(comparison.versions)
     output = Console()
     output.width = max(output.width, TABLE_WIDTH_MIN)
-    output.print(report.table(cases, comparison.samples))
+    output.print(report.table(subject, cases, comparison.samples))
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(
+    options.json.with_stem(f"{options.json.stem}-{subject.name}").write_text(
         json.dumps(
             {
                 "about": about,
@@ -147,11 +185,9 @@ def main() -> int:
         )
     )
     complete = not (options.quick or options.case or comparison.failed)
-    written = report.markdown(cases, comparison.samples, about, runs, comparison.broken)
-    if options.docs:
-        options.docs.write_text(written)
-    elif complete:
-        figures.PAGE.write_text(figures.with_section(figures.PAGE.read_text(), written))
+    if complete:
+        written = report.markdown(subject, comparison.samples, about, runs, comparison.broken)
+        figures.replace_section(subject.page, written)
         figures.write()
     return 1 if comparison.failed or comparison.broken else 0
 

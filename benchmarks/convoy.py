@@ -11,6 +11,8 @@ import os
 import secrets
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -18,9 +20,13 @@ import httpx
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.systems import LocalCluster, keep_up
+from benchmarks.systems import USABLE_S, LocalCluster, NotUsable, keep_up
 
 NODE_COMMAND = (sys.executable, "-m", "convoymq.cli", "node", "--config")
+
+
+POLL_S = 0.02
+HTTP_S = 30.0
 
 
 class ConvoyCluster(LocalCluster):
@@ -75,6 +81,23 @@ class ConvoyCluster(LocalCluster):
 
     def delete_user(self, name: str) -> None:
         delete_user(self.api, name)
+
+    def mirror(self, pattern: str, definition: Mapping[str, str | int]) -> None:
+        body = {"pattern": pattern, "definition": definition, "apply-to": "queues"}
+        with self.http() as http:
+            http.put("/api/policies/%2F/mirror", json=body).raise_for_status()
+
+    def wait_synchronised(self, queue: str) -> None:
+        deadline = time.monotonic() + USABLE_S
+        with self.http() as http:
+            while not http.get(f"/api/queues/%2F/{queue}").json().get("synchronised_slave_nodes"):
+                if time.monotonic() > deadline:
+                    raise NotUsable(f"{queue} has no synchronised mirror")
+                time.sleep(POLL_S)
+
+    def http(self) -> httpx.Client:
+        """Opens a client of the first node's HTTP API."""
+        return httpx.Client(base_url=self.api, auth=("guest", "guest"), timeout=HTTP_S)
 
     def spawn(self, index: int) -> subprocess.Popen[bytes]:
         node = self.nodes[index]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
+CLASSIC_PAGE = ROOT / "docs" / "benchmarks-classic.md"
 README = ROOT / "README.md"
 SECTION = re.compile(r"(?<=\n## The current release\n\n).*?(?=\n## )", re.DOTALL)
 ABOUT = re.compile(r"^\d{4}-\d\d-\d\d · .* · ConvoyMQ ([\d.]+)\b.* · RabbitMQ ([\d.]+\d)", re.M)
@@ -20,6 +21,11 @@ THROUGHPUT = re.compile(
     r"^\| [^|]+ \| [\d,]+ msg/s[^|]* \| [\d,]+ msg/s[^|]* \| ([\d.]+)× \|", re.MULTILINE
 )
 CELL = re.compile(r"(?<=\| throughput of a replicated queue \| )[^|]*(?= \|)")
+
+
+def replace_section(page: Path, text: str) -> None:
+    """Gives a page another part about the current release."""
+    page.write_text(with_section(page.read_text(), text))
 
 
 def section(page: str) -> str:

@@ -13,157 +13,26 @@ import json
 import os
 import random
 import signal
-import socket
-import struct
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import httpx
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.amqp import PROBE_QUEUE, TIMEOUT_S, Client, Probe
+from benchmarks.cases import cpu_seconds
 from benchmarks.convoy import ConvoyCluster
 from convoymq.compiled_modules import build_text
 
-PROBE_PAUSE_S = 0.002
-TIMEOUT_S = 120.0
-QUORUM = b"\x0cx-queue-typeS" + struct.pack(">I", 6) + b"quorum"
-PROBE_QUEUE = "probe"
 LED_PROBES = 4
 """Probes of queues that the drained node leads: each meets the change of one leader."""
 POLL_S = 0.02
 PHASES = ("list", "drain", "lose", "stop")
-
-
-def _short(text: str) -> bytes:
-    data = text.encode()
-    return bytes((len(data),)) + data
-
-
-class Client:
-    """One AMQP connection with one channel in confirm mode, as cheap as Python allows: what is
-    measured shares its processors."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = b""
-        self._published = 0
-        try:
-            self._open()
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def _open(self) -> None:
-        self._socket.sendall(b"AMQP\x00\x00\x09\x01")
-        self._expect(10, 10)
-        plain = b"\0guest\0guest"
-        body = struct.pack(">I", 0) + _short("PLAIN") + struct.pack(">I", len(plain)) + plain
-        self._send(0, 10, 11, body + _short("en_US"))
-        channels, frame, _ = struct.unpack(">HIH", self._expect(10, 30)[:8])
-        self._send(0, 10, 31, struct.pack(">HIH", channels, frame, 0))
-        self._send(0, 10, 40, _short("/") + _short("") + b"\0")
-        self._expect(10, 41)
-        self._send(1, 20, 10, _short(""))
-        self._expect(20, 11)
-        self._send(1, 85, 10, b"\0")
-        self._expect(85, 11)
-
-    def _send(self, channel: int, class_id: int, method: int, body: bytes) -> None:
-        self._socket.sendall(_frame(1, channel, struct.pack(">HH", class_id, method) + body))
-
-    def _expect(self, class_id: int, method: int) -> bytes:
-        while True:
-            while len(self._buffer) < 7:
-                self._receive()
-            kind, _, size = struct.unpack(">BHI", self._buffer[:7])
-            while len(self._buffer) < size + 8:
-                self._receive()
-            payload, self._buffer = self._buffer[7 : 7 + size], self._buffer[size + 8 :]
-            if kind != 1:
-                continue
-            if payload[:4] != struct.pack(">HH", class_id, method):
-                raise ConnectionError(f"answer {payload[:120]!r}")
-            return payload[4:]
-
-    def _receive(self) -> None:
-        data = self._socket.recv(65536)
-        if not data:
-            raise ConnectionError("closed")
-        self._buffer += data
-
-    def declare(self, name: str) -> None:
-        """Declares a quorum queue and waits for the answer."""
-        table = struct.pack(">I", len(QUORUM)) + QUORUM
-        self._send(1, 50, 10, b"\0\0" + _short(name) + b"\x02" + table)
-        self._expect(50, 11)
-
-    def publish(self, name: str) -> None:
-        """Publishes a message of 16 bytes and waits for its confirm."""
-        method = struct.pack(">HHH", 60, 40, 0) + _short("") + _short(name) + b"\0"
-        header = struct.pack(">HHQH", 60, 0, 16, 0)
-        self._socket.sendall(
-            _frame(1, 1, method) + _frame(2, 1, header) + _frame(3, 1, b"0123456789abcdef")
-        )
-        self._expect(60, 80)
-
-    def close(self) -> None:
-        """Closes the socket."""
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _frame(kind: int, channel: int, payload: bytes) -> bytes:
-    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
-
-
-class Probe:
-    """Publishes confirmed messages, one after the other, in a thread of its own."""
-
-    def __init__(self, port: int, queue: str = PROBE_QUEUE) -> None:
-        self.waits: list[float] = []
-        self.failure: Exception | None = None
-        self.queue = queue
-        self._client = Client(port)
-        self._stop = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            while not self._stop:
-                began = time.monotonic()
-                self._client.publish(self.queue)
-                self.waits.append(time.monotonic() - began)
-                time.sleep(PROBE_PAUSE_S)
-        except (OSError, ConnectionError) as error:
-            self.failure = error
-
-    def stop(self) -> float:
-        """Returns the longest wait, ms."""
-        self._stop = True
-        self._thread.join(TIMEOUT_S)
-        self._client.close()
-        if self.failure is not None:
-            raise self.failure
-        return max(self.waits, default=0.0) * 1000
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Bench:
@@ -187,7 +56,7 @@ class Bench:
     def phase(self, name: str, probed: int | None = 1) -> Iterator[None]:
         """Measures processor time of the nodes that run throughout, and the probe's waits."""
         pids = [node.process.pid for node in self.cluster.nodes if node.process is not None]
-        before = {pid: cpu_s(pid) for pid in pids}
+        before = {pid: cpu_seconds(pid) for pid in pids}
         probe = Probe(self.port(probed)) if probed is not None else None
         began = time.monotonic()
         yield
@@ -197,7 +66,7 @@ class Bench:
         used = 0.0
         for pid in pids:
             with contextlib.suppress(OSError):
-                used += cpu_s(pid) - before[pid]
+                used += cpu_seconds(pid) - before[pid]
         self.note(f"{name}: processor time of nodes", used, "s")
 
     def declare(self) -> None:
@@ -326,7 +195,7 @@ class Bench:
             self._usable(0, self.names[-1])
             self.note("start: usable", time.monotonic() - began, "s")
             time.sleep(self.pause_s)
-        self.note("start: processor time of that node", cpu_s(self.cluster.nodes[0].pid), "s")
+        self.note("start: processor time of that node", cpu_seconds(self.cluster.nodes[0].pid), "s")
 
     def stop_all(self) -> None:
         """All nodes die at once, and start."""
@@ -342,7 +211,7 @@ class Bench:
             for name in random.Random(3).sample(self.names, min(100, len(self.names))):
                 client.publish(name)
         self.note("start of all: 100 queues confirm", time.monotonic() - began, "s")
-        used = sum(cpu_s(node.pid) for node in self.cluster.nodes)
+        used = sum(cpu_seconds(node.pid) for node in self.cluster.nodes)
         self.note("start of all: processor time", used, "s")
 
     def run(self, phases: list[str]) -> None:

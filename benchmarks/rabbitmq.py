@@ -10,13 +10,14 @@ nodes again that are killed, and prints the variables by which the interop tests
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -41,6 +42,18 @@ log.console = false
 """
 
 MANAGEMENT = "rabbitmq_management"
+COMMAND_S = 600
+WAIT_SYNCHRONISED = """
+Queue = rabbit_misc:r(<<"/">>, queue, <<"%s">>),
+Wait = fun Wait() ->
+    {ok, Record} = rabbit_amqqueue:lookup(Queue),
+    case amqqueue:get_sync_slave_pids(Record) of
+        [_ | _] -> ok;
+        _ -> timer:sleep(10), Wait()
+    end
+end,
+Wait().
+"""
 HTTP_CONFIG = """\
 management.tcp.ip = 127.0.0.1
 management.tcp.port = {port}
@@ -56,7 +69,14 @@ class RabbitCluster(LocalCluster):
 
     system = "rabbitmq"
 
-    def __init__(self, *, base_port: int, count: int = 3, plugins: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        base_port: int,
+        count: int = 3,
+        plugins: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self._epmd: subprocess.Popen[bytes] | None = None
         if not (SCRIPTS / "rabbitmq-server").exists() or shutil.which("epmd") is None:
             raise SystemMissing(INSTALL_HINT)
@@ -76,6 +96,7 @@ class RabbitCluster(LocalCluster):
             text = CONFIG.format(port=node.port, peers=peers)
             if MANAGEMENT in plugins:
                 text += HTTP_CONFIG.format(port=base_port + 40 + number)
+            text += "".join(f"{key} = {value}\n" for key, value in (settings or {}).items())
             (self.directory / f"{node.name}.conf").write_text(text)
 
     def node_name(self, number: int) -> str:
@@ -112,6 +133,15 @@ class RabbitCluster(LocalCluster):
     def delete_user(self, name: str) -> None:
         self.control("delete_user", name)
 
+    def mirror(self, pattern: str, definition: Mapping[str, str | int]) -> None:
+        self.control(
+            "set_policy", "--apply-to", "queues", "mirror", pattern, json.dumps(definition)
+        )
+
+    def wait_synchronised(self, queue: str) -> None:
+        # Waits within the node: a command takes seconds to start.
+        self.control("eval", WAIT_SYNCHRONISED % queue)
+
     def control(self, *words: str) -> None:
         """Run rabbitmqctl against the first node. Raises CalledProcessError."""
         subprocess.run(
@@ -120,7 +150,7 @@ class RabbitCluster(LocalCluster):
             cwd=self.directory,
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=COMMAND_S,
         )
 
     def spawn(self, index: int) -> subprocess.Popen[bytes]:

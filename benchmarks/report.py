@@ -19,13 +19,29 @@ Samples = dict[str, dict[str, dict[str, list[float]]]]
 """system → case → figure → one value per run"""
 
 INTRODUCTION = """\
-Three nodes of each system on one machine, one system at a time, runs alternating, {runs} of each;
-medians, ± half the range. Quorum queues, fdatasync before confirm, publisher confirms,
+{setting} of each system on one machine, one system at a time, runs alternating, {runs} of each;
+medians, ± half the range. {queues}, fdatasync before confirm, publisher confirms,
 acknowledgement in fifties, 1,000 unconfirmed messages, prefetch 1,000. The same load tool
 (`convoy perf`) drives both, on the same cores as the brokers, and checks loss, order and duplicates
 in every run."""
 
+NOTHING = "–"
 TITLES = {"convoy": "ConvoyMQ", "rabbitmq": "RabbitMQ"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Cases that have a page of their own. `setting` and `queues` describe them."""
+
+    name: str
+    cases: tuple[Case, ...]
+    page: Path
+    setting: str
+    queues: str
+
+    def chosen(self, names: list[str] | None) -> tuple[Case, ...]:
+        """Returns the named cases; without names all but the extra ones."""
+        return tuple(c for c in self.cases if (c.name in names if names else not c.extra))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +86,20 @@ def number(value: float) -> str:
 
 def _cell(values: list[float] | None, unit: str) -> str:
     if not values:
-        return "–"
+        return NOTHING
     middle = median(values)
     spread = (max(values) - min(values)) / middle * 100 if middle and len(values) > 1 else 0
     return f"{number(middle)} {unit}" + (f" ±{spread / 2:.0f} %" if len(values) > 1 else "")
 
 
 def _target(figure: Figure) -> str:
+    if figure.kind == "shown":
+        return ""
+
     def one(value: float) -> str:
         match figure.kind:
+            case "share":
+                return f"≥ {value:g} {figure.unit}"
             case "faster":
                 return f"≥ {value:g}×"
             case "less":
@@ -91,13 +112,14 @@ def _target(figure: Figure) -> str:
 
 def verdict(figure: Figure, convoy: list[float] | None, rabbitmq: list[float] | None) -> str:
     """`aim`, `reached`, `missed`, or nothing when there is nothing to judge."""
-    if not convoy or (figure.kind != "bound" and not rabbitmq):
+    if not convoy or figure.kind == "shown":
         return ""
     value = median(convoy)
-    if figure.kind != "bound":
-        assert rabbitmq is not None
+    if figure.kind in ("faster", "less"):
+        if not rabbitmq:
+            return ""
         value /= median(rabbitmq) or float("nan")
-    sign = -1 if figure.kind == "faster" else 1
+    sign = -1 if figure.kind in ("faster", "share") else 1
     if figure.aim is not None and sign * value <= sign * figure.aim:
         return "aim"
     return "reached" if sign * value <= sign * figure.must else "missed"
@@ -127,9 +149,9 @@ def rows(cases: tuple[Case, ...], samples: Samples) -> list[Row]:
     return result
 
 
-def table(cases: tuple[Case, ...], samples: Samples) -> Table:
+def table(subject: Subject, cases: tuple[Case, ...], samples: Samples) -> Table:
     """The comparison for a terminal."""
-    shown = Table(title="ConvoyMQ and RabbitMQ, three nodes each, quorum queues, medians")
+    shown = Table(title=f"ConvoyMQ and RabbitMQ: {subject.queues}, medians")
     for heading in ("case", "ConvoyMQ", "RabbitMQ", "ratio", "to reach", ""):
         shown.add_column(heading, justify="left" if heading == "case" else "right")
     colours = {"aim": "bold green", "reached": "green", "missed": "bold red"}
@@ -147,16 +169,17 @@ def table(cases: tuple[Case, ...], samples: Samples) -> Table:
 
 
 def markdown(
-    cases: tuple[Case, ...], samples: Samples, about: dict[str, Any], runs: int, broken: list[str]
+    subject: Subject, samples: Samples, about: dict[str, Any], runs: int, broken: list[str]
 ) -> str:
-    """Returns the section of docs/benchmarks.md about the current release."""
+    """Returns the section of the subject's page about the current release."""
     versions = " · ".join(f"{TITLES[name]} {text}" for name, text in about["versions"].items())
     lines = [
         f"{about['date']} · {about['cores']} cores ({about['processor']}), "
         f"{about['memory_gib']} GiB, Linux {about['kernel']}, Python {about['python']} · "
         f"{versions}",
         "",
-        f"Build: {about['build']}. " + INTRODUCTION.format(runs=runs),
+        f"Build: {about['build']}. "
+        + INTRODUCTION.format(runs=runs, setting=subject.setting, queues=subject.queues),
         "",
         "| case | ConvoyMQ | RabbitMQ | ratio | to reach | |",
         "|---|---:|---:|---:|---:|---|",
@@ -164,7 +187,8 @@ def markdown(
     lines += [
         f"| {row.title} | {row.convoy} | {row.rabbitmq} | {row.ratio} | {row.target} "
         f"| {row.verdict} |"
-        for row in rows(cases, samples)
+        for row in rows(subject.cases, samples)
+        if row.convoy != NOTHING
     ]
     lines += ["", "Promises broken in these runs: " + ("; ".join(broken) or "none") + ".", ""]
     return "\n".join(lines)

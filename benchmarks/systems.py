@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -62,6 +63,10 @@ class Node:
         return self.process.pid
 
 
+class NotPossible(Exception):
+    """This machine does not allow a case; the text says what it needs."""
+
+
 class LocalCluster(ABC):
     """Node processes of one system under one temporary directory.
 
@@ -98,6 +103,14 @@ class LocalCluster(ABC):
     @abstractmethod
     def delete_user(self, name: str) -> None:
         """Remove a user."""
+
+    @abstractmethod
+    def mirror(self, pattern: str, definition: Mapping[str, str | int]) -> None:
+        """Set a policy for the classic queues whose names match."""
+
+    @abstractmethod
+    def wait_synchronised(self, queue: str) -> None:
+        """Wait until a classic queue of vhost `/` has a synchronised mirror."""
 
     @property
     def uris(self) -> list[str]:
