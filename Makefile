@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # Modules that are used are compiled to .pyc when they are imported first; most never are.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 SEEDS ?= 2000
+# Processes of `make test`, 8 at most. Tests of clusters wait for most of their time: three for each
+# processor of two keep both busy.
+WORKERS ?= 6
 LOAD ?= quorum
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,9 +44,9 @@ demo-cdc: setup ## A MariaDB database followed through a topic that is split, me
 
 test: setup ## Everything that must be green
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types collect
-	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Each process of pytest-xdist imports all tests: with nothing compiled, four would compile it.
+# Each process of pytest-xdist imports all tests: with nothing compiled, each would compile it.
 collect: setup ## Compile all tests, beside the checks that use one processor
 	@$(BIN)/python -m pytest -q --collect-only >build/collected 2>&1 || { cat build/collected; false; }
 

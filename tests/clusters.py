@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -22,16 +23,17 @@ from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]
 import pytest
-from benchmarks.convoy import add_user, convoy_cluster, delete_user
+from benchmarks.convoy import ConvoyCluster, add_user, delete_user
 from benchmarks.rabbitmq import RabbitCluster, installed_version
 from benchmarks.systems import LocalCluster, SystemMissing, wait_usable
 
 from convoymq.cli import cluster as cli
 from tests.faults.traffic import until
+from tests.forked_nodes import ForkedCluster, fork_node
 from tests.patience import PATIENCE_S
-from tests.ports import cluster_ports
+from tests.ports import lasting_ports
 
-BASE_PORT = int(os.environ.get("CONVOY_TEST_BASE_PORT") or cluster_ports())
+BASE_PORT = int(os.environ.get("CONVOY_TEST_BASE_PORT") or lasting_ports())
 
 
 class Cluster(Protocol):
@@ -91,6 +93,15 @@ class RunningCluster:
         delete_user(self.api, name)
 
 
+class ForkedConvoyCluster(ConvoyCluster):
+    """Its nodes are forked."""
+
+    def spawn(self, index: int) -> subprocess.Popen[bytes]:
+        node = self.nodes[index]
+        config = self.directory / f"{node.name}.conf"
+        return fork_node(index, config, self.log_path(node), os.environ)
+
+
 def listening_pid(uri: str) -> int:
     """The process that listens on the uri's port. Raises LookupError when there is none."""
     port = urlsplit(uri).port
@@ -107,7 +118,7 @@ def start_cluster() -> LocalCluster:
             return RabbitCluster(base_port=BASE_PORT)
         except SystemMissing as error:
             pytest.skip(str(error))
-    return convoy_cluster(base_port=BASE_PORT)
+    return ForkedConvoyCluster(base_port=BASE_PORT)
 
 
 @contextmanager
@@ -145,7 +156,7 @@ def serving_cluster(
     Args:
         policies: policies are served, too: the second version of the machines is in force.
     """
-    with cli.LocalCluster(directory, nodes, base_port, dict(settings or {})) as made:
+    with ForkedCluster(directory, nodes, base_port, dict(settings or {})) as made:
         made.wait_ready()
         wait_http(made)
         until(lambda: made.api("overview"), "the HTTP API does not answer")

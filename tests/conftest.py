@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -23,30 +25,57 @@ if TYPE_CHECKING:
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-SPARK_GROUPS = {
+HERE = Path(__file__).parent
+INTEROP_GROUPS = 6
+GROUPS = {
     f"tests/spark/test_{name}.py": group
     for group, names in {
         "spark-1": ("apply", "archive", "spark"),
         "spark-2": ("audit", "pipelines", "processes", "triage"),
+        "spark-3": ("capture", "connect_types", "merging"),
+        "spark-4": ("hostile", "query_runs", "topic_audit", "topics"),
     }.items()
     for name in names
+} | {
+    f"tests/interop/{path.name}": f"interop-{number % INTEROP_GROUPS}"
+    for number, path in enumerate(sorted((HERE / "interop").glob("test_*.py")))
 }
 """File → its group. The files of a group go to one process, which starts Spark and a cluster once
-for all of them; the groups take equally long."""
+for all of them; the groups of each kind take equally long."""
 
-SPREAD = frozenset(
-    ("tests/docs/test_blocks.py", "tests/sim/test_planted_bugs.py", "tests/sim/test_seeds.py")
-)
-"""Long files whose tests share nothing: each test goes to whichever process is free."""
+SPREAD = re.compile(r"tests/(sim/test_(planted_bugs|seeds)\.py::|docs/test_blocks\.py::\w+_runs\b)")
+"""Long tests of files whose tests share nothing: each goes to whichever process is free."""
 
-FIRST = (*SPARK_GROUPS, "tests/upgrade/", "tests/docs/test_blocks.py")
-"""Where the longest units lie; begun late, they would be the end that all other processes wait
-for."""
+FIRST = ("spark-", "tests/docs/test_blocks.py::test_the_tutorial_of_spark_runs")
+EARLY = ("interop-", "tests/upgrade/", "tests/docs/test_blocks.py::")
+"""The longest units. Begun late, they would be the end that all other processes wait for."""
+
+COMPUTING = ("tests/sim/", "tests/unit/")
+"""Tests that use a processor all the time; those of clusters wait for most of theirs."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest units come first, so that all processes end at about the same time."""
-    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest units come first, so that all processes end at about the same time. Then those
+    that compute lie evenly between those that wait, so that there is always something to do."""
+    if not hasattr(config, "workerinput"):
+        return
+    units: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        units.setdefault(unit_of(item.nodeid), []).append(item)
+    early = sorted(units, key=lambda unit: not unit.startswith(EARLY))
+    first = [unit for unit in early if unit.startswith(FIRST)]
+    computing = [unit for unit in early if unit.startswith(COMPUTING)]
+    waiting = [unit for unit in early if unit not in {*first, *computing}]
+    place = dict.fromkeys(first, -1.0)
+    for kind in (computing, waiting):
+        place |= {unit: number / len(kind) for number, unit in enumerate(kind)}
+    items[:] = [item for unit in sorted(place, key=place.__getitem__) for item in units[unit]]
+
+
+def unit_of(nodeid: str) -> str:
+    """Returns the name of what goes to one process as a whole."""
+    file = nodeid.split("::", 1)[0]
+    return nodeid if SPREAD.match(nodeid) else GROUPS.get(file, file)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,8 +87,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return nodeid if file in SPREAD else SPARK_GROUPS.get(file, file)
+            return unit_of(nodeid)
 
     return Scheduling(config, log)
 

@@ -17,10 +17,10 @@ from convoymq.node.logs import LogOutput
 from convoymq.node.node import Node
 from tests.clusters import answered
 from tests.patience import PATIENCE_S
-from tests.ports import PORTS_PER_CLUSTER, cluster_ports
+from tests.ports import PORTS_PER_CLUSTER, lasting_ports
 
 PORTS = ("listeners.tcp.default", "cluster.listen", "management.tcp.port", "prometheus.tcp.port")
-_first = cluster_ports()
+_first = lasting_ports()
 _ports = itertools.cycle(range(_first, _first + PORTS_PER_CLUSTER))
 GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
 

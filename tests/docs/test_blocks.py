@@ -30,7 +30,7 @@ ROOT_PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
 PAGES = [page for page in (*ROOT_PAGES, *map(str, DOCS)) if blocks_of(page)]
 SHELL_PAGES = ("README.md", "docs/client.md", "docs/getting-started.md")
 """Pages that need three nodes and nothing else."""
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 PORTS = {str(port): str(BASE_PORT + port - 5672) for port in (5672, 5673, 5674)}
 METRICS_PORT = {"9108": str(single_port())}
 TRACED = {"trace.vhosts": "/", "trace.segment_max_age": "1000"}

@@ -26,7 +26,7 @@ from tests.clusters import wait_http
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 PROCESSES = 2
 POLICY = """'{"max-length": 50}'"""
 

@@ -10,11 +10,12 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from tests.clusters import wait_http
-from tests.ports import cluster_ports
+from tests.forked_nodes import ForkedCluster
+from tests.ports import lasting_ports
 
 HERE = Path(__file__).parent
 # Below the ephemeral range with all offsets: an outgoing connection may sit on any port in it.
-BASE_PORT = cluster_ports()
+BASE_PORT = lasting_ports()
 
 StartCluster = Callable[..., LocalCluster]
 
@@ -32,7 +33,7 @@ def start_cluster(tmp_path: Path) -> Iterator[StartCluster]:
 
         def start(nodes: int = 3, settings: dict[str, str] | None = None) -> LocalCluster:
             small = {"raft.wal_max_size_bytes": "16MiB", "alarms.interval": "200"}
-            made = LocalCluster(
+            made = ForkedCluster(
                 tmp_path / "cluster", nodes, BASE_PORT, {**small, **(settings or {})}
             )
             stack.enter_context(made)

@@ -19,8 +19,8 @@ from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = cluster_ports()
-STRICT_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
+STRICT_PORT = cluster_ports(__name__)
 QUORUM = {"x-queue-type": "quorum"}
 
 

@@ -27,7 +27,7 @@ from tests.faults.traffic import (
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
-SECOND_PORT = cluster_ports()
+SECOND_PORT = cluster_ports(__name__)
 QUEUE = "orders"
 SIZE = 100
 

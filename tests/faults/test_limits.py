@@ -21,7 +21,7 @@ from tests.ports import cluster_ports
 pytestmark = pytest.mark.cluster
 
 Open: TypeAlias = Callable[[int], Any]
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 QUORUM = {"x-queue-type": "quorum"}
 FAILURES = (pika.exceptions.AMQPError, OSError)
 LEADER = 2

@@ -25,12 +25,13 @@ from convoymq.kernels.columns import (
 )
 from tests.faults.test_damage import flip, log_directory
 from tests.faults.traffic import connect, until
+from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 from tests.spark.support import Query, batch_rows, stream_source
 from tests.unit.edges.columnar.support import values_frame
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 STREAM = "measurements"
 COLUMNS = OFFSET | TIMESTAMP | KEY | VALUE | HEADERS | EXCHANGE | ROUTING_KEY | PROPERTIES
 SMALL_FILES = {"raft.wal_max_size_bytes": "2MiB", "raft.mem_table_max_bytes": "0"}
@@ -79,7 +80,7 @@ def fill(cluster: LocalCluster) -> int:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes with a stream in several small segment files."""
     directory = tmp_path_factory.mktemp("local") / "cluster"
-    with LocalCluster(directory, 3, BASE_PORT, SMALL_FILES) as made:
+    with ForkedCluster(directory, 3, BASE_PORT, SMALL_FILES) as made:
         made.wait_ready()
         assert fill(made) == ROUNDS * (ROWS + 20)
         for number in (1, 2, 3):

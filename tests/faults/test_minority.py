@@ -13,12 +13,13 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 SETTINGS = {
     "operation_timeout": "1000",
     "quorum_queue.publish_timeout_without_leader": "2500",
@@ -35,7 +36,7 @@ QUEUE = "orders"
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     settings = getattr(request, "param", SETTINGS)
-    with LocalCluster(tmp_path, 3, BASE_PORT, settings) as made:
+    with ForkedCluster(tmp_path, 3, BASE_PORT, settings) as made:
         made.wait_ready()
         yield made
 

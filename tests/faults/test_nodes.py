@@ -20,7 +20,7 @@ from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 QUEUE = "orders"
 
 

@@ -17,7 +17,7 @@ from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 LEADER = 2
 
 

@@ -19,7 +19,7 @@ from tests.ports import cluster_ports
 pytestmark = pytest.mark.cluster
 
 Clients: TypeAlias = Callable[[str, int], Any]
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 CLASSIC = {"x-queue-type": "classic"}
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 SHORT = {"pattern": "^short", "definition": {"max-length": 3}, "apply-to": "queues"}

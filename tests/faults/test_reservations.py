@@ -16,6 +16,7 @@ from convoymq.client import Client, ClientConfig, errors
 from convoymq.kernels.columns import DELIVERY_COUNT, OFFSET, REDELIVERED, VALUE
 from convoymq.model.errors import Unavailable
 from tests.faults.traffic import connect, declare, drain, fill, padded, until
+from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
@@ -23,14 +24,14 @@ QUEUE = "orders"
 SIZE = 100
 TTL = 600_000
 SOON = 2_000
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Three nodes, on ports of their own."""
     settings = {"raft.wal_max_size_bytes": "16MiB", "alarms.interval": "200"}
-    with LocalCluster(tmp_path / "cluster", 3, BASE_PORT, settings) as made:
+    with ForkedCluster(tmp_path / "cluster", 3, BASE_PORT, settings) as made:
         made.wait_ready()
         yield made
 

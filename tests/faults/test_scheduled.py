@@ -22,7 +22,7 @@ from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 QUORUM = {"x-queue-type": "quorum"}
 LATER = 3_600_000
 

@@ -14,13 +14,14 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
 from tests.faults.traffic import Traffic, connect, fill, in_step, padded, until
+from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
 QUEUE = "events"
 STREAM = {"x-queue-type": "stream"}
 SIZE = 100
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 MIB = 1 << 20
 
 
@@ -28,7 +29,7 @@ MIB = 1 << 20
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Three nodes, on ports of their own."""
     settings = {"raft.wal_max_size_bytes": "16MiB", "alarms.interval": "200"}
-    with LocalCluster(tmp_path / "cluster", 3, BASE_PORT, settings) as made:
+    with ForkedCluster(tmp_path / "cluster", 3, BASE_PORT, settings) as made:
         made.wait_ready()
         yield made
 

@@ -25,7 +25,7 @@ from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 TLS_PORT = BASE_PORT + 40
 USER = "device-7"
 

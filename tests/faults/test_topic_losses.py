@@ -29,7 +29,7 @@ from tests.faults.topic_traffic import (
 from tests.faults.traffic import connect, until
 from tests.ports import cluster_ports
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 TWO_MEMBERS = {"quorum_queue.initial_cluster_size": "2"}
 
 

@@ -22,7 +22,7 @@ from tests.faults.traffic import until
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 KEY = "key"
 MARK = b"of the topic: gone. "
 SMALL_FILES = {"raft.wal_max_size_bytes": "2MiB", "raft.mem_table_max_bytes": "0"}

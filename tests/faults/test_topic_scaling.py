@@ -28,7 +28,7 @@ from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 from tests.provocation import Observed
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 UNIT_MS = 300
 SCALES = {
     "autoscale": "on",

@@ -42,7 +42,7 @@ from tests.faults.traffic import connect, until
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.faults.topic_traffic import (
 from tests.faults.traffic import until
 from tests.ports import cluster_ports
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 LEASE_S = 10.0
 
 

@@ -20,7 +20,7 @@ from tests.faults.traffic import connect, until
 from tests.interop.test_topic_groups import Client
 from tests.ports import cluster_ports
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 WEAK = {"mode": "weak", "weak-wait": "2s"}
 
 

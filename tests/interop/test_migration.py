@@ -24,6 +24,7 @@ from tests.interop.helpers import eventually, fetch_all, numbered, publish_confi
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
+OLD_PORT, NEW_PORT = cluster_ports(__name__), cluster_ports(__name__)
 PLUGINS = (MANAGEMENT, "rabbitmq_shovel", "rabbitmq_consistent_hash_exchange")
 PAGE = "docs/migration.md"
 QUORUM = {"x-queue-type": "quorum"}
@@ -142,14 +143,13 @@ class Api:
 @pytest.fixture
 def rabbit() -> Iterator[tuple[RabbitCluster, Api]]:
     """One RabbitMQ node with the plugins that the guide speaks of."""
-    base = cluster_ports()
     try:
-        cluster = RabbitCluster(base_port=base, count=1, plugins=PLUGINS)
+        cluster = RabbitCluster(base_port=OLD_PORT, count=1, plugins=PLUGINS)
     except SystemMissing as error:
         pytest.skip(str(error))
     with cluster:
         cluster.start()
-        api = Api(base + 41)
+        api = Api(OLD_PORT + 41)
         with api.http:
             yield cluster, api
 
@@ -157,10 +157,9 @@ def rabbit() -> Iterator[tuple[RabbitCluster, Api]]:
 @pytest.fixture
 def convoy() -> Iterator[tuple[ConvoyCluster, Api]]:
     """A ConvoyMQ node of its own: the documents change users, policies and names."""
-    base = cluster_ports()
-    with ConvoyCluster(base_port=base, count=1) as cluster:
+    with ConvoyCluster(base_port=NEW_PORT, count=1) as cluster:
         cluster.start()
-        api = Api(base + 21)
+        api = Api(NEW_PORT + 21)
         with api.http:
             yield cluster, api
 

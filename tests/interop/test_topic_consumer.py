@@ -26,7 +26,7 @@ from tests.key_order import Delivery, KeyOrder
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 KEYS = 12
 
 

@@ -17,7 +17,7 @@ from tests.faults.topic_traffic import changed, create, path
 from tests.faults.traffic import until
 from tests.ports import cluster_ports
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from tests.faults.traffic import until
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 KEYS = 16
 LOAD_PENDING = 400
 

@@ -22,7 +22,7 @@ from tests.interop.test_topic_groups import Client, parked
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 WEAK = {"mode": "weak"}
 
 

@@ -17,9 +17,9 @@ from convoymq.kernels import columns as bits
 from convoymq.kernels.column_frame import build_frame
 from convoymq.spark.frames import binary_buffers
 from tests.patience import PATIENCE_S
-from tests.ports import cluster_ports
+from tests.ports import lasting_ports
 
-BASE_PORT = int(os.environ.get("CONVOY_SPARK_TEST_BASE_PORT") or cluster_ports())
+BASE_PORT = int(os.environ.get("CONVOY_SPARK_TEST_BASE_PORT") or lasting_ports())
 PART = 10_000
 
 

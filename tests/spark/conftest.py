@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from convoymq.cli.cluster import LocalCluster
 from convoymq.spark import clients
 from convoymq.spark.java import JavaMissing, java_home
+from tests.forked_nodes import ForkedCluster
 from tests.spark import delta
 from tests.spark.cluster import BASE_PORT, Broker
 from tests.spark.fakes import FakeBroker, FakeClient
@@ -66,7 +66,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Three nodes for all tests; a test that kills one brings it back."""
     settings = {"raft.wal_max_size_bytes": "16MiB"}
-    with LocalCluster(tmp_path_factory.mktemp("nodes"), 3, BASE_PORT, settings) as cluster:
+    with ForkedCluster(tmp_path_factory.mktemp("nodes"), 3, BASE_PORT, settings) as cluster:
         cluster.wait_ready()
         made = Broker(cluster)
         yield made

@@ -19,7 +19,6 @@ import pytest
 from benchmarks import audit as benchmark
 from pyspark.sql import SparkSession
 
-from convoymq.cli.cluster import LocalCluster
 from convoymq.model import trace as words
 from convoymq.model.errors import Misuse
 from convoymq.spark.audit import AuditReport, audit
@@ -27,12 +26,13 @@ from convoymq.spark.audit.coverage import Gap, queue_facts
 from convoymq.spark.audit.plan import read_footers
 from convoymq.spark.audit.report import html_page, tables
 from convoymq.spark.audit.result import QueueReport
+from tests.forked_nodes import ForkedCluster
 from tests.ports import cluster_ports
 from tests.unit.trace.support import Recording, random_log
 
 Row = dict[str, Any]
 Rows = list[Row]
-PORT = cluster_ports()
+PORT = cluster_ports(__name__)
 MESSAGES = 400
 
 
@@ -491,7 +491,7 @@ def test_a_real_run_whose_leader_is_killed_is_clean(spark: SparkSession, tmp_pat
     """Goal: kill -9 and restart of the leader break no promise. Publisher and consumer are on the
     other nodes; all nodes end in order, so their last segments hold a state snapshot."""
     settings = {"trace.segment_max_age": "1000"}
-    with LocalCluster(tmp_path / "data", 3, PORT, settings) as cluster:
+    with ForkedCluster(tmp_path / "data", 3, PORT, settings) as cluster:
         cluster.wait_ready()
         with connect(PORT) as connection:
             arguments = {"x-queue-type": "quorum", "x-trace": True}
@@ -527,7 +527,7 @@ def test_a_real_run_whose_leader_is_killed_is_clean(spark: SparkSession, tmp_pat
 def test_a_real_run_that_ends_in_order_is_proved(spark: SparkSession, tmp_path: Path) -> None:
     """And is not without the files of any of its nodes, or without any of these files."""
     settings = {"trace.segment_max_age": "1000", "node.stop_timeout": "60000"}
-    with LocalCluster(tmp_path / "data", 3, PORT, settings) as cluster:
+    with ForkedCluster(tmp_path / "data", 3, PORT, settings) as cluster:
         cluster.wait_ready()
         with connect(PORT + 1) as publishing, connect(PORT + 2) as consuming:
             publisher = publishing.channel()

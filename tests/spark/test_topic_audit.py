@@ -40,7 +40,7 @@ from tests.ports import cluster_ports
 from tests.spark.test_audit import rewrite
 from tests.unit.trace.topic_injuries import INJURIES, Copy, Original, Rows
 
-PORT = cluster_ports()
+PORT = cluster_ports(__name__)
 ONE_EACH: dict[Invariant, Callable[[Copy], None]] = {
     check: injury for injury, check in INJURIES.items()
 }

@@ -18,11 +18,11 @@ from typing import Any
 from convoymq.cli.cluster import LocalCluster
 from convoymq.logformat.wal_file import BATCH_HEADER, BATCH_MAGIC, FILE_HEADER
 from tests.faults.traffic import in_step, until
-from tests.ports import cluster_ports
+from tests.ports import lasting_ports
 from tests.upgrade import dataset
 
 DATA = Path(__file__).parent / "data"
-BASE_PORT = cluster_ports()
+BASE_PORT = lasting_ports()
 SETTINGS = {"raft.wal_max_size_bytes": "65536", "raft.segment_max_entries": "64"}
 TORN_NODE = 3
 TORN_BYTES = 40

@@ -23,7 +23,7 @@ from tests.upgrade.mixed import MixedCluster, equal_states
 from tests.upgrade.probes import QUORUM, http
 
 pytestmark = pytest.mark.cluster
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 WORK = "work"
 """The queue that is published to and consumed from while the nodes are upgraded."""
 PROBED = "probed"

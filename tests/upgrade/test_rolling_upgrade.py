@@ -17,7 +17,7 @@ from tests.upgrade.mixed import MixedCluster, equal_states
 from tests.upgrade.next_release import NEXT, RELEASE
 
 pytestmark = pytest.mark.cluster
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 QUEUE = "orders"
 
 

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from convoymq.cli.api import get_json
 from convoymq.cli.starting import PROGRESS_CPU_S, STALLED_S, WAITS, reason, steps
@@ -375,20 +375,23 @@ class LocalCluster:
         return {k: v for k, v in os.environ.items() if not k.startswith("CONVOY_")}
 
     def _spawn(self, node: LocalNode) -> None:
-        command = [*self._command(node), "--config", str(self._config(node))]
         with open(self.log_file(node.number), "ab") as log:
             self._log_begins[node.number] = log.tell()
-            # Its own process group: Ctrl-C in the terminal reaches `convoy up`, which ends them.
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment(node),
-                process_group=0,
-            )
+            process = self._start(node, log)
         self._processes[node.number] = process
         node.pid = process.pid
+
+    def _start(self, node: LocalNode, log: BinaryIO) -> subprocess.Popen[bytes]:
+        """Returns the process of a node, which has been started."""
+        return subprocess.Popen(
+            [*self._command(node), "--config", str(self._config(node))],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=self._environment(node),
+            # Ctrl-C in the terminal reaches `convoy up`, which ends its nodes.
+            process_group=0,
+        )
 
     def _config(self, node: LocalNode) -> Path:
         return self.data / f"node-{node.number}" / "convoy.conf"

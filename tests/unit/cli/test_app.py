@@ -30,7 +30,7 @@ from convoymq.edges import configuration
 from convoymq.transport.listening import addresses_of
 
 ROOT = Path(__file__).parents[3]
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 RUNNER = CliRunner()
 
 
@@ -95,12 +95,11 @@ def test_node_checks_the_files_of_its_configuration(
 
 
 def test_a_node_founds_no_cluster_while_an_address_is_taken(tmp_path: Path) -> None:
-    base = cluster_ports()
     keys = ("listeners.tcp.default", "management.tcp.port", "prometheus.tcp.port", "cluster.listen")
-    ports = {key: f"127.0.0.1:{base + number}" for number, key in enumerate(keys)}
+    ports = {key: f"127.0.0.1:{BASE_PORT + number}" for number, key in enumerate(keys)}
     settings = [f"{key}={address}" for key, address in ports.items()]
     for number, key in enumerate(keys):
-        with socket.create_server(("127.0.0.1", base + number)):
+        with socket.create_server(("127.0.0.1", BASE_PORT + number)):
             words = [word for text in settings for word in ("--set", text)]
             done = convoy("node", *words, "--set", f"data_dir={tmp_path / 'data'}")
         assert done.returncode == 1

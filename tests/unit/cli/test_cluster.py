@@ -20,7 +20,7 @@ from convoymq.edges.configuration import load
 from convoymq.model.errors import Misuse, Unavailable
 from convoymq.node.resources import machine_memory_bytes, memory_limit
 
-BASE_PORT = cluster_ports()
+BASE_PORT = cluster_ports(__name__)
 
 
 def test_ports_follow_the_base_port(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from convoymq.cli.cluster import LocalCluster
 from convoymq.cli.starting import reason, steps
 from convoymq.model.errors import Unavailable
 
-PORT = cluster_ports()
+PORT = cluster_ports(__name__)
 LOG = b"".join(
     json.dumps({"event": event, "level": level, **facts}).encode() + b"\n"
     for event, level, facts in (
