@@ -12,7 +12,7 @@ LOAD ?= quorum
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc test test-spark-full test-spark-delta test-capture test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc test test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -85,6 +85,10 @@ test-capture: setup ## `convoy pipeline capture` with a real MariaDB, which is i
 	@tools/install_mariadb.sh
 	$(BIN)/python -m pytest -q tests/unit/capture tests/interop/test_capture_types.py \
 		tests/faults/test_capture.py tests/faults/test_capture_statements.py tests/spark/test_capture.py
+
+test-rocketmq: setup ## The name server with RocketMQ's own brokers and tools, whose jars are installed
+	@tools/install_rocketmq.sh
+	$(BIN)/python -m pytest -q tests/rocketmq
 
 test-disk-full: setup ## One unacknowledged message while ten million others pass: the disk does not grow
 	CONVOY_HELD_MESSAGES=10000000 $(BIN)/python -m pytest -q tests/faults/test_disk_space.py -k held

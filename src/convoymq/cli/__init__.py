@@ -31,6 +31,10 @@ def _main(arguments: list[str]) -> None:
         from convoymq.cli.serve import main as serve
 
         sys.exit(serve(arguments[1:]))
+    if arguments[:1] == ["namesrv"]:
+        from convoymq.cli.roles import namesrv
+
+        sys.exit(namesrv(arguments[1:]))
     if arguments[:1] == ["perf"]:
         import typer
 

@@ -322,6 +322,14 @@ def node() -> None:
 
 
 @app.command()
+def namesrv() -> None:
+    """Run a RocketMQ name server: `convoy namesrv [-c FILE] [--set KEY=VALUE]`."""
+    from convoymq.cli.roles import namesrv as run
+
+    raise typer.Exit(run(["--help"]))
+
+
+@app.command()
 def status(
     data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",
     format_: FormatOption = Format.TABLE,

@@ -42,7 +42,7 @@ class _Builder:
             flat = in_flat_file(name)
             place = self.keys.by_name.get(name) or self.keys.by_name.get(flat)
             if place is not None:
-                self.values[place] = _value(self.keys.table[place], name, text, where)
+                self.values[place] = value_of(self.keys.table[place], name, text, where)
                 continue
             why = refusal(flat, text)
             if why is not None:
@@ -52,7 +52,7 @@ class _Builder:
             prefix = name[: name.rfind(".") + 1]
             place = self.keys.by_prefix.get(prefix)
             if place is None or len(name) == len(prefix) or self._is_misspelt(name, prefix):
-                raise ConfigError(f"{where}: unknown key {name}{_hint(name, self.keys.by_name)}")
+                raise ConfigError(f"{where}: unknown key {name}{hint(name, self.keys.by_name)}")
             collected.setdefault(place, {})[name[len(prefix) :]] = self._member(
                 place, name, text, where
             )
@@ -100,7 +100,8 @@ class _Builder:
         return config
 
 
-def _value(key: Key, name: str, text: str, where: str) -> object:
+def value_of(key: Key, name: str, text: str, where: str) -> object:
+    """Returns the value that a text gives a key. Raises ConfigError."""
     try:
         value = key.parse(text)
     except ValueError as error:
@@ -122,7 +123,8 @@ def _nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), "")
 
 
-def _hint(name: str, names: Iterable[str]) -> str:
+def hint(name: str, names: Iterable[str]) -> str:
+    """Returns the end of a message that names the name that was probably meant."""
     near = _nearest(name, names)
     return f"; did you mean {near}?" if near else ""
 
@@ -202,8 +204,7 @@ def _environment_pairs(
         if not variable.startswith(ENVIRONMENT_PREFIX) or ignored:
             continue
         if variable not in names:
-            hint = _hint(variable, names)
-            raise ConfigError(f"environment: unknown variable {variable}{hint}")
+            raise ConfigError(f"environment: unknown variable {variable}{hint(variable, names)}")
         pairs.append((names[variable], environment[variable], f"environment, {variable}"))
     return pairs
 

@@ -1,0 +1,1 @@
+"""Broker groups: RocketMQ's protocol, its name server and its broker."""

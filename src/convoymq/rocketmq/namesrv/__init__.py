@@ -1,0 +1,1 @@
+"""The name server: which brokers are alive, and where topics are."""

@@ -1,0 +1,1 @@
+"""RocketMQ's remoting protocol: commands, what their bodies hold, servers and clients of it."""

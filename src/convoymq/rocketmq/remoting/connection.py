@@ -1,0 +1,189 @@
+"""One connection of the remoting protocol, whichever side opened it: both may send requests."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, cast
+
+import structlog
+
+from convoymq.model.errors import BrokerError, PeerError, Unavailable
+from convoymq.model.tasks import Tasks
+from convoymq.rocketmq.remoting.codes import Answer
+from convoymq.rocketmq.remoting.command import (
+    FRAME_BYTES_MAX,
+    Command,
+    CommandReader,
+    encode,
+)
+
+log = structlog.get_logger()
+
+OUTPUT_BYTES_MAX = 64 << 20
+"""Of what a peer has not read; more closes its connection."""
+
+Handler: TypeAlias = "Callable[[Connection, Command], Command | Awaitable[Command | None] | None]"
+"""Answers a request. None: not now, or never, since it is one-way."""
+
+
+class Unreachable(Unavailable):
+    """The connection to a peer cannot be made, or ended before the answer."""
+
+
+class Connection(asyncio.Protocol):
+    """A connection.
+
+    Args:
+        handler: answers requests of the peer.
+        tasks: where answers that take their time are made.
+        closed: hears of the end, once.
+        idle_s: a connection on which nothing arrives for so long is closed; 0 = never.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        tasks: Tasks,
+        closed: Callable[[Connection], None],
+        *,
+        idle_s: float = 0.0,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> None:
+        self.remote = ("", 0)
+        self._handler = handler
+        self._tasks = tasks
+        self._closed = closed
+        self._idle_s = idle_s
+        self._reader = CommandReader(frame_bytes_max)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._heard = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def name(self) -> str:
+        """Returns the peer as logs show it."""
+        return f"{self.remote[0]}:{self.remote[1]}"
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether commands can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    # --- asyncio's side ------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername") or ("", 0)
+        self.remote = (str(peer[0]), int(peer[1]))
+        if self._idle_s:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(Unreachable(f"the connection to {self.name} ended"))
+        self._closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._heard = self._loop.time()
+        try:
+            commands = self._reader.feed(data)
+        except PeerError as error:
+            log.warning("remoting.broken_frame", peer=self.name, reason=error.text)
+            self.close()
+            return
+        for command in commands:
+            if command.is_answer:
+                self._on_answer(command)
+            else:
+                self._on_request(command)
+
+    def _watch(self) -> None:
+        left_s = self._heard + self._idle_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._watch)
+            return
+        log.info("remoting.idle", peer=self.name)
+        self.close()
+
+    # --- requests of the peer --------------------------------------------------------------
+
+    def _on_request(self, command: Command) -> None:
+        try:
+            found = self._handler(self, command)
+        except Exception as error:
+            self._on_failed(command, error)
+            return
+        if inspect.isawaitable(found):
+            self._tasks.spawn(self._answer_later(command, found))
+        elif found is not None:
+            self._answer(command, found)
+
+    async def _answer_later(self, command: Command, found: Awaitable[Command | None]) -> None:
+        try:
+            answer = await found
+        except Exception as error:
+            self._on_failed(command, error)
+            return
+        if answer is not None:
+            self._answer(command, answer)
+
+    def _on_failed(self, command: Command, error: Exception) -> None:
+        """One request failed; the others are none the worse."""
+        if not isinstance(error, BrokerError):
+            log.error("remoting.fault", peer=self.name, code=command.code, exc_info=error)
+        text = error.text if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
+        self._answer(command, command.answer(Answer.SYSTEM_ERROR, remark=text))
+
+    def _answer(self, command: Command, answer: Command) -> None:
+        if not command.is_one_way:
+            self.send(answer)
+
+    # --- requests of ours --------------------------------------------------------------------
+
+    def send(self, command: Command) -> None:
+        """Sends a command; nothing happens when the connection has ended."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(encode(command))
+        if transport.get_write_buffer_size() > OUTPUT_BYTES_MAX:
+            log.warning("remoting.peer_does_not_read", peer=self.name)
+            transport.abort()
+
+    async def request(self, command: Command, timeout_s: float) -> Command:
+        """Sends a request and returns its answer. Raises Unreachable, Unavailable."""
+        if not self.is_open:
+            raise Unreachable(f"the connection to {self.name} ended")
+        future: asyncio.Future[Command] = self._loop.create_future()
+        self._waiting[command.opaque] = future
+        try:
+            self.send(command)
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            raise Unavailable(f"{self.name} did not answer within {timeout_s:g} s") from None
+        finally:
+            self._waiting.pop(command.opaque, None)
+
+    def _on_answer(self, command: Command) -> None:
+        future = self._waiting.get(command.opaque)
+        # Nobody waits any more for one that is late.
+        if future is not None and not future.done():
+            future.set_result(command)
+
+    def close(self) -> None:
+        """Ends the connection; what was sent before still arrives."""
+        if self._transport is not None:
+            self._transport.close()

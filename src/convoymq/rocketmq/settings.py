@@ -1,0 +1,85 @@
+"""Configuration files of RocketMQ's roles: `key=value`, under RocketMQ's names.
+
+A key that RocketMQ has and this broker has no use for (sizes of its thread pools, say) is passed
+over and named in the log, so that a file that exists can be used as it is. A key that neither has
+is refused with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from convoymq.model.config.keys import Key, Section
+from convoymq.model.config.loading import FILE_SIZE_MAX, ConfigError, hint, parse_text, value_of
+
+S = TypeVar("S", bound=Section)
+
+
+def keys_of(kind: type[Section]) -> dict[str, tuple[str, Key]]:
+    """Returns the keys of a section by name, with the fields that they set."""
+    return {
+        name: (field.name, field.metadata["key"])
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        for name in field.metadata["key"].names
+    }
+
+
+def text_of(value: object) -> str:
+    """Returns a value as a configuration file has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def build(
+    kind: type[S], pairs: Iterable[tuple[str, str, str]], unserved: Iterable[str]
+) -> tuple[S, list[str]]:
+    """Returns a section of (key, value, place), and the keys that were passed over.
+
+    Args:
+        unserved: keys of RocketMQ that have no meaning here.
+
+    Raises:
+        ConfigError: the text names key and place.
+    """
+    known = keys_of(kind)
+    unserved = set(unserved)
+    values: dict[str, object] = {}
+    passed_over = []
+    for name, text, where in pairs:
+        if name in known:
+            field, key = known[name]
+            values[field] = value_of(key, name, text, where)
+        elif name in unserved:
+            passed_over.append(name)
+        else:
+            raise ConfigError(f"{where}: unknown key {name}{hint(name, (*known, *unserved))}")
+    section = kind(**values)
+    try:
+        section.check()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return section, passed_over
+
+
+def load(
+    kind: type[S], path: str | Path | None, flags: Iterable[str], unserved: Iterable[str]
+) -> tuple[S, list[str]]:
+    """Returns a section: defaults < file < `key=value` flags; and the keys that were passed over.
+
+    Raises:
+        ConfigError: as `build`, or the file cannot be read.
+    """
+    pairs: list[tuple[str, str, str]] = []
+    if path is not None:
+        file = Path(path)
+        try:
+            if file.stat().st_size > FILE_SIZE_MAX:
+                raise ConfigError(f"{file}: larger than {FILE_SIZE_MAX} bytes")
+            pairs += parse_text(file.read_text("utf-8"), str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: cannot be read: {error}") from None
+    for flag in flags:
+        pairs += parse_text(flag, "flag")
+    return build(kind, pairs, unserved)
