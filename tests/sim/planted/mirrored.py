@@ -123,3 +123,40 @@ def ticks_never_begin() -> None:
             self._timer = timer
 
     host.follow = planted
+
+
+@plant("a message is handed out before the mirrors know that", "stop,kill,partition", "mirrored")
+def handed_out_too_early() -> None:
+    from convoymq.queues.classic.queue import LocalQueue
+
+    _master()._note_handed_out = LocalQueue._note_handed_out
+
+
+@plant("publishes that a lost master may have handed out count as new", "kill,loss", "mirrored")
+def sent_again_as_new() -> None:
+    from convoymq.queues.mirrored.client import MirroredClient
+
+    MirroredClient.lose_master = lambda self: None  # type: ignore[method-assign]
+
+
+@plant("what comes overtakes deliveries that wait for the log", "none", "mirrored")
+def deliveries_are_overtaken() -> None:
+    from convoymq.queues.classic.gates import Gates
+
+    Gates.holds = property(lambda self: False)  # type: ignore[assignment,method-assign]
+
+
+@plant("a new file of the log does not say what was handed out", "kill,stop", "mirrored")
+def hand_outs_stay_in_the_old_file() -> None:
+    from convoymq.queues.classic.log import ClassicLog
+
+    roll, add = ClassicLog._roll_if_full, ClassicLog.add_handed_out
+
+    def planted(self: Any) -> None:
+        ClassicLog.add_handed_out = lambda *_: None  # type: ignore[method-assign]
+        try:
+            roll(self)
+        finally:
+            ClassicLog.add_handed_out = add  # type: ignore[method-assign]
+
+    ClassicLog._roll_if_full = planted  # type: ignore[method-assign]

@@ -407,9 +407,9 @@ class ClassicLog:
 
     def add_handed_out(self, position: int, level: int = 0) -> None:
         """Appends that positions of a priority below this were handed out."""
+        self._index.add_handed_out(level, position)
         if self._active:
             self._add(self._record(HANDED_OUT, position, b"", level))
-            self._index.add_handed_out(level, position)
 
     def flush(self, done: Done) -> bool:
         """Hands what was added to the writer; False when there was nothing. `done` hears an error
@@ -475,7 +475,8 @@ class ClassicLog:
             self._writer.write(file, 0, [encoded], False, written)
             self._writer.retire(file)
         self._active += 1
-        self._index = FileIndex(self._active, self._index.next_position)
+        before = self._index
+        self._index = FileIndex(self._active, before.next_position)
         self._durable = 0
         name = self._name(self._active)
         self._files[self._active] = NewFile(self._directory, self._path, name, sync=self.sync)
@@ -483,6 +484,10 @@ class ClassicLog:
         self._buffers = [MAGIC]
         self._buffered_from = 0
         self._end = self._sizes[self._active] = len(MAGIC)
+        for level, position in before.handed_out.items():
+            if position > before.next_position:
+                # Concerns messages that come to this file.
+                self.add_handed_out(position, level)
 
     # --- room ----------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ GAP = 9
 
 FLAG_PRIORITY = 2
 FLAG_SETTLE_AT_ONCE = 1
-ENDED_MAX = 64
+ENDED_MAX = 1024
 GET_CONSUMER = 0
 """Messages that basic.get took are settled under this consumer number."""
 
@@ -228,8 +228,7 @@ class ClassicMachine:
                 done.pop(session_id, None)
         self._serve(now_ms)
         for session_id, seq in done.items():
-            refused = rejected.get(session_id, ())
-            self.effects.append((APPLIED, session_id, seq, tuple(refused)))
+            self.effects.append((APPLIED, session_id, seq, tuple(rejected.get(session_id, ()))))
         self.effects += [(GAP, session_id) for session_id in gaps]
 
     def tick(self, now_ms: int) -> None:

@@ -21,9 +21,11 @@ from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unav
 from convoymq.model.refusals import missing, queue_subject
 from convoymq.model.rounds import run_each
 from convoymq.model.tables import Table
-from convoymq.queues.classic.backing import RUN_BYTES
+from convoymq.queues.classic.backing import RUN_BYTES, Line
 from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.dead_letter_sender import DeadLetterSender
+from convoymq.queues.classic.facts import facts_of
+from convoymq.queues.classic.gates import Gate, Gates
 from convoymq.queues.classic.limits import limits_from, priority_max
 from convoymq.queues.classic.machine import (
     APPLIED,
@@ -37,7 +39,6 @@ from convoymq.queues.classic.migration import Freezable, Replaceable
 from convoymq.queues.classic.recovery import recover
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
 from convoymq.queues.classic.runs import Block, dead_in
-from convoymq.queues.dead_letter_publisher import AT_MOST_ONCE_NAME, DISABLED_NAME
 from convoymq.queues.interface import (
     PRIORITY_ARGUMENT,
     SINGLE_ACTIVE,
@@ -169,6 +170,9 @@ class ClassicQueue(Replaceable, Queue):
 class LocalQueue(Freezable, HomeReservations, ClassicQueue):
     """The queue itself, at its home node."""
 
+    _runs_ahead = False
+    """No message of this round may reach a client before the log says that it was handed out."""
+
     def __init__(
         self,
         host: ClassicHost,
@@ -194,7 +198,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             self.limits, self._load, level_max=priority_max(arguments), read=self.log.read_batch
         )
         self.machine.last_used_ms = host.now_ms()
-        self._gated: deque[tuple[list[bool], list[Effect]]] = deque()
+        self._gates = Gates(self._hand_on, lambda *ends: host.dispatch_unsafe(self, *ends))
         self._handed_out: dict[int, int] = {}
         """Priority -> positions below this were handed out, as the log has it."""
         self._moved: Counter[int] = Counter()
@@ -439,72 +443,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
 
     def info(self) -> Row:
         """Returns the fields that the management API shows."""
-        machine = self.machine
-        active = machine.active
-        unsettled_bytes = machine.unsettled_bytes
-        capacity = float(machine.takes_more)
-        return {
-            **self._backing_facts(),
-            "messages": machine.ready_count + machine.unsettled_count,
-            "messages_ready": machine.ready_count,
-            "messages_unacknowledged": machine.unsettled_count,
-            "message_bytes": machine.ready_bytes + unsettled_bytes,
-            "message_bytes_ready": machine.ready_bytes,
-            "message_bytes_unacknowledged": unsettled_bytes,
-            "messages_dlx": machine.leaving.count,
-            "message_bytes_dlx": machine.leaving.bytes,
-            "dead_letter_strategy": (
-                AT_MOST_ONCE_NAME if self.limits.dead_letters else DISABLED_NAME
-            ),
-            "consumers": machine.consumer_count,
-            "consumer_capacity": capacity,
-            "consumer_utilisation": capacity,
-            "owner": self.record.owner,
-            "memory": machine.footprint,
-            "state": "running" if self.ended is None else "stopped",
-            "node": self.host.node_name(self.record.home),
-            "reservations": machine.reservations.infos(),
-            "single_active_consumer_tag": (
-                active.tag if active is not None and not active.cancelled else None
-            ),
-            "message_stats": {
-                "publish": machine.published,
-                "deliver_get": machine.delivered,
-                "ack": machine.acknowledged,
-            },
-        }
-
-    def _backing_facts(self) -> Row:
-        machine, rates = self.machine, self.rates
-        backing = machine.backing
-        lengths = backing.lengths()
-        here = lengths["q1"] + lengths["q4"]
-        here_bytes = min(backing.memory_bytes, machine.ready_bytes)
-        paged_out = machine.ready_count - here
-        is_short = self.host.memory.is_short
-        target = self.host.memory.share(self.group) // RUN_BYTES if is_short else "infinity"
-        return {
-            "messages_ram": here + machine.unsettled_count,
-            "messages_ready_ram": here,
-            "messages_unacknowledged_ram": machine.unsettled_count,
-            "messages_paged_out": paged_out,
-            "message_bytes_ram": here_bytes,
-            "message_bytes_paged_out": max(0, machine.ready_bytes - here_bytes),
-            "backing_queue_status": {
-                "mode": "default",
-                "version": 2,
-                **{name: n for name, n in lengths.items() if name != "delta"},
-                "delta": ["delta", "undefined", lengths["delta"], 0, "undefined"],
-                "len": machine.ready_count,
-                "target_ram_count": target,
-                "next_seq_id": machine.next_position,
-                "num_pending_acks": machine.unsettled_count,
-                "avg_ingress_rate": rates.ingress,
-                "avg_egress_rate": rates.egress,
-                "avg_ack_ingress_rate": rates.ack_ingress,
-                "avg_ack_egress_rate": rates.ack_egress,
-            },
-        }
+        return facts_of(self)
 
     # --- inside --------------------------------------------------------------------------
 
@@ -512,26 +451,36 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         machine = self.machine
         effects, machine.effects = machine.effects, []
         wrote = self._write()
-        applied: list[Effect] = []
+        gate = self._gate(is_open=not wrote)
+        holds = self._runs_ahead or self._gates.holds
+        waiting: list[Effect] = []
         for effect in effects:
-            kind = effect[0]
-            if kind == APPLIED:
-                applied.append(effect)
-            elif kind == UNUSED:
-                self.host.on_unused(self)
-            elif kind == GAP:
-                self.host.dispatch_gap(self, effect[1])
+            if holds or effect[0] == APPLIED:
+                waiting.append(effect)
             else:
-                self.host.dispatch(self, effect)
-        gate = [not wrote]
-        if applied or wrote:
-            self._gated.append((gate, applied))
+                self._hand_on(effect)
+        if waiting or not gate[0]:
+            self._gates.add(gate, waiting, holds=holds)
+        self._runs_ahead = False
         self._flush(gate)
         if self.limits.dead_letters or machine.leaving.count or machine.unfinished:
             self._dead_letters()
         if self.log.damages or machine.backing.missing:
             self._give_up_missing()
         self._leave_memory()
+
+    def _gate(self, *, is_open: bool) -> Gate:
+        """Returns the gate of a round: confirms wait until it is open."""
+        return [is_open]
+
+    def _hand_on(self, effect: Effect) -> None:
+        kind = effect[0]
+        if kind == UNUSED:
+            self.host.on_unused(self)
+        elif kind == GAP:
+            self.host.dispatch_gap(self, effect[1])
+        else:
+            self.host.dispatch(self, effect)
 
     def _write(self) -> list[Block]:
         """Adds to the log what has to be there; returns the blocks that confirms wait for."""
@@ -546,8 +495,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
                 self.log.add_settled(machine.settled)
             for line in machine.backing.lines:
                 if line.delivered_to > self._handed_out.get(line.level, 0):
-                    self._handed_out[line.level] = line.delivered_to
-                    self.log.add_handed_out(line.delivered_to, line.level)
+                    self._note_handed_out(line)
         else:
             wrote = self._spill()
         machine.enqueued = []
@@ -561,6 +509,10 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             self._unwritten = wrote
         # Spilled messages of a transient queue hold nobody up.
         return wrote if self.durable else []
+
+    def _note_handed_out(self, line: Line) -> None:
+        self._handed_out[line.level] = line.delivered_to
+        self.log.add_handed_out(line.delivered_to, line.level)
 
     def _spill(self) -> list[Block]:
         """Writes the newest messages of a transient queue that takes too much memory; returns the
@@ -588,7 +540,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             block.position, _body(block), block.time_ms, level=block.level, live=block.live
         )
 
-    def _flush(self, gate: list[bool]) -> None:
+    def _flush(self, gate: Gate) -> None:
         blocks, self._unwritten = self._unwritten, []
         moved, self._moved = self._moved, Counter()
         self._moving += bool(moved)
@@ -612,8 +564,9 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
                 self.log.collect()
             else:
                 self._moved += moved
-                self._refuse_gated(failed)
-            self._open_gates()
+                self.host.on_disk_error(self, failed)
+                self._gates.refuse()
+            self._gates.open()
             self._leave_memory()
 
         if self.log.flush(lambda failed: self.host.contain(self, lambda: done(failed))):
@@ -621,22 +574,10 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         else:
             self._moved += moved
             self._moving -= bool(moved)
-            self._open_gates()
+            gate[0] = True
+            self._gates.open()
             if not self.durable:
                 self.log.collect()
-
-    def _open_gates(self) -> None:
-        while self._gated and self._gated[0][0][0]:
-            for effect in self._gated.popleft()[1]:
-                self.host.dispatch(self, effect)
-
-    def _refuse_gated(self, error: Exception) -> None:
-        self.host.on_disk_error(self, error)
-        gated, self._gated = self._gated, deque()
-        for gate, effects in gated:
-            gate[0] = True
-            for effect in effects:
-                self.host.dispatch_unsafe(self, effect[1], effect[2])
 
     def _leave_memory(self) -> None:
         """Pages out what this queue has too much in memory."""

@@ -10,6 +10,8 @@ from convoymq.messages.record import traits_of
 
 FLAG_EXPIRATION = 4
 """Flag of an ENQUEUE command: some record has a time limit of its own."""
+FLAG_AGAIN = 16
+"""Flag of an ENQUEUE command: a former master may have handed out its records."""
 RECORD_HEADER = 32
 """Bytes in front of the body of a record in a log."""
 
@@ -124,7 +126,10 @@ def runs_of(
     at = 0
     data = block.data
     assert data is not None
-    single = data[block.command + 5] & FLAG_EXPIRATION
+    flags = data[block.command + 5]
+    single = flags & FLAG_EXPIRATION
+    if flags & FLAG_AGAIN:
+        handed_out = block.count
     expires = 0 if ttl_ms is None else block.time_ms + ttl_ms
     if not dead and not single and handed_out <= 0:
         whole = Run(block, 0, block.count, 0, expires)

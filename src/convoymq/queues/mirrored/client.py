@@ -2,14 +2,15 @@
 
 The new master goes on with the session: commands that have no answer are sent again under their
 numbers, and consumers are registered again. They count their messages from where they were, so an
-acknowledgement of what the former master delivered settles nothing.
+acknowledgement of what the former master delivered settles nothing. Publishes that it may have had
+say so (`FLAG_AGAIN`): it may have handed them out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.kernels.batch import CMD_CANCEL, CMD_CHECKOUT
+from convoymq.kernels.batch import CMD_CANCEL, CMD_CHECKOUT, CMD_ENQUEUE
 from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.machine import (
     APPLIED,
@@ -22,6 +23,7 @@ from convoymq.queues.classic.machine import (
     SUBSCRIBED,
     Effect,
 )
+from convoymq.queues.classic.runs import FLAG_AGAIN
 from convoymq.queues.interface import ClientEvents, ConsumerSpec
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class MirroredClient(ClassicClient):
         super().__init__(queue, session, events)
         self._target.pending_bytes_max = PENDING_BYTES_MAX
         self._blocked = False
+        self._sent = 0
+        """Commands up to this seq may have reached a master that is lost."""
         self._held = False
         self._specs: dict[int, ConsumerSpec] = {}
         self._credits: dict[int, int] = {}
@@ -62,6 +66,15 @@ class MirroredClient(ClassicClient):
 
     # --- another master ------------------------------------------------------------------
 
+    def lose_master(self) -> None:
+        """Notes that a master is lost which may have all that was sent so far."""
+        self._sent = self._target.seq
+
+    def move_to(self, queue: ClassicQueue) -> None:
+        """Sends the channel's commands to another handle. The open batch must be sealed."""
+        self.queue = queue
+        self._target.builder = queue.builder
+
     def place(self) -> tuple[int, int, int, int]:
         """Returns (session, seq of the first command without an answer, id of the next message
         that is got, seq of the last question that has its answer). The open batch must be sealed.
@@ -77,7 +90,7 @@ class MirroredClient(ClassicClient):
 
     def go_on(self) -> None:
         """A new master knows the session: it gets what has no answer, and the consumers."""
-        self._target.resend(0)
+        self._send_again()
         # Those that a former new master did not answer are among the commands above.
         for consumer in sorted(self._consumers - self._again):
             if {(CMD_CANCEL, consumer), (CMD_CHECKOUT, consumer)} & {*self._questions}:
@@ -92,6 +105,13 @@ class MirroredClient(ClassicClient):
             super().subscribe(spec, self._next_ids.get(consumer, 0))
             if consumer in self._credits:
                 super().set_credit(consumer, self._credits[consumer])
+
+    def _send_again(self) -> None:
+        for command in self._target.pending:
+            data = bytes(command.bytes())
+            if command.type == CMD_ENQUEUE and command.seq <= self._sent:
+                data = data[:5] + bytes((data[5] | FLAG_AGAIN,)) + data[6:]
+            self._target.builder.adopt(data, 0, len(data))
 
     # --- effects -------------------------------------------------------------------------
 

@@ -73,10 +73,22 @@ class MirroredHandle(RemoteQueue):
             self.lose_master()
             self.seek_master()
 
+    def take_clients(self, master: MasterQueue) -> None:
+        """Takes over the clients of a master of this node that leads no more."""
+        if master.builder.used:
+            master.builder.discard_unsent()
+        self.clients, master.clients = {**self.clients, **master.clients}, {}
+        self.master = None
+        for client in self._clients():
+            client.move_to(self)
+        self.lose_master()
+
     def lose_master(self) -> None:
         """Holds commands back until there is a master again."""
         if self.waits_since_ms is None and self.ended is None:
             self.waits_since_ms = self.host.clock.monotonic_ms()
+            for client in self._clients():
+                client.lose_master()
             self._tell_held(True)
 
     def seek_master(self) -> None:

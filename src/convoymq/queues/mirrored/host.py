@@ -427,11 +427,12 @@ class MirroredHost(ClassicHost):
         group = record.group
         master = self.queues.pop(group)
         assert isinstance(master, MasterQueue)
-        front = self._fronts.pop(group, None)
-        if front is not None:
-            master.clients = {}
-            front.master = None
-            self.queues[group] = front
+        _, arguments, settings = self._records[group]
+        front = self._fronts.pop(group, None) or MirroredHandle(
+            self, master.record, arguments, settings
+        )
+        front.take_clients(master)
+        self.queues[group] = front
         self._ended_left += master.left()
         master.crash(self.home_down(record))
         if not keeps:

@@ -6,19 +6,22 @@ what a client is told of as safe is stored by every mirror that takes part.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Table
+from convoymq.queues.classic.backing import Line
+from convoymq.queues.classic.gates import Gate
 from convoymq.queues.classic.machine import APPLIED, GET_CONSUMER, WINDOW_DEFAULT
 from convoymq.queues.classic.queue import LocalQueue
 from convoymq.queues.classic.runs import Consumer, Session
 from convoymq.queues.interface import Row
 from convoymq.queues.mirrored.copy import SESSIONS_MAX
 from convoymq.queues.mirrored.features import FEATURES
-from convoymq.queues.mirrored.instructions import Cut, Depth, Stopping
+from convoymq.queues.mirrored.instructions import Cut, Depth, HandedOut, Stopping
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.policy import MirrorPolicy, policy_from
 from convoymq.queues.mirrored.sync import Synchronisation
@@ -28,6 +31,10 @@ from convoymq.storage.types import Directory
 if TYPE_CHECKING:
     from convoymq.queues.mirrored.host import MirroredHost
     from convoymq.shells.ring.shell import RingMember
+
+AHEAD = 1000
+"""So many messages count as handed out when one is: after a failover they may come with
+`redelivered` although nobody has got them."""
 
 
 class MasterQueue(LocalQueue):
@@ -62,6 +69,12 @@ class MasterQueue(LocalQueue):
         self._refused = {session: refused for session, (_, _, refused) in taken_over if refused}
         self.syncing: Synchronisation | None = None
         self._will_sync = False
+        self._told: dict[int, int] = {}
+        """Level -> positions below this are in the log as handed out."""
+        self._stored: dict[int, int] = {}
+        """The same, as every mirror has it, and the disk."""
+        self._telling: deque[tuple[Gate, dict[int, int]]] = deque()
+        self._new: dict[int, int] = {}
         super().__init__(
             host, record, arguments, settings, directory, takes_over=sessions is not None
         )
@@ -94,6 +107,10 @@ class MasterQueue(LocalQueue):
                 # A mirror stores the cut, and all that follows it.
                 confirms.expect(number, self.log.last_number)
                 self.log.tell(Cut(number, self.depth))
+                for line in self.machine.backing.lines:
+                    told = max(line.delivered_to, self._told.get(line.level, 0))
+                    if told:
+                        self.log.tell(HandedOut(told, line.level))
         self.send()
 
     def on_room(self) -> None:
@@ -107,19 +124,47 @@ class MasterQueue(LocalQueue):
     def wait_for_mirrors(self) -> None:
         """Holds all answers back until every mirror has stored what the queue has now."""
         gate = [False]
-        self._gated.append((gate, []))
+        self._gates.add(gate, [])
         # Nothing is to be written: the mirrors' word for the next broadcast is waited for.
         self.log.tell(Depth(self.depth))
 
         def stored(_error: Exception | None) -> None:
             gate[0] = True
-            self._open_gates()
+            self._gates.open()
 
         confirms = self.log.confirms
         confirms.on_written(
             confirms.add(self.log.send(), lambda e: self.host.contain(self, lambda: stored(e))),
             None,
         )
+
+    # --- handing out ---------------------------------------------------------------------
+
+    def _note_handed_out(self, line: Line) -> None:
+        """See `LocalQueue`. Nobody gets a message as a new one again that a master handed out which
+        was lost: the log says it before, of `AHEAD` messages at a time."""
+        if self.member is None:
+            super()._note_handed_out(line)
+            return
+        level = line.level
+        while self._telling and self._telling[0][0][0]:
+            self._stored.update(self._telling.popleft()[1])
+        stored = self._stored.get(level, 0)
+        self._handed_out[level] = max(stored - AHEAD // 2, 0)
+        if line.delivered_to <= self._handed_out[level]:
+            return
+        self._runs_ahead = self._runs_ahead or line.delivered_to > stored
+        # While it is under way, more is said only when that is not enough.
+        self._handed_out[level] = stored
+        self._told[level] = self._new[level] = line.delivered_to + AHEAD
+        self.log.add_handed_out(self._told[level], level)
+
+    def _gate(self, *, is_open: bool) -> Gate:
+        gate = super()._gate(is_open=is_open and not self._new)
+        if self._new:
+            self._telling.append((gate, self._new))
+            self._new = {}
+        return gate
 
     @property
     def depth(self) -> int:
@@ -206,15 +251,12 @@ class MasterQueue(LocalQueue):
         self.machine.session_down(session, now_ms)
         # What is sent at once comes before the answer to the client's node, which ignores it.
         self._carry_out()
-        for _, effects in self._gated:
-            # What waits for the disk is for the session as it was.
-            effects[:] = [effect for effect in effects if effect[1] != session]
-        published_seq = self._known.get(session, 0)
-        if first == 1 and not (published_seq or got or answered):
-            return
+        # What waits for the disk is for the session as it was.
+        self._gates.forget(session)
         made = self.machine.sessions[session] = Session()
         # Other commands are carried out once more: all that the session had is taken from it.
-        made.seq, made.published_seq, made.answered_seq = first - 1, published_seq, answered
+        made.seq, made.answered_seq = first - 1, answered
+        made.published_seq = self._known.get(session, 0)
         made.refused_seq = self._refused.get(session, 0)
         if got:
             holder = Consumer(session, GET_CONSUMER, "", WINDOW_DEFAULT, False, False, 0)
@@ -235,6 +277,8 @@ class MasterQueue(LocalQueue):
             for session in self.machine.sessions:
                 if session >> 56 == node:
                     self._remember(session)
+                    # It begins anew by `resume` only: frames of the broken link may be late.
+                    self.machine.ended.append(session)
             while len(self._known) > SESSIONS_MAX:
                 oldest = next(iter(self._known))
                 del self._known[oldest]

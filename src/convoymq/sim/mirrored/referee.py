@@ -12,6 +12,7 @@ does not know that another has taken over. What is asserted:
   may know any more that it is there;
 - within a life a message is in one pair of hands at most, messages that were never given out are
   given in the order in which they came, and a message that nobody holds leaves by a purge only;
+- a message comes to channels once at most as one that was never given out;
 - mirrors have no message that their master lacks, where both are at rest.
 """
 
@@ -61,6 +62,8 @@ class MirroredReferee:
         """Messages that have left in some life."""
         self._twice: set[bytes] = set()
         """Messages that came again after a restart."""
+        self._received: set[bytes] = set()
+        """Messages that came to a channel as new ones."""
         self._given_up: set[bytes] = set()
         """Messages that an unsynchronised master did not have."""
         self._informed: dict[int, bool] = {0: True}
@@ -115,6 +118,14 @@ class MirroredReferee:
         self._sent[identity] = True
         if self.newest is None or not self._has(self.newest, identity):
             self.fail(f"{identity.hex()} is confirmed, and the newest master never had it")
+
+    def on_received(self, identity: bytes, acquired: int) -> None:
+        """A channel got a message, which was handed out `acquired` times before."""
+        if acquired:
+            return
+        if identity in self._received:
+            self.fail(f"{identity.hex()} is received again, as if it were new")
+        self._received.add(identity)
 
     def _has(self, life: Life, identity: bytes) -> bool:
         return identity in life.had or identity in self._gone or identity in self._given_up

@@ -59,7 +59,7 @@ WAYS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
     ("apply", lambda patch: fail_once(patch, LocalQueue, "_carry_out")),
     ("write", lambda patch: fail_once(patch, LocalQueue, "_store")),
     ("log", lambda patch: fail_once(patch, ClassicLog, "add_messages")),
-    ("written", lambda patch: fail_once(patch, LocalQueue, "_open_gates")),
+    ("written", lambda patch: fail_once(patch, LocalQueue, "_tell_waiting")),
 ]
 
 
