@@ -181,6 +181,9 @@ class World(Simulation):
         draw = self.scheduler.rng.random()
         consumes = draw < 0.75 or self.quiet
         publishes = not self.quiet and (draw > 0.4 or second)
+        self._open(node, group, publishes=publishes, consumes=consumes)
+
+    def _open(self, node: SimNode, group: int, *, publishes: bool, consumes: bool) -> None:
         parts = ChannelParts(
             scheduler=self.scheduler,
             trace=self.trace,

@@ -29,7 +29,7 @@ def _copy() -> Any:
     "a publish is confirmed before the slowest mirror has it",
     "kill,slow,spike",
     "mirrored",
-    first=40,
+    first=290,
 )
 def confirmed_before_the_slowest_mirror() -> None:
     from convoymq.queues.mirrored.confirms import Confirms

@@ -225,7 +225,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         self.senders: set[int] = set()
         """Nodes that have sent commands."""
         if self.durable:
-            unreadable = recover(
+            unreadable, self._unsaid = recover(
                 self.log, self.machine, host.now_ms(), keeps_transient=self._takes_over
             )
             self._handed_out = {

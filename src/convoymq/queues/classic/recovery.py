@@ -6,6 +6,7 @@ at most a few for each file and priority.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -19,13 +20,14 @@ from convoymq.queues.classic.runs import RECORD_HEADER, Run
 
 def recover(
     log: ClassicLog, machine: ClassicMachine, now_ms: int, *, keeps_transient: bool = False
-) -> int:
+) -> tuple[int, array[int]]:
     """Fills a new machine; the time of its messages counts from when they came.
 
     Args:
         keeps_transient: transient messages stay.
     Returns:
-        Number of messages whose header is damaged; they are dropped.
+        Number of messages whose header is damaged; they are dropped. Positions (first, last, …)
+        that are gone because they are transient or damaged, which the log does not say.
     Raises:
         StorageFault, OSError.
     """
@@ -55,7 +57,10 @@ def recover(
         size = sum(i.bytes if isinstance(i, Span) else i.body_bytes() for i in found)
         backing.extend(level, found, sum(item.count for item in found), size)
     log.collect()
-    return unreadable
+    unsaid = array("Q")
+    for index in indexes if not keeps_transient else ():
+        unsaid += index.transient
+    return unreadable, unsaid
 
 
 def _merge(

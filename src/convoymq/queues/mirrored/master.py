@@ -68,7 +68,6 @@ class MasterQueue(LocalQueue):
         self._begun = {session: first for session, (first, _, _) in taken_over if first}
         self._refused = {session: refused for session, (_, _, refused) in taken_over if refused}
         self.syncing: Synchronisation | None = None
-        self._will_sync = False
         self._told: dict[int, int] = {}
         """Level -> positions below this are in the log as handed out."""
         self._stored: dict[int, int] = {}
@@ -189,19 +188,18 @@ class MasterQueue(LocalQueue):
             return
         synchronised = self.member.view.synchronised
         members = sorted(set(self.log.confirms.stored) - set(synchronised))
-        if self.syncing is None and members and not self._will_sync:
-            self._will_sync = True
-            # What the log has is on disk then.
-            self.host.writer.barrier(lambda: self.host.contain(self, self._begin_sync))
+        if self.syncing is None and members:
+            # What is settled from now on reaches the mirrors as such; the records before are read
+            # when they are on disk.
+            begun = self.syncing = Synchronisation(
+                self.log, members, self.policy.sync_batch_size, self._unsaid
+            )
+            self.send()
+            self.host.writer.barrier(lambda: self.host.contain(self, lambda: self._on_disk(begun)))
 
-    def _begin_sync(self) -> None:
-        self._will_sync = False
-        if self.ended is not None or self.member is None:
-            return
-        synchronised = self.member.view.synchronised
-        members = sorted(set(self.log.confirms.stored) - set(synchronised))
-        if members and self.syncing is None:
-            self.syncing = Synchronisation(self.log, members, self.policy.sync_batch_size)
+    def _on_disk(self, begun: Synchronisation) -> None:
+        begun.is_on_disk = True
+        if self.syncing is begun and self.ended is None:
             self.step_sync()
 
     def step_sync(self) -> None:

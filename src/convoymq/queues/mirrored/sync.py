@@ -8,6 +8,7 @@ end.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 from convoymq.queues.classic.log import MESSAGES, SETTLED, Found
@@ -17,42 +18,51 @@ from convoymq.queues.mirrored.instructions import SyncBegin, Synced, SyncEnd
 from convoymq.queues.mirrored.log import BroadcastLog
 
 BATCH_BYTES_MAX = 1 << 20
+WORDS_MAX = BATCH_BYTES_MAX // 8
 
 
 class Synchronisation:
     """See the module text.
 
     Args:
-        log: what is in it is on disk.
+        log: its records up to now are sent, once `is_on_disk` says that they can be read.
         members: numbers of the mirrors.
         batch_size: messages in a batch; one that is larger in bytes ends sooner.
+        unsaid: positions (first, last, …) that are gone, and the log does not say it.
     """
 
-    def __init__(self, log: BroadcastLog, members: list[int], batch_size: int) -> None:
+    def __init__(
+        self, log: BroadcastLog, members: list[int], batch_size: int, unsaid: array[int]
+    ) -> None:
         self.members = members
+        self.is_on_disk = False
         self.messages = 0
         """Messages that the mirrors got so far."""
         self._log = log
         self._batch_size = batch_size
         self._dead = Kept(0, 1 << 62, Place(0, 0, 0), 0, [True])
-        self._records = self._in_order(log.end)
+        self._records = self._in_order(log.end, unsaid)
         self._number = 0
         """Of the last broadcast with a batch."""
         log.holds = True
         log.tell(SyncBegin(members))
 
-    def _in_order(self, end: tuple[int, int]) -> Iterator[Found]:
+    def _in_order(self, end: tuple[int, int], unsaid: array[int]) -> Iterator[Found]:
+        for at in range(0, len(unsaid), WORDS_MAX):
+            body = unsaid[at : at + WORDS_MAX].tobytes()
+            yield self._settled(Found(SETTLED, 0, Place(0, 0, 0), body))
         for found in self._log.records(end):
-            if found.kind == MESSAGES:
-                continue
-            if found.kind == SETTLED:
-                words = memoryview(found.body).cast("Q")
-                for i in range(0, len(words), 2):
-                    self._dead.settle(words[i], words[i + 1])
-            yield found
+            if found.kind != MESSAGES:
+                yield self._settled(found) if found.kind == SETTLED else found
         for found in self._log.records(end):
             if found.kind == MESSAGES and self._living(found):
                 yield found
+
+    def _settled(self, found: Found) -> Found:
+        words = memoryview(found.body).cast("Q")
+        for i in range(0, len(words), 2):
+            self._dead.settle(words[i], words[i + 1])
+        return found
 
     def _living(self, found: Found) -> int:
         count = int.from_bytes(found.body[24:28], "little")
@@ -61,6 +71,8 @@ class Synchronisation:
 
     def step(self) -> bool:
         """Sends the next batch if the last one is stored; returns False at the end."""
+        if not self.is_on_disk:
+            return True
         log = self._log
         stored = log.confirms.stored
         self.members = [member for member in self.members if member in stored]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from random import Random
 
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import Table
@@ -67,6 +68,10 @@ class ClassicWorld(World):
         self.arguments: dict[int, Table] = {}
         self.settings: dict[int, dict[str, object]] = {}
         self.referees: dict[int, ClassicReferee] = {}
+        self._draw_queues(draw)
+        self.trace.add("world", f"nodes {plan.nodes} faults {' '.join(sorted(plan.faults))}")
+
+    def _draw_queues(self, draw: Random) -> None:
         for group in range(1, draw.randint(1, QUEUES_MAX) + 1):
             durable = draw.random() < DURABLE_SHARE
             home = draw.choice(sorted(self.nodes))
@@ -83,29 +88,39 @@ class ClassicWorld(World):
             level_max = draw.choice(LEVELS_MAX)
             if level_max:
                 arguments["x-max-priority"] = level_max
-            self.records[group] = QueueRecord(
-                vhost="/",
-                name=f"q{group}",
-                group=group,
-                type=QueueType.CLASSIC,
-                durable=durable,
-                members=(home,),
-                owner=None,
-                created_ms=0,
-            )
-            self.arguments[group] = Table.of(arguments)
-            self.settings[group] = settings
             has_limit = settings.get("overflow") == "drop-head"
-            self.referees[group] = ClassicReferee(
+            referee = ClassicReferee(
                 group,
                 durable=durable,
                 ttl_ms=ttl_ms,
                 has_limit=has_limit,
                 level_max=level_max,
             )
-            facts = f"{durable} {settings} {arguments}"
-            self.trace.add("world", f"{self.records[group].name} at {home}, {facts}")
-        self.trace.add("world", f"nodes {plan.nodes} faults {' '.join(sorted(plan.faults))}")
+            self._add_queue(referee, home, settings, arguments)
+
+    def _add_queue(
+        self,
+        referee: ClassicReferee,
+        home: int,
+        settings: dict[str, object],
+        arguments: dict[str, object],
+    ) -> None:
+        group, durable = referee.group, referee.durable
+        self.records[group] = QueueRecord(
+            vhost="/",
+            name=f"q{group}",
+            group=group,
+            type=QueueType.CLASSIC,
+            durable=durable,
+            members=(home,),
+            owner=None,
+            created_ms=0,
+        )
+        self.arguments[group] = Table.of(arguments)
+        self.settings[group] = settings
+        self.referees[group] = referee
+        facts = f"{durable} {settings} {arguments}"
+        self.trace.add("world", f"{self.records[group].name} at {home}, {facts}")
 
     def crash(
         self,

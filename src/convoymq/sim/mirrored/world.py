@@ -55,26 +55,34 @@ class MirroredWorld(TreeWorld):
     nodes: dict[int, MirroredNode]
 
     def _make_world(self) -> None:
-        draw = self.own_rng(0x3122)
-        nodes = self.plan.nodes
-        self.nodes = {n: MirroredNode(self, n) for n in range(1, nodes + 1)}
+        self.nodes = {n: MirroredNode(self, n) for n in range(1, self.plan.nodes + 1)}
         self.incarnations: dict[int, int] = {}
+        self.restart_wait_ms = RESTART_WAIT_MS
+        self.referees: dict[int, MirroredReferee] = {}
+        self._draw_queues(self.own_rng(0x3122))
+
+    def _draw_queues(self, draw: Random) -> None:
+        nodes = self.plan.nodes
         self.size = draw.randint(2, nodes)
         self.plan.network.delay_max_us *= draw.choice(DELAYS)
         self.file_bytes_max = draw.choice(FILE_BYTES_MAX)
-        self.restart_wait_ms = RESTART_WAIT_MS
         self.settings: dict[str, object] = {"ha-mode": "exactly", "ha-params": self.size}
         if draw.random() < 0.5:
             self.settings["ha-promote-on-failure"] = "when-synced"
         if draw.random() < 0.3:
             self.settings["ha-promote-on-shutdown"] = "always"
+        apart = self.own_rng(0x57C)
+        if apart.random() < 0.5:
+            self.settings["ha-sync-mode"] = "automatic"
+            self.settings["ha-sync-batch-size"] = apart.choice((1, 3, 4096))
         self._make_tree(draw)
-        self.referees: dict[int, MirroredReferee] = {}
         for number in range(1, self.plan.groups + 1):
-            home = draw.randint(1, nodes)
-            record = self._declare(f"q{number}", home)
-            self.referees[record.group] = MirroredReferee(record.name)
-            self.trace.add("world", f"{record.name} at {home}, {self.settings}")
+            self._add_queue(number, draw.randint(1, nodes))
+
+    def _add_queue(self, number: int, home: int) -> None:
+        record = self._declare(f"q{number}", home)
+        self.referees[record.group] = MirroredReferee(record.name)
+        self.trace.add("world", f"{record.name} at {home}, {self.settings}")
 
     # The tree.
 
