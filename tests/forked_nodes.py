@@ -45,7 +45,7 @@ class Server:
             process_group=0,
         )
         self.lock = threading.RLock()
-        atexit.register(self._end)
+        atexit.register(self._end, os.getpid())
 
     def ask(self, request: Any) -> Any:
         """Returns the answer to a request."""
@@ -55,8 +55,9 @@ class Server:
             print(json.dumps(request), file=self._process.stdin, flush=True)
             return json.loads(self._process.stdout.readline())
 
-    def _end(self) -> None:
-        self._process.communicate()
+    def _end(self, process: int) -> None:
+        if os.getpid() == process:
+            self._process.communicate()
 
 
 @functools.cache

@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pika  # type: ignore[import-untyped]
 from pika import BasicProperties
 
 from convoymq.cli.api import call
 from convoymq.cli.cluster import LocalCluster
 from tests.faults.conftest import StartCluster
-from tests.faults.traffic import until
+from tests.faults.traffic import connect, until
 from tests.patience import PATIENCE_S
 
 TRACE = "amq.rabbitmq.trace"
 BODY = bytes(range(256)) * 700
 """More than one frame."""
 HEADERS = {"a": 1, "nested": {"b": [True, "x"]}}
-
-
-def connect(cluster: LocalCluster, node: int, vhost: str = "/") -> Any:
-    port = cluster.nodes[node - 1].amqp_port
-    return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port, vhost, heartbeat=0))
 
 
 def trace(cluster: LocalCluster, on: bool, vhost: str = "%2F", node: int = 1) -> None:
@@ -153,7 +147,7 @@ def test_tracing_is_of_one_virtual_host_and_outlives_a_restart(
     other = elsewhere.channel()
     other.queue_declare("copies", exclusive=True)
     other.queue_bind("copies", TRACE, "#")
-    connection = connect(cluster, 2, "v")
+    connection = connect(cluster, 2, virtual_host="v")
     channel = connection.channel()
     channel.queue_declare("copies", exclusive=True)
     channel.queue_bind("copies", TRACE, "publish.#")

@@ -16,6 +16,7 @@ from tests.clusters import call, serving_cluster
 from tests.faults.test_administration import connect
 from tests.faults.test_policies import length
 from tests.faults.traffic import until
+from tests.interop.helpers import fetch_all
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
@@ -84,15 +85,6 @@ def leader_of(cluster: LocalCluster, queue: str, node: int = 1) -> str:
         return ""
 
 
-def take_all(channel: Any, queue: str) -> list[bytes]:
-    taken: list[bytes] = []
-    while True:
-        method, _, body = channel.basic_get(queue, auto_ack=True)
-        if method is None:
-            return taken
-        taken.append(body)
-
-
 def test_a_new_leader_keeps_times_and_priorities(cluster: LocalCluster, opened: Open) -> None:
     """What was to expire expires, what was not stays, in the order of its priorities."""
     channel = opened(LEADER)
@@ -108,7 +100,7 @@ def test_a_new_leader_keeps_times_and_priorities(cluster: LocalCluster, opened: 
     other = opened(1)
     until(lambda: length(other, "q") == 4)
     assert row(cluster, "q")["messages_by_priority"] == {"1": 1, "5": 1, "9": 1, "20": 1}
-    assert take_all(other, "q") == [b"stays", b"p9", b"p5", b"p1"]
+    assert fetch_all(other, "q") == [b"stays", b"p9", b"p5", b"p1"]
     cluster.start_node(LEADER)
 
 
@@ -155,7 +147,7 @@ def test_policies_limit_a_live_queue(cluster: LocalCluster, opened: Open) -> Non
 
     def expires() -> bool:
         publish(channel, "work", b"short", priority=9)
-        return any(body != b"short" for body in take_all(channel, "work"))
+        return any(body != b"short" for body in fetch_all(channel, "work"))
 
     until(expires)
     publish(channel, "work", b"short")
@@ -177,8 +169,8 @@ def test_limits_act_while_a_member_is_away(cluster: LocalCluster, opened: Open) 
     for number in range(5):
         publish(channel, "q", b"%d" % number)
     until(lambda: length(channel, "q") == 2)
-    assert take_all(channel, "q") == [b"3", b"4"]
+    assert fetch_all(channel, "q") == [b"3", b"4"]
     for body, priority in ((b"low", 1), (b"high", 9)):
         publish(channel, "q", body, priority=priority)
-    assert take_all(channel, "q") == [b"high", b"low"]
+    assert fetch_all(channel, "q") == [b"high", b"low"]
     cluster.start_node(3)

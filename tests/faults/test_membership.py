@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 from convoymq.cli.api import delete
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import BrokerError, Misuse
+from tests.faults.traffic import connect, until
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
@@ -53,25 +53,6 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         made.wait_ready()
         until(lambda: all(facts(made, number) for number in (1, 2, 3)), "the HTTP API is away")
         yield made
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            if condition():
-                return
-        except (BrokerError, LookupError):
-            pass
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-def connect(cluster: LocalCluster, number: int) -> pika.BlockingConnection:
-    port = cluster.nodes[number - 1].amqp_port
-    return pika.BlockingConnection(
-        pika.ConnectionParameters("127.0.0.1", port, socket_timeout=5, heartbeat=0)
-    )
 
 
 def publish(cluster: LocalCluster, number: int, first: int, count: int, queue: str = QUEUE) -> None:

@@ -13,6 +13,7 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.faults.traffic import connect
 from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
@@ -41,22 +42,13 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalClu
         yield made
 
 
-def connect(cluster: LocalCluster, number: int, **properties: Any) -> Any:
-    port = cluster.nodes[number - 1].amqp_port
-    return pika.BlockingConnection(
-        pika.ConnectionParameters(
-            "127.0.0.1", port, socket_timeout=5, heartbeat=0, client_properties=properties or None
-        )
-    )
-
-
 class Consumer:
     """A consumer that collects what it hears, on a connection of its own."""
 
     def __init__(self, cluster: LocalCluster, **properties: Any) -> None:
         self.bodies: list[bytes] = []
         self.cancelled = 0
-        self.connection = connect(cluster, 1, **properties)
+        self.connection = connect(cluster, 1, client_properties=properties or None)
         channel = self.connection.channel()
         channel.add_on_cancel_callback(self._on_cancel)
         channel.basic_consume(QUEUE, self._on_message, auto_ack=True)

@@ -15,6 +15,7 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from tests.clusters import call
 from tests.faults.traffic import Traffic, connect, log_has, until
+from tests.interop.helpers import fetch_all
 
 pytestmark = pytest.mark.cluster
 
@@ -61,15 +62,6 @@ def declare_mirrored(cluster: LocalCluster, node: int, **more: Any) -> None:
     until(lambda: has_mirrors(cluster, 2), "no synchronised mirrors")
 
 
-def drain(channel: Any, queue: str = QUEUE) -> list[bytes]:
-    bodies: list[bytes] = []
-    while True:
-        method, _, body = channel.basic_get(queue, auto_ack=True)
-        if method is None:
-            return bodies
-        bodies.append(body)
-
-
 @pytest.mark.provokes("queue.mirror_started", "queue.mirror_promoted")
 def test_a_mirror_takes_over_with_all_that_was_confirmed(cluster: LocalCluster) -> None:
     declare_mirrored(cluster, 1)
@@ -88,7 +80,7 @@ def test_a_mirror_takes_over_with_all_that_was_confirmed(cluster: LocalCluster) 
     cluster.kill(1, signal.SIGKILL)
     method, _, body = channel.basic_get(QUEUE, auto_ack=True)
     assert (method.redelivered, body) == (True, b"10")
-    assert drain(channel) == [b"%d" % number for number in range(11, 100)]
+    assert fetch_all(channel, QUEUE) == [b"%d" % number for number in range(11, 100)]
     other.close()
     with contextlib.suppress(pika.exceptions.AMQPError):
         connection.close()
@@ -165,7 +157,7 @@ def test_a_mirror_that_cannot_be_written_begins_anew(cluster: LocalCluster) -> N
     channel.confirm_delivery()
     channel.basic_publish("", QUEUE, b"1", PERSISTENT)
     until(lambda: log_has(cluster, 2, "queue.mirror_failed"), "nothing failed")
-    assert drain(channel) == [b"1"]
+    assert fetch_all(channel, QUEUE) == [b"1"]
     connection.close()
     until(lambda: has_mirrors(cluster, 2), "the mirror does not begin anew")
 
@@ -208,7 +200,7 @@ def test_mirrors_are_synchronised_by_command_while_clients_go_on(cluster: LocalC
     held = [number for number in range(40) if not (3 * number) % 2]
     other = connect(cluster, 2)
     cluster.kill(1, signal.SIGKILL)
-    got = [int(body) for body in drain(other.channel())]
+    got = [int(body) for body in fetch_all(other.channel(), QUEUE)]
     assert got == [*held, *range(40, 340)]
     other.close()
     with contextlib.suppress(pika.exceptions.AMQPError):
@@ -229,7 +221,7 @@ def test_mirrors_are_synchronised_by_themselves_where_the_policy_says_so(
         traffic.finish()
     assert traffic.publisher.attempt == 1
     connection = connect(cluster, 3)
-    got = [int(body) for body in drain(connection.channel())]
+    got = [int(body) for body in fetch_all(connection.channel(), QUEUE)]
     assert got == list(range(traffic.publisher.next))
     connection.close()
 
@@ -284,7 +276,7 @@ def test_a_queue_waits_for_its_master_where_no_mirror_may_follow(cluster: LocalC
     cluster.start_node(1)
     until(lambda: row(cluster, 2)["state"] == "running", "the master does not come back")
     connection = connect(cluster, 3)
-    assert [int(body) for body in drain(connection.channel())] == list(range(10))
+    assert [int(body) for body in fetch_all(connection.channel(), QUEUE)] == list(range(10))
     connection.close()
 
 
@@ -303,7 +295,7 @@ def test_all_nodes_stop_and_start(
     cluster.wait_ready()
     until(lambda: row(cluster, 3)["state"] == "running", "the queue does not open")
     connection = connect(cluster, 2)
-    assert [int(body) for body in drain(connection.channel())] == list(range(50))
+    assert [int(body) for body in fetch_all(connection.channel(), QUEUE)] == list(range(50))
     connection.close()
 
 
@@ -320,7 +312,7 @@ def test_the_last_master_opens_the_queue_without_those_before_it(cluster: LocalC
     cluster.start_node(2)
     until(lambda: row(cluster, 3)["state"] == "running", "the queue does not open")
     connection = connect(cluster, 3)
-    assert [int(body) for body in drain(connection.channel())] == list(range(20))
+    assert [int(body) for body in fetch_all(connection.channel(), QUEUE)] == list(range(20))
     connection.close()
 
 

@@ -14,7 +14,6 @@ from tests.faults.test_mirrored import (
     QUEUE,
     declare,
     declare_mirrored,
-    drain,
     fill,
     has_mirrors,
     row,
@@ -22,6 +21,7 @@ from tests.faults.test_mirrored import (
 )
 from tests.faults.test_recovery import recover
 from tests.faults.traffic import connect, log_has, until
+from tests.interop.helpers import fetch_all
 
 pytestmark = pytest.mark.cluster
 
@@ -41,7 +41,7 @@ def is_down(cluster: LocalCluster, node: int) -> bool:
 def bodies(cluster: LocalCluster, node: int) -> list[int]:
     until(lambda: row(cluster, node)["state"] == "running", "the queue does not open")
     connection = connect(cluster, node)
-    found = [int(body) for body in drain(connection.channel())]
+    found = [int(body) for body in fetch_all(connection.channel(), QUEUE)]
     connection.close()
     return found
 

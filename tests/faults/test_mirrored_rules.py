@@ -15,13 +15,13 @@ from tests.faults.test_mirrored import (
     ALL,
     QUEUE,
     declare,
-    drain,
     fill,
     has_mirrors,
     row,
     set_policy,
 )
 from tests.faults.traffic import connect, log_has, until
+from tests.interop.helpers import fetch_all
 
 pytestmark = pytest.mark.cluster
 
@@ -59,7 +59,8 @@ def test_a_synchronisation_is_shown_and_can_be_cancelled(cluster: LocalCluster) 
     until(lambda: has_mirrors(cluster, 2), "mirrors are not synchronised")
     cluster.kill(1, signal.SIGKILL)
     connection = connect(cluster, 3)
-    assert [int(body) for body in drain(connection.channel())] == list(range(BACKLOG + 1))
+    rows = fetch_all(connection.channel(), QUEUE)
+    assert [int(body) for body in rows] == list(range(BACKLOG + 1))
     connection.close()
 
 
@@ -73,7 +74,7 @@ def test_a_master_killed_in_a_synchronisation_leaves_no_synchronised_mirror(
     cluster.start_node(1)
     until(lambda: row(cluster, 2)["state"] == "running", "the master does not come back")
     connection = connect(cluster, 3)
-    assert [int(body) for body in drain(connection.channel())] == list(range(BACKLOG))
+    assert [int(body) for body in fetch_all(connection.channel(), QUEUE)] == list(range(BACKLOG))
     connection.close()
 
 
@@ -91,7 +92,7 @@ def test_an_unsynchronised_mirror_follows_a_stopped_master_only_where_policies_s
     set_policy(cluster, {**ALL, "ha-promote-on-shutdown": "always"}, node=2)
     until(lambda: row(cluster, 2)["state"] == "running", "no mirror follows")
     connection = connect(cluster, 3)
-    assert [int(body) for body in drain(connection.channel())] == list(range(10, 15))
+    assert [int(body) for body in fetch_all(connection.channel(), QUEUE)] == list(range(10, 15))
     connection.close()
 
 
@@ -145,7 +146,7 @@ def test_limits_dead_letters_expiry_and_single_consumers_outlive_a_promotion(
     channels["second"].basic_nack(0, multiple=True, requeue=False)
 
     def dead() -> list[int]:
-        return sorted(int(body) for body in drain(channel, "dead"))
+        return sorted(int(body) for body in fetch_all(channel, "dead"))
 
     letters: list[int] = []
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import Unavailable
+from tests.faults.traffic import connect, until
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
@@ -29,20 +29,6 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path, 3, BASE_PORT) as made:
         made.wait_ready()
         yield made
-
-
-def connect(cluster: LocalCluster, number: int) -> pika.BlockingConnection:
-    port = cluster.nodes[number - 1].amqp_port
-    return pika.BlockingConnection(
-        pika.ConnectionParameters("127.0.0.1", port, socket_timeout=5, heartbeat=0)
-    )
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def publish(cluster: LocalCluster, number: int, first: int, count: int) -> None:

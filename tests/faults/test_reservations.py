@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,24 +14,12 @@ from convoymq.client import Client, ClientConfig, errors
 from convoymq.kernels.columns import DELIVERY_COUNT, OFFSET, REDELIVERED, VALUE
 from convoymq.model.errors import Unavailable
 from tests.faults.traffic import connect, declare, drain, fill, padded, until
-from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
-from tests.ports import cluster_ports
 
 QUEUE = "orders"
 SIZE = 100
 TTL = 600_000
 SOON = 2_000
-BASE_PORT = cluster_ports(__name__)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Three nodes, on ports of their own."""
-    settings = {"raft.wal_max_size_bytes": "16MiB", "alarms.interval": "200"}
-    with ForkedCluster(tmp_path / "cluster", 3, BASE_PORT, settings) as made:
-        made.wait_ready()
-        yield made
 
 
 def client(cluster: LocalCluster, *nodes: int, timeout: float = PATIENCE_S) -> Client:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pika  # type: ignore[import-untyped]
@@ -14,24 +12,12 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
 from tests.faults.traffic import Traffic, connect, fill, in_step, padded, until
-from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
-from tests.ports import cluster_ports
 
 QUEUE = "events"
 STREAM = {"x-queue-type": "stream"}
 SIZE = 100
-BASE_PORT = cluster_ports(__name__)
 MIB = 1 << 20
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Three nodes, on ports of their own."""
-    settings = {"raft.wal_max_size_bytes": "16MiB", "alarms.interval": "200"}
-    with ForkedCluster(tmp_path / "cluster", 3, BASE_PORT, settings) as made:
-        made.wait_ready()
-        yield made
 
 
 def declare(cluster: LocalCluster, number: int, **arguments: Any) -> None:

@@ -47,19 +47,20 @@ def until(
         time.sleep(POLL_S)
 
 
-def parameters(port: int) -> pika.ConnectionParameters:
+def parameters(port: int, **more: Any) -> pika.ConnectionParameters:
     """How tests connect: no heartbeats, so that only what the broker does ends a connection."""
     return pika.ConnectionParameters(
-        "127.0.0.1", port, heartbeat=0, socket_timeout=5, blocked_connection_timeout=None
+        "127.0.0.1", port, heartbeat=0, socket_timeout=5, blocked_connection_timeout=None, **more
     )
 
 
-def connect(cluster: LocalCluster, number: int) -> pika.BlockingConnection:
+def connect(cluster: LocalCluster, number: int, **more: Any) -> pika.BlockingConnection:
     """Opens a connection to a node that runs; tries again while the node is not ready."""
     made: list[pika.BlockingConnection] = []
+    to = parameters(cluster.nodes[number - 1].amqp_port, **more)
 
     def attempt() -> bool:
-        made.append(pika.BlockingConnection(parameters(cluster.nodes[number - 1].amqp_port)))
+        made.append(pika.BlockingConnection(to))
         return True
 
     until(attempt, f"no connection to node {number}")

@@ -16,6 +16,7 @@ from tests.clusters import Cluster, cluster_under_test, version_tuple
 from tests.raw_amqp import RawPeer
 
 HERE = Path(__file__).parent
+CLASSIC = {"x-queue-type": "classic"}
 _numbers = itertools.count(1)
 
 
@@ -133,3 +134,16 @@ def peer(cluster: Cluster) -> Iterator[RawPeer]:
 def raw_channel(peer: RawPeer) -> RawPeer:
     """A raw peer with an open connection and channel 1."""
     return peer.handshake().open_channel(1)
+
+
+@pytest.fixture
+def declare(channel: Any, names: Names) -> Callable[..., str]:
+    """Declares a durable classic queue at the first node: `declare("q", x_max_length=1)`."""
+
+    def made(stem: str = "q", **arguments: object) -> str:
+        queue = names.queue(stem)
+        spelt = {name.replace("_", "-"): value for name, value in arguments.items()}
+        channel.queue_declare(queue, durable=True, arguments={**CLASSIC, **spelt})
+        return queue
+
+    return made

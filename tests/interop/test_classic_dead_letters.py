@@ -10,24 +10,10 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from tests.clusters import Cluster
-from tests.interop.conftest import Names
+from tests.interop.conftest import CLASSIC, Names
 from tests.interop.helpers import Inbox, api, eventually, publish_confirmed, set_policy
 
-CLASSIC = {"x-queue-type": "classic"}
 NODES = (0, 1, 2)
-
-
-@pytest.fixture
-def declare(channel: Any, names: Names) -> Callable[..., str]:
-    """Declares a durable classic queue at the first node: `declare("q", x_max_length=1)`."""
-
-    def made(stem: str = "q", **arguments: object) -> str:
-        queue = names.queue(stem)
-        spelt = {name.replace("_", "-"): value for name, value in arguments.items()}
-        channel.queue_declare(queue, durable=True, arguments={**CLASSIC, **spelt})
-        return queue
-
-    return made
 
 
 def deaths(properties: Any) -> list[tuple[str, str, int]]:

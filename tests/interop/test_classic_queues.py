@@ -11,24 +11,10 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from tests.clusters import Cluster
-from tests.interop.conftest import Names
+from tests.interop.conftest import CLASSIC, Names
 from tests.interop.helpers import Inbox, api, eventually, fetch_all, publish_confirmed
 
-CLASSIC = {"x-queue-type": "classic"}
 Declare = Callable[..., str]
-
-
-@pytest.fixture
-def declare(channel: Any, names: Names) -> Declare:
-    """Declares a durable classic queue at the first node: `declare("q", x_max_length=1)`."""
-
-    def made(stem: str = "q", **arguments: object) -> str:
-        queue = names.queue(stem)
-        spelt = {name.replace("_", "-"): value for name, value in arguments.items()}
-        channel.queue_declare(queue, durable=True, arguments={**CLASSIC, **spelt})
-        return queue
-
-    return made
 
 
 def publish(channel: Any, queue: str, *messages: tuple[bytes, int | None]) -> None:

@@ -476,3 +476,14 @@ def run_until_power_loss(node: Node, steps: int, operation: int) -> bool:
     finally:
         node.disk.operation = None
     return False
+
+
+def emptied(node: Node) -> None:
+    """Has what the WAL holds emptied."""
+    node.run()
+    generation = node.storage.turn_wal()
+    node.run()
+    for _ in range(4):
+        node.storage.tick()
+        node.run()
+    assert node.storage.has_emptied(generation)

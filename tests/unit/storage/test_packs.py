@@ -24,7 +24,7 @@ from convoymq.storage import packs
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.store import RECLAIM_EVERY_TICKS
 from convoymq.storage.types import StorageConfig
-from tests.unit.storage.disk import SMALL, Node, run_until_power_loss
+from tests.unit.storage.disk import SMALL, Node, emptied, run_until_power_loss
 
 TINY = StorageConfig(
     wal_max_size_bytes=64 * 1024,
@@ -56,17 +56,6 @@ class Many(Node):
             super().step()
 
 
-def turn(node: Node) -> None:
-    """Has what the WAL holds emptied."""
-    node.run()
-    generation = node.storage.turn_wal()
-    node.run()
-    for _ in range(4):
-        node.storage.tick()
-        node.run()
-    assert node.storage.has_emptied(generation)
-
-
 def idle(count: int, entries: int = 2) -> Node:
     """A node with groups that have had little to do, in a pack."""
     # The table of groups is written into each file.
@@ -75,7 +64,7 @@ def idle(count: int, entries: int = 2) -> Node:
     for group in node.groups:
         node.append(group, entries)
         node.vote(group)
-    turn(node)
+    emptied(node)
     return node
 
 
@@ -136,7 +125,7 @@ def test_the_power_may_go_at_every_file_operation_about_packs(seed: int, kept: s
         node.crash(keep[kept])
         for group in list(node.groups):
             node.append(group, 1)
-        turn(node)
+        emptied(node)
         node.check()
         node.crash(lambda: True)
         operation += 3
@@ -152,7 +141,7 @@ def test_thousands_of_idle_groups_make_few_files() -> None:
     assert len(pack_files(node)) <= 2000 // packs.PACK_SECTIONS + 1
     names = sorted(node.disk.names)
     for _ in range(3):
-        turn(node)
+        emptied(node)
         tidy(node, 20)
     assert [n for n in sorted(node.disk.names) if not n.startswith("wal/")] == [
         n for n in names if not n.startswith("wal/")
@@ -167,14 +156,14 @@ def test_a_group_with_much_keeps_files_of_its_own() -> None:
     node = Node(1, TINY)
     node.append(1, 40, 200)
     node.append(2, 2, 200)
-    turn(node)
+    emptied(node)
     assert node.disk.list("groups") == ["00000001"]
     assert [section.group for section in sections(node)] == [2]
     # It grows: entries of one log in a pack, in segments, and in a pack again.
     node.append(2, 40, 200)
-    turn(node)
+    emptied(node)
     node.append(2, 2, 200)
-    turn(node)
+    emptied(node)
     kinds = [isinstance(segment, Section) for segment in node.storage.logs[2].segments]
     assert kinds[0]
     assert kinds[-1]
@@ -189,7 +178,7 @@ def test_packs_are_off_while_an_older_release_may_come_back() -> None:
     node = Node(1, TINY)
     node.storage.may_pack = lambda: False
     node.append(1, 2)
-    turn(node)
+    emptied(node)
     assert pack_files(node) == []
     assert node.disk.list("groups") == ["00000001"]
 
@@ -203,7 +192,7 @@ def test_what_a_group_has_in_many_packs_is_joined() -> None:
         node.run()
         for group in node.groups:
             node.models[group].applied = node.models[group].written
-        turn(node)
+        emptied(node)
         node.check()
     kept = len(node.storage.logs[1].segments)
     total = sum(segment.size for segment in node.storage.logs[1].segments)
@@ -240,7 +229,7 @@ def test_small_packs_become_one() -> None:
     node = Node(1, TINY)
     for group in range(1, 9):
         node.append(group, 1)
-        turn(node)
+        emptied(node)
     tidy(node, 3)
     assert len(pack_files(node)) < packs.SMALL_PACKS
     node.check()
@@ -252,13 +241,13 @@ def test_a_removed_group_is_not_found_again_in_its_pack() -> None:
     node = idle(20)
     node.remove(7)
     for _ in range(3):
-        turn(node)
+        emptied(node)
     assert node.disk.list("packs")
     for _ in range(3):
         node.crash(lambda: False)
         assert 7 not in node.storage.logs
         assert not node.report.damages
-        turn(node)
+        emptied(node)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -266,18 +255,18 @@ def test_a_group_that_comes_back_does_not_take_its_former_section(restart: bool)
     node = idle(20)
     node.storage.remove_group(7)
     for _ in range(3):
-        turn(node)
+        emptied(node)
     if restart:
         node = Node(1, TINY, node.disk)
-        turn(node)
-        turn(node)
+        emptied(node)
+        emptied(node)
     log = node.storage.open_group(7)
     assert (log.last_index, log.era > 0) == (0, True)
     node.models.pop(7, None)
     node._listen(7, log)
     node.models[7].first_term = 9
     node.append(7, 1, term=9)
-    turn(node)
+    emptied(node)
     again = Node(1, TINY, node.disk)
     assert again.storage.logs[7].last_index == 1
     assert again.storage.logs[7].entry(1).term == 9
@@ -288,7 +277,7 @@ def test_truncated_entries_leave_their_pack_before_their_successors_leave_the_wa
     (before,) = pack_files(node)
     node.truncate(3, 4)
     node.truncate(4, 1)
-    turn(node)
+    emptied(node)
     assert before not in pack_files(node)
     node.check()
     node.crash(lambda: False)
@@ -349,7 +338,7 @@ def test_a_full_disk_holds_the_wal_file_and_nothing_else() -> None:
     node.run()
     node.check()
     node.disk.operation = None
-    turn(node)
+    emptied(node)
     assert node.storage.has_emptied(generation)
     assert len(sections(node)) >= 30
     node.check()
@@ -440,12 +429,12 @@ def test_a_damaged_group_is_rebuilt_and_its_section_goes() -> None:
     node = idle(10)
     victim = sections(node)[4]
     hurt = spoiled(node, victim.start, 8)
-    turn(hurt)
+    emptied(hurt)
     hurt = Node(1, TINY, hurt.disk)
     assert damaged(hurt) == {victim.group}
     hurt.storage.logs[victim.group].wipe()
     hurt.run()
-    turn(hurt)
+    emptied(hurt)
     hurt = Node(1, TINY, hurt.disk)
     assert damaged(hurt) == set()
     assert hurt.storage.logs[victim.group].last_index == 0
@@ -515,7 +504,7 @@ def test_flipped_bits_in_packs_are_found_or_harmless(seed: int) -> None:
     node = Many(seed)
     for _ in range(500):
         node.step()
-    turn(node)
+    emptied(node)
     node.run()
     rnd = node.random
     for path in pack_files(node):

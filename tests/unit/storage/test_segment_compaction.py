@@ -7,21 +7,10 @@ from dataclasses import replace
 import pytest
 
 from convoymq.storage.store import RECLAIM_EVERY_TICKS
-from tests.unit.storage.disk import SMALL, Node
+from tests.unit.storage.disk import SMALL, Node, emptied
 
 SPARSE = replace(SMALL, pack_below_bytes=0, snapshot_min_dead_bytes=1 << 20)
 GROUP = 1
-
-
-def emptied(node: Node) -> None:
-    """Has the entries so far moved from the WAL to segments."""
-    node.run()
-    generation = node.storage.turn_wal()
-    node.run()
-    for _ in range(4):
-        node.storage.tick()
-        node.run()
-    assert node.storage.has_emptied(generation)
 
 
 def with_cut_segment() -> Node:

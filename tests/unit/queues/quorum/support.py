@@ -212,3 +212,22 @@ def in_turn(queue: Queue) -> None:
     queue.log.publish(C, [1])
     queue.step()
     assert queue.machine.backlog.unacked == 1
+
+
+def second(**settings: Any) -> Queue:
+    """A queue of version 2 with these settings."""
+    queue = Queue()
+    queue.machine.set_version(2)
+    if settings:
+        queue.log.configure(**settings)
+        queue.step()
+    return queue
+
+
+def restored(queue: Queue) -> None:
+    """From now on a copy that began with a snapshot."""
+    copy = QuorumMachine()
+    copy.restore(queue.machine.snapshot())
+    assert copy.snapshot() == queue.machine.snapshot()
+    assert copy.state_hash() == queue.machine.state_hash()
+    queue.machine = copy

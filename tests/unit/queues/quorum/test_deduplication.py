@@ -17,7 +17,16 @@ from convoymq.queues.quorum.deduplication import COUNT_MAX
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.settings import machine_settings
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DEDUPLICATED
-from tests.unit.queues.quorum.support import A, B, Queue, apply, expand, places, session_id
+from tests.unit.queues.quorum.support import (
+    A,
+    B,
+    Queue,
+    apply,
+    expand,
+    places,
+    restored,
+    session_id,
+)
 
 
 def deduplicating(**changed: int) -> Queue:
@@ -38,14 +47,6 @@ def publish(queue: Queue, *ids: bytes | None, session: int = A, after_ms: int = 
 def ready(queue: Queue) -> list[tuple[int, int]]:
     """(entry, record) of all that is ready."""
     return [(index, record) for index, _, record in expand(queue.machine.backlog.ready_runs())]
-
-
-def restored(queue: Queue) -> None:
-    """From now on a copy that began with a snapshot."""
-    copy = QuorumMachine()
-    copy.restore(queue.machine.snapshot())
-    assert copy.snapshot() == queue.machine.snapshot()
-    queue.machine = copy
 
 
 def dropped(queue: Queue) -> int:

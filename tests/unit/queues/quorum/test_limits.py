@@ -9,24 +9,24 @@ import pytest
 
 from convoymq.kernels import batch
 from convoymq.queues.quorum.levels import due_of, level_of, mark_of
-from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.machine import (
     EFFECT_DELIVER,
     EFFECT_REFUSING,
     EFFECT_TIMER,
     EFFECT_UNUSED,
 )
-from tests.unit.queues.quorum.support import A, B, Queue, apply, deliveries, expand, places, replies
-
-
-def second(**settings: int) -> Queue:
-    """A queue of version 2, with settings that came by CONFIG."""
-    queue = Queue()
-    queue.machine.set_version(2)
-    if settings:
-        queue.log.configure(**settings)
-        queue.step()
-    return queue
+from tests.unit.queues.quorum.support import (
+    A,
+    B,
+    Queue,
+    apply,
+    deliveries,
+    expand,
+    places,
+    replies,
+    restored,
+    second,
+)
 
 
 def dues(effects: list[Any]) -> list[int]:
@@ -35,14 +35,6 @@ def dues(effects: list[Any]) -> list[int]:
 
 def refusing(effects: list[Any]) -> list[bool]:
     return [effect[1] for effect in effects if effect[0] == EFFECT_REFUSING]
-
-
-def restored(queue: Queue) -> None:
-    """From now on a copy that began with a snapshot."""
-    copy = QuorumMachine()
-    copy.restore(queue.machine.snapshot())
-    assert copy.snapshot() == queue.machine.snapshot()
-    queue.machine = copy
 
 
 def test_marks_hold_level_and_due_time() -> None:

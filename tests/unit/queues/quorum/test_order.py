@@ -9,7 +9,6 @@ import pytest
 
 from convoymq.kernels import batch
 from convoymq.queues.quorum.backlog import AS_RABBITMQ, FRONT, ORIGINAL, TAIL
-from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.settings import SINCE_VERSION_2, machine_settings
 from convoymq.replication.machine import EFFECT_DELIVER
 from tests.unit.queues.quorum.support import (
@@ -19,21 +18,13 @@ from tests.unit.queues.quorum.support import (
     expand,
     places,
     replies,
+    restored,
+    second,
     session_id,
 )
 
 A, B, C = session_id(1), session_id(2), session_id(3)
 POSITIONS = [ORIGINAL, FRONT, TAIL]
-
-
-def second(**settings: Any) -> Queue:
-    """A queue of version 2 with these settings."""
-    queue = Queue()
-    queue.machine.set_version(2)
-    if settings:
-        queue.log.configure(**settings)
-        queue.step()
-    return queue
 
 
 def publish(queue: Queue, count: int, **attributes: Any) -> list[int]:
@@ -44,15 +35,6 @@ def publish(queue: Queue, count: int, **attributes: Any) -> list[int]:
         queue.step()
         made.append(len(queue.log.entries))
     return made
-
-
-def restored(queue: Queue) -> None:
-    """The queue goes on from its snapshot."""
-    copy = QuorumMachine()
-    copy.restore(queue.machine.snapshot())
-    assert copy.snapshot() == queue.machine.snapshot()
-    assert copy.state_hash() == queue.machine.state_hash()
-    queue.machine = copy
 
 
 def take_all(queue: Queue, session: int = C) -> list[int]:
