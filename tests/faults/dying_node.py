@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from convoymq.broker.topics import parts
-from convoymq.broker.topics.controller_loop import ControllerLoop, TopicKey
+from convoymq.broker.topics.controller_loop import ControllerLoop
 from convoymq.broker.topics.coordinator_loop import GroupCoordinators, _Seat
+from convoymq.broker.topics.leader_task import TopicKey
 from convoymq.broker.topics.parts import TopicParts
 from convoymq.cli.serve import main
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord

@@ -1,8 +1,7 @@
 """Drives the changes of topics on the node that leads the metadata group.
 
 One `topics.controller.Controller` for each topic with something to do: its actions become commands
-of the tree and of partitions, and what partitions answer goes back to it. A loop holds nothing that
-its successor on another node could not learn again, from the tree and from the partitions.
+of the tree and of partitions, and what partitions answer goes back to it.
 
 A source that is given up (`TopicState.given_up`) is sealed from outside when the leases of nodes
 that may not know of it are over, counted from when this loop saw it first (`broker.topics.fence`).
@@ -15,18 +14,17 @@ behind it, and the controller goes on from what the tree says then.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from functools import partial
 
 import structlog
 
+from convoymq.broker.topics.leader_task import LeaderTask, TopicKey, TopicNode
 from convoymq.broker.topics.measures import ChangePhases
 from convoymq.metadata.commands import ChangeTopic, CreatePartition, NewPartition
-from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
-from convoymq.metadata.store import MetadataStore
+from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.topic_codec import pack_command
-from convoymq.metadata.topics import find_topic, partition_arguments
-from convoymq.model.clock import Clock
+from convoymq.metadata.topics import partition_arguments
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.topics.answers import Answer, SealAnswer
@@ -47,54 +45,25 @@ from convoymq.topics.topic import (
     TopicState,
 )
 
-if TYPE_CHECKING:
-    from convoymq.broker.topics.partitions import TopicPartitions
-
 log = structlog.get_logger()
 
 OPEN_TIMEOUT_S = 5.0
 """Longest wait for a new partition to serve; the controller replaces one that does not."""
-PROPOSAL_TIMEOUT_MS = 5_000
 QUESTION = "question"
 """Change of a seal that changes nothing: asked of partitions that are sealed."""
 
 
-class TopicKey(NamedTuple):
-    """A topic."""
-
-    vhost: str
-    name: str
-
-
-class ControllerLoop:
-    """See the module text. One per node; acts where the metadata group is led.
+class ControllerLoop(LeaderTask):
+    """See the module text.
 
     Args:
         place: members of a new partition, the leader first; its argument is the node that shall
             lead, 0 = any.
-        call_soon: runs a callback when the present one is done.
-        spawn: runs a coroutine.
     """
 
-    def __init__(
-        self,
-        *,
-        node: int,
-        store: MetadataStore,
-        partitions: TopicPartitions,
-        place: Callable[[int], tuple[int, ...]],
-        clock: Clock,
-        call_soon: Callable[[Callable[[], None]], object],
-        spawn: Callable[[Coroutine[object, object, None]], object],
-    ) -> None:
-        self._node = node
-        self._store = store
-        self._partitions = partitions
+    def __init__(self, own: TopicNode, place: Callable[[int], tuple[int, ...]]) -> None:
+        super().__init__(own)
         self._place = place
-        self._clock = clock
-        self._call_soon = call_soon
-        self._spawn = spawn
-        self._term = -1
         self._epoch_ms = 0
         """Wall clock when the monotonic one was 0: times of a term do not jump."""
         self._controllers: dict[TopicKey, Controller] = {}
@@ -102,8 +71,6 @@ class ControllerLoop:
         self._leases: dict[TopicKey, ServerLeases] = {}
         self.external_seals = 0
         """Partitions that this loop had sealed from outside."""
-        self._under_way: set[object] = set()
-        """Proposals, commands and questions without an answer: they are not sent twice."""
         self._recording: dict[TopicKey, set[int]] = {}
         """Partitions whose seals are proposed."""
         self._is_called = False
@@ -123,7 +90,7 @@ class ControllerLoop:
             self._due.add(key)
             self._call()
             record = self._record(key)
-            if record is not None and self._store.leader == self._node:
+            if record is not None and self.leads:
                 self.phases.look(key, record.state.change, self._clock.monotonic_ms())
 
     def tick(self) -> None:
@@ -137,36 +104,30 @@ class ControllerLoop:
 
     def _run(self) -> None:
         self._is_called = False
-        if self._store.leader != self._node:
-            self._term = -1
-            self._controllers.clear()
-            self._due.clear()
-            self._recording.clear()
-            self.phases.forget()
+        if not self._follow_term():
             return
-        if self._term != self._store.term:
-            self._begin_term()
         due, self._due = self._due, set()
         for key in {*due, *self._controllers}:
             self._work_on(key)
 
     def _begin_term(self) -> None:
-        self._term = self._store.term
+        super()._begin_term()
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._controllers.clear()
-        self._under_way.clear()
         self._recording.clear()
         self._leases.clear()
-        for vhost in self._store.tree.vhosts.values():
-            self._due.update(TopicKey(vhost.name, name) for name in vhost.topics)
+        self._due.update(self._topics())
+
+    def _end_term(self) -> None:
+        self._controllers.clear()
+        self._due.clear()
+        self._recording.clear()
+        self.phases.forget()
 
     def _now_ms(self) -> int:
         return self._epoch_ms + self._clock.monotonic_ms()
 
     # --- one topic -------------------------------------------------------------------------
-
-    def _record(self, key: TopicKey) -> TopicRecord | None:
-        return find_topic(self._store.tree, key.vhost, key.name)
 
     def _work_on(self, key: TopicKey) -> None:
         record = self._record(key)
@@ -232,16 +193,11 @@ class ControllerLoop:
     def _submit(self, key: TopicKey, command: TopicCommand) -> None:
         # A repeat has another time.
         same = dataclasses.replace(command, time_ms=0) if isinstance(command, Publish) else command
-        proposal = (key, pack_command(same))
-        if proposal in self._under_way:
-            return
-        self._under_way.add(proposal)
         sealed = command.pid if isinstance(command, RecordSeal) else None
         if sealed is not None:
             self._recording.setdefault(key, set()).add(sealed)
 
         def done(reply: object, error: BrokerError | None) -> None:
-            self._under_way.discard(proposal)
             if sealed is not None:
                 self._recorded(key, sealed)
             if error is None and not reply:
@@ -253,11 +209,8 @@ class ControllerLoop:
                     reason=reply if error is None else error.text,
                 )  # fmt: skip
 
-        self._store.submit(
-            ChangeTopic(vhost=key.vhost, name=key.name, command=pack_command(command)),
-            done,
-            PROPOSAL_TIMEOUT_MS,
-        )
+        change = ChangeTopic(vhost=key.vhost, name=key.name, command=pack_command(command))
+        self._propose_once((key, pack_command(same)), change, done)
 
     def _recorded(self, key: TopicKey, pid: int) -> None:
         """A proposed seal has an answer."""
@@ -290,29 +243,19 @@ class ControllerLoop:
             self._await_open(key, controller, create)
             return
         record = self._record(key)
-        proposal = (key, Create, create.pid)
-        if record is None or proposal in self._under_way:
+        if record is None:
             return
-        self._under_way.add(proposal)
         span = Span(create.lo, create.hi, create.pid)
         arguments = partition_arguments(key.name, span, create.version, record.settings)
         members = self._place(record.places.get(create.pid, 0))
 
         def done(reply: object, error: BrokerError | None) -> None:
-            self._under_way.discard(proposal)
             if error is None:
                 self._await_open(key, controller, create)
 
-        self._store.submit(
-            CreatePartition(
-                vhost=key.vhost,
-                topic=key.name,
-                pid=create.pid,
-                partition=NewPartition(members=members, arguments=arguments.encoded),
-            ),
-            done,
-            PROPOSAL_TIMEOUT_MS,
-        )
+        made = NewPartition(members=members, arguments=arguments.encoded)
+        command = CreatePartition(vhost=key.vhost, topic=key.name, pid=create.pid, partition=made)
+        self._propose_once((key, Create, create.pid), command, done)
 
     def _await_open(self, key: TopicKey, controller: Controller, create: Create) -> None:
         queue = self._partitions.find(*key, create.pid)
@@ -339,13 +282,10 @@ class ControllerLoop:
 
     def _tell(self, key: TopicKey, controller: Controller, pid: int, command: Command) -> None:
         queue = self._partitions.find(*key, pid)
-        request = (key, pid, command)
-        if queue is None or request in self._under_way:
+        if queue is None:
             return
-        self._under_way.add(request)
 
         def done(outcome: Outcome | None, error: BrokerError | None) -> None:
-            self._under_way.discard(request)
             if not self._is_current(key, controller):
                 return
             if isinstance(outcome, SealAnswer):
@@ -354,24 +294,21 @@ class ControllerLoop:
                 controller.on_opened(pid, outcome)
             self._perform(key, controller)
 
-        queue.tell(command, done)
+        self._once((key, pid, command), partial(queue.tell, command), done)
 
     def _ask_seal(self, key: TopicKey, controller: Controller, pid: int) -> None:
         """Asks a partition that may be sealed. One that is says more to a seal by nobody, which
         changes nothing then."""
         queue = self._partitions.find(*key, pid)
-        question = (key, "seal", pid)
-        if queue is None or question in self._under_way:
+        if queue is None:
             return
-        self._under_way.add(question)
 
         def done(found: PartitionDescription | None, error: BrokerError | None) -> None:
-            self._under_way.discard(question)
             sealed = found is not None and found.state == PartitionState.SEALED.name
             if sealed and self._is_current(key, controller):
                 self._tell(key, controller, pid, SealCommand(QUESTION, 0, 0, (), self._term))
 
-        queue.describe(done)
+        self._once((key, "seal", pid), queue.describe, done)
 
 
 def has_work(state: TopicState) -> bool:

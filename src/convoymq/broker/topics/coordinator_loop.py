@@ -24,15 +24,12 @@ from convoymq.broker.topics.group_messages import (
     process_of,
     unpack_heartbeat,
 )
+from convoymq.broker.topics.leader_task import PROPOSAL_TIMEOUT_MS, LeaderTask, TopicKey, TopicNode
 from convoymq.broker.topics.measures import GroupStalls
-from convoymq.broker.topics.partitions import TopicPartitions
 from convoymq.metadata.commands import ChangeGroup
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
-from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import WEAK, weak_wait_of
-from convoymq.metadata.topics import find_topic
-from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, Unavailable
 from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.topics.answers import Answer, CursorAnswer, HandOverAnswer, LossAnswer
@@ -53,7 +50,6 @@ from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP
 
 PAUSE_MS = 2_000
 """A gap between ticks above this: the node stood still."""
-PROPOSAL_TIMEOUT_MS = 5_000
 
 
 @dataclass(slots=True, eq=False)
@@ -82,33 +78,24 @@ class _Seat:
         core.leaving &= known
 
 
-class GroupCoordinators:
-    """See the module text. One per node."""
+class GroupCoordinators(LeaderTask):
+    """See the module text.
+
+    Args:
+        wake: tells a member of this node to send its heartbeat now.
+        has_ended: returns whether a node's process of an incarnation is known to have ended.
+    """
 
     def __init__(
         self,
+        own: TopicNode,
         *,
-        node: int,
-        store: MetadataStore,
         control: ControlPlane,
-        partitions: TopicPartitions,
-        clock: Clock,
-        call_soon: Callable[[Callable[[], None]], object],
         wake: Callable[[str], None],
         has_ended: Callable[[int, int], bool],
     ) -> None:
-        """
-        Args:
-            call_soon: runs a callback when the present one is done.
-            wake: tells a member of this node to send its heartbeat now.
-            has_ended: returns whether a node's process of an incarnation is known to have ended.
-        """
-        self._node = node
-        self._store = store
+        super().__init__(own)
         self._control = control
-        self._partitions = partitions
-        self._clock = clock
-        self._call_soon = call_soon
         self._wake = wake
         self._has_ended = has_ended
         self._seats: dict[GroupName, _Seat] = {}
@@ -116,7 +103,6 @@ class GroupCoordinators:
         """Topics that the tree has changed."""
         self._is_called = False
         self._ticked_ms = 0
-        self._term = -1
         self.stalls = GroupStalls()
         """Of the groups that this node coordinates."""
         control.handle(KIND_TOPIC_GROUP, self._on_message)
@@ -180,7 +166,7 @@ class GroupCoordinators:
             # Others may have acted meanwhile, and heartbeats were not heard.
             self._term = -1
         self._ticked_ms = now_ms
-        if not self._is_leader():
+        if not self._follow_term():
             return
         for seat in list(self._seats.values()):
             seat.woken.clear()
@@ -191,31 +177,24 @@ class GroupCoordinators:
 
     # --- seats -----------------------------------------------------------------------------
 
-    def _is_leader(self) -> bool:
-        """Returns whether this node leads the metadata group; if not, its coordinators are over."""
-        if self._store.leader != self._node:
-            self._term = -1
-            self._seats.clear()
-        elif self._term != self._store.term:
-            self._term = self._store.term
-            self._seats.clear()
-            self._seat_all()
-        return self._term >= 0
-
-    def _seat_all(self) -> None:
+    def _begin_term(self) -> None:
         """A new leader looks after all groups that have members."""
-        for vhost in self._store.tree.vhosts.values():
-            for topic in vhost.topics.values():
-                for group, state in topic.groups.items():
-                    if state.members:
-                        self._open(GroupName(vhost.name, topic.name, group), topic)
+        super()._begin_term()
+        self._seats.clear()
+        for topic in self._records():
+            for group, state in topic.groups.items():
+                if state.members:
+                    self._open(GroupName(topic.vhost, topic.name, group), topic)
+
+    def _end_term(self) -> None:
+        self._seats.clear()
 
     def _seat(self, name: GroupName) -> _Seat:
         """Returns the coordinator of a group. Raises Unavailable, NotFound."""
-        if not self._is_leader():
+        if not self._follow_term():
             raise Unavailable("this node does not lead the metadata group")
         seat = self._seats.get(name)
-        record = self._record(name)
+        record = self._topic_of(name)
         if record is None:
             self._seats.pop(name, None)
             raise NotFound(f"no group '{name.group}' of topic '{name.topic}'")
@@ -223,8 +202,8 @@ class GroupCoordinators:
             seat = self._open(name, record)
         return seat
 
-    def _record(self, name: GroupName) -> TopicRecord | None:
-        record = find_topic(self._store.tree, name.vhost, name.topic)
+    def _topic_of(self, name: GroupName) -> TopicRecord | None:
+        record = self._record(TopicKey(name.vhost, name.topic))
         return record if record is not None and name.group in record.groups else None
 
     def _open(self, name: GroupName, record: TopicRecord) -> _Seat:
@@ -249,9 +228,9 @@ class GroupCoordinators:
         )
 
     def _step(self, seat: _Seat) -> None:
-        if not self._is_leader() or self._seats.get(seat.name) is not seat:
+        if not self._follow_term() or self._seats.get(seat.name) is not seat:
             return
-        record = self._record(seat.name)
+        record = self._topic_of(seat.name)
         if record is None:
             del self._seats[seat.name]
             return
@@ -278,8 +257,7 @@ class GroupCoordinators:
         """Returns the times of a weak topic, by its policies as they are now."""
         if record.mode != WEAK:
             return None
-        settings = self._store.tree.vhost(record.vhost).settings_of(record)
-        return WeakRules(weak_wait_of(settings))
+        return WeakRules(weak_wait_of(self._settings_of(record)))
 
     # --- what it does ----------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 import structlog
 
-from convoymq.broker.topics.controller_loop import TopicKey
+from convoymq.broker.topics.leader_task import TopicKey
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine
 from convoymq.metadata.topics import find_topic, place_of_partition
 from convoymq.model.clock import Clock

@@ -11,6 +11,7 @@ from convoymq.broker.topics.controller_loop import ControllerLoop
 from convoymq.broker.topics.coordinator_loop import GroupCoordinators
 from convoymq.broker.topics.fence import PartitionFence
 from convoymq.broker.topics.group_handle import TopicGroups
+from convoymq.broker.topics.leader_task import TopicNode
 from convoymq.broker.topics.measures import PartitionCounts
 from convoymq.broker.topics.member import MemberParts
 from convoymq.broker.topics.partitions import TopicPartitions
@@ -53,27 +54,24 @@ class TopicParts:
             timeout_s=broker.settings.operation_timeout_s,
             queues_max=broker.settings.cluster_queues_max,
         )
-        self.controller = ControllerLoop(
+        own = TopicNode(
             node=broker.node_id,
             store=metadata,
             partitions=self.partitions,
-            place=self._place,
             clock=clock,
             call_soon=call_soon,
             spawn=spawn,
         )
+        self.controller = ControllerLoop(own, self._place)
         self.change_times = ChangeTimes(metadata.tree, clock)
         """Durations of the last changes, whoever drove them."""
-        self._make_guards(broker, clock, call_soon)
+        self._make_guards(broker, own)
         self.upkeep = UpkeepLoop(
-            node=broker.node_id,
-            store=metadata,
-            partitions=self.partitions,
-            clock=clock,
+            own,
             group_ttl_ms=broker.settings.topic_group_ttl_ms,
             producer_ttl_ms=broker.settings.topic_producer_ttl_ms,
         )
-        self._make_deciders(broker, clock)
+        self._make_deciders(broker, own)
         self._retries = _retries(broker, clock)
         members = MemberParts(
             node=broker.node_id,
@@ -86,65 +84,40 @@ class TopicParts:
             retries=self._retries,
         )
         self.coordinators = GroupCoordinators(
-            node=broker.node_id,
-            store=metadata,
+            own,
             control=broker.control,
-            partitions=self.partitions,
-            clock=clock,
-            call_soon=call_soon,
             wake=members.wake,
             has_ended=broker.has_ended,
         )
         self.groups = TopicGroups(members, self.admin.create_group)
         broker.queue_admin.find_group = self.groups.find
 
-    def _make_deciders(self, broker: Broker, clock: Clock) -> None:
+    def _make_deciders(self, broker: Broker, own: TopicNode) -> None:
         """Creates the parts that change topics by themselves."""
-        metadata, spawn = broker.metadata, self._spawn
         self._local, self.counts = broker.local, PartitionCounts()
         self.scaling = ScalingLoop(
-            node=broker.node_id,
-            store=metadata,
-            partitions=self.partitions,
+            own,
             changes=self.admin,
             nodes=broker.nodes,
             targets=self.admin.drains.placement_nodes,
-            clock=clock,
-            spawn=spawn,
         )
         timeout_s = broker.settings.operation_timeout_s
-        self.explain_scaling = ScalingQuestion(self.scaling, metadata, broker.control, timeout_s)
-        self.weak = WeakLoop(
-            node=broker.node_id,
-            store=metadata,
-            partitions=self.partitions,
-            admin=self.admin,
-            clock=clock,
-            spawn=spawn,
+        self.explain_scaling = ScalingQuestion(
+            self.scaling, broker.metadata, broker.control, timeout_s
         )
+        self.weak = WeakLoop(own, self.admin)
 
-    def _make_guards(
-        self, broker: Broker, clock: Clock, call_soon: Callable[[Callable[[], None]], object]
-    ) -> None:
+    def _make_guards(self, broker: Broker, own: TopicNode) -> None:
         """Creates the parts that deal with partitions without a majority."""
-        metadata, spawn = broker.metadata, self._spawn
-        self.silence = SilentPartitions(
-            node=broker.node_id,
-            store=metadata,
-            nodes=broker.nodes,
-            partitions=self.partitions,
-            clock=clock,
-            seal=self.admin.seal,
-            spawn=spawn,
-        )
+        self.silence = SilentPartitions(own, broker.nodes, self.admin.seal)
         self.fence = PartitionFence(
-            node=broker.node_id,
-            tree=metadata.tree,
+            node=own.node,
+            tree=self._tree,
             host=broker.host,
             catch_up=broker.metadata_reads.catch_up,
-            clock=clock,
-            call_soon=call_soon,
-            spawn=spawn,
+            clock=own.clock,
+            call_soon=own.call_soon,
+            spawn=own.spawn,
         )
 
     def _place(self, first: int) -> tuple[int, ...]:

@@ -9,13 +9,14 @@ change of the leader; loads stay with the leaders of the partitions.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
 
-from convoymq.broker.topics.controller_loop import TopicKey, has_work
+from convoymq.broker.topics.controller_loop import has_work
+from convoymq.broker.topics.leader_task import LeaderTask, TopicKey, TopicNode
 from convoymq.broker.topics.rows import ChangeRow
 from convoymq.broker.topics.scaling_facts import (
     group_row,
@@ -28,8 +29,6 @@ from convoymq.broker.topics.scaling_facts import (
 )
 from convoymq.broker.topics.scaling_rows import ScaledRow, ScalingRow
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
-from convoymq.metadata.topics import find_topic
-from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.load import LoadQuestion, LoadReport
 from convoymq.topics.autoscaler import (
@@ -55,8 +54,6 @@ from convoymq.topics.changes import Kind
 if TYPE_CHECKING:
     from convoymq.broker.nodes import ClusterNodes
     from convoymq.broker.topics.admin import TopicAdmin
-    from convoymq.broker.topics.partitions import TopicPartitions
-    from convoymq.metadata.store import MetadataStore
 
 log = structlog.get_logger()
 
@@ -113,36 +110,26 @@ class _Seat:
         ]
 
 
-class ScalingLoop:
-    """See the module text. One per node; acts where the metadata group is led.
+class ScalingLoop(LeaderTask):
+    """See the module text.
 
     Args:
         targets: nodes that may get partitions.
-        spawn: runs a coroutine.
     """
 
     def __init__(
         self,
+        own: TopicNode,
         *,
-        node: int,
-        store: MetadataStore,
-        partitions: TopicPartitions,
         changes: TopicAdmin,
         nodes: ClusterNodes,
         targets: Callable[[], Collection[int]],
-        clock: Clock,
-        spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
-        self._node = node
-        self._store = store
-        self._partitions = partitions
+        super().__init__(own)
         self._changes = changes
         self._nodes = nodes
         self._targets = targets
-        self._clock = clock
-        self._spawn = spawn
         self.counters = ScalingCounters()
-        self._term = -1
         self._term_ms = 0
         """Time at which this node began to lead."""
         self._changed: set[TopicKey] = set()
@@ -161,17 +148,9 @@ class ScalingLoop:
 
     def tick(self) -> None:
         """Does what is due; to be called a few times a second."""
-        if self._store.leader != self._node:
-            self._term = -1
-            self._seats.clear()
-            self._changed.clear()
+        if not self._follow_term():
             return
         now_ms = self._clock.now_ms()
-        if self._term != self._store.term:
-            self._term = self._store.term
-            self._term_ms = now_ms
-            self._seats.clear()
-            self._all_changed = True
         if self._all_changed:
             self._all_changed = False
             self._changed.update(self._seats, self._topics())
@@ -183,16 +162,20 @@ class ScalingLoop:
             if seat.due_ms <= now_ms:
                 self._look(key, seat, now_ms)
 
-    def _topics(self) -> list[TopicKey]:
-        vhosts = self._store.tree.vhosts.values()
-        return [TopicKey(vhost.name, name) for vhost in vhosts for name in vhost.topics]
+    def _begin_term(self) -> None:
+        super()._begin_term()
+        self._term_ms = self._clock.now_ms()
+        self._seats.clear()
+        self._all_changed = True
+
+    def _end_term(self) -> None:
+        self._seats.clear()
+        self._changed.clear()
 
     def _seat(self, key: TopicKey) -> None:
         """Makes, changes or removes what is known of a topic, as its settings say."""
         record = self._record(key)
-        settings = (
-            {} if record is None else self._store.tree.vhost(record.vhost).settings_of(record)
-        )
+        settings = {} if record is None else self._settings_of(record)
         if not is_on(settings):
             self._seats.pop(key, None)
             return
@@ -202,9 +185,6 @@ class ScalingLoop:
             self._seats[key] = _Seat(policy)
         elif seat.policy != policy:
             seat.policy, seat.due_ms = policy, 0
-
-    def _record(self, key: TopicKey) -> TopicRecord | None:
-        return find_topic(self._store.tree, key.vhost, key.name)
 
     # --- one topic -------------------------------------------------------------------------
 
@@ -397,17 +377,12 @@ class ScalingLoop:
 
     # --- explaining ------------------------------------------------------------------------
 
-    @property
-    def leads(self) -> bool:
-        """Returns whether this node decides."""
-        return self._store.leader == self._node
-
     def explain(self, vhost: str, name: str) -> ScalingRow | None:
         """Returns what was decided last, and from what; None: there is no such topic."""
         record = self._record(TopicKey(vhost, name))
         if record is None:
             return None
-        settings = self._store.tree.vhost(record.vhost).settings_of(record)
+        settings = self._settings_of(record)
         policy = policy_of(settings)
         row: ScalingRow = {
             "vhost": vhost, "name": name, "node": self._nodes.name_of(self._node),

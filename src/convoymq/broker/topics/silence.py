@@ -10,18 +10,14 @@ Source: ordered topics, section 10.3; ADR 0074.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.topics.controller_loop import TopicKey
-from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.broker.topics.leader_task import LeaderTask, TopicKey, TopicNode
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
-from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_settings import SEAL_AFTER, duration_of
-from convoymq.metadata.topics import find_topic
-from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 
 log = structlog.get_logger()
@@ -29,32 +25,22 @@ log = structlog.get_logger()
 LOOK_MS = 1_000
 
 
-class SilentPartitions:
-    """See the module text. One per node.
+class SilentPartitions(LeaderTask):
+    """See the module text.
 
     Args:
         seal: `TopicAdmin.seal`.
-        spawn: runs a coroutine.
     """
 
     def __init__(
         self,
-        *,
-        node: int,
-        store: MetadataStore,
+        own: TopicNode,
         nodes: ClusterNodes,
-        partitions: TopicPartitions,
-        clock: Clock,
         seal: Callable[[str, str, int], Awaitable[object]],
-        spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
-        self._node = node
-        self._store = store
+        super().__init__(own)
         self._nodes = nodes
-        self._partitions = partitions
-        self._clock = clock
         self._seal = seal
-        self._spawn = spawn
         self._limits_ms: dict[TopicKey, int] | None = None
         """Of the topics that have the setting; None: to be looked up."""
         self._since_ms: dict[tuple[TopicKey, int], int] = {}
@@ -68,8 +54,7 @@ class SilentPartitions:
 
     def tick(self) -> None:
         """Looks for silent partitions when it is time; to be called a few times a second."""
-        if self._store.leader != self._node:
-            self._since_ms.clear()
+        if not self._follow_term():
             return
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._looked_ms + LOOK_MS:
@@ -79,7 +64,7 @@ class SilentPartitions:
             self._limits_ms = self._look_up()
         silent: dict[tuple[TopicKey, int], int] = {}
         for key, limit_ms in self._limits_ms.items():
-            record = find_topic(self._store.tree, key.vhost, key.name)
+            record = self._record(key)
             for pid in () if record is None else record.state.route.pids:
                 place = (key, pid)
                 assert record is not None
@@ -91,13 +76,15 @@ class SilentPartitions:
                     self._spawn(self._give_up(key, pid))
         self._since_ms = silent
 
+    def _end_term(self) -> None:
+        self._since_ms.clear()
+
     def _look_up(self) -> dict[TopicKey, int]:
         found: dict[TopicKey, int] = {}
-        for vhost in self._store.tree.vhosts.values():
-            for record in vhost.topics.values():
-                limit_ms = duration_of(vhost.settings_of(record), SEAL_AFTER)
-                if limit_ms is not None:
-                    found[TopicKey(vhost.name, record.name)] = limit_ms
+        for record in self._records():
+            limit_ms = duration_of(self._settings_of(record), SEAL_AFTER)
+            if limit_ms is not None:
+                found[TopicKey(record.vhost, record.name)] = limit_ms
         return found
 
     def _is_silent(self, record: TopicRecord, pid: int) -> bool:

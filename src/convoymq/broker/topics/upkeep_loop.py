@@ -1,26 +1,22 @@
 """Retention of topics, on the node that leads the metadata group (ADR 0068).
 
-`topics.retention` decides; here are the time, what partitions say, and the proposals. A loop holds
-nothing that its successor could not learn again. A topic is looked at when the tree has changed it,
-when something of it is due, and, while it waits for a number of bytes, every few seconds.
+`topics.retention` decides; here are the time, what partitions say, and the proposals. A topic is
+looked at when the tree has changed it, when something of it is due, and, while it waits for a
+number of bytes, every few seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
-from convoymq.broker.topics.controller_loop import TopicKey
+from convoymq.broker.topics.leader_task import LeaderTask, TopicKey, TopicNode
 from convoymq.metadata.commands import ChangeGroup, ChangeTopic, Command
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
-from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import GROUP_TTL, MAX_AGE, Settings, duration_of, length_of
-from convoymq.metadata.topics import find_topic
-from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.reads import PartitionDescription
 from convoymq.topics import retention
@@ -29,9 +25,6 @@ from convoymq.topics.group import Expire, GroupState
 from convoymq.topics.lineage import FIRST_USER_OFFSET, PartitionState
 from convoymq.topics.retention import Limits, Stored, Verdict
 from convoymq.topics.topic import Delete, Retire, TopicCommand
-
-if TYPE_CHECKING:
-    from convoymq.broker.topics.partitions import TopicPartitions
 
 log = structlog.get_logger()
 
@@ -43,7 +36,6 @@ ASKED_MAX = 32
 """Partitions of one topic that are asked at a time."""
 PRODUCERS_MS = 3_600_000
 """Time between two looks at the producers of all partitions."""
-PROPOSAL_TIMEOUT_MS = 5_000
 
 
 @dataclass(slots=True)
@@ -70,8 +62,8 @@ class _Known:
             self.stored.pop(pid, None)
 
 
-class UpkeepLoop:
-    """See the module text. One per node; acts where the metadata group is led.
+class UpkeepLoop(LeaderTask):
+    """See the module text.
 
     Args:
         group_ttl_ms: of groups of topics that say nothing about it.
@@ -79,27 +71,19 @@ class UpkeepLoop:
 
     def __init__(
         self,
+        own: TopicNode,
         *,
-        node: int,
-        store: MetadataStore,
-        partitions: TopicPartitions,
-        clock: Clock,
         group_ttl_ms: int = retention.GROUP_TTL_MS,
         producer_ttl_ms: int = retention.PRODUCER_TTL_MS,
     ) -> None:
-        self._node = node
-        self._store = store
-        self._partitions = partitions
-        self._clock = clock
+        super().__init__(own)
         self._group_ttl_ms = group_ttl_ms
         self._producer_ttl_ms = producer_ttl_ms
         self.counters = UpkeepCounters()
-        self._term = -1
         self._due: set[TopicKey] = set()
         self._due_ms: dict[TopicKey, int] = {}
         """Times at which topics are to be looked at, of those that wait for a time."""
         self._known: dict[TopicKey, _Known] = {}
-        self._under_way: set[object] = set()
         self._producers_ms = 0
 
     # --- when ------------------------------------------------------------------------------
@@ -113,13 +97,9 @@ class UpkeepLoop:
 
     def tick(self) -> None:
         """Does what is due; to be called a few times a second."""
-        if self._store.leader != self._node:
-            self._term = -1
-            self._due.clear()
+        if not self._follow_term():
             return
         now_ms = self._clock.now_ms()
-        if self._term != self._store.term:
-            self._begin_term(now_ms)
         due, self._due = self._due, set()
         due.update(key for key, due_ms in self._due_ms.items() if due_ms <= now_ms)
         for key in due:
@@ -128,20 +108,15 @@ class UpkeepLoop:
             self._producers_ms = now_ms + PRODUCERS_MS
             self._forget_producers(now_ms)
 
-    def _begin_term(self, now_ms: int) -> None:
-        self._term = self._store.term
+    def _begin_term(self) -> None:
+        super()._begin_term()
         self._due_ms.clear()
         self._known.clear()
-        self._under_way.clear()
-        self._producers_ms = now_ms + PRODUCERS_MS
+        self._producers_ms = self._clock.now_ms() + PRODUCERS_MS
         self._due.update(self._topics())
 
-    def _topics(self) -> list[TopicKey]:
-        vhosts = self._store.tree.vhosts.values()
-        return [TopicKey(vhost.name, name) for vhost in vhosts for name in vhost.topics]
-
-    def _record(self, key: TopicKey) -> TopicRecord | None:
-        return find_topic(self._store.tree, key.vhost, key.name)
+    def _end_term(self) -> None:
+        self._due.clear()
 
     def _look_at(self, key: TopicKey, due_ms: int) -> None:
         """Has a topic looked at, at the latest then."""
@@ -155,7 +130,7 @@ class UpkeepLoop:
         if record is None:
             self._known.pop(key, None)
             return
-        settings = self._store.tree.vhost(record.vhost).settings_of(record)
+        settings = self._settings_of(record)
         self._expire_groups(key, record, settings, now_ms)
         if retention.may_retire(record.state, record.held_versions):
             # What comes of it is looked at when it is applied.
@@ -230,25 +205,21 @@ class UpkeepLoop:
     def _submit(
         self,
         key: TopicKey,
-        proposal: object,
+        proposal: Hashable,
         command: Command,
         wanted: object,
         done: Callable[[], None],
     ) -> None:
         """Proposes a command, unless it is under way. Calls back when its reply is the wanted one;
         otherwise the topic is looked at again."""
-        if proposal in self._under_way:
-            return
-        self._under_way.add(proposal)
 
         def answered(reply: object, error: BrokerError | None) -> None:
-            self._under_way.discard(proposal)
             if error is None and reply == wanted:
                 done()
             else:
                 self._look_at(key, self._clock.now_ms() + RETRY_MS)
 
-        self._store.submit(command, answered, PROPOSAL_TIMEOUT_MS)
+        self._propose_once(proposal, command, answered)
 
     # --- questions to partitions -----------------------------------------------------------
 

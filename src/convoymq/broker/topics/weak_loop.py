@@ -15,17 +15,15 @@ A new leader of the metadata begins to wait anew. Partitions of strict topics ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import NamedTuple
 
 import structlog
 
 from convoymq.broker.topics.admin import TopicAdmin
-from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.broker.topics.leader_task import LeaderTask, TopicNode
 from convoymq.metadata.machine import TopicRecord
-from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_settings import WEAK, Settings, lost_after_of, weak_wait_of
-from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
 
 log = structlog.get_logger()
@@ -43,39 +41,22 @@ class Place(NamedTuple):
     sealed: bool
 
 
-class WeakLoop:
-    """See the module text. One per node."""
+class WeakLoop(LeaderTask):
+    """See the module text."""
 
-    def __init__(
-        self,
-        *,
-        node: int,
-        store: MetadataStore,
-        partitions: TopicPartitions,
-        admin: TopicAdmin,
-        clock: Clock,
-        spawn: Callable[[Coroutine[object, object, None]], object],
-    ) -> None:
-        self._node = node
-        self._store = store
-        self._partitions = partitions
+    def __init__(self, own: TopicNode, admin: TopicAdmin) -> None:
+        super().__init__(own)
         self._admin = admin
-        self._clock = clock
-        self._spawn = spawn
-        self._term = -1
         self._asked_ms = -ASK_MS
         self._heard_ms: dict[Place, int] = {}
         """Times at which partitions answered last, or were asked first."""
-        self._asking: set[Place] = set()
         self._acting: set[Place] = set()
 
     def tick(self) -> None:
         """Asks, and gives up what was silent for too long; to be called a few times a second."""
-        now_ms = self._clock.monotonic_ms()
-        if self._store.leader != self._node or self._term != self._store.term:
-            self._term = self._store.term if self._store.leader == self._node else -1
-            self._heard_ms.clear()
+        if not self._follow_term():
             return
+        now_ms = self._clock.monotonic_ms()
         if now_ms < self._asked_ms + ASK_MS:
             return
         if now_ms > self._asked_ms + 4 * ASK_MS:
@@ -83,13 +64,19 @@ class WeakLoop:
             self._heard_ms.clear()
         self._asked_ms = now_ms
         seen: set[Place] = set()
-        for vhost in self._store.tree.vhosts.values():
-            for record in vhost.topics.values():
-                if record.mode == WEAK:
-                    settings = vhost.settings_of(record)
-                    seen |= self._look_at(record, settings, now_ms)
+        for record in self._records():
+            if record.mode == WEAK:
+                seen |= self._look_at(record, self._settings_of(record), now_ms)
         for place in self._heard_ms.keys() - seen:
             del self._heard_ms[place]
+
+    def _begin_term(self) -> None:
+        super()._begin_term()
+        self._heard_ms.clear()
+        self._asked_ms = self._clock.monotonic_ms()
+
+    def _end_term(self) -> None:
+        self._heard_ms.clear()
 
     def _look_at(self, record: TopicRecord, settings: Settings, now_ms: int) -> set[Place]:
         state = record.state
@@ -106,17 +93,15 @@ class WeakLoop:
 
     def _ask(self, place: Place) -> None:
         queue = self._partitions.find(*place[:3])
-        if queue is None or place in self._asking:
+        if queue is None:
             return
-        self._asking.add(place)
 
         def answered(found: bool | None, error: BrokerError | None) -> None:
-            self._asking.discard(place)
             if found is not None and place in self._heard_ms:
                 self._heard_ms[place] = self._clock.monotonic_ms()
 
         # Of no group: it only tells whether somebody leads the partition.
-        queue.drained("", 0, answered)
+        self._once(place, partial(queue.drained, "", 0), answered)
 
     async def _go_on_without(self, place: Place) -> None:
         act = self._admin.declare_lost if place.sealed else self._admin.seal

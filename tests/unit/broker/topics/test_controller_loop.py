@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from convoymq.broker.topics.controller_loop import ControllerLoop, TopicKey
+from convoymq.broker.topics.controller_loop import ControllerLoop
+from convoymq.broker.topics.leader_task import TopicKey
 from convoymq.metadata.records import TopicRecord
 from convoymq.model.errors import PreconditionFailed, Unavailable
 from convoymq.queues.partition.queue import PartitionQueue

@@ -19,6 +19,7 @@ from convoymq.broker.topics.group_messages import (
     unpack_heartbeat,
     unpack_leases,
 )
+from convoymq.broker.topics.leader_task import TopicNode
 from convoymq.metadata.commands import ChangeGroup
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.topic_codec import unpack_group_command
@@ -43,7 +44,12 @@ class World:
         self.group = GroupState.first("g", 0, {})
         topic = TopicState.first(first_route(8, 1))
         self.record = SimpleNamespace(
-            name="orders", mode="strict", settings={}, state=topic, groups={"g": self.group}
+            vhost="/",
+            name="orders",
+            mode="strict",
+            settings={},
+            state=topic,
+            groups={"g": self.group},
         )
         self.machine = PartitionMachine(0, 0, 8, 0)
         self.machine.apply(c.Open("creation", 0, 1))
@@ -57,12 +63,15 @@ class World:
         self.ended: set[tuple[int, int]] = set()
         self.handlers: dict[int, Any] = {}
         self.loop = GroupCoordinators(
-            node=1,
-            store=self,  # type: ignore[arg-type]
+            TopicNode(
+                node=1,
+                store=self,  # type: ignore[arg-type]
+                partitions=self,  # type: ignore[arg-type]
+                clock=self,  # type: ignore[arg-type]
+                call_soon=self.soon.append,
+                spawn=asyncio.ensure_future,
+            ),
             control=self,  # type: ignore[arg-type]
-            partitions=self,  # type: ignore[arg-type]
-            clock=self,  # type: ignore[arg-type]
-            call_soon=self.soon.append,
             wake=self.woken.append,
             has_ended=lambda node, incarnation: (node, incarnation) in self.ended,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from convoymq.broker.topics.leader_task import TopicNode
 from convoymq.broker.topics.silence import LOOK_MS, SilentPartitions
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.records import Vhost
@@ -34,7 +35,9 @@ class World:
             for name, settings in (("orders", {"seal-after": "5s"}), ("logs", {}))
         }
         vhost = Vhost("/", Topology("/"), topics=records)
-        self.store: Any = SimpleNamespace(leader=1, tree=SimpleNamespace(vhosts={"/": vhost}))
+        self.store: Any = SimpleNamespace(
+            leader=1, term=1, tree=SimpleNamespace(vhosts={"/": vhost})
+        )
         partitions: Any = SimpleNamespace(
             members=lambda record, pid: (2, 3),
             find=lambda vhost, topic, pid: SimpleNamespace(leader=self.leader),
@@ -42,13 +45,16 @@ class World:
         nodes: Any = SimpleNamespace(is_up=lambda node: node in self.up)
         clock: Any = SimpleNamespace(monotonic_ms=lambda: self.now_ms)
         self.silence = SilentPartitions(
-            node=1,
-            store=self.store,
-            nodes=nodes,
-            partitions=partitions,
-            clock=clock,
-            seal=self._seal,
-            spawn=lambda work: self.tasks.append(asyncio.ensure_future(work)),
+            TopicNode(
+                node=1,
+                store=self.store,
+                partitions=partitions,
+                clock=clock,
+                call_soon=lambda call: call(),
+                spawn=lambda work: self.tasks.append(asyncio.ensure_future(work)),
+            ),
+            nodes,
+            self._seal,
         )
 
     async def _seal(self, vhost: str, topic: str, pid: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from convoymq.broker.topics.leader_task import TopicNode
 from convoymq.broker.topics.weak_loop import ASK_MS, WeakLoop
 from convoymq.metadata.records import Vhost
 from convoymq.metadata.topic_settings import WEAK
@@ -50,12 +51,15 @@ class World:
         admin: Any = SimpleNamespace(seal=self._seal, declare_lost=self._declare_lost)
         clock: Any = SimpleNamespace(monotonic_ms=lambda: self.now_ms)
         self.loop = WeakLoop(
-            node=1,
-            store=self.store,
-            partitions=partitions,
-            admin=admin,
-            clock=clock,
-            spawn=lambda work: self.tasks.append(asyncio.ensure_future(work)),
+            TopicNode(
+                node=1,
+                store=self.store,
+                partitions=partitions,
+                clock=clock,
+                call_soon=lambda call: call(),
+                spawn=lambda work: self.tasks.append(asyncio.ensure_future(work)),
+            ),
+            admin,
         )
 
     def _find(self, vhost: str, topic: str, pid: int) -> Any:
