@@ -3,16 +3,15 @@ encoded. Properties of messages: `messages/amqp091.py`.
 """
 
 import re
-from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, ClassVar, TypeVar, get_args
+from typing import Annotated, ClassVar, get_args
 
 import msgspec
 
 from convoymq.messages.amqp091 import Properties as Properties
 from convoymq.model.tables import EMPTY, Table
 
-# Without `from __future__ import annotations`: `_method` reads the annotations.
+# Without `from __future__ import annotations`: `_named` reads the annotations.
 
 FRAME_METHOD = 1
 FRAME_HEADER = 2
@@ -66,31 +65,6 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
     ARGUMENTS: ClassVar[tuple[tuple[str, FieldType], ...]]
 
 
-METHODS: dict[tuple[int, int], type[Method]] = {}
-"""Classes of methods by class and method id."""
-
-_Method = TypeVar("_Method", bound=Method)
-
-
-def _method(
-    class_id: int, method_id: int, *, content: bool = False
-) -> Callable[[type[_Method]], type[_Method]]:
-    """Registers a method under its ids; `content` = a message follows it."""
-
-    def register(cls: type[_Method]) -> type[_Method]:
-        group, *words = re.findall("[A-Z][a-z]*", cls.__name__)
-        cls.CLASS_ID, cls.METHOD_ID, cls.HAS_CONTENT = class_id, method_id, content
-        cls.NAME = f"{group}.{'-'.join(words)}".lower()
-        cls.ARGUMENTS = tuple(
-            (name, get_args(hint)[1]) for name, hint in cls.__annotations__.items()
-        )
-        METHODS[class_id, method_id] = cls
-        return cls
-
-    return register
-
-
-@_method(CONNECTION, 10)
 class ConnectionStart(Method, frozen=True, kw_only=True):
     """connection.start."""
 
@@ -101,7 +75,6 @@ class ConnectionStart(Method, frozen=True, kw_only=True):
     locales: LongString = b"en_US"
 
 
-@_method(CONNECTION, 11)
 class ConnectionStartOk(Method, frozen=True, kw_only=True):
     """connection.start-ok."""
 
@@ -111,21 +84,18 @@ class ConnectionStartOk(Method, frozen=True, kw_only=True):
     locale: ShortString = "en_US"
 
 
-@_method(CONNECTION, 20)
 class ConnectionSecure(Method, frozen=True, kw_only=True):
     """connection.secure."""
 
     challenge: LongString = b""
 
 
-@_method(CONNECTION, 21)
 class ConnectionSecureOk(Method, frozen=True, kw_only=True):
     """connection.secure-ok."""
 
     response: LongString = b""
 
 
-@_method(CONNECTION, 30)
 class ConnectionTune(Method, frozen=True, kw_only=True):
     """connection.tune."""
 
@@ -134,7 +104,6 @@ class ConnectionTune(Method, frozen=True, kw_only=True):
     heartbeat: Short = 0
 
 
-@_method(CONNECTION, 31)
 class ConnectionTuneOk(Method, frozen=True, kw_only=True):
     """connection.tune-ok."""
 
@@ -143,7 +112,6 @@ class ConnectionTuneOk(Method, frozen=True, kw_only=True):
     heartbeat: Short = 0
 
 
-@_method(CONNECTION, 40)
 class ConnectionOpen(Method, frozen=True, kw_only=True):
     """connection.open."""
 
@@ -152,14 +120,12 @@ class ConnectionOpen(Method, frozen=True, kw_only=True):
     reserved_2: Bit = False
 
 
-@_method(CONNECTION, 41)
 class ConnectionOpenOk(Method, frozen=True, kw_only=True):
     """connection.open-ok."""
 
     reserved_1: ShortString = ""
 
 
-@_method(CONNECTION, 50)
 class ConnectionClose(Method, frozen=True, kw_only=True):
     """connection.close."""
 
@@ -169,24 +135,20 @@ class ConnectionClose(Method, frozen=True, kw_only=True):
     method_id: Short = 0
 
 
-@_method(CONNECTION, 51)
 class ConnectionCloseOk(Method, frozen=True, kw_only=True):
     """connection.close-ok."""
 
 
-@_method(CONNECTION, 60)
 class ConnectionBlocked(Method, frozen=True, kw_only=True):
     """connection.blocked."""
 
     reason: ShortString = ""
 
 
-@_method(CONNECTION, 61)
 class ConnectionUnblocked(Method, frozen=True, kw_only=True):
     """connection.unblocked."""
 
 
-@_method(CONNECTION, 70)
 class ConnectionUpdateSecret(Method, frozen=True, kw_only=True):
     """connection.update-secret."""
 
@@ -194,40 +156,34 @@ class ConnectionUpdateSecret(Method, frozen=True, kw_only=True):
     reason: ShortString = ""
 
 
-@_method(CONNECTION, 71)
 class ConnectionUpdateSecretOk(Method, frozen=True, kw_only=True):
     """connection.update-secret-ok."""
 
 
-@_method(CHANNEL, 10)
 class ChannelOpen(Method, frozen=True, kw_only=True):
     """channel.open."""
 
     reserved_1: ShortString = ""
 
 
-@_method(CHANNEL, 11)
 class ChannelOpenOk(Method, frozen=True, kw_only=True):
     """channel.open-ok."""
 
     reserved_1: LongString = b""
 
 
-@_method(CHANNEL, 20)
 class ChannelFlow(Method, frozen=True, kw_only=True):
     """channel.flow."""
 
     active: Bit = False
 
 
-@_method(CHANNEL, 21)
 class ChannelFlowOk(Method, frozen=True, kw_only=True):
     """channel.flow-ok."""
 
     active: Bit = False
 
 
-@_method(CHANNEL, 40)
 class ChannelClose(Method, frozen=True, kw_only=True):
     """channel.close."""
 
@@ -237,12 +193,10 @@ class ChannelClose(Method, frozen=True, kw_only=True):
     method_id: Short = 0
 
 
-@_method(CHANNEL, 41)
 class ChannelCloseOk(Method, frozen=True, kw_only=True):
     """channel.close-ok."""
 
 
-@_method(ACCESS, 10)
 class AccessRequest(Method, frozen=True, kw_only=True):
     """access.request."""
 
@@ -254,14 +208,12 @@ class AccessRequest(Method, frozen=True, kw_only=True):
     read: Bit = True
 
 
-@_method(ACCESS, 11)
 class AccessRequestOk(Method, frozen=True, kw_only=True):
     """access.request-ok."""
 
     ticket: Short = 1
 
 
-@_method(EXCHANGE, 10)
 class ExchangeDeclare(Method, frozen=True, kw_only=True):
     """exchange.declare."""
 
@@ -276,12 +228,10 @@ class ExchangeDeclare(Method, frozen=True, kw_only=True):
     arguments: Arguments = EMPTY
 
 
-@_method(EXCHANGE, 11)
 class ExchangeDeclareOk(Method, frozen=True, kw_only=True):
     """exchange.declare-ok."""
 
 
-@_method(EXCHANGE, 20)
 class ExchangeDelete(Method, frozen=True, kw_only=True):
     """exchange.delete."""
 
@@ -291,12 +241,10 @@ class ExchangeDelete(Method, frozen=True, kw_only=True):
     nowait: Bit = False
 
 
-@_method(EXCHANGE, 21)
 class ExchangeDeleteOk(Method, frozen=True, kw_only=True):
     """exchange.delete-ok."""
 
 
-@_method(EXCHANGE, 30)
 class ExchangeBind(Method, frozen=True, kw_only=True):
     """exchange.bind."""
 
@@ -308,12 +256,10 @@ class ExchangeBind(Method, frozen=True, kw_only=True):
     arguments: Arguments = EMPTY
 
 
-@_method(EXCHANGE, 31)
 class ExchangeBindOk(Method, frozen=True, kw_only=True):
     """exchange.bind-ok."""
 
 
-@_method(EXCHANGE, 40)
 class ExchangeUnbind(Method, frozen=True, kw_only=True):
     """exchange.unbind."""
 
@@ -325,12 +271,10 @@ class ExchangeUnbind(Method, frozen=True, kw_only=True):
     arguments: Arguments = EMPTY
 
 
-@_method(EXCHANGE, 51)
 class ExchangeUnbindOk(Method, frozen=True, kw_only=True):
     """exchange.unbind-ok."""
 
 
-@_method(QUEUE, 10)
 class QueueDeclare(Method, frozen=True, kw_only=True):
     """queue.declare."""
 
@@ -344,7 +288,6 @@ class QueueDeclare(Method, frozen=True, kw_only=True):
     arguments: Arguments = EMPTY
 
 
-@_method(QUEUE, 11)
 class QueueDeclareOk(Method, frozen=True, kw_only=True):
     """queue.declare-ok."""
 
@@ -353,7 +296,6 @@ class QueueDeclareOk(Method, frozen=True, kw_only=True):
     consumer_count: Long = 0
 
 
-@_method(QUEUE, 20)
 class QueueBind(Method, frozen=True, kw_only=True):
     """queue.bind."""
 
@@ -365,12 +307,10 @@ class QueueBind(Method, frozen=True, kw_only=True):
     arguments: Arguments = EMPTY
 
 
-@_method(QUEUE, 21)
 class QueueBindOk(Method, frozen=True, kw_only=True):
     """queue.bind-ok."""
 
 
-@_method(QUEUE, 30)
 class QueuePurge(Method, frozen=True, kw_only=True):
     """queue.purge."""
 
@@ -379,14 +319,12 @@ class QueuePurge(Method, frozen=True, kw_only=True):
     nowait: Bit = False
 
 
-@_method(QUEUE, 31)
 class QueuePurgeOk(Method, frozen=True, kw_only=True):
     """queue.purge-ok."""
 
     message_count: Long = 0
 
 
-@_method(QUEUE, 40)
 class QueueDelete(Method, frozen=True, kw_only=True):
     """queue.delete."""
 
@@ -397,14 +335,12 @@ class QueueDelete(Method, frozen=True, kw_only=True):
     nowait: Bit = False
 
 
-@_method(QUEUE, 41)
 class QueueDeleteOk(Method, frozen=True, kw_only=True):
     """queue.delete-ok."""
 
     message_count: Long = 0
 
 
-@_method(QUEUE, 50)
 class QueueUnbind(Method, frozen=True, kw_only=True):
     """queue.unbind."""
 
@@ -415,12 +351,10 @@ class QueueUnbind(Method, frozen=True, kw_only=True):
     arguments: Arguments = EMPTY
 
 
-@_method(QUEUE, 51)
 class QueueUnbindOk(Method, frozen=True, kw_only=True):
     """queue.unbind-ok."""
 
 
-@_method(BASIC, 10)
 class BasicQos(Method, frozen=True, kw_only=True):
     """basic.qos."""
 
@@ -429,12 +363,10 @@ class BasicQos(Method, frozen=True, kw_only=True):
     global_: Bit = False
 
 
-@_method(BASIC, 11)
 class BasicQosOk(Method, frozen=True, kw_only=True):
     """basic.qos-ok."""
 
 
-@_method(BASIC, 20)
 class BasicConsume(Method, frozen=True, kw_only=True):
     """basic.consume."""
 
@@ -448,14 +380,12 @@ class BasicConsume(Method, frozen=True, kw_only=True):
     arguments: Arguments = EMPTY
 
 
-@_method(BASIC, 21)
 class BasicConsumeOk(Method, frozen=True, kw_only=True):
     """basic.consume-ok."""
 
     consumer_tag: ShortString = ""
 
 
-@_method(BASIC, 30)
 class BasicCancel(Method, frozen=True, kw_only=True):
     """basic.cancel."""
 
@@ -463,14 +393,12 @@ class BasicCancel(Method, frozen=True, kw_only=True):
     nowait: Bit = False
 
 
-@_method(BASIC, 31)
 class BasicCancelOk(Method, frozen=True, kw_only=True):
     """basic.cancel-ok."""
 
     consumer_tag: ShortString = ""
 
 
-@_method(BASIC, 40, content=True)
 class BasicPublish(Method, frozen=True, kw_only=True):
     """basic.publish."""
 
@@ -481,7 +409,6 @@ class BasicPublish(Method, frozen=True, kw_only=True):
     immediate: Bit = False
 
 
-@_method(BASIC, 50, content=True)
 class BasicReturn(Method, frozen=True, kw_only=True):
     """basic.return."""
 
@@ -491,7 +418,6 @@ class BasicReturn(Method, frozen=True, kw_only=True):
     routing_key: ShortString = ""
 
 
-@_method(BASIC, 60, content=True)
 class BasicDeliver(Method, frozen=True, kw_only=True):
     """basic.deliver."""
 
@@ -502,7 +428,6 @@ class BasicDeliver(Method, frozen=True, kw_only=True):
     routing_key: ShortString = ""
 
 
-@_method(BASIC, 70)
 class BasicGet(Method, frozen=True, kw_only=True):
     """basic.get."""
 
@@ -511,7 +436,6 @@ class BasicGet(Method, frozen=True, kw_only=True):
     no_ack: Bit = False
 
 
-@_method(BASIC, 71, content=True)
 class BasicGetOk(Method, frozen=True, kw_only=True):
     """basic.get-ok."""
 
@@ -522,14 +446,12 @@ class BasicGetOk(Method, frozen=True, kw_only=True):
     message_count: Long = 0
 
 
-@_method(BASIC, 72)
 class BasicGetEmpty(Method, frozen=True, kw_only=True):
     """basic.get-empty."""
 
     reserved_1: ShortString = ""
 
 
-@_method(BASIC, 80)
 class BasicAck(Method, frozen=True, kw_only=True):
     """basic.ack."""
 
@@ -537,7 +459,6 @@ class BasicAck(Method, frozen=True, kw_only=True):
     multiple: Bit = False
 
 
-@_method(BASIC, 90)
 class BasicReject(Method, frozen=True, kw_only=True):
     """basic.reject."""
 
@@ -545,26 +466,22 @@ class BasicReject(Method, frozen=True, kw_only=True):
     requeue: Bit = True
 
 
-@_method(BASIC, 100)
 class BasicRecoverAsync(Method, frozen=True, kw_only=True):
     """basic.recover-async."""
 
     requeue: Bit = False
 
 
-@_method(BASIC, 110)
 class BasicRecover(Method, frozen=True, kw_only=True):
     """basic.recover."""
 
     requeue: Bit = False
 
 
-@_method(BASIC, 111)
 class BasicRecoverOk(Method, frozen=True, kw_only=True):
     """basic.recover-ok."""
 
 
-@_method(BASIC, 120)
 class BasicNack(Method, frozen=True, kw_only=True):
     """basic.nack."""
 
@@ -573,47 +490,95 @@ class BasicNack(Method, frozen=True, kw_only=True):
     requeue: Bit = True
 
 
-@_method(CONFIRM, 10)
 class ConfirmSelect(Method, frozen=True, kw_only=True):
     """confirm.select."""
 
     nowait: Bit = False
 
 
-@_method(CONFIRM, 11)
 class ConfirmSelectOk(Method, frozen=True, kw_only=True):
     """confirm.select-ok."""
 
 
-@_method(TX, 10)
 class TxSelect(Method, frozen=True, kw_only=True):
     """tx.select."""
 
 
-@_method(TX, 11)
 class TxSelectOk(Method, frozen=True, kw_only=True):
     """tx.select-ok."""
 
 
-@_method(TX, 20)
 class TxCommit(Method, frozen=True, kw_only=True):
     """tx.commit."""
 
 
-@_method(TX, 21)
 class TxCommitOk(Method, frozen=True, kw_only=True):
     """tx.commit-ok."""
 
 
-@_method(TX, 30)
 class TxRollback(Method, frozen=True, kw_only=True):
     """tx.rollback."""
 
 
-@_method(TX, 31)
 class TxRollbackOk(Method, frozen=True, kw_only=True):
     """tx.rollback-ok."""
 
+
+_IDS: dict[int, dict[int, type[Method]]] = {
+    CONNECTION: {
+        10: ConnectionStart, 11: ConnectionStartOk, 20: ConnectionSecure, 21: ConnectionSecureOk,
+        30: ConnectionTune, 31: ConnectionTuneOk, 40: ConnectionOpen, 41: ConnectionOpenOk,
+        50: ConnectionClose, 51: ConnectionCloseOk, 60: ConnectionBlocked, 61: ConnectionUnblocked,
+        70: ConnectionUpdateSecret, 71: ConnectionUpdateSecretOk,
+    },
+    CHANNEL: {
+        10: ChannelOpen, 11: ChannelOpenOk, 20: ChannelFlow, 21: ChannelFlowOk, 40: ChannelClose,
+        41: ChannelCloseOk,
+    },
+    ACCESS: {
+        10: AccessRequest, 11: AccessRequestOk,
+    },
+    EXCHANGE: {
+        10: ExchangeDeclare, 11: ExchangeDeclareOk, 20: ExchangeDelete, 21: ExchangeDeleteOk,
+        30: ExchangeBind, 31: ExchangeBindOk, 40: ExchangeUnbind, 51: ExchangeUnbindOk,
+    },
+    QUEUE: {
+        10: QueueDeclare, 11: QueueDeclareOk, 20: QueueBind, 21: QueueBindOk, 30: QueuePurge,
+        31: QueuePurgeOk, 40: QueueDelete, 41: QueueDeleteOk, 50: QueueUnbind, 51: QueueUnbindOk,
+    },
+    BASIC: {
+        10: BasicQos, 11: BasicQosOk, 20: BasicConsume, 21: BasicConsumeOk, 30: BasicCancel,
+        31: BasicCancelOk, 40: BasicPublish, 50: BasicReturn, 60: BasicDeliver, 70: BasicGet,
+        71: BasicGetOk, 72: BasicGetEmpty, 80: BasicAck, 90: BasicReject, 100: BasicRecoverAsync,
+        110: BasicRecover, 111: BasicRecoverOk, 120: BasicNack,
+    },
+    CONFIRM: {
+        10: ConfirmSelect, 11: ConfirmSelectOk,
+    },
+    TX: {
+        10: TxSelect, 11: TxSelectOk, 20: TxCommit, 21: TxCommitOk, 30: TxRollback,
+        31: TxRollbackOk,
+    },
+}  # fmt: skip
+"""Methods by class id and method id."""
+_WITH_CONTENT = (BasicPublish, BasicReturn, BasicDeliver, BasicGetOk)
+"""Methods that a message follows."""
+
+
+def _named(class_id: int, method_id: int, cls: type[Method]) -> type[Method]:
+    group, *words = re.findall("[A-Z][a-z]*", cls.__name__)
+    cls.CLASS_ID, cls.METHOD_ID, cls.HAS_CONTENT = class_id, method_id, cls in _WITH_CONTENT
+    cls.NAME = f"{group}.{'-'.join(words)}".lower()
+    cls.ARGUMENTS = tuple((name, get_args(hint)[1]) for name, hint in cls.__annotations__.items())
+    return cls
+
+
+METHODS = {
+    (class_id, method_id): _named(class_id, method_id, cls)
+    for class_id, methods in _IDS.items()
+    for method_id, cls in methods.items()
+}
+"""Classes of methods by class and method id."""
 
 CONTENT_TOO_LARGE = 311
 NO_ROUTE = 312

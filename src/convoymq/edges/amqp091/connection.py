@@ -36,6 +36,7 @@ from convoymq.edges.sasl import Login
 from convoymq.kernels import channel_codec, connection_buffer
 from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
 from convoymq.model import refusals
+from convoymq.model.clock import Timer
 from convoymq.model.errors import (
     BrokerError,
     ChannelFault,
@@ -53,13 +54,6 @@ SCAN_S = 60.0
 SCAN_LEAST_S = 0.25
 """Longest time between two scans for late acknowledgements; a shorter time-out shortens it."""
 _ALARM_WORDS = {"memory": "low on memory", "disk": "low on disk"}
-
-
-class Timer(Protocol):
-    """A call that is due later."""
-
-    def cancel(self) -> None:
-        """Forgets it."""
 
 
 class Shell(Protocol):

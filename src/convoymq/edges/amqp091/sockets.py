@@ -13,9 +13,10 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
 from convoymq.edges.acceptor import close_socket
-from convoymq.edges.amqp091.connection import Connection, Timer
+from convoymq.edges.amqp091.connection import Connection
 from convoymq.edges.edge import Incoming
 from convoymq.kernels.connection_buffer import ConnectionBuffer
+from convoymq.model.clock import Timer
 from convoymq.transport.listening import descriptor_of
 
 if TYPE_CHECKING:
