@@ -36,9 +36,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from convoymq.metadata.records import JOIN_LEARNER
+from convoymq.transport.handshake import PeerHello
 from convoymq.transport.identity import Founding, NodeIdentity, is_id
 
 ASK_AGAIN_MS = 200
@@ -48,26 +48,6 @@ one; the driver then calls `founded`. Before, nobody knows that a majority has a
 the log of one founder may be nowhere else."""
 WAIT_SAID_MS = 1000
 """A wait that ends sooner is not worth a word."""
-
-
-class Hello(Protocol):
-    """Fields that formation needs of a linked node's HELLO."""
-
-    @property
-    def directory(self) -> str:
-        """Returns the id of its data directory."""
-
-    @property
-    def cluster_id(self) -> str:
-        """Returns the id of the node's cluster; "" = none."""
-
-    @property
-    def formed(self) -> bool:
-        """Returns whether it has data of its cluster."""
-
-    @property
-    def candidate(self) -> str:
-        """Returns the id of a cluster that it would found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +170,7 @@ class Formation:
 
     # -- what happens ---------------------------------------------------------------------------
 
-    def step(self, now_ms: int, linked: Mapping[int, Hello]) -> list[Action]:
+    def step(self, now_ms: int, linked: Mapping[int, PeerHello]) -> list[Action]:
         """Returns what to do now.
 
         Args:
@@ -264,7 +244,7 @@ class Formation:
         self._answers.clear()
 
     def on_found(
-        self, body: object, linked: Mapping[int, Hello]
+        self, body: object, linked: Mapping[int, PeerHello]
     ) -> tuple[dict[str, object], list[Action]]:
         """Another founder asks whether this node founds with it: the answer, and what to do first.
 
@@ -305,7 +285,7 @@ class Formation:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _begin(self, now_ms: int, linked: Mapping[int, Hello]) -> list[Action]:
+    def _begin(self, now_ms: int, linked: Mapping[int, PeerHello]) -> list[Action]:
         """Nobody is in a cluster."""
         own = self.identity
         if not self._is_founder():
@@ -323,7 +303,7 @@ class Formation:
                 return self._wait(now_ms, reason)
             if own.node not in members:
                 return self._ask_to_join(now_ms, sorted(linked))
-        hellos: dict[int, NodeIdentity | Hello] = {own.node: own, **linked}
+        hellos: dict[int, NodeIdentity | PeerHello] = {own.node: own, **linked}
         cluster = hellos[members[0]].candidate
         directories = tuple((node, hellos[node].directory) for node in members)
         if not is_id(cluster) or not all(is_id(directory) for _, directory in directories):
@@ -353,7 +333,7 @@ class Formation:
         return [Accept(founding)]
 
     def _go_on_founding(
-        self, now_ms: int, linked: Mapping[int, Hello], founding: Founding
+        self, now_ms: int, linked: Mapping[int, PeerHello], founding: Founding
     ) -> list[Action]:
         own = self.identity.node
         self._accepted.add(own)
@@ -376,7 +356,7 @@ class Formation:
         reason = f"{_nodes(left)} not accepted yet to found cluster {founding.cluster}"
         return asked + self._wait(now_ms, reason + self._told(left), missing)
 
-    def _rejoin(self, now_ms: int, linked: Mapping[int, Hello]) -> list[Action]:
+    def _rejoin(self, now_ms: int, linked: Mapping[int, PeerHello]) -> list[Action]:
         """Rejoins the cluster after the loss of this node's log."""
         missing = tuple(
             node

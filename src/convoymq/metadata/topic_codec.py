@@ -9,6 +9,7 @@ equal bytes. Indexes of the lineage follow from the rows and are not in it.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TypeAlias, TypeVar, get_args
 
 import msgspec
@@ -170,18 +171,7 @@ def pack_state(state: TopicState) -> bytes:
             state.next_pid,
             lineage.min_version,
             [
-                _PartitionRow(
-                    each.pid,
-                    each.lo,
-                    each.hi,
-                    each.created_version,
-                    each.sealed_version,
-                    each.open_offset,
-                    each.close_offset,
-                    each.parents,
-                    each.children,
-                    each.state,
-                )
+                _PartitionRow(*map(partial(getattr, each), _PartitionRow.__struct_fields__))
                 for _, each in sorted(lineage.partitions.items())
             ],
             [
@@ -235,21 +225,7 @@ def unpack_state(packed: bytes) -> TopicState:
 
 
 def _lineage(row: _TopicRow) -> Lineage:
-    partitions = {
-        each.pid: Partition(
-            each.pid,
-            each.lo,
-            each.hi,
-            each.created_version,
-            each.sealed_version,
-            each.open_offset,
-            each.close_offset,
-            each.parents,
-            each.children,
-            each.state,
-        )
-        for each in row.partitions
-    }
+    partitions = {each.pid: Partition(**msgspec.structs.asdict(each)) for each in row.partitions}
     published = {
         each.version: Published(each.version, each.change_id, each.kind, each.published_at)
         for each in row.published

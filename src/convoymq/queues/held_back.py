@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from convoymq.shells.capacity import Waiting
-
-
-class Links(Protocol):
-    """The part of a transport that is needed here."""
-
-    @property
-    def full(self) -> set[int]:
-        """Nodes whose links take no bulk now."""
-        ...
+    from convoymq.transport.interfaces import Transport
 
 
 Item = TypeVar("Item")
@@ -34,7 +26,7 @@ class HeldBack(Generic[Item]):
     __slots__ = ("_await_room", "_items", "_links", "_owner")
 
     def __init__(
-        self, links: Links, await_room: Callable[[int, Waiting], None], owner: Waiting
+        self, links: Transport, await_room: Callable[[int, Waiting], None], owner: Waiting
     ) -> None:
         self._links = links
         self._await_room = await_room
