@@ -244,6 +244,7 @@ class Broker:
             metadata=self.metadata,
             local=self.local,
             placement=self.placement,
+            alarms=self.alarms,
             control=self.control,
             clock=self._clock,
             settings=self.settings,

@@ -34,6 +34,7 @@ from convoymq.queues.driver import (
     group_driver_of,
 )
 from convoymq.queues.group_queue import FlowLimits, GroupQueue
+from convoymq.queues.handing_over import KEEPS_ALL
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.partition.driver import TOPIC_ARGUMENT
@@ -138,8 +139,7 @@ class LocalQueues:
         if change.kind is ChangeKind.RESTORED:
             self._touched = None
             if not self.is_behind:
-                for queue in list(self.handles()):
-                    self._hand_over(queue.group)
+                self._hand_over_all()
             return True
         if change.kind is ChangeKind.POLICIES:
             vhost = self.tree.vhosts.get(change.vhost)
@@ -183,6 +183,7 @@ class LocalQueues:
         if touched is None:
             kept = (queue.group for host in self.hosts.values() for queue in host.handles())
             touched = {*wanted, *self.queues, *kept}
+            self._hand_over_all()
             self._remove_orphans(set(wanted))
             self._line.clear()
         line = self._line
@@ -194,6 +195,8 @@ class LocalQueues:
     def _reconcile_one(self, group: int) -> None:
         record = self.tree.queue_index.by_group.get(group)
         if record is None:
+            # The tree may have been behind when it was migrated.
+            self._hand_over(group)
             self._end_queue(group)
             return
         queue = self.get(group)
@@ -239,6 +242,10 @@ class LocalQueues:
         members = self.tree.queue_index.by_group[group].members
         return self.node not in members and group not in self.host.groups
 
+    def _hand_over_all(self) -> None:
+        for queue in list(self.handles()):
+            self._hand_over(queue.group)
+
     def _hand_over(self, group: int) -> None:
         """Has the clients of a queue that was migrated go on in its successor."""
         queue = self.get(group)
@@ -246,7 +253,8 @@ class LocalQueues:
             return
         place = self.tree.vhosts.get(queue.vhost)
         record = place.queues.get(queue.name) if place is not None else None
-        if record is None or record.predecessor != group:
+        if record is None or record.predecessor < group:
+            # Beyond it: migrated twice since this node looked.
             return
         self._open_own(record)
         successor = self.find(record)
@@ -453,8 +461,11 @@ class LocalQueues:
         policies = self.tree.vhosts[record.vhost].policies
         settings = effective_settings(self._declared(record), policies)
         if record.predecessor in self.tree.queue_index.by_group:
-            # A successor keeps all that it gets, until it takes the place of the queue.
-            settings = {key: settings[key] for key in settings if key.startswith("dead-letter")}
+            # A successor keeps all that it gets, until it takes the place of the queue. What is
+            # rejected then, before its leader follows the tree, is a dead letter.
+            kept = ("dead-letter", "overflow")
+            settings = {key: settings[key] for key in settings if key.startswith(kept)}
+            settings[KEEPS_ALL] = True
         if not record.compatibility:
             return settings
         release: dict[str, Setting] = {

@@ -11,7 +11,7 @@ too late then.
 
 Requests between nodes: [BEGIN, group, type, drop, rate] to the node that leads, answered with the
 successor's group; [OUTCOME, 0, successor] to every node, answered by that which began it with
-[messages, copied, reason of its end if it was undone]; [HOLD, group, successor, {session: seq}] to
+its `Progress`; [HOLD, group, successor, {session: seq}] to
 every node.
 """
 
@@ -21,12 +21,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import structlog
 
+from convoymq.broker.alarms import Alarms
 from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.migration_plan import Plan, plan_of
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement, placed
 from convoymq.broker.registry import Counters
@@ -37,14 +38,17 @@ from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
-from convoymq.model.refusals import missing, queue_subject
-from convoymq.model.tables import Field, Table
+from convoymq.model.refusals import queue_subject
 from convoymq.model.tasks import Tasks
 from convoymq.queues.dead_letter_publisher import is_gone
-from convoymq.queues.interface import ConsumerSpec, Delivery, Queue, QueueClient
+from convoymq.queues.interface import (
+    LETTERS_LEAVE,
+    ConsumerSpec,
+    Delivery,
+    Queue,
+    QueueClient,
+)
 from convoymq.queues.null_events import NullEvents
-from convoymq.routing.queue_arguments import TYPE_ARGUMENT
-from convoymq.routing.queue_types import PlacementKind, rules_of
 from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.routing.types import QueueType
 from convoymq.transport.control import Body, ControlPlane
@@ -52,7 +56,6 @@ from convoymq.transport.frame_kinds import KIND_MIGRATION
 
 log = structlog.get_logger()
 
-MIRRORED = "mirrored"
 BEGIN, OUTCOME, HOLD = "begin", "outcome", "hold"
 WINDOW_MESSAGES = 2048
 """Copied messages without a confirm."""
@@ -71,72 +74,20 @@ LOOK_GROUPS = 256
 RATE_MAX = 1_000_000_000
 MARKER = 1
 """Number of the consumer that takes and returns what was handed out before."""
+FLAG_HEADERS = 8
+"""Of ENQUEUE: records carry headers that queues act on."""
 PRIORITY_FLAG = 2
 """Of ENQUEUE: records carry a priority."""
 
 
 class Progress(NamedTuple):
-    """Progress of a migration, as far as this node knows."""
+    """Progress of a migration, as far as a node knows; also as it is sent."""
 
     messages: int = 0
     copied: int = 0
     state: str = MIGRATING
     reason: str = ""
     """Reason of its end, if it was undone."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Progress of a migration that this node began."""
-
-    total: int = 0
-    copied: int = 0
-    reason: str = ""
-    """Reason of its end, if it was undone."""
-
-    def fields(self) -> list[object]:
-        """As it is sent."""
-        return [self.total, self.copied, self.reason]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Declaration of a queue under another type."""
-
-    record: QueueRecord
-    to: str
-    arguments: Table
-    dropped: tuple[str, ...]
-    """Arguments that the type does not serve."""
-    notes: tuple[str, ...]
-    """Texts on the rest that changes."""
-
-
-def _notes(declared: DeclaredQueue, record: QueueRecord, to: str) -> tuple[str, ...]:
-    """Returns what a migration does not keep, or changes, beside arguments."""
-    notes = ["time limits of messages begin anew"]
-    if record.placement is PlacementKind.RAFT:
-        notes += [
-            "one node has the queue from now on",
-            "counts of failed deliveries, remembered message-ids and named producers are forgotten",
-            "delays and groups of messages mean nothing",
-        ]
-    if QueueType(to).placement is PlacementKind.HOME:
-        notes.append("messages that are not persistent are gone when the node stops")
-    if to == QueueType.STREAM.value:
-        notes[:0] = [
-            "acknowledged messages stay, as all messages do; retention takes the oldest",
-            "consumers need a prefetch limit and acknowledgements, or are cancelled; they begin at "
-            "the first message",
-            "expiration, priorities, dead letters and rejects mean nothing",
-        ]
-    notes.append(
-        f"clients that declare the queue as '{record.type.value}' are refused (406), unless "
-        "quorum_queue.property_equivalence.relaxed_checks_on_redeclaration says otherwise"
-        if to == QueueType.QUORUM.value
-        else f"clients that declare the queue as '{record.type.value}' are refused (406)"
-    )
-    return tuple(notes)
 
 
 class Migrations:
@@ -149,6 +100,7 @@ class Migrations:
         metadata: AsyncMetadataStore,
         local: LocalQueues,
         placement: Placement,
+        alarms: Alarms,
         control: ControlPlane,
         clock: Clock,
         settings: DefaultsConfig,
@@ -159,6 +111,7 @@ class Migrations:
         self._metadata = metadata
         self._local = local
         self._placement = placement
+        self._alarms = alarms
         self._control = control
         self._clock = clock
         self._settings = settings
@@ -168,62 +121,15 @@ class Migrations:
         """Groups of queues that this node migrates, or whose migration it undoes."""
         self._line: list[int] = []
         """Groups that `tick` has not looked at since it began anew."""
-        self._outcomes: OrderedDict[int, Outcome] = OrderedDict()
-        """Successor's group -> outcome, the oldest first."""
+        self._outcomes: OrderedDict[int, Progress] = OrderedDict()
+        """Successor's group -> progress of a migration that began here, the oldest first."""
         control.handle(KIND_MIGRATION, self._on_request)
 
     # --- what is asked ---------------------------------------------------------------------
 
     def plan(self, vhost: str, name: str, to: str) -> Plan:
         """Returns what a queue would become. Raises Refused."""
-        place = self._metadata.tree.vhost(vhost)
-        subject = queue_subject(vhost, name)
-        record, declared = place.queues.get(name), place.topology.find_queue(name)
-        if record is None or declared is None:
-            raise missing(subject)
-        rules = rules_of(to)
-        if to == MIRRORED:
-            raise PreconditionFailed(
-                f"{subject} cannot be migrated to type 'mirrored': mirrored queues are classic "
-                "queues with a policy that has ha-mode; migrate it to 'classic', and set one",
-                subject=subject,
-            )
-        if rules is None or rules.is_managed:
-            raise PreconditionFailed(f"queues cannot be migrated to type '{to}'", subject=subject)
-        if record.type.value == to:
-            raise PreconditionFailed(f"{subject} is of type '{to}' already", subject=subject)
-        if record.type.is_managed or record.type is QueueType.STREAM:
-            raise PreconditionFailed(
-                f"{subject} is of type '{record.type.value}', which is not migrated: its consumers "
-                "count on offsets",
-                subject=subject,
-            )
-        if record.view is not None:
-            raise PreconditionFailed(
-                f"{subject} has mirrors, which would not stand still: take it out of its policy "
-                "with ha-mode first",
-                subject=subject,
-            )
-        if record.owner is not None:
-            raise PreconditionFailed(
-                f"{subject} is exclusive to a connection and goes with it", subject=subject
-            )
-        if not record.durable:
-            raise PreconditionFailed(f"{subject} is not durable", subject=subject)
-        if declared.auto_delete:
-            raise PreconditionFailed(
-                f"{subject} is deleted with its last consumer (auto-delete)", subject=subject
-            )
-        found = declared.arguments.items()
-        kept = {key: value for key, value in found if key != TYPE_ARGUMENT}
-        dropped = tuple(sorted(k for k in kept if k.startswith("x-") and not rules.takes(k)))
-        fields = {key: value for key, value in kept.items() if key not in dropped}
-        fields[TYPE_ARGUMENT] = Field("S", to.encode())
-        arguments = Table.from_fields(fields.items())
-        return Plan(
-            record=record, to=to, arguments=arguments, dropped=dropped,
-            notes=_notes(declared, record, to),
-        )  # fmt: skip
+        return plan_of(self._metadata.tree, vhost, name, to)
 
     async def begin(
         self, vhost: str, name: str, to: str, *, drop: bool = False, rate: int = 0
@@ -249,14 +155,16 @@ class Migrations:
         known = Progress()
         while True:
             known = await self._progress(successor) or known
-            is_switched = self._is_switched(record, successor)
-            if is_switched:
-                return known._replace(state=MIGRATED, reason="")
-            if is_switched is not None:
-                reason = known.reason or "the node that migrated the queue has ended"
-                return known._replace(state=UNDONE, reason=reason)
-            if loop.time() >= until:
+            state = self._state(record, successor)
+            if state != MIGRATING and record.group not in self._running:
+                if known.state == MIGRATING:
+                    reason = (
+                        "" if state == MIGRATED else "the node that migrated the queue has ended"
+                    )
+                    known = known._replace(state=state, reason=reason)
                 return known
+            if loop.time() >= until:
+                return known._replace(state=MIGRATING, reason="")
             await asyncio.sleep(POLL_S)
 
     async def _progress(self, successor: int) -> Progress | None:
@@ -266,22 +174,22 @@ class Migrations:
             with suppress(BrokerError):
                 request = [OUTCOME, 0, successor]
                 found = await self._control.request(node, KIND_MIGRATION, request, NODE_TIMEOUT_S)
-                return Progress(int(found[0]), int(found[1]), MIGRATING, str(found[2]))
+                return Progress(*found)
         return None
 
-    def _is_switched(self, record: QueueRecord, successor: int) -> bool | None:
-        """Returns whether a migration has ended well; None: it has not ended, as far as this node
-        knows."""
+    def _state(self, record: QueueRecord, successor: int) -> str:
+        """Returns what has become of a migration, as far as this node's tree says. One that is
+        rebuilt, because its log was damaged, says nothing."""
         tree = self._metadata.tree
-        if successor >= tree.next_group or record.group in self._running:
-            return None
+        if self._local.is_behind or successor >= tree.next_group:
+            return MIGRATING
+        groups = tree.queue_index.by_group
+        if successor in groups:
+            return MIGRATING if record.group in groups else MIGRATED
         place = tree.vhosts.get(record.vhost)
-        if place is None:
-            return False
-        known, waiting = place.queues.get(record.name), place.successors.get(record.name)
-        if waiting is not None and waiting.record.group == successor:
-            return None
-        return known is not None and known.group >= successor
+        known = place.queues.get(record.name) if place is not None else None
+        # It may have been migrated again.
+        return MIGRATED if known is not None and known.predecessor >= successor else UNDONE
 
     async def _ask_leader(self, record: QueueRecord, request: list[object]) -> Body:
         queue = self._local.find(record)
@@ -300,7 +208,7 @@ class Migrations:
             outcome = self._outcomes.get(int(str(body[2])))
             if outcome is None:
                 raise NotFound("this node did not begin the migration")
-            return outcome.fields()
+            return list(outcome)
         if op == BEGIN:
             return await self._begin(group, str(body[2]), bool(body[3]), int(str(body[4])))
         raise NotFound(f"there is no request {op}")
@@ -340,8 +248,10 @@ class Migrations:
         if group in self._running:
             raise PreconditionFailed(f"{subject} is being migrated already", subject=subject)
         obstacle = queue.migration_obstacle()
-        if obstacle:
+        if obstacle not in ("", LETTERS_LEAVE):
             raise PreconditionFailed(f"{subject} cannot be migrated: {obstacle}", subject=subject)
+        # The messages are there twice for a while.
+        self._alarms.check()
         self._running.add(group)
         try:
             policies = self._metadata.tree.vhosts[record.vhost].policies
@@ -364,52 +274,61 @@ class Migrations:
             raise
         assert isinstance(reply, dict)
         successor = int(reply["group"])
-        self._outcomes[successor] = Outcome()
+        self._outcomes[successor] = Progress()
         while len(self._outcomes) > OUTCOMES_KEPT:
             self._outcomes.popitem(last=False)
         self._tasks.spawn(self._migrate(record, queue, successor, rate))
         return successor
 
     async def _migrate(self, record: QueueRecord, queue: Queue, successor: int, rate: int) -> None:
-        outcome = self._outcomes[successor]
         began_ms = self._clock.monotonic_ms()
         facts = {"vhost": record.vhost, "queue": record.name, "successor": successor}
+        reason = "the queue was deleted, or another node undid the migration"
+        is_switched = False
         try:
-            await self._copy_all(record, queue, successor, rate, outcome)
-            # From here on it may be recorded, whatever is heard of it.
-            ended = await self._end(record, successor, switched=True)
-            if ended:
+            try:
+                await self._copy_all(record, queue, successor, rate)
+                is_switched = await self._end(record, successor, switched=True)
+            except BrokerError as error:
+                reason = error.text
+            # The end may have been recorded although its answer was lost.
+            if is_switched or await self._settle(record, successor):
+                self._note(successor, state=MIGRATED)
                 self._counters.queues_migrated += 1
                 took = self._clock.monotonic_ms() - began_ms
-                log.info("queue.migrated", **facts, messages=outcome.copied, took_ms=took)
+                copied = self._outcomes[successor].copied
+                log.info("queue.migrated", **facts, messages=copied, took_ms=took)
                 return
-            raise Unavailable("the queue was deleted, or another node undid the migration")
-        except BrokerError as error:
-            outcome.reason = error.text
-            log.warning("queue.migration_failed", **facts, reason=error.text)
-            await self._undo(record, successor)
+            self._note(successor, state=UNDONE, reason=reason)
+            log.warning("queue.migration_failed", **facts, reason=reason)
+            self._thaw(record.group, successor)
         finally:
             self._running.discard(record.group)
 
-    async def _copy_all(
-        self, record: QueueRecord, queue: Queue, successor: int, rate: int, outcome: Outcome
-    ) -> None:
+    def _note(self, successor: int, **changes: object) -> None:
+        known = self._outcomes.get(successor, Progress())
+        self._outcomes[successor] = known._replace(**changes)  # type: ignore[arg-type]
+
+    async def _copy_all(self, record: QueueRecord, queue: Queue, successor: int, rate: int) -> None:
         """Freezes a queue and copies it. Raises Refused, Unavailable."""
         timeout = self._settings.operation_timeout_s
         target = self._target(successor)
         await target.wait_until_open(timeout)
         await target.ready(timeout)
         await queue.freeze(successor, timeout)
-        obstacle = queue.migration_obstacle()
-        if obstacle:
-            raise Unavailable(obstacle)
+        await self._until_unobstructed(queue)
         facts = {"vhost": record.vhost, "queue": record.name, "successor": successor}
-        outcome.total = queue.stored_count()
-        log.info("queue.migration_frozen", **facts, messages=outcome.total)
+        total = queue.stored_count()
+        self._note(successor, messages=total)
+        log.info("queue.migration_frozen", **facts, messages=total)
         await self._tell_nodes(record.group, successor, queue.applied_seqs())
+
+        def moved(copied: int) -> None:
+            self._note(successor, copied=copied)
+
         # The queue may have been deleted meanwhile, and its successor with it.
         target = self._target(successor)
-        copier = Copier(target, self._local.new_session(), rate, outcome)
+        copier = Copier(target, self._local.new_session(), rate, self._alarms.check, moved)
         try:
             await copier.copy(queue)
         finally:
@@ -417,7 +336,16 @@ class Migrations:
                 copier.close()
         if queue.frozen != successor or self._local.leader_of(record) != self._nodes.node_id:
             raise Unavailable("another node leads the queue")
-        log.info("queue.migration_copied", **facts, messages=outcome.copied)
+        log.info("queue.migration_copied", **facts, messages=copier.copied)
+
+    async def _until_unobstructed(self, queue: Queue) -> None:
+        """Waits until the dead letters of a frozen queue have left. Raises Unavailable."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + NODE_TIMEOUT_S
+        while (obstacle := queue.migration_obstacle()) == LETTERS_LEAVE and loop.time() < until:
+            await asyncio.sleep(POLL_S / 10)
+        if obstacle:
+            raise Unavailable(obstacle)
 
     def _target(self, successor: int) -> Queue:
         record = self._metadata.tree.queue_index.by_group.get(successor)
@@ -457,20 +385,17 @@ class Migrations:
             # The virtual host is gone.
             return False
 
-    async def _undo(self, record: QueueRecord, successor: int) -> None:
-        """Ends a migration whatever became of it, and lets the queue go on if it is still there.
-        The session of the tree keeps commands in order: once this one is answered, no earlier one
-        comes."""
-        while successor in self._metadata.tree.queue_index.by_group:
-            known = self._metadata.tree.vhosts[record.vhost].queues.get(record.name)
-            if known is None or known.group == successor:
-                return
-            try:
+    async def _settle(self, record: QueueRecord, successor: int) -> bool:
+        """Ends a migration whatever became of it, and returns whether the successor has taken the
+        queue's place. The session of the tree keeps commands in order: once this one is answered,
+        no earlier one comes."""
+        while (state := self._state(record, successor)) == MIGRATING:
+            # The tree may have no leader. Nobody else may undo it before this answer.
+            with suppress(BrokerError):
                 await self._end(record, successor, switched=False)
-            except BrokerError:
-                # The tree has no leader. Nobody else may undo it before this answer.
+            if self._state(record, successor) == MIGRATING:
                 await asyncio.sleep(RETRY_S)
-        self._thaw(record.group, successor)
+        return state == MIGRATED
 
     def _thaw(self, group: int, successor: int) -> None:
         record = self._metadata.tree.queue_index.by_group.get(group)
@@ -520,12 +445,15 @@ class Migrations:
             record = index.by_group[group]
             if group not in self._running and self._local.leader_of(record) == self._nodes.node_id:
                 self._running.add(record.group)
-                self._tasks.spawn(self._undo_later(record, successor.group))
+                self._tasks.spawn(self._undo(record, successor.group))
         for group in self._next_groups():
             queue = self._local.get(group)
-            if queue is None or group in self._running or not queue.frozen:
+            if queue is None:
                 continue
-            if self._has_ended(queue.frozen):
+            if queue.known_seqs[0]:
+                # The change may have come while the tree was behind.
+                self._release(queue)
+            if queue.frozen and group not in self._running and self._has_ended(queue.frozen):
                 self._thaw(group, queue.frozen)
 
     def _next_groups(self) -> list[int]:
@@ -536,9 +464,10 @@ class Migrations:
         del self._line[-LOOK_GROUPS:]
         return taken
 
-    async def _undo_later(self, record: QueueRecord, successor: int) -> None:
+    async def _undo(self, record: QueueRecord, successor: int) -> None:
         try:
-            await self._undo(record, successor)
+            if not await self._settle(record, successor):
+                self._thaw(record.group, successor)
         finally:
             self._running.discard(record.group)
 
@@ -546,11 +475,26 @@ class Migrations:
 class Copier(NullEvents):
     """Copies the messages of a frozen queue into its successor."""
 
-    def __init__(self, target: Queue, session: int, rate: int, outcome: Outcome) -> None:
+    def __init__(
+        self,
+        target: Queue,
+        session: int,
+        rate: int,
+        check: Callable[[], None],
+        moved: Callable[[int], None],
+    ) -> None:
+        """
+        Args:
+            rate: messages a second, at most; 0 = any number.
+            check: raises Unavailable while nothing is to be published.
+            moved: called with the number of messages that the target has confirmed.
+        """
         self._target = target
         self._client = target.client(session, self)
         self._rate = rate
-        self._outcome = outcome
+        self._check = check
+        self._on_moved = moved
+        self.copied = 0
         self._sent = 0
         self._failed = ""
         self._is_blocked = False
@@ -577,8 +521,12 @@ class Copier(NullEvents):
             while first < run.messages:
                 if source.frozen != frozen or source.ended is not None or is_gone(self._client):
                     raise Unavailable("the queue was deleted, or another node leads it")
+                self._check()
                 count = min(run.messages - first, slice_messages)
                 records = slice_records(run.block, run.command, run.first + first, count)
+                if not source.serves_delays:
+                    # In classic queues they mean nothing, and several of a group are out.
+                    records = records[:5] + bytes((records[5] & ~FLAG_HEADERS,)) + records[6:]
                 self._client.target.publish_records(records, count, self._sent + 1)
                 self._sent += count
                 first += count
@@ -587,13 +535,13 @@ class Copier(NullEvents):
                 await self._until(self._may_send)
             if run.acquired_count:
                 handed_out = self._sent
-        await self._until(lambda: self._outcome.copied == self._sent)
+        await self._until(lambda: self.copied == self._sent)
         if handed_out and not self._target.features.reads_by_offset:
             # Another order than that of the log decides who comes first.
             await self._mark(self._sent if has_priorities else handed_out)
 
     def _may_send(self) -> bool:
-        return not self._is_blocked and self._sent - self._outcome.copied <= WINDOW_MESSAGES
+        return not self._is_blocked and self._sent - self.copied <= WINDOW_MESSAGES
 
     def _pause(self, began: float, now: float) -> float:
         return max(0.0, began + self._sent / self._rate - now) if self._rate else 0.0
@@ -629,7 +577,8 @@ class Copier(NullEvents):
         if not ok:
             self._fail("the successor refused a message")
         pairs = zip(tags[::2], tags[1::2], strict=True)
-        self._outcome.copied += sum(last - first + 1 for first, last in pairs)
+        self.copied += sum(last - first + 1 for first, last in pairs)
+        self._on_moved(self.copied)
         self._moved.set()
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:

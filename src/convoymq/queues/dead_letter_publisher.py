@@ -150,7 +150,7 @@ class DeadLetterPublisher(NullEvents):
 
     @property
     @abstractmethod
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
         """Returns whether something waits that a blocked target may hold up."""
 
     def _close(self) -> None:
@@ -206,6 +206,10 @@ class DeadLetterPublisher(NullEvents):
         if not ok and not is_gone(client):
             pairs = zip(tags[::2], tags[1::2], strict=True)
             self._lose(sum(last - first + 1 for first, last in pairs), REFUSED)
+
+    def on_replaced(self, client: QueueClient, successor: Queue) -> QueueClient | None:
+        """See `PublisherEvents`: nobody else would publish it again."""
+        return self._target(successor).client
 
     def _lose(self, count: int, reason: str) -> None:
         self._source.note("queue.dead_letters_lost", {"count": count, "reason": reason})
@@ -279,7 +283,7 @@ class DeadLetterPublisher(NullEvents):
         for target in self._targets.values():
             if target.client is client:
                 target.blocked = blocked
-        if not blocked and self._waits:
+        if not blocked and self.waits:
             self._timer.soon(0)
 
     def _close_idle(self) -> None:

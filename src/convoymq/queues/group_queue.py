@@ -207,6 +207,9 @@ class GroupQueue(Queue):
             `tick` takes it out.
     """
 
+    unset: Mapping[str, int] = {}
+    """Settings of the machine that CONFIG may not have named, where that means a value."""
+
     def __init__(
         self,
         *,
@@ -568,7 +571,8 @@ class GroupQueue(Queue):
             return
         term, proposed = self._proposed
         known = {**machine.settings, **proposed} if term == self.term else machine.settings
-        changed = {name: value for name, value in self._wanted.items() if known.get(name) != value}
+        wanted = self._wanted.items()
+        changed = {k: v for k, v in wanted if known.get(k, self.unset.get(k)) != v}
         if changed:
             self._proposed = (self.term, {**known, **changed})
             body = msgspec.msgpack.encode(changed)
@@ -648,6 +652,10 @@ class GroupQueue(Queue):
                 client.check_flow()
             if leaderless_since is not None:
                 client.on_leaderless(leaderless_since, now)
+            if self.known_seqs[0]:
+                # It is being migrated, and applies nothing.
+                client.wait_longer(now)
+                continue
             if not client.is_waiting():
                 client.progress_ms = client.answered_ms = now
                 client.waiting_since_ms = now
@@ -678,7 +686,7 @@ class GroupQueue(Queue):
 
     def replace(self, successor: Queue) -> None:
         """See `Queue`."""
-        if self.builder.used:
+        if self._clients and self.builder.used:
             # Sealed, so that it can be published elsewhere.
             self.builder.take_forward(self.group, self.term)
         group = successor.group
@@ -691,6 +699,9 @@ class GroupQueue(Queue):
     def _not_replaced(self, client: SessionClient, error: Exception) -> None:
         """An error of our own in what a client's owner did: the others go on."""
         self._log("queue.client_failed", {"session": client.session, "reason": repr(error)})
+        run_each((client,), lambda failed: failed.fail(), lambda _failed, _error: None)
+        # The end of the queue would confirm what it asks.
+        self.forget(client)
 
     def on_deleted(self) -> None:
         """The metadata say that the queue is gone. The node's batch of it is not sent any more."""

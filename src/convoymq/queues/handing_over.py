@@ -1,10 +1,17 @@
-"""Publishes without an answer of a queue that was migrated (ADR 0128)."""
+"""Publishes without an answer of a queue that was migrated, and the setting of its successor (ADR
+0128)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from convoymq.kernels.batch import CMD_ENQUEUE, PendingCommand, PublishTarget, slice_records
+from convoymq.queues.interface import Queue
+from convoymq.queues.null_events import NullEvents
+
+KEEPS_ALL = "keeps-all"
+"""Setting of a successor until it takes the place of its queue: nothing in it expires. The queue
+has the messages as well, and would publish their dead letters once more if it went on."""
 
 
 def publish_again(command: PendingCommand, target: PublishTarget) -> None:
@@ -18,6 +25,26 @@ def publish_again(command: PendingCommand, target: PublishTarget) -> None:
         records = slice_records(data, command.offset, first, count)
         target.publish_records(records, count, tag)
         first += count
+
+
+def publish_for_closed(
+    waiting: Iterable[PendingCommand], known: int | None, successor: Queue, session: int
+) -> None:
+    """Publishes what a channel that has closed left behind, whose queue was frozen: nobody waits
+    for an answer.
+
+    Args:
+        known: see `QueueClient.replace`.
+        session: a new one.
+    """
+    publishes = [command for command in waiting if command.type == CMD_ENQUEUE]
+    if known is None or not publishes:
+        return
+    client = successor.client(session, NullEvents())
+    for command in publishes:
+        if command.seq > known:
+            publish_again(command, client.target)
+    client.close()
 
 
 def _runs_of(command: PendingCommand) -> Iterator[tuple[int, int]]:

@@ -167,6 +167,10 @@ class StoredRun(NamedTuple):
     """More than 0: they were handed out before."""
 
 
+LETTERS_LEAVE = "dead letters are on their way"
+"""The obstacle to a migration that ends by itself, also while the queue is frozen."""
+
+
 class PublisherEvents(Protocol):
     """Events that a publisher gets from its clients. `client` is the one that calls."""
 

@@ -33,7 +33,7 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand, PublishTarget
 from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import missing, queue_subject
-from convoymq.queues.handing_over import publish_again
+from convoymq.queues.handing_over import publish_again, publish_for_closed
 from convoymq.queues.interface import ClientEvents, Queue, QueueClient
 from convoymq.queues.sessions import APPLIED_OK
 from convoymq.queues.withdrawal import withdraw
@@ -100,6 +100,10 @@ class SessionClient(QueueClient):
 
     def _check_questions(self, now_ms: int) -> None:
         """Called every `TICK_MS`."""
+
+    def wait_longer(self, now_ms: int) -> None:
+        """Called every `TICK_MS` while the queue is being migrated: nothing is late."""
+        self.waiting_since_ms = self.progress_ms = self.answered_ms = now_ms
 
     def on_silence(self) -> None:
         """Called about once a second while something is expected: asks again."""
@@ -349,6 +353,8 @@ class SessionClient(QueueClient):
         """See `QueueClient`."""
         if self.closed:
             self.queue.forget(self)
+            left = self._target.applied(self._target.seq)
+            publish_for_closed(left, known, successor, self.queue.new_session())
             return
         if known is not None and known > self.applied:
             self.on_applied(known, APPLIED_OK, None)

@@ -43,7 +43,7 @@ from convoymq.queues.classic.machine import (
     WINDOW_DEFAULT,
     Effect,
 )
-from convoymq.queues.handing_over import publish_again
+from convoymq.queues.handing_over import publish_again, publish_for_closed
 from convoymq.queues.interface import ClientEvents, ConsumerSpec, Delivery, GetResult, QueueClient
 
 if TYPE_CHECKING:
@@ -137,7 +137,9 @@ class ClassicClient(QueueClient):
         if not self.closed:
             self.closed = True
             self._target.command(CMD_SESSION_CLOSE, 0, 0, 0)
-            self.queue.forget(self)
+            if not self.queue.known_seqs[0]:
+                # Otherwise the successor may get what it has published.
+                self.queue.forget(self)
 
     # --- effects -------------------------------------------------------------------------
 
@@ -189,11 +191,12 @@ class ClassicClient(QueueClient):
 
     def replace(self, successor: Queue, known: int | None) -> None:
         """See `QueueClient`."""
-        if self.closed:
-            return
         waiting = self._target.applied(self._target.seq)
-        other = self._events.on_replaced(self, successor)
         self.queue.forget(self)
+        if self.closed:
+            publish_for_closed(waiting, known, successor, self.queue.host.new_session())
+            return
+        other = self._events.on_replaced(self, successor)
         if other is None:
             self.cancel_all("migrated")
             self._answer(waiting, Unavailable("the queue was migrated"), published_ok=False)

@@ -59,7 +59,7 @@ class DeadLetterSender(DeadLetterPublisher):
         self._timer.cancel()
 
     @property
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
         return bool(self._queue.machine.leaving.runs)
 
     def _work(self) -> None:
@@ -80,7 +80,7 @@ class DeadLetterSender(DeadLetterPublisher):
             else:
                 self._publish(run, reason)
             queue.machine.forget(run)
-        queue.settle_round(queue.host.now_ms())
+        queue.settle_leaving()
 
     def _publish(self, run: Run, reason: str) -> None:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convoymq.model.tables import Table
+from convoymq.queues.handing_over import KEEPS_ALL
 from convoymq.routing.queue_arguments import takes_over_strictly
 
 DROP_HEAD = "drop-head"
@@ -28,6 +29,8 @@ class Limits:
     single_active: bool = False
     single_active_strict: bool = True
     expires_ms: int | None = None
+    keeps_all: bool = False
+    """No message expires for the time being."""
 
 
 def limits_from(arguments: Table, settings: Mapping[str, object]) -> Limits:
@@ -51,6 +54,7 @@ def limits_from(arguments: Table, settings: Mapping[str, object]) -> Limits:
         single_active=bool(single is not None and single.value),
         single_active_strict=takes_over_strictly(arguments),
         expires_ms=number("expires"),
+        keeps_all=KEEPS_ALL in settings,
     )
 
 

@@ -93,6 +93,16 @@ class LogWriter:
         """Calls `done` when everything handed over before is carried out."""
         self._add(Job(Kind.BARRIER, None, 0, (), False, lambda error: done()))
 
+    def run(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """Has the worker do something else behind what has begun; `done` gets its error."""
+
+        def finished(_: None, error: BaseException | None) -> None:
+            self._under_way -= 1
+            done(error)
+
+        self._under_way += 1
+        self._worker.submit(work, finished)
+
     def close(self) -> None:
         """Finishes what was handed over. The last callbacks may never come."""
         self._worker.close()

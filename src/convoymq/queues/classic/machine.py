@@ -505,7 +505,7 @@ class ClassicMachine:
         self.now_ms = now_ms
         self.unfinished = False
         self._hand_out_ready()
-        if self.backing.may_expire:
+        if self.backing.may_expire and not self.limits.keeps_all:
             self._expire(now_ms)
         if self.limits.overflow == DROP_HEAD:
             self._drop_excess()
@@ -570,7 +570,7 @@ class ClassicMachine:
             line = self.backing.top()
             if line is None:
                 return None
-            if not self._is_late(line, self.now_ms - 1):
+            if self.limits.keeps_all or not self._is_late(line, self.now_ms - 1):
                 return self.take(line, limit)
             if not self._drop_late(line, self.now_ms - 1):
                 return None
@@ -630,6 +630,8 @@ class ClassicMachine:
 
     def next_expiry_ms(self) -> int:
         """Returns when the first message at a head expires; 0 = never."""
+        if self.limits.keeps_all:
+            return 0
         times = [
             source[0].expires
             for line in self.backing.occupied()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from heapq import merge
 from typing import TYPE_CHECKING
 
 from convoymq.model.errors import StorageFault, Unavailable
 from convoymq.queues.classic.backing import position_of
-from convoymq.queues.interface import StoredRun
+from convoymq.queues.interface import LETTERS_LEAVE, StoredRun
 
 if TYPE_CHECKING:
     from convoymq.kernels.batch import CommandBuilder
@@ -36,9 +37,11 @@ class Replaceable:
     host: ClassicHost
     builder: CommandBuilder
     group: int
+    clients: dict[int, ClassicClient]
     known_seqs: tuple[int, Mapping[int, int]]
     if TYPE_CHECKING:
 
+        def forget(self, client: ClassicClient) -> None: ...
         def _on_first(self) -> None: ...
         def tell(self, client: ClassicClient, step: Callable[[ClassicClient], None]) -> None: ...
         def tell_all(self, step: Callable[[ClassicClient], None]) -> None: ...
@@ -58,6 +61,8 @@ class Replaceable:
         """See `Queue`."""
         if self.known_seqs[0]:
             self.known_seqs = (0, {})
+            for client in [each for each in self.clients.values() if each.closed]:
+                self.forget(client)
             self.tell_all(lambda client: client.on_flow(False))
             if self.builder.used:
                 self._on_first()
@@ -89,6 +94,7 @@ class Freezable(Replaceable):
         @property
         def subject(self) -> Subject: ...
         def settle_round(self, now_ms: int) -> None: ...
+        def _carry_out(self) -> None: ...
         async def written(self) -> None: ...
         def node_down(self, node: int, now_ms: int) -> None: ...
 
@@ -101,26 +107,44 @@ class Freezable(Replaceable):
         """See `Queue`."""
         if self.machine.reservations:
             return "messages are reserved"
-        return "dead letters are on their way" if self.machine.leaving.count else ""
+        return LETTERS_LEAVE if self.machine.leaving.count else ""
+
+    def settle_leaving(self) -> None:
+        """Has the log know that dead letters are published, also while the queue is frozen."""
+        if self._frozen:
+            self._carry_out()
+        else:
+            self.settle_round(self.host.now_ms())
 
     async def freeze(self, successor: int, timeout: float) -> None:
         """See `Queue`. A file beside the log says so, for when the node is started again."""
         self.settle_round(self.host.now_ms())
         self._frozen = successor
-        loop = asyncio.get_running_loop()
+        noted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: BaseException | None) -> None:
+            if noted.done():
+                return
+            if error is None:
+                noted.set_result(None)
+            else:
+                noted.set_exception(error)
+
+        self.host.writer.run(partial(self._note_frozen, successor), done)
         try:
             async with asyncio.timeout(timeout):
-                await loop.run_in_executor(None, self._note_frozen)
+                await noted
                 await self.written()
-        except (OSError, StorageFault) as error:
-            raise Unavailable(f"{self.subject} cannot be frozen: {error}") from error
         except TimeoutError:
             raise Unavailable(f"{self.subject} was not frozen in time") from None
+        except (OSError, StorageFault) as error:
+            raise Unavailable(f"{self.subject} cannot be frozen: {error}") from error
 
-    def _note_frozen(self) -> None:
+    def _note_frozen(self, successor: int) -> None:
+        """Makes the file, as the worker."""
         folder = str(self.group)
         self._directory.make(folder)
-        self._directory.open(f"{folder}/{FROZEN}{self._frozen}", create=True).close()
+        self._directory.open(f"{folder}/{FROZEN}{successor}", create=True).close()
         self._directory.sync(folder)
 
     def _frozen_before(self) -> int:
@@ -137,7 +161,9 @@ class Freezable(Replaceable):
         """See `Queue`."""
         if not self._frozen or self.ended is not None:
             return
-        self._directory.remove(f"{self.group}/{FROZEN}{self._frozen}")
+        # Behind what makes the file. One that stays is that of a migration which has ended.
+        name = f"{self.group}/{FROZEN}{self._frozen}"
+        self.host.writer.run(lambda: self._directory.remove(name), lambda _error: None)
         self._frozen = 0
         self.machine.configure(self.limits)
         now_ms = self.host.now_ms()

@@ -61,10 +61,10 @@ class Backlog:
 
     __slots__ = (
         "acked", "beside", "bounded", "counts_returns", "dead_letters", "delayed", "delivered",
-        "delivery_limit", "dropped", "expiry", "fresh", "fronted", "groups", "levels", "max_bytes",
-        "max_length", "message_ttl_ms", "order", "published", "purged", "redelivered", "refuses",
-        "refusing", "requeue_position", "requeued", "returned", "returns", "timed", "two_classes",
-        "unacked", "unacked_bytes", "waiting",
+        "delivery_limit", "dropped", "expiry", "fresh", "fronted", "groups", "keeps_all", "levels",
+        "max_bytes", "max_length", "message_ttl_ms", "order", "published", "purged", "redelivered",
+        "refuses", "refusing", "requeue_position", "requeued", "returned", "returns", "timed",
+        "two_classes", "unacked", "unacked_bytes", "waiting",
     )  # fmt: skip
 
     def __init__(self, delivery_limit: int) -> None:
@@ -93,6 +93,8 @@ class Backlog:
         self.expiry: DueExpiry | None = None
         #: Some message has a time at which it expires: a short cut, for queues without.
         self.timed = False
+        #: Nothing expires for the time being.
+        self.keeps_all = False
         self.message_ttl_ms = -1
         #: Limits of what is ready; -1 = none.
         self.max_length = -1
@@ -308,6 +310,8 @@ class Backlog:
 
     def due_ms(self) -> int:
         """Returns when the first message expires of those that stand at a head; 0 = none does."""
+        if self.keeps_all:
+            return 0
         due = due_of(self.returned.head_mark())
         for mark in self._head_marks():
             other = due_of(mark)
@@ -325,6 +329,8 @@ class Backlog:
 
     def take_expired(self, now_ms: int) -> runs.Run | None:
         """Takes a run out that stands at a head, and whose time is over; None = there is none."""
+        if self.keeps_all:
+            return None
         # One by one where each may make room for another one of its group.
         limit = 1 if self.groups.heads else runs.LOW
         if 0 < due_of(self.returned.head_mark()) <= now_ms:

@@ -245,6 +245,12 @@ class QuorumClient(SessionClient):
         if command is not None and not self.closed:
             self._answer(command, status, reply)
 
+    def wait_longer(self, now_ms: int) -> None:
+        """See `SessionClient`."""
+        super().wait_longer(now_ms)
+        due_ms = now_ms + self.queue.limits.question_timeout_ms
+        self._deadlines = deque([due_ms] * len(self._deadlines))
+
     def on_silence(self) -> None:
         """Called about once a second: asks again for what should long be here."""
         for seq, (command, tries) in list(self._unanswered.items()):

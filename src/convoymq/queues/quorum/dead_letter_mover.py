@@ -116,7 +116,7 @@ class DeadLetterMover(DeadLetterPublisher):
     # --- time ----------------------------------------------------------------------------
 
     @property
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
         return bool(self._line)
 
     def _work(self) -> None:
@@ -292,6 +292,10 @@ class DeadLetterMover(DeadLetterPublisher):
     def _propose(self, replica: Replica, settled: Sequence[int]) -> None:
         body = batch.pack_ranges(settled)
         replica.propose(batch.CMD_SETTLE, 0, len(settled) // 2, 0, body)
+
+    def on_replaced(self, client: QueueClient, successor: Queue) -> QueueClient | None:
+        """See `PublisherEvents`: what is published until it is confirmed finds its way anew."""
+        return super().on_replaced(client, successor) if self._worker is None else None
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """See `PublisherEvents`: confirms and refusals of targets. A tag is a number plus one: a

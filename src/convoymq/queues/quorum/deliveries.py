@@ -186,6 +186,8 @@ class Deliveries:
         """Drops what has expired, wherever it stands, when it is time to look."""
         backlog = self.backlog
         assert backlog.expiry is not None, "messages expire at heads only"
+        if backlog.keeps_all:
+            return
         taken = backlog.expiry.sweep(self.machine.time_ms)
         for run in taken:
             self.dead_letters.leave(run, EXPIRED)

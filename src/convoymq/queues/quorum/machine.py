@@ -38,7 +38,8 @@ Versions (ADR 0016):
        (ADR 0052).
     3: a turn of a consumer completes the batch that it settles at once (ADR 0003).
     4: RENEW, a declaration that renews a queue's lease (ADR 0087).
-    5: the setting `frozen`: the queue is being migrated, and stands still (ADR 0128).
+    5: the settings `frozen`: the queue is being migrated, and stands still; `keeps_all`: it is a
+       successor that nobody uses yet, and nothing expires (ADR 0128).
 The rules of RabbitMQ 4.1 are settings that a queue is made with, in clusters where every node knows
 them (ADR 0086).
 
@@ -74,6 +75,7 @@ from convoymq.queues.quorum.settings import (
     COUNTS_RETURNS,
     DISCONNECTED_TIMEOUT,
     FROZEN,
+    KEEPS_ALL,
     NONE,
     SINCE_VERSION_2,
     check_changes,
@@ -329,8 +331,9 @@ class QuorumMachine(GroupMachine):
         if waits and (not due or waits < due):
             due = waits
         expiry = self.backlog.expiry
-        if expiry is not None and expiry.wanted_ms and (not due or expiry.wanted_ms < due):
-            due = expiry.wanted_ms
+        wanted = expiry.wanted_ms if expiry is not None and not self.backlog.keeps_all else 0
+        if wanted and (not due or wanted < due):
+            due = wanted
         return due
 
     def _announce_due(self) -> None:
@@ -530,6 +533,7 @@ class QuorumMachine(GroupMachine):
         """Has the parts work by the settings."""
         backlog, settings = self.backlog, self.settings
         self.is_frozen = settings.get(FROZEN, 0) > 0
+        backlog.keeps_all = settings.get(KEEPS_ALL, 0) > 0
         backlog.delivery_limit = settings["delivery_limit"]
         backlog.message_ttl_ms = settings.get("message_ttl_ms", NONE)
         self._expires_ms = settings.get("expires_ms", NONE)

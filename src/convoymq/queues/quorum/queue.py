@@ -41,10 +41,12 @@ from convoymq.model.refusals import (
     not_empty,
     queue_subject,
 )
+from convoymq.queues import handing_over
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
 from convoymq.queues.interface import (
+    LETTERS_LEAVE,
     PRIORITY_ARGUMENT,
     TIMEOUT_ARGUMENT,
     ClientEvents,
@@ -73,6 +75,7 @@ from convoymq.queues.quorum.reservation_client import ReservationClient
 from convoymq.queues.quorum.scheduled import scheduled
 from convoymq.queues.quorum.settings import (
     FROZEN,
+    KEEPS_ALL,
     NONE,
     SINCE_VERSION_2,
     machine_settings,
@@ -143,6 +146,7 @@ class QuorumQueue(GroupQueue):
         **options: Unpack[GroupOptions],
     ) -> None:
         super().__init__(**options)
+        self.unset = {KEEPS_ALL: 0}
         self.mover = DeadLetterMover(self, dead_letters)
         routes = dead_letters.routes if dead_letters is not None else None
         self.operation_mover = OperationMover(self, routes)
@@ -237,7 +241,7 @@ class QuorumQueue(GroupQueue):
         if unserved and not self._warned_overflow:
             self.note("quorum.overflow_unserved", {"overflow": REJECT_PUBLISH_DLX})
         self._warned_overflow = unserved
-        return machine_settings(settings)
+        return {**machine_settings(settings), KEEPS_ALL: int(handing_over.KEEPS_ALL in settings)}
 
     # --- full queues ---------------------------------------------------------------------
 
@@ -563,7 +567,8 @@ class QuorumQueue(GroupQueue):
             return "operations on chosen messages are under way"
         if machine.waiting.messages:
             return "messages wait for a time"
-        return "dead letters are on their way" if machine.dead_letters.held.messages else ""
+        leave = machine.dead_letters.held.messages or self.mover.waits
+        return LETTERS_LEAVE if leave else ""
 
     async def freeze(self, successor: int, timeout: float) -> None:
         """See `Queue`. All members know by the log."""
@@ -716,7 +721,7 @@ class QuorumQueue(GroupQueue):
         if replica.machine.version < self._host.floor_of(QuorumMachine.KIND):
             # Its first messages may need what the newer version brings.
             return False
-        known: Mapping[str, int] = {**SINCE_VERSION_2, **replica.machine.settings}
+        known = {**SINCE_VERSION_2, **self.unset, **replica.machine.settings}
         return all(known.get(name) == value for name, value in self._wanted.items())
 
     # --- looking at it -------------------------------------------------------------------

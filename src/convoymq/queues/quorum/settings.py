@@ -29,6 +29,9 @@ RETRIES = {"all": 1, "failed": 2, "returned": 3}
 FROZEN = "frozen"
 """Setting of a queue that is being migrated: the group of its successor; 0 = it is not. Since
 version 5 of the machine."""
+KEEPS_ALL = "keeps_all"
+"""Setting of a queue that gets the messages of another one: 1 = nothing expires. Since version 5 of
+the machine."""
 NONE = -1
 """No limit; also what a setting is that no CONFIG ever named."""
 
@@ -85,14 +88,14 @@ SINCE_VERSION_2: Mapping[str, int] = {
     "deduplication_count": NONE,
     "deduplication_time_ms": NONE,
 }
-#: Settings that CONFIG may change, beside FROZEN.
+#: Settings that CONFIG may change, beside those of migrations.
 CHANGEABLE = frozenset(("delivery_limit", *SINCE_VERSION_2))
 
 
 def check_changes(settings: Mapping[str, int]) -> None:
     """Raises ValueError for what CONFIG cannot change."""
     for name, value in settings.items():
-        if name not in CHANGEABLE | {FROZEN} or not isinstance(value, int):
+        if name not in CHANGEABLE | {FROZEN, KEEPS_ALL} or not isinstance(value, int):
             raise ValueError(f"a queue cannot change its setting '{name}' to {value!r}")
 
 

@@ -6,7 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from convoymq.queues.interface import Queue, QueueClient
+import pytest
+
+from convoymq.model.errors import Unavailable
+from convoymq.queues.interface import LETTERS_LEAVE, Queue, QueueClient
 from tests.unit.queues.classic.support import Channel, Node, Time, body_of, queue_record, settle
 
 SUCCESSOR = 9
@@ -43,6 +46,17 @@ def hold(nodes: dict[int, Node], queue: Any) -> None:
         node.open(queue.record).hold(SUCCESSOR, own)
 
 
+def freeze(nodes: dict[int, Node], queue: Any) -> None:
+    async def work() -> None:
+        freezing = asyncio.ensure_future(queue.freeze(SUCCESSOR, 10))
+        while not freezing.done():
+            await asyncio.sleep(0)
+            settle(nodes)
+        await freezing
+
+    asyncio.run(work())
+
+
 def confirms(channel: Channel) -> list[tuple[Any, ...]]:
     return [each[1:] for each in channel.heard if each[0] == "published"]
 
@@ -56,7 +70,7 @@ def test_a_frozen_queue_takes_and_confirms_nothing_until_it_thaws(nodes: dict[in
     here.publish(b"a", b"b", tag=1)
     settle(nodes)
     assert confirms(here) == [([1, 2], True)]
-    asyncio.run(queue.freeze(SUCCESSOR, 10))
+    freeze(nodes, queue)
     here.publish(b"c", tag=3)
     there.publish(b"d", tag=1)
     there.client.settle(1, [0, 0])
@@ -76,7 +90,7 @@ def test_a_queue_is_frozen_after_a_restart(nodes: dict[int, Node], tmp_path: Pat
     queue = nodes[1].open(record)
     channel_at(nodes[1], queue).publish(b"a", tag=1)
     settle(nodes)
-    asyncio.run(queue.freeze(SUCCESSOR, 10))
+    freeze(nodes, queue)
     nodes[1].host.stop()
     Node(1, nodes, tmp_path, Time())
     again = nodes[1].open(record)
@@ -98,7 +112,7 @@ def test_clients_of_all_nodes_go_on_in_the_successor_in_their_order(
     here.publish(b"a", tag=1)
     there.publish(b"x", tag=1)
     settle(nodes)
-    asyncio.run(queue.freeze(SUCCESSOR, 10))
+    freeze(nodes, queue)
     hold(nodes, queue)
     here.publish(b"b", b"c", tag=2)
     there.publish(b"y", tag=2)
@@ -126,7 +140,7 @@ def test_a_node_that_was_not_told_refuses_what_is_pending(nodes: dict[int, Node]
     record, other = queue_record(durable=True), queue_record(group=SUCCESSOR, durable=True)
     queue = nodes[1].open(record)
     there = channel_at(nodes[2], nodes[2].open(record))
-    asyncio.run(queue.freeze(SUCCESSOR, 10))
+    freeze(nodes, queue)
     there.publish(b"x", tag=1)
     settle(nodes)
     nodes[1].open(other)
@@ -141,7 +155,7 @@ def test_publishers_of_a_held_queue_whose_home_is_lost_go_on(nodes: dict[int, No
     there = channel_at(nodes[2], nodes[2].open(record))
     there.publish(b"x", tag=1)
     settle(nodes)
-    asyncio.run(queue.freeze(SUCCESSOR, 10))
+    freeze(nodes, queue)
     hold(nodes, queue)
     there.publish(b"y", tag=2)
     settle(nodes)
@@ -158,7 +172,7 @@ def test_neither_disk_nor_link_lets_publishers_of_a_held_queue_go_on(
     here = channel_at(nodes[1], queue)
     there = channel_at(nodes[2], nodes[2].open(record))
     settle(nodes)
-    asyncio.run(queue.freeze(SUCCESSOR, 10))
+    freeze(nodes, queue)
     hold(nodes, queue)
     for channel in (here, there):
         channel.client.on_flow(True)
@@ -174,7 +188,7 @@ def test_an_undone_migration_lets_clients_go_on(nodes: dict[int, Node]) -> None:
     there.consume()
     there.publish(b"x", tag=1)
     settle(nodes)
-    asyncio.run(queue.freeze(SUCCESSOR, 10))
+    freeze(nodes, queue)
     hold(nodes, queue)
     there.publish(b"y", tag=2)
     settle(nodes)
@@ -199,9 +213,90 @@ def test_a_queue_with_a_client_that_does_not_go_on_cancels_its_consumers(
     channel = channel_at(nodes[1], queue, Staying)
     channel.consume()
     settle(nodes)
-    asyncio.run(queue.freeze(SUCCESSOR, 10))
+    freeze(nodes, queue)
     hold(nodes, queue)
     channel.publish(b"x", tag=1)
     queue.replace(nodes[1].open(queue_record(group=SUCCESSOR, durable=True)))
     assert confirms(channel) == [([1, 1], False)]
     assert ("cancelled", 1, "migrated") in channel.heard
+
+
+def test_what_a_closed_channel_left_behind_is_published_in_the_successor(
+    nodes: dict[int, Node],
+) -> None:
+    record, other = queue_record(durable=True), queue_record(group=SUCCESSOR, durable=True)
+    queue = nodes[1].open(record)
+    channels = [channel_at(node, node.open(record)) for node in nodes.values()]
+    for channel in channels:
+        channel.publish(b"a", tag=1)
+    settle(nodes)
+    freeze(nodes, queue)
+    hold(nodes, queue)
+    for channel in channels:
+        channel.publish(b"b", tag=2)
+        channel.client.close()
+    settle(nodes)
+    successors = {number: node.open(other) for number, node in nodes.items()}
+    for number, node in nodes.items():
+        node.host.queues[1].replace(successors[number])
+    settle(nodes)
+    assert [body for body, _ in bodies(successors[1])] == [b"b"] * len(channels)
+    assert [confirms(channel) for channel in channels] == [[([1, 1], True)]] * len(channels)
+
+
+def test_closed_channels_of_an_undone_migration_are_forgotten(nodes: dict[int, Node]) -> None:
+    record = queue_record(durable=True)
+    queue = nodes[1].open(record)
+    channels = [channel_at(node, node.open(record)) for node in nodes.values()]
+    freeze(nodes, queue)
+    hold(nodes, queue)
+    for channel in channels:
+        channel.publish(b"b", tag=1)
+        channel.client.close()
+    for node in nodes.values():
+        node.host.queues[1].release()
+    queue.thaw()
+    settle(nodes)
+    assert [body for body, _ in bodies(queue)] == [b"b"] * len(channels)
+    assert not any(node.host.queues[1].clients for node in nodes.values())
+    assert not queue.machine.sessions
+
+
+def test_dead_letters_leave_a_frozen_queue(nodes: dict[int, Node]) -> None:
+    record = queue_record(durable=True)
+    queue = nodes[1].open(record)
+    channel = channel_at(nodes[1], queue)
+    channel.publish(b"a", b"b", tag=1)
+    settle(nodes)
+    queue.configure({"dead-letter-exchange": "", "max-length": 1})
+    assert queue.migration_obstacle() == LETTERS_LEAVE
+    freeze(nodes, queue)
+    queue._sender._work()
+    settle(nodes)
+    assert queue.ended is None
+    assert queue.migration_obstacle() == ""
+    assert bodies(queue) == [(b"b", False)]
+
+
+def test_a_disk_that_fails_neither_freezes_a_queue_nor_keeps_it_frozen(
+    nodes: dict[int, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = nodes[1].open(queue_record(durable=True))
+    channel = channel_at(nodes[1], queue)
+    channel.publish(b"a", tag=1)
+    settle(nodes)
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(queue._directory, "sync", fail)
+        full.setattr(queue._directory, "remove", fail)
+        with pytest.raises(Unavailable, match=r"cannot be frozen.*No space left"):
+            freeze(nodes, queue)
+        queue.thaw()
+        settle(nodes)
+    channel.publish(b"b", tag=2)
+    settle(nodes)
+    assert queue.frozen == 0
+    assert confirms(channel) == [([1, 1], True), ([2, 2], True)]

@@ -8,7 +8,12 @@ import pytest
 
 from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER, EFFECT_TIMER
+from convoymq.replication.machine import (
+    EFFECT_APPLIED,
+    EFFECT_DEAD_LETTERS,
+    EFFECT_DELIVER,
+    EFFECT_TIMER,
+)
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
 S, OTHER = session_id(1), session_id(2)
@@ -90,3 +95,24 @@ def test_a_snapshot_of_a_frozen_queue_is_frozen(machine: QuorumMachine, log: Log
     entry = log.seal()
     assert apply(machine, entry) == apply(other, entry) == []
     assert other.state_hash() == machine.state_hash()
+
+
+def test_nothing_expires_in_a_successor_until_it_serves(machine: QuorumMachine) -> None:
+    log = Log()
+    log.configure(keeps_all=1, dead_letters=1)
+    apply(machine, log.seal())
+    log.publish_as(S, 1, expiration="50")
+    log.publish_as(S, 1)
+    apply(machine, log.seal())
+    log.leader(batch.CMD_TICK)
+    assert apply(machine, log.seal(after_ms=100_000)) == []
+    assert machine.backlog.stored() == 2
+    assert machine.next_due_ms() is None
+    other = QuorumMachine()
+    other.restore(machine.snapshot())
+    log.configure(keeps_all=0)
+    entry = log.seal()
+    found = apply(machine, entry)
+    assert EFFECT_DEAD_LETTERS in kinds(found)
+    assert machine.backlog.stored() == 1
+    assert apply(other, entry) == found
