@@ -252,7 +252,7 @@ class GroupQueue(Queue):
         self._host = host
         self._transport = transport
         self._incarnations = incarnations
-        self._new_session = new_session
+        self.new_session = new_session
         self._is_forgotten = is_forgotten
         self._ask_counts = ask_counts
         self._on_routes = on_routes
@@ -323,7 +323,7 @@ class GroupQueue(Queue):
     def renew(self, client: SessionClient) -> None:
         """Gives a client whose session was ended by the queue a new one."""
         self._clients.pop(client.session, None)
-        client.start_session(self._new_session())
+        client.start_session(self.new_session())
         self._clients[client.session] = client
 
     def on_member(self) -> None:

@@ -28,17 +28,24 @@ def publish_again(command: PendingCommand, target: PublishTarget) -> None:
 
 
 def publish_for_closed(
-    waiting: Iterable[PendingCommand], known: int | None, successor: Queue, session: int
+    waiting: Iterable[PendingCommand],
+    known: int | None,
+    held_for: int,
+    successor: Queue,
+    session: int,
 ) -> None:
     """Publishes what a channel that has closed left behind, whose queue was frozen: nobody waits
     for an answer.
 
     Args:
-        known: see `QueueClient.replace`.
+        known: see `QueueClient.replace`. 0: the queue does not have the client's session; whether
+            it had all of it, or nothing, says
+        held_for: the successor's group, if the client was made when the queue was frozen.
         session: a new one.
     """
     publishes = [command for command in waiting if command.type == CMD_ENQUEUE]
-    if known is None or not publishes:
+    is_over = not known and held_for != successor.group
+    if known is None or is_over or not publishes:
         return
     client = successor.client(session, NullEvents())
     for command in publishes:

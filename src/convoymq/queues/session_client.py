@@ -72,6 +72,7 @@ class SessionClient(QueueClient):
         self._budget = self._target.budget = queue.limits.budget
         #: The session's opening number; 0 = no command was sent.
         self.opening = 0
+        self.held_for = queue.known_seqs[0]
         self.closed = False
         self.blocked = False
         #: Highest seq known to be applied.
@@ -354,7 +355,8 @@ class SessionClient(QueueClient):
         if self.closed:
             self.queue.forget(self)
             left = self._target.applied(self._target.seq)
-            publish_for_closed(left, known, successor, self.queue.new_session())
+            session = self.queue.new_session()
+            publish_for_closed(left, known, self.held_for, successor, session)
             return
         if known is not None and known > self.applied:
             self.on_applied(known, APPLIED_OK, None)

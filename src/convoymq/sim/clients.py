@@ -63,6 +63,8 @@ class ClientConfig:
     reject_chance: float = 0.05
     requeue_chance: float = 0.1
     get_chance: float = 0.02
+    get_no_ack_chance: float = 0.3
+    """Of calls of get: nothing has to be acknowledged."""
     cancel_chance: float = 0.02
     credit_chance: float = 0.02
     pause_chance: float = 0.0
@@ -104,6 +106,8 @@ class Workload:
         """Rows of reservations that were read."""
         self.message_ids: dict[int, deque[bytes]] = {}
         """Group -> the latest message-ids that were published to it, by whomever."""
+        self.channels_disturbed = 0
+        """Events by which a queue may forget what it has handed out."""
         self.sent_locally = 0
         """Messages that the replica on the consumer's node sent."""
         self.sent_by_leader = 0
@@ -258,7 +262,7 @@ class Channel:
             self._pause(self._scheduler.rng.choice(sorted(self._consumers)))
         if chance(config.get_chance):
             self._gets += 1
-            self.client.get(no_ack=chance(0.3))
+            self.client.get(no_ack=chance(config.get_no_ack_chance))
         if config.late_chance and self._lates.random() < config.late_chance:
             self._end_late()
         if self.held and chance(config.settle_chance):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import Never, TypeVar, TypeVarTuple, cast
 
-from convoymq.model.errors import BrokerError
+from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.sim.clock import Process, Scheduler
 
 Result = TypeVar("Result")
@@ -67,7 +68,6 @@ class SimLoop:
         ends the run."""
 
         def ended(task: asyncio.Task[Result]) -> None:
-            self._tasks.discard(task)
             error = task.exception()
             if error is None:
                 done(task.result(), None)
@@ -76,9 +76,17 @@ class SimLoop:
             else:
                 raise error
 
-        task = self.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(ended)
+        self.create_task(work).add_done_callback(ended)
+
+    def enter(self, call: Callable[[*Arguments], object], *arguments: *Arguments) -> None:
+        """Calls something that may start tasks."""
+        # A test may run in a loop of its own.
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self._as_loop)
+        try:
+            call(*arguments)
+        finally:
+            asyncio._set_running_loop(outer)
 
     # What asyncio asks of a loop.
 
@@ -127,15 +135,28 @@ class SimLoop:
         return handle
 
     def _run(self, handle: _Handle) -> None:
-        if handle.callback is None:
-            return
-        # A test may run in a loop of its own.
-        outer = asyncio._get_running_loop()
-        asyncio._set_running_loop(self._as_loop)
+        if handle.callback is not None:
+            self.enter(handle.context.run, handle.callback, *handle.arguments)
+
+    async def wait(
+        self, begin: Callable[[Callable[..., None]], object], timeout_s: float
+    ) -> tuple[object, BrokerError | None]:
+        """Begins something, and returns the answer (reply, error) that it gives to its argument.
+        Raises Unavailable."""
+        answer: asyncio.Future[tuple[object, BrokerError | None]] = asyncio.Future(
+            loop=self._as_loop
+        )
+
+        def done(reply: object, error: BrokerError | None) -> None:
+            if not answer.done():
+                answer.set_result((reply, error))
+
+        begin(done)
         try:
-            handle.context.run(handle.callback, *handle.arguments)
-        finally:
-            asyncio._set_running_loop(outer)
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise Unavailable("no answer in time") from None
 
     def create_future(self) -> asyncio.Future[object]:
         """Returns a future of this loop."""
@@ -149,7 +170,17 @@ class SimLoop:
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[Result]:
         """Returns a task of this loop."""
-        return asyncio.Task(coro, loop=self._as_loop, name=name, context=context)
+        task = asyncio.Task(coro, loop=self._as_loop, name=name, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def end(self) -> None:
+        """The process is over: what it was about to start never begins."""
+        for task in self._tasks:
+            coro = task.get_coro()
+            if getcoroutinestate(coro) == CORO_CREATED:  # type: ignore[arg-type]
+                coro.close()
 
     def get_debug(self) -> bool:
         """No."""

@@ -12,6 +12,7 @@ LOADS = {
     "classic": "convoymq.sim.classic.world:ClassicLoad",
     "ring": "convoymq.sim.ring.world:RingLoad",
     "mirrored": "convoymq.sim.mirrored.world:MirroredLoad",
+    "migrations": "convoymq.sim.migrations.world:MigrationLoad",
     "topics": "convoymq.sim.topics.world:TopicLoad",
 }
 """Name of a load (`--load NAME`) -> its class. Only the chosen one is imported."""

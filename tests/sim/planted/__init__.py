@@ -14,6 +14,7 @@ from tests.sim.planted import (  # noqa: F401
     classic,
     cluster,
     consensus,
+    migrations,
     mirrored,
     mixed,
     queues,

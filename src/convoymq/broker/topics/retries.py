@@ -131,7 +131,7 @@ class GroupRetries(DeadLetterPublisher):
         """Nothing waits here: who gave a message gives it again."""
 
     @property
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
         return False
 
 

@@ -58,6 +58,7 @@ class ClassicClient(QueueClient):
         self.queue: ClassicQueue = queue
         self.session = session
         self._target = PublishTarget(queue.builder, session, self)
+        self.held_for = queue.known_seqs[0]
         self.closed = False
         self._events = events
         self._consumers: set[int] = set()
@@ -194,7 +195,8 @@ class ClassicClient(QueueClient):
         waiting = self._target.applied(self._target.seq)
         self.queue.forget(self)
         if self.closed:
-            publish_for_closed(waiting, known, successor, self.queue.host.new_session())
+            session = self.queue.host.new_session()
+            publish_for_closed(waiting, known, self.held_for, successor, session)
             return
         other = self._events.on_replaced(self, successor)
         if other is None:

@@ -142,7 +142,7 @@ class PartitionQueue(StreamQueue):
             return
         client = self._teller
         if client is None:
-            client = self._teller = self.client(self._new_session(), NullEvents())
+            client = self._teller = self.client(self.new_session(), NullEvents())
         client.tell(command, done)
 
     async def ask(self, command: Command, timeout_s: float = ASK_TIMEOUT_S) -> Outcome:

@@ -678,10 +678,6 @@ class QuorumQueue(GroupQueue):
         self.mover.on_deleted()
         self.operation_mover.stop()
 
-    def new_session(self) -> int:
-        """Returns a fresh session id of this node."""
-        return self._new_session()
-
     def replica(self) -> Replica | None:
         """Returns the local replica, if any."""
         return self._host.replica(self.group)

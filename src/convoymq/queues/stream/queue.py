@@ -648,7 +648,7 @@ class StreamQueue(GroupQueue):
         """Stores a consumer's offset, replicated. Raises Unavailable, NotFound (deleted)."""
         client = self._offset_session
         if client is None or client.session not in self._clients:
-            client = self._offset_session = self.client(self._new_session(), NullEvents())
+            client = self._offset_session = self.client(self.new_session(), NullEvents())
         store = client.store
         try:
             async with asyncio.timeout(self.limits.question_timeout_ms / 1000):

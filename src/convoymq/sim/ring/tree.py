@@ -25,11 +25,39 @@ LOST = 0.1
 RETRY_US = 100_000
 
 
-class TreeWorld(World):
+class LateWorld(World):
+    """A cluster whose nodes hear late of its tree."""
+
+    record_us_max: int
+    """One of `RECORD_US_MAX`."""
+
+    def has_majority(self, node: int) -> bool:
+        """Returns whether a node reaches more than half of all."""
+        network = self.network
+        reached = [
+            peer
+            for peer in self.nodes
+            if peer == node
+            or (
+                network.is_connected(node, peer)
+                and not network.is_cut(node, peer)
+                and not network.is_cut(peer, node)
+            )
+        ]
+        return 2 * len(reached) > len(self.nodes)
+
+    def _later(
+        self, process: Process | None, call: Callable[..., object], *arguments: object
+    ) -> None:
+        delay_us = self.scheduler.between(100, self.record_us_max)
+        self.scheduler.after(delay_us, process, call, *arguments)
+
+
+class TreeWorld(LateWorld):
     """A cluster whose nodes follow a tree."""
 
     def _make_tree(self, draw: Random) -> None:
-        self._record_us_max = draw.choice(RECORD_US_MAX)
+        self.record_us_max = draw.choice(RECORD_US_MAX)
         self.tree = MetadataMachine()
         self.tree.set_version(MetadataMachine.VERSION)
         self.tree.carry_out(PutVhost(name="/"), 0)
@@ -48,21 +76,6 @@ class TreeWorld(World):
     @abstractmethod
     def take_record(self, node: SimNode, record: QueueRecord) -> None:
         """A node's copy of the tree has a record."""
-
-    def has_majority(self, node: int) -> bool:
-        """Returns whether a node reaches more than half of all."""
-        network = self.network
-        reached = [
-            peer
-            for peer in self.nodes
-            if peer == node
-            or (
-                network.is_connected(node, peer)
-                and not network.is_cut(node, peer)
-                and not network.is_cut(peer, node)
-            )
-        ]
-        return 2 * len(reached) > len(self.nodes)
 
     def propose(self, node: SimNode, command: ChangeView, answer: Answer) -> None:
         """A node's proposal is on its way."""
@@ -98,9 +111,3 @@ class TreeWorld(World):
             self.scheduler.after(RETRY_US, node.process, self.tell, node, group)
             return
         self.take_record(node, self.tree.queue_index.by_group[group])
-
-    def _later(
-        self, process: Process | None, call: Callable[..., object], *arguments: object
-    ) -> None:
-        delay_us = self.scheduler.between(100, self._record_us_max)
-        self.scheduler.after(delay_us, process, call, *arguments)

@@ -232,15 +232,21 @@ def test_what_a_closed_channel_left_behind_is_published_in_the_successor(
     settle(nodes)
     freeze(nodes, queue)
     hold(nodes, queue)
-    for channel in channels:
-        channel.publish(b"b", tag=2)
+    channels[1].publish(b"b", tag=2)
+    # One whose whole life passes meanwhile, and one that was over before.
+    brief = channel_at(nodes[2], nodes[2].open(record))
+    brief.publish(b"b", tag=1)
+    over = channel_at(nodes[1], queue)
+    over.client.held_for = 0
+    over.publish(b"c", tag=1)
+    for channel in (*channels, brief, over):
         channel.client.close()
     settle(nodes)
     successors = {number: node.open(other) for number, node in nodes.items()}
     for number, node in nodes.items():
         node.host.queues[1].replace(successors[number])
     settle(nodes)
-    assert [body for body, _ in bodies(successors[1])] == [b"b"] * len(channels)
+    assert [body for body, _ in bodies(successors[1])] == [b"b", b"b"]
     assert [confirms(channel) for channel in channels] == [[([1, 1], True)]] * len(channels)
 
 

@@ -1,0 +1,1 @@
+"""Queues that are migrated to another type, in the simulator."""

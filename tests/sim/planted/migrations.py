@@ -1,0 +1,173 @@
+"""Bugs of migrations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.sim.planted.registry import plant
+
+
+def _migrations() -> Any:
+    from convoymq.broker import migrations
+
+    return migrations
+
+
+@plant("a quorum queue goes on while it is copied", "none", "migrations")
+def goes_on_while_it_is_copied() -> None:
+    from convoymq.queues.quorum.machine import QuorumMachine
+
+    follow: Any = QuorumMachine._follow_settings
+
+    def planted(self: Any) -> None:
+        follow(self)
+        self.is_frozen = False
+
+    QuorumMachine._follow_settings = planted  # type: ignore[method-assign]
+
+
+@plant("the copy begins before the queue is frozen", "slow,spike", "migrations")
+def copied_before_it_is_frozen() -> None:
+    from convoymq.queues.quorum.queue import QuorumQueue
+
+    async def planted(self: Any, successor: int, timeout: float) -> None:
+        self._propose_frozen(successor)
+
+    QuorumQueue.freeze = planted  # type: ignore[method-assign]
+
+
+@plant("unacknowledged messages are not copied", "none", "migrations")
+def unacknowledged_are_lost() -> None:
+    from convoymq.queues.classic import migration
+
+    def planted(machine: Any) -> Any:
+        return ((run, False) for run in machine.backing.by_position())
+
+    migration._stored = planted
+
+
+@plant("what consumers hold is not marked in the successor", "none", "migrations")
+def held_is_fresh_again() -> None:
+    async def planted(self: Any, count: int) -> None:
+        return
+
+    _migrations().Copier._mark = planted
+
+
+@plant("the files of a queue stay after the switch", "none", "migrations")
+def both_are_left() -> None:
+    from convoymq.queues.classic.log import ClassicLog
+
+    ClassicLog.remove = lambda self: None  # type: ignore[method-assign]
+
+
+@plant("publishes without an answer are confirmed at the switch", "none", "migrations")
+def confirmed_at_the_switch() -> None:
+    from convoymq.queues.session_client import SessionClient
+
+    replace = SessionClient.replace
+
+    def planted(self: Any, successor: Any, known: int | None) -> None:
+        replace(self, successor, self._target.seq)
+
+    SessionClient.replace = planted  # type: ignore[method-assign]
+
+
+@plant("pending publishes get into the successor in the wrong order", "none", "migrations")
+def order_turns_at_the_switch() -> None:
+    from convoymq.queues import handing_over
+
+    runs_of = handing_over._runs_of
+
+    def planted(command: Any) -> Any:
+        pieces = [(tag + i, 1) for tag, count in runs_of(command) for i in range(count)]
+        slices = handing_over.slice_records
+        handing_over.slice_records = lambda data, at, first, count: slices(
+            data, at, command.messages - 1 - first, count
+        )
+        yield from pieces
+        handing_over.slice_records = slices
+
+    handing_over._runs_of = planted
+
+
+@plant("a node that was not told publishes again what the queue may have", "oneway", "migrations")
+def published_again_without_knowledge() -> None:
+    from convoymq.queues.interface import Queue
+
+    Queue.known_seq = lambda self, session, successor: self.known_seqs[1].get(session, 0)  # type: ignore[method-assign]
+
+
+@plant("a switch that is answered late is taken for undone", "none", "migrations")
+def late_switch_is_undone() -> None:
+    async def planted(self: Any, record: Any, successor: int) -> bool:
+        return False
+
+    _migrations().Migrations._settle = planted
+
+
+@plant("a queue thaws before its migration has ended", "none", "migrations")
+def thaws_too_early() -> None:
+    found = _migrations().Migrations
+    found._has_ended = lambda self, successor: True
+    tick = found.tick
+
+    def planted(self: Any) -> None:
+        running, self._running = self._running, set()
+        try:
+            for queue in list(self._local.handles()):
+                if queue.frozen:
+                    self._thaw(queue.group, queue.frozen)
+        finally:
+            self._running = running
+        tick(self)
+
+    found.tick = planted
+
+
+@plant(
+    "clients of a node whose tree was rebuilt are told that the queue is gone",
+    "rebuild",
+    "migrations",
+)
+def rebuilt_tree_ends_clients() -> None:
+    from convoymq.broker.local_queues import LocalQueues
+
+    hand_over = LocalQueues._hand_over
+    LocalQueues._hand_over_all = lambda self: None  # type: ignore[method-assign]
+
+    def planted(self: Any, change: Any) -> bool:
+        self._changing = True
+        try:
+            return bool(on_change(self, change))
+        finally:
+            self._changing = False
+
+    def only_at_once(self: Any, group: int) -> None:
+        if getattr(self, "_changing", False):
+            hand_over(self, group)
+
+    on_change = LocalQueues.on_change
+    LocalQueues.on_change = planted  # type: ignore[method-assign]
+    LocalQueues._hand_over = only_at_once  # type: ignore[method-assign]
+
+
+@plant("what a closed channel had published before comes again", "none", "migrations")
+def closed_channel_publishes_again() -> None:
+    from convoymq.queues import handing_over, session_client
+    from convoymq.queues.classic import client
+
+    publish = handing_over.publish_for_closed
+
+    def planted(waiting: Any, known: Any, held_for: int, successor: Any, session: int) -> None:
+        publish(waiting, known, successor.group, successor, session)
+
+    session_client.publish_for_closed = planted
+    client.publish_for_closed = planted
+
+
+@plant("a home that was started again does not know that its queue is frozen", "kill", "migrations")
+def frozen_file_is_forgotten() -> None:
+    from convoymq.queues.classic.migration import Freezable
+
+    Freezable._frozen_before = lambda self: 0  # type: ignore[method-assign]
