@@ -1,4 +1,4 @@
-"""What a queue would be like as one of another type (ADR 0128)."""
+"""Plans of migrations: what a queue becomes as one of another type (ADR 0128)."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class SimLoop:
         """The process is over: what it was about to start never begins."""
         for task in self._tasks:
             coro = task.get_coro()
-            if getcoroutinestate(coro) == CORO_CREATED:  # type: ignore[arg-type]
+            if getcoroutinestate(coro) == CORO_CREATED:
                 coro.close()
 
     def get_debug(self) -> bool:

@@ -91,13 +91,6 @@ def order_turns_at_the_switch() -> None:
     handing_over._runs_of = planted
 
 
-@plant("a node that was not told publishes again what the queue may have", "oneway", "migrations")
-def published_again_without_knowledge() -> None:
-    from convoymq.queues.interface import Queue
-
-    Queue.known_seq = lambda self, session, successor: self.known_seqs[1].get(session, 0)  # type: ignore[method-assign]
-
-
 @plant("a switch that is answered late is taken for undone", "none", "migrations")
 def late_switch_is_undone() -> None:
     async def planted(self: Any, record: Any, successor: int) -> bool:
@@ -123,51 +116,3 @@ def thaws_too_early() -> None:
         tick(self)
 
     found.tick = planted
-
-
-@plant(
-    "clients of a node whose tree was rebuilt are told that the queue is gone",
-    "rebuild",
-    "migrations",
-)
-def rebuilt_tree_ends_clients() -> None:
-    from convoymq.broker.local_queues import LocalQueues
-
-    hand_over = LocalQueues._hand_over
-    LocalQueues._hand_over_all = lambda self: None  # type: ignore[method-assign]
-
-    def planted(self: Any, change: Any) -> bool:
-        self._changing = True
-        try:
-            return bool(on_change(self, change))
-        finally:
-            self._changing = False
-
-    def only_at_once(self: Any, group: int) -> None:
-        if getattr(self, "_changing", False):
-            hand_over(self, group)
-
-    on_change = LocalQueues.on_change
-    LocalQueues.on_change = planted  # type: ignore[method-assign]
-    LocalQueues._hand_over = only_at_once  # type: ignore[method-assign]
-
-
-@plant("what a closed channel had published before comes again", "none", "migrations")
-def closed_channel_publishes_again() -> None:
-    from convoymq.queues import handing_over, session_client
-    from convoymq.queues.classic import client
-
-    publish = handing_over.publish_for_closed
-
-    def planted(waiting: Any, known: Any, held_for: int, successor: Any, session: int) -> None:
-        publish(waiting, known, successor.group, successor, session)
-
-    session_client.publish_for_closed = planted
-    client.publish_for_closed = planted
-
-
-@plant("a home that was started again does not know that its queue is frozen", "kill", "migrations")
-def frozen_file_is_forgotten() -> None:
-    from convoymq.queues.classic.migration import Freezable
-
-    Freezable._frozen_before = lambda self: 0  # type: ignore[method-assign]

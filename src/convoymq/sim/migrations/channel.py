@@ -14,7 +14,7 @@ from convoymq.sim.records import identity_of
 
 
 class Book:
-    """What publishers and consumers of one queue were told, whatever type it has."""
+    """Answers that publishers and consumers of one queue got, whatever type it has."""
 
     def __init__(self, name: str) -> None:
         self.name = name
