@@ -19,9 +19,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from convoymq.cli.cluster import LocalCluster, LocalNode
 
@@ -34,9 +34,9 @@ AT_START = ("PYTHON", "LD_")
 class Server:
     """A process that forks nodes."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], changes: Iterable[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forking_server"],
+            [sys.executable, "-m", "tests.forking_server", *changes],
             env={**os.environ, **environment},
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -61,9 +61,11 @@ class Server:
 
 
 @functools.cache
-def server(_number: int, environment: tuple[tuple[str, str], ...]) -> Server:
-    """The server of a process of tests for nodes of a number, and of these names at their start."""
-    return Server(dict(environment))
+def server(
+    _number: int, environment: tuple[tuple[str, str], ...], changes: tuple[str, ...]
+) -> Server:
+    """The server of a process of tests for nodes of a number, with this at their start."""
+    return Server(dict(environment), changes)
 
 
 class ForkedNode(subprocess.Popen[bytes]):
@@ -94,22 +96,32 @@ class ForkedNode(subprocess.Popen[bytes]):
 
 
 def fork_node(
-    number: int, config: Path, log: Path, environment: Mapping[str, str]
+    number: int,
+    config: Path,
+    log: Path,
+    environment: Mapping[str, str],
+    changes: tuple[str, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts a node without TLS; returns its process.
 
     Args:
         log: where its output goes, behind what is there.
+        changes: modules whose `install` changes what nodes do.
     """
     counts = tuple((k, v) for k, v in sorted(environment.items()) if k.startswith(AT_START))
-    return ForkedNode(server(number % SERVERS, counts), str(config), str(log), dict(environment))
+    parent = server(number % SERVERS, counts, changes)
+    return ForkedNode(parent, str(config), str(log), dict(environment))
 
 
 class ForkedCluster(LocalCluster):
     """A local cluster whose nodes are forked; those with TLS, who import more, are not."""
 
+    changes: ClassVar[tuple[str, ...]] = ()
+    """Modules whose `install` changes what the nodes do."""
+
     def _start(self, node: LocalNode, log: BinaryIO) -> subprocess.Popen[bytes]:
         config = self._config(node)
         if re.search("ssl|tls", config.read_text()):
             return super()._start(node, log)
-        return fork_node(node.number, config, Path(log.name), self._environment(node))
+        log_file, environment = Path(log.name), self._environment(node)
+        return fork_node(node.number, config, log_file, environment, self.changes)

@@ -1,8 +1,9 @@
 """Forks nodes off a process that has imported what a node imports; `tests.forked_nodes` starts it.
 
-It reads requests from standard input, a line of JSON each, and answers with a line. A path of a
-configuration, of a log and an environment start a node: the answer is its process id. A process id
-alone asks for the exit code of that node, null while it runs. The end of the input ends all nodes.
+Arguments name modules whose `install` changes what nodes do. Requests come from standard input, a
+line of JSON each, and have a line as their answer. The path of a configuration, that of a log and
+an environment start a node: the answer is its process id. A process id alone asks for the exit code
+of that node, null while it runs. The end of the input ends all nodes.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def exit_code(pid: int) -> int | None:
 
 def main() -> None:
     """Serves requests until the input ends."""
+    for name in sys.argv[1:]:
+        importlib.import_module(name).install()
     import_node()
     running: set[int] = set()
     for line in sys.stdin:

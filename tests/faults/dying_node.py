@@ -1,6 +1,6 @@
 """A node that ends itself by SIGKILL at a named point of a change of partitions.
 
-It runs as `convoymq.cli.serve` does. A test writes `TOPIC POINT` into the file `die-at` in the
+`tests.forked_nodes` forks such nodes. A test writes `TOPIC POINT` into the file `die-at` in the
 cluster's directory; of the nodes that come to this point the one that removes the file dies there.
 
 | point                                        | the node dies                                     |
@@ -30,7 +30,6 @@ from convoymq.broker.topics.controller_loop import ControllerLoop
 from convoymq.broker.topics.coordinator_loop import GroupCoordinators, _Seat
 from convoymq.broker.topics.leader_task import TopicKey
 from convoymq.broker.topics.parts import TopicParts
-from convoymq.cli.serve import main
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.metadata.topics import PARTITION_PREFIX
 from convoymq.queues.partition import queue
@@ -48,17 +47,17 @@ FILE = "die-at"
 PHASES = [phase for phase in Phase if phase is not Phase.ABORTED]
 FIRST_PARTITIONS = 2
 """Partitions of the topics of these tests, before any change."""
-CLUSTER = Path(sys.argv[-1]).parent.parent
-"""Its configuration is the last argument, in a directory of the node's own."""
 
 
 def dies_at(topic: str, *points: str) -> None:
     """Ends this process if one of these points is the one that a test has named."""
+    # The node's configuration is the last argument, in a directory of its own.
+    armed = Path(sys.argv[-1]).parents[1] / FILE
     try:
-        named, point = (CLUSTER / FILE).read_text().split(" ", 1)
+        named, point = armed.read_text().split(" ", 1)
         if named != topic or point not in points:
             return
-        (CLUSTER / FILE).unlink()
+        armed.unlink()
     except FileNotFoundError:
         return
     os.kill(os.getpid(), signal.SIGKILL)
@@ -159,8 +158,3 @@ def install() -> None:
         (queue, "PartitionQueue", DyingPartition),
     ):
         setattr(module, name, part)
-
-
-if __name__ == "__main__":
-    install()
-    sys.exit(main(sys.argv[1:]))

@@ -14,6 +14,7 @@ import msgspec
 from convoymq.cli.cluster import LocalCluster, LocalNode
 from convoymq.kernels.link_frames import FRAME_COMMIT, FRAME_RAFT, FRAME_RELAY
 from convoymq.transport.relay import FLAG_OPEN
+from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
 
 PROXY_OFFSET = 40
@@ -214,7 +215,7 @@ class Proxies:
             task.cancel()
 
 
-class ProxiedCluster(LocalCluster):
+class ProxiedCluster(ForkedCluster):
     """Nodes that advertise, and dial, the proxies."""
 
     def __init__(self, data: Path, nodes: int, base_port: int, settings: dict[str, str]) -> None:

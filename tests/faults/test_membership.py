@@ -20,6 +20,7 @@ from convoymq.cli.api import delete
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import BrokerError, Misuse
 from tests.faults.traffic import connect, until
+from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
@@ -29,7 +30,7 @@ BASE_PORT = cluster_ports(__name__)
 QUEUE = "orders"
 
 
-class GrowingCluster(LocalCluster):
+class GrowingCluster(ForkedCluster):
     """Three nodes at first; node 4 knows the address of node 1 and nothing else."""
 
     def start(self) -> None:

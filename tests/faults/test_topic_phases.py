@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from convoymq.cli.api import NoAnswer, call
-from convoymq.cli.cluster import LocalCluster, LocalNode
 from tests.clusters import wait_http
 from tests.faults.dying_node import FILE, FIRST_PARTITIONS
 from tests.faults.test_topics import metadata_leader, restart
 from tests.faults.topic_traffic import TopicTraffic, create, finished, leader_of, path
 from tests.faults.traffic import until
+from tests.forked_nodes import ForkedCluster
 from tests.ports import cluster_ports
 
 BASE_PORT = cluster_ports(__name__)
@@ -51,11 +50,10 @@ POINTS = {
 BODIES: dict[str, dict[str, object]] = {"split": {"pid": 0}, "merge": {"pids": [0, 1]}}
 
 
-class DyingCluster(LocalCluster):
+class DyingCluster(ForkedCluster):
     """Its nodes can be told to die."""
 
-    def _command(self, node: LocalNode) -> list[str]:
-        return [sys.executable, "-m", "tests.faults.dying_node"]
+    changes = ("tests.faults.dying_node",)
 
     def arm(self, topic: str, point: str) -> None:
         """Has the node die that comes to a point of a topic first."""
