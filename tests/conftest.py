@@ -92,6 +92,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return Scheduling(config, log)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Names planted bugs that other seeds notice than those that are recorded."""
+    passed = terminalreporter.stats.get("passed", ())
+    drifted = [text for each in passed for key, text in each.user_properties if key == "drifted"]
+    if drifted:
+        terminalreporter.section("planted bugs drifted: python -m tests.sim.planted --record NAME")
+        terminalreporter.write_line("\n".join(sorted(drifted)))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fails the last test of a file that changed what all files of a process share."""

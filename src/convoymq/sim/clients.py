@@ -121,6 +121,26 @@ class ChannelReferee(Protocol):
         """A publisher was told that a message is safe."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Traits:
+    """Properties of a message; None = it does not have that one."""
+
+    priority: int | None = None
+    expiration: int | None = None
+    """In ms."""
+    group: bytes | None = None
+    message_id: bytes | None = None
+    delay: int | None = None
+    """In ms."""
+    persistent: bool = False
+
+    @property
+    def flags(self) -> int:
+        """Returns the flags of a publish."""
+        has_more = self.group is not None or self.delay is not None
+        return (self.priority is not None) << 1 | (self.expiration is not None) << 2 | has_more << 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelParts:
     """Parts that a channel is made with."""
@@ -328,19 +348,19 @@ class Channel:
                 continue
             self.unconfirmed[self._tag] = identity
             self._workload.published += 1
-            priority = expiration = group = None
-            if config.attribute_chance and self.client.queue.serves_attributes:
-                priority, expiration, group = self._draw_attributes()
-            message_id = None
-            if config.repeat_chance and self.client.queue.serves_attributes:
-                message_id = self._draw_message_id(identity)
-            delay = None
-            if config.delay_chance and group is None and self.client.queue.serves_delays:
-                delay = self._draw_delay()
-            record = record_of(body, priority, expiration, group, message_id, delay)
-            flags = (priority is not None) << 1 | (expiration is not None) << 2
-            flags |= (group is not None or delay is not None) << 3
-            self.client.target.publish(record, len(body), self._tag, flags)
+            traits = self._draw_traits(identity)
+            self.client.target.publish(record_of(body, traits), len(body), self._tag, traits.flags)
+
+    def _draw_traits(self, identity: bytes) -> Traits:
+        """Draws the properties of a message."""
+        config, queue, traits = self.config, self.client.queue, Traits()
+        if config.attribute_chance and queue.serves_attributes:
+            traits.priority, traits.expiration, traits.group = self._draw_attributes()
+        if config.repeat_chance and queue.serves_attributes:
+            traits.message_id = self._draw_message_id(identity)
+        if config.delay_chance and traits.group is None and queue.serves_delays:
+            traits.delay = self._draw_delay()
+        return traits
 
     def _draw_attributes(self) -> tuple[int | None, int | None, bytes | None]:
         """Priority, expiration in ms and group of a message; None = it has none."""
@@ -480,9 +500,9 @@ class Channel:
         if block is None:
             return
         identity = identity_of(batch.record(block, command, record))
-        # The client counts on over sessions; the queue begins again.
-        assert isinstance(client, QuorumClient)
-        self._receive(0, get_id - client._get_shift, identity, acquired, failed)
+        # A client of a quorum queue counts on over sessions; the queue begins again.
+        shift = client._get_shift if isinstance(client, QuorumClient) else 0
+        self._receive(0, get_id - shift, identity, acquired, failed)
         self._workload.delivered += 1
         ids = self.held.setdefault(0, [])
         ids.append(get_id)
@@ -605,26 +625,19 @@ class Channel:
         return ", ".join(missing)
 
 
-def record_of(
-    body: bytes,
-    priority: int | None = None,
-    expiration: int | None = None,
-    group: bytes | None = None,
-    message_id: bytes | None = None,
-    delay: int | None = None,
-    *,
-    persistent: bool = False,
-) -> tuple[bytes, ...]:
+def record_of(body: bytes, traits: Traits | None = None) -> tuple[bytes, ...]:
     """Returns the parts of a message as the edge hands them over."""
+    traits = traits or Traits()
     headers: dict[str, object] = {}
-    if group is not None:
-        headers[GROUP_ID] = Field("S", group)
-    if delay is not None:
-        headers[DELAY] = Field("l", delay)
+    if traits.group is not None:
+        headers[GROUP_ID] = Field("S", traits.group)
+    if traits.delay is not None:
+        headers[DELAY] = Field("l", traits.delay)
+    expiration, message_id = traits.expiration, traits.message_id
     properties = Properties(
         headers=Table.of(headers) if headers else None,
-        delivery_mode=PERSISTENT if persistent else None,
-        priority=priority,
+        delivery_mode=PERSISTENT if traits.persistent else None,
+        priority=traits.priority,
         expiration=None if expiration is None else str(expiration),
         message_id=None if message_id is None else text_of(message_id),
     )

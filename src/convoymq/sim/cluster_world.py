@@ -12,7 +12,7 @@ What holds for every group and queue holds here as well (`invariants`, `referee`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -30,7 +30,7 @@ from convoymq.sim.clock import Process
 from convoymq.sim.cluster_checker import ClusterChecker
 from convoymq.sim.cluster_node import ClusterNode
 from convoymq.sim.delivery_model import InvariantBroken
-from convoymq.sim.faults import KINDS, Variation, draw_plan
+from convoymq.sim.faults import KINDS, Variation
 from convoymq.sim.group_faults import GroupInjector
 from convoymq.sim.group_node import GroupNode
 from convoymq.sim.group_world import GroupLoad, GroupWorld
@@ -94,11 +94,6 @@ class ClusterLoad(GroupLoad):
     text = "the metadata group says which queues and members there are"
     kinds = KINDS + CLUSTER + LOSSES
     world: ClusterWorld
-
-    def make_world(
-        self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
-    ) -> ClusterWorld:
-        return ClusterWorld(draw_plan(seed, faults, self), self, sink)
 
     def vary(self, seed: int, share: float) -> Variation:
         more = Random(seed ^ 0xC1)

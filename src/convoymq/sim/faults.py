@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from convoymq.sim.clients import ClientConfig
 from convoymq.sim.disk import DiskConfig
+from convoymq.sim.loads import Load
 from convoymq.sim.network import NetworkConfig
 from convoymq.storage.types import StorageConfig
 
@@ -77,12 +78,20 @@ class Variation:
     """See `Plan`."""
 
 
-class PlannedLoad(Protocol):
-    """Parts of a load that its plans need."""
+class PlannedLoad(Load):
+    """A load whose runs are planned by `draw_plan`."""
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Returns the kinds of faults that the load knows."""
+    world_class: ClassVar[type[World]]
+
+    def make_world(
+        self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
+    ) -> World:
+        """See `Load`."""
+        return self.world_class(self.make_plan(seed, faults), self, sink)
+
+    def make_plan(self, seed: int, faults: Collection[str] | None) -> Plan:
+        """Draws the plan of a seed."""
+        return draw_plan(seed, faults, self)
 
     def vary(self, seed: int, share: float) -> Variation:
         """Draws what the plans of this load have beyond the others'.
@@ -90,12 +99,15 @@ class PlannedLoad(Protocol):
         Args:
             share: probability of each kind of fault.
         """
+        return Variation()
 
     def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
         """Returns the behaviour of channels."""
+        return clients
 
     def draw_settings(self, rng: Random, settings: dict[str, int]) -> dict[str, int]:
         """Returns the settings of queues; `settings` are those of quorum queues."""
+        return settings
 
 
 def _kinds(rng: Random, seed: int, share: float) -> frozenset[str]:
@@ -228,7 +240,7 @@ class Injector:
         self.world = world
         self.stopped = False
         moments = self.moments()
-        for kind in world.kinds:
+        for kind in world.load.kinds:
             if kind in world.plan.faults and kind in moments:
                 self._later(kind, moments[kind])
 

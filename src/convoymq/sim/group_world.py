@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from random import Random
 from typing import ClassVar, cast
 
 import msgspec
@@ -18,13 +17,12 @@ from convoymq.queues.group_queue import GroupQueue
 from convoymq.replication.machine import Effect
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
 from convoymq.shells.groups.replica import Replica
-from convoymq.sim.clients import ChannelReferee, ClientConfig
+from convoymq.sim.clients import ChannelReferee
 from convoymq.sim.delivery_model import InvariantBroken
-from convoymq.sim.faults import KINDS, Plan, Variation, draw_plan
+from convoymq.sim.faults import KINDS, Plan, PlannedLoad
 from convoymq.sim.group_faults import GroupInjector
 from convoymq.sim.group_node import FIRST_INCARNATION, GroupNode
 from convoymq.sim.invariants import GroupChecker
-from convoymq.sim.loads import Load
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.referee import GroupReferee, IndexedMachine, Referee
 from convoymq.sim.relays import RelayBook
@@ -55,31 +53,11 @@ class GroupPlace:
         return node in self.members or node in self.leaving
 
 
-class GroupLoad(Load):
+class GroupLoad(PlannedLoad):
     """A load whose groups the world places; a subclass says what a group is."""
 
-    world_class: ClassVar[type[GroupWorld]]
     kinds: ClassVar[tuple[str, ...]] = KINDS
     world: GroupWorld
-
-    def make_world(
-        self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
-    ) -> GroupWorld:
-        return self.world_class(draw_plan(seed, faults, self), self, sink)
-
-    # The plan.
-
-    def vary(self, seed: int, share: float) -> Variation:
-        """Draws what the plans of this load have beyond the others'."""
-        return Variation()
-
-    def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
-        """Returns the behaviour of channels."""
-        return clients
-
-    def draw_settings(self, rng: Random, settings: dict[str, int]) -> dict[str, int]:
-        """Returns the settings of the groups' machines; `settings` are those of quorum queues."""
-        return settings
 
     # A group.
 
@@ -122,14 +100,15 @@ class GroupWorld(World):
     nodes: Mapping[int, GroupNode]
     checkers: Mapping[int, GroupChecker]
 
+    load: GroupLoad
+
     def __init__(
-        self, plan: Plan, load: GroupLoad, sink: Callable[[str], None] | None = None
+        self, plan: Plan, load: PlannedLoad, sink: Callable[[str], None] | None = None
     ) -> None:
-        self.load = load
         self.places: dict[int, GroupPlace] = {}
         """Places of the groups that the world itself places."""
         self.referees: dict[int, GroupReferee] = {}
-        super().__init__(plan, load.kinds, sink)
+        super().__init__(plan, load, sink)
 
     def _make_world(self) -> None:
         self.network.on_frame_sent = self._on_frame_sent

@@ -7,13 +7,13 @@ What the nodes run, and by what it is judged, is said by a subclass: `group_worl
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from convoymq.queues.interface import Queue
 from convoymq.sim.clients import ChannelParts, ChannelReferee, Workload
 from convoymq.sim.engine import Result, Simulation
-from convoymq.sim.faults import Injector, Plan
+from convoymq.sim.faults import Injector, Plan, PlannedLoad
 from convoymq.sim.network import Network
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.trace import Trace
@@ -54,19 +54,16 @@ class World(Simulation):
     nodes: Mapping[int, SimNode]
 
     def __init__(
-        self,
-        plan: Plan,
-        kinds: Sequence[str],
-        sink: Callable[[str], None] | None = None,
+        self, plan: Plan, load: PlannedLoad, sink: Callable[[str], None] | None = None
     ) -> None:
         """
         Args:
-            kinds: faults in the order in which the plan's are begun.
+            load: its kinds of faults are begun in their order, where the plan has them.
             sink: called with each line of the trace.
         """
         super().__init__(plan.seed, plan.duration_us)
         self.plan = plan
-        self.kinds = kinds
+        self.load = load
         self.trace = Trace(lambda: self.scheduler.now_us, sink)
         self.network = Network(self.scheduler, self.trace, plan.network)
         self.workload = Workload()
@@ -117,6 +114,7 @@ class World(Simulation):
         wipe: bool = False,
     ) -> None:
         """Stops a node at once. `keep`: chance of each unsynced sector to be on the disk."""
+        self._on_down(node)
         self.trace.add(node.name, f"down for {restart_us / 1e6:.3f} s")
         node.process.alive = False
         self.network.stop(node.number, refuses=refuses)
@@ -127,6 +125,9 @@ class World(Simulation):
             self._on_wiped(node)
         self.channels = [c for c in self.channels if c.node != node.number]
         self.scheduler.after(restart_us, None, self._start, node)
+
+    def _on_down(self, node: SimNode) -> None:
+        """A node is about to stop."""
 
     def _on_wiped(self, node: SimNode) -> None:
         """The disk of a node is empty."""

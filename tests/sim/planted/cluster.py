@@ -44,7 +44,7 @@ def tables_decide_on_apply() -> None:
     Queues.declare = planted  # type: ignore[method-assign]
 
 
-@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster", first=8)
+@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster")
 def forgotten_are_forgotten() -> None:
     tree = _tree()
     restore = tree.restore
@@ -94,7 +94,6 @@ def join_without_the_log() -> None:
     "who was let in while members change is never made a member",
     "newcomer,forget,isolate,partition,transfer,slow",
     "cluster",
-    first=150,
 )
 def let_in_and_left_out() -> None:
     from convoymq.metadata.members import MembershipManager
@@ -102,7 +101,7 @@ def let_in_and_left_out() -> None:
     MembershipManager._admit = lambda self: None  # type: ignore[method-assign]
 
 
-@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster", first=13)
+@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster")
 def emptied_member_votes() -> None:
     from convoymq.broker.local_queues import LocalQueues
 
@@ -119,7 +118,6 @@ def emptied_member_votes() -> None:
     "publishes of a session that was ended count as safe",
     "false_death,break",
     "cluster",
-    first=14,
 )
 def ended_session_confirms() -> None:
     from convoymq.queues.quorum.client import QuorumClient
@@ -145,7 +143,7 @@ def survivor_drops_its_end() -> None:
     parts.changes().force = planted
 
 
-@plant("recovered queues are not filled up again", "lost_majority", "cluster", first=6)
+@plant("recovered queues are not filled up again", "lost_majority", "cluster")
 def recovered_queues_stay_small() -> None:
     from convoymq.metadata.members import MembershipManager
 
@@ -156,7 +154,6 @@ def recovered_queues_stay_small() -> None:
     "a node that was lost comes back in an incarnation that was before",
     "lost_majority,kill",
     "cluster",
-    first=1093,
 )
 def lives_come_again() -> None:
     from convoymq.metadata import nodes

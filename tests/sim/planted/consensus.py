@@ -40,7 +40,6 @@ def vote_without_log_check() -> None:
 @plant(
     "a vote is sent before it is on disk",
     "blackout,crash,slow,spike,isolate,suspect,transfer",
-    first=27,
 )
 def vote_before_it_is_durable() -> None:
     core = _core()
@@ -56,7 +55,6 @@ def vote_before_it_is_durable() -> None:
 @plant(
     "a candidate asks for votes before its own is on disk",
     "blackout,crash,slow,spike,isolate,suspect,transfer",
-    first=27,
 )
 def asks_before_its_vote_is_durable() -> None:
     from convoymq.replication.raft.types import VOTE
@@ -72,7 +70,7 @@ def asks_before_its_vote_is_durable() -> None:
     elections.start = planted
 
 
-@plant("a restarted node has forgotten for whom it voted", "crash,kill,isolate,suspect", first=17)
+@plant("a restarted node has forgotten for whom it voted", "crash,kill,isolate,suspect")
 def vote_forgotten_at_restart() -> None:
     core = _core()
     start = core.start
@@ -90,9 +88,7 @@ def elected_without_majority() -> None:
     _elections().is_elected = lambda self: bool(self.votes)
 
 
-@plant(
-    "entries of older terms are committed by counting copies", "isolate,crash,partition", first=4
-)
+@plant("entries of older terms are committed by counting copies", "isolate,crash,partition")
 def older_term_committed_by_count() -> None:
     _core()._may_commit = lambda self, index: True
 
@@ -155,7 +151,7 @@ def overlap_truncates() -> None:
     core.on_append = planted
 
 
-@plant("a follower takes the leader's commit index for entries that it has not compared", first=4)
+@plant("a follower takes the leader's commit index for entries that it has not compared")
 def commit_beyond_match() -> None:
     core = _core()
     on_append = core.on_append
@@ -206,7 +202,6 @@ def lost_log_votes() -> None:
 @plant(
     "a member that comes back votes before it has caught up",
     "membership,crash,isolate,kill",
-    first=238,
 )
 def returned_member_votes() -> None:
     from convoymq.replication.raft.membership import Learner
@@ -245,12 +240,12 @@ def everybody_is_live() -> None:
     Replica.is_live = lambda self, node: True  # type: ignore[method-assign]
 
 
-@plant("nobody is relayed to", "cutoff", first=29)
+@plant("nobody is relayed to", "cutoff")
 def nobody_is_relayed() -> None:
     _relay()._relays = lambda self, node: []
 
 
-@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=472)
+@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway")
 def relayed_sessions_go_on() -> None:
     relay = _relay()
     stop = relay._stop

@@ -29,7 +29,6 @@ def _copy() -> Any:
     "a publish is confirmed before the slowest mirror has it",
     "kill,slow,spike",
     "mirrored",
-    first=290,
 )
 def confirmed_before_the_slowest_mirror() -> None:
     from convoymq.queues.mirrored.confirms import Confirms
@@ -41,7 +40,6 @@ def confirmed_before_the_slowest_mirror() -> None:
     "a mirror counts as synchronised before it has what the master has",
     "kill",
     "mirrored",
-    first=15,
 )
 def synchronised_too_early() -> None:
     copy = _copy()
@@ -68,7 +66,7 @@ def settled_is_not_told() -> None:
     log.BroadcastLog.add_settled = add_settled  # type: ignore[method-assign]
 
 
-@plant("a new master does not know how far sessions are", "kill", "mirrored", first=55)
+@plant("a new master does not know how far sessions are", "kill", "mirrored")
 def sessions_begin_anew() -> None:
     master = _master()
     remember = master._remember
@@ -103,7 +101,6 @@ def never_answered() -> None:
     "a master that was taken for failed drops the only whole copy",
     "isolate,kill",
     "mirrored",
-    first=15,
 )
 def last_copy_is_dropped() -> None:
     _host()._is_wanted = lambda self, master, record: False
@@ -160,3 +157,38 @@ def hand_outs_stay_in_the_old_file() -> None:
             ClassicLog.add_handed_out = add  # type: ignore[method-assign]
 
     ClassicLog._roll_if_full = planted  # type: ignore[method-assign]
+
+
+# Faults of former days, planted again.
+
+
+@plant("a session goes on before what its former consumer gets is sent", "kill,break", "mirrored")
+def goes_on_before_what_is_due() -> None:
+    master = _master()
+    resume = master.resume
+
+    def planted(self: Any, *place: Any) -> None:
+        before = self._apply_open_batch, self._carry_out
+        self._apply_open_batch = self._carry_out = lambda *_now: None
+        try:
+            resume(self, *place)
+        finally:
+            self._apply_open_batch, self._carry_out = before
+
+    master.resume = planted
+
+
+@plant("a former master may not hear late of a message (the referee's)", "isolate,slow", "mirrored")
+def late_messages_are_refused() -> None:
+    from convoymq.sim.mirrored.referee import MirroredReferee
+
+    on_added = MirroredReferee.on_added
+
+    def planted(self: Any, life: Any, identity: bytes) -> None:
+        newest, self.newest = self.newest, life
+        try:
+            on_added(self, life, identity)
+        finally:
+            self.newest = newest
+
+    MirroredReferee.on_added = planted  # type: ignore[method-assign]

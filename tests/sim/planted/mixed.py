@@ -15,7 +15,7 @@ def version_raised_too_early() -> None:
     supported.newest_of = lambda known, kind: 2
 
 
-@plant("a version counts from when it is proposed, not from its entry", "none", "mixed", first=11)
+@plant("a version counts from when it is proposed, not from its entry", "none", "mixed")
 def version_counts_from_its_proposal() -> None:
     from convoymq.shells.groups.version_raising import VersionRaising
 

@@ -88,7 +88,7 @@ def no_resend_after_failover() -> None:
     QuorumClient.resend = lambda self, after=None, *, now=False: None  # type: ignore[method-assign]
 
 
-@plant("a resent publish is enqueued a second time", "break,crash,kill", first=12)
+@plant("a resent publish is enqueued a second time", "break,crash,kill")
 def duplicates_enqueued() -> None:
     machine = parts.machine()
     accept = machine._accept
@@ -154,7 +154,6 @@ def expired_are_given() -> None:
     "the time limit of a queue is forgotten where a message has its own",
     "none",
     unaided=True,
-    first=7,
 )
 def own_expiration_comes_before_the_queue_s() -> None:
     machine = parts.machine()
@@ -181,7 +180,7 @@ def bytes_do_not_count() -> None:
     _backlog().length_bytes = lambda self: 0
 
 
-@plant("what is too much is dropped although it waits for a time", "none", unaided=True, first=17)
+@plant("what is too much is dropped although it waits for a time", "none", unaided=True)
 def what_waits_is_dropped_first() -> None:
     from convoymq.queues.quorum.dead_letters import OVER_LENGTH
 
@@ -275,7 +274,7 @@ def moved_messages_have_no_name() -> None:
     stream.name_next = planted
 
 
-@plant("a dead letter is done when its target refuses it", "none", unaided=True, first=7)
+@plant("a dead letter is done when its target refuses it", "none", unaided=True)
 def refused_dead_letters_are_done() -> None:
     from convoymq.queues.dead_letter_worker import DeadLetterWorker
 
@@ -305,9 +304,7 @@ def a_new_leader_forgets_dead_letters() -> None:
     DeadLetterMover.on_leader = planted  # type: ignore[method-assign]
 
 
-@plant(
-    "a snapshot leaves out the message-ids that are remembered", "crash,kill,membership", first=20
-)
+@plant("a snapshot leaves out the message-ids that are remembered", "crash,kill,membership")
 def snapshot_without_message_ids() -> None:
     import msgspec
 
@@ -443,7 +440,7 @@ def turn_ignores_others() -> None:
     _deliveries().assign = _assign(counts_others=False)
 
 
-@plant("a turn is as long when its consumer settles slowly", "none", unaided=True, first=22)
+@plant("a turn is as long when its consumer settles slowly", "none", unaided=True)
 def slow_consumers_are_quick() -> None:
     consumer = _consumer()
     settled = consumer.settled
@@ -600,7 +597,6 @@ def ended_session_returns_behind_fresh() -> None:
     "the next single active consumer begins while the one before it holds messages",
     "suspect,isolate,crash",
     unaided=True,
-    first=4,
 )
 def next_active_does_not_wait() -> None:
     consumers = _consumers()
@@ -614,7 +610,7 @@ def next_active_does_not_wait() -> None:
     consumers.choose_active = planted
 
 
-@plant("without a limit, what is given back goes to the head", "none", unaided=True, first=6)
+@plant("without a limit, what is given back goes to the head", "none", unaided=True)
 def unlimited_returns_go_to_the_head() -> None:
     backlog = _backlog()
     backlog.requeue = lambda self, run, failed, counted: self.give_back(run, failed, counted)
@@ -678,9 +674,7 @@ def suspected_node_is_served() -> None:
     machine._node_down = planted
 
 
-@plant(
-    "a node that stays away keeps its messages", "isolate,freeze,partition", unaided=True, first=22
-)
+@plant("a node that stays away keeps its messages", "isolate,freeze,partition", unaided=True)
 def lost_node_keeps_its_messages() -> None:
     machine = parts.machine()
     tick = machine._tick
@@ -712,7 +706,6 @@ def node_up_serves_nobody() -> None:
     "a consumer becomes active while the one before it holds messages",
     "none",
     unaided=True,
-    first=6,
 )
 def two_single_active_consumers() -> None:
     consumers = _consumers()
@@ -730,7 +723,7 @@ def two_single_active_consumers() -> None:
     consumers.choose_active = planted
 
 
-@plant("who waits longest becomes active, whatever the priorities", "none", unaided=True, first=6)
+@plant("who waits longest becomes active, whatever the priorities", "none", unaided=True)
 def activation_ignores_priority() -> None:
     def planted(self: Any) -> Any:
         for consumer in self.waiting:
@@ -797,7 +790,7 @@ def client_passes_on_repeats() -> None:
     client.on_deliver = planted
 
 
-@plant("a client does not ask for what it missed", "break,loss,crash,kill", unaided=True, first=14)
+@plant("a client does not ask for what it missed", "break,loss,crash,kill", unaided=True)
 def client_skips_gaps() -> None:
     client = _client()
     on_deliver = client.on_deliver
@@ -857,14 +850,14 @@ def snapshot_install_says_nothing() -> None:
     machine.resend = lambda self, session_node: None
 
 
-@plant("a session that was left behind never ends", "none", first=2)
+@plant("a session that was left behind never ends", "none")
 def left_behind_for_ever() -> None:
     from convoymq.queues.session_audit import SessionAudit
 
     SessionAudit.answered = lambda self, question, unknown: {}  # type: ignore[method-assign]
 
 
-@plant("an opening number opens a session again", "loss,break,slow", first=22)
+@plant("an opening number opens a session again", "loss,break,slow")
 def opened_again() -> None:
     from convoymq.queues.sessions import Openings
 

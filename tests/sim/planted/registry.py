@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from convoymq.sim.registry import DEFAULT
 
 PLANTS: dict[str, Plant] = {}
+SEEDS = Path(__file__).parent / "seeds.json"
+"""Name of a bug -> a seed that notices it; 1 where it has none. `--record` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +27,32 @@ class Plant:
     """What the simulator is to do (`registry.LOADS`)."""
     unaided: bool = False
     """The machine does not check its own invariants: only what watches it from outside notices."""
-    first: int = 1
-    """The first seed of the test: not far before one that notices, where that is rare."""
+
+    @property
+    def seed(self) -> int:
+        """Returns the recorded seed that notices the bug."""
+        return recorded_seeds().get(self.name, 1)
+
+
+def recorded_seeds() -> dict[str, int]:
+    """Returns the recorded seeds by the names of bugs."""
+    return dict(json.loads(SEEDS.read_text()))
+
+
+def record_seed(name: str, seed: int) -> None:
+    """Records a seed that notices a bug; forgets those of bugs that are no more."""
+    seeds = {**recorded_seeds(), name: seed}
+    kept = {each: seeds[each] for each in sorted(seeds) if each in PLANTS and seeds[each] != 1}
+    SEEDS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def plant(
-    text: str,
-    faults: str | None = None,
-    load: str = DEFAULT,
-    *,
-    unaided: bool = False,
-    first: int = 1,
+    text: str, faults: str | None = None, load: str = DEFAULT, *, unaided: bool = False
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Registers a patch under its function's name."""
 
     def register(apply: Callable[[], None]) -> Callable[[], None]:
-        PLANTS[apply.__name__] = Plant(apply.__name__, text, apply, faults, load, unaided, first)
+        PLANTS[apply.__name__] = Plant(apply.__name__, text, apply, faults, load, unaided)
         return apply
 
     return register

@@ -210,9 +210,7 @@ def acknowledgement_round_ends() -> None:
     core._take = lambda self, progress: take(self, replace(progress, complete=0))
 
 
-@plant(
-    "a newcomer outlives the member that it takes its state from", "leave,kill", "ring", first=100
-)
+@plant("a newcomer outlives the member that it takes its state from", "leave,kill", "ring")
 def newcomer_outlives_its_neighbour() -> None:
     view = _view()
     with_failed = view.with_failed

@@ -41,14 +41,13 @@ def restored_stream_is_younger() -> None:
     "a snapshot leaves out the last sequences of producers",
     "crash,kill,membership",
     "streams",
-    first=6,
 )
 def snapshot_without_producers() -> None:
     machine = _stream()
     machine._pack_producers = lambda self: []
 
 
-@plant("a stream's older chunks are not kept in the log", "none", "streams", first=3)
+@plant("a stream's older chunks are not kept in the log", "none", "streams")
 def older_chunks_are_not_live() -> None:
     machine = _stream()
 
@@ -100,7 +99,6 @@ def begins_at_the_chunk() -> None:
     "a consumer is handed on after a lost answer as if it had come",
     "partition",
     "streams",
-    first=20,
 )
 def pull_skips_what_was_lost() -> None:
     from convoymq.queues.stream.client import StreamClient

@@ -170,6 +170,7 @@ class Backing:
                 return line
             if line.waiting and (isinstance(line.waiting[0], Run) or self._fill(line)):
                 return line
+            assert not line.count, "a line counts messages that it does not have"
             self._check_empty(line)
         return None
 
@@ -179,6 +180,7 @@ class Backing:
             line = self.lines[(self._occupied & -self._occupied).bit_length() - 1]
             if line.returned or (line.waiting and self.head_is_here(line)):
                 return line
+            assert not line.count, "a line counts messages that it does not have"
             self._check_empty(line)
         return None
 

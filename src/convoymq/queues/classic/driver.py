@@ -1,9 +1,8 @@
-"""Driver of classic queues."""
+"""Rules of classic queues; `queues.mirrored` has their driver, since policies may mirror them."""
 
 from __future__ import annotations
 
-from convoymq.queues.classic.host import ClassicHost, options_of
-from convoymq.queues.driver import HomeDriver, HostParts
+from convoymq.queues.driver import HomeDriver
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS, TAKE_OVER_ARGUMENT
 from convoymq.routing.queue_types import PlacementKind, TypeRules
 
@@ -80,7 +79,3 @@ class ClassicDriver(HomeDriver):
         policy_scope="classic_queues",
         prevailing_arguments=frozenset(("x-overflow",)),
     )
-
-    def make_host(self, parts: HostParts) -> ClassicHost:
-        """See `HomeDriver`."""
-        return ClassicHost(**options_of(parts))

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import call
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,7 +32,7 @@ from convoymq.kernels.batch import (
 )
 from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.clock import Clock, Timer
+from convoymq.model.clock import Timer
 from convoymq.model.errors import BrokerError, NotFound, PeerError
 from convoymq.model.refusals import commands_lost, crashed, home_node_down, queue_subject
 from convoymq.model.rounds import pass_on, run_each
@@ -43,17 +43,15 @@ from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.memory import Memory
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
-from convoymq.queues.dead_letter_publisher import DeadLetterOptions
-from convoymq.queues.driver import MEMORY_TARGET_BYTES, HostParts, Reports
+from convoymq.queues.driver import HostParts
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import Row
 from convoymq.storage.threads import ThreadWorker
 from convoymq.storage.types import Directory, Worker
-from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_CLASSIC, KIND_CLASSIC_COUNTS, KIND_RESERVATION
 
 if TYPE_CHECKING:
-    from convoymq.shells.capacity import Waiting
+    pass
 
 FLOW_ON_BYTES = 64 << 20
 """Bytes waiting for the disk above which publishers are stopped, until a quarter is left; less
@@ -86,108 +84,41 @@ class Crash:
     """Time at which it is opened anew, by the monotonic clock; None while its files are in use."""
 
 
-class HostOptions(TypedDict):
-    """Options of a `ClassicHost` that come from its node."""
-
-    node_id: int
-    directory: Directory
-    worker: Worker
-    clock: Clock
-    control: ControlPlane
-    reports: Reports
-    new_session: Callable[[], int]
-    node_name: Callable[[int], str]
-    call_soon: Callable[[Callable[[], None]], None]
-    on_routes: Callable[[], None]
-    wanted: Callable[[], None]
-    await_room: Callable[[int, Waiting], None]
-    note: Callable[..., None]
-    dead_letters: DeadLetterOptions | None
-    memory_target_bytes: int
-
-
-def options_of(parts: HostParts, worker: Worker | None = None) -> HostOptions:
-    """Returns the options of a node's host. `worker`: carries out work on files; None: a thread."""
-    return HostOptions(
-        node_id=parts.node_id,
-        directory=parts.open_directory("classic"),
-        worker=worker or ThreadWorker(parts.call_soon, name="classic-log"),
-        clock=parts.clock,
-        control=parts.control,
-        reports=parts.reports,
-        new_session=parts.new_session,
-        node_name=parts.node_name_of,
-        call_soon=parts.call_soon,
-        on_routes=parts.on_routes,
-        wanted=parts.wanted,
-        await_room=parts.await_room,
-        note=parts.note,
-        dead_letters=parts.dead_letters,
-        memory_target_bytes=parts.memory_target_bytes,
-    )
-
-
 class ClassicHost:
     """The classic queues of one node."""
 
     client_class: type[ClassicClient] = ClassicClient
     """Class of the clients of its queues."""
 
-    def __init__(
-        self,
-        *,
-        node_id: int,
-        directory: Directory,
-        worker: Worker,
-        clock: Clock,
-        control: ControlPlane,
-        reports: Reports,
-        new_session: Callable[[], int],
-        node_name: Callable[[int], str],
-        call_soon: Callable[[Callable[[], None]], None],
-        on_routes: Callable[[], None],
-        wanted: Callable[[], None],
-        await_room: Callable[[int, Waiting], None],
-        note: Callable[..., None],
-        dead_letters: DeadLetterOptions | None = None,
-        file_bytes_max: int = FILE_BYTES_MAX,
-        memory_target_bytes: int = MEMORY_TARGET_BYTES,
-    ) -> None:
+    def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
         """
         Args:
-            await_room: `ReplicaHost.await_room`.
-            dead_letters: how dead letters are published; None: they are not.
-            note: logs an event of a queue, with its fields.
-            file_bytes_max: a file of a queue's log is full at this size.
-            memory_target_bytes: what the messages of all queues together may take.
-            directory: where the files of the queues lie, one folder per group id.
-            worker: writes them; closed by `stop`.
-            call_soon: runs a callback on the loop.
-            on_routes: edges are to forget the routes that they remember: handles have changed.
-            wanted: called when a round must be ended (`end_of_round`).
+            worker: carries out work on files, closed by `stop`; None: a thread.
         """
-        self.node_id = node_id
+        self.node_id = parts.node_id
         self.queues: dict[int, ClassicQueue] = {}
         self._crashes: dict[int, Crash] = {}
         #: group -> (delay before it is opened anew, when it crashed): the last time.
         self._delays: dict[int, tuple[int, int]] = {}
-        self._directory = directory
-        self.file_bytes_max = file_bytes_max
-        self.memory = Memory(memory_target_bytes)
-        self._flow_on_bytes = min(FLOW_ON_BYTES, memory_target_bytes // 4)
-        self.clock = clock
-        self.note = note
-        self.dead_letters = dead_letters
-        self._control = control
-        self.new_session = new_session
-        self.node_name = node_name
-        self._reports = reports
-        self._call_soon = call_soon
-        self._on_routes = on_routes
-        self._wanted = wanted
-        self._await_room = await_room
+        self._directory = parts.open_directory("classic")
+        """Where the files of the queues lie, one folder per group id."""
+        self.file_bytes_max = FILE_BYTES_MAX
+        """A file of a queue's log is full at this size."""
+        self.memory = Memory(parts.memory_target_bytes)
+        self._flow_on_bytes = min(FLOW_ON_BYTES, parts.memory_target_bytes // 4)
+        self.clock = parts.clock
+        self.note = parts.note
+        self.dead_letters = parts.dead_letters
+        self._control = control = parts.control
+        self.new_session = parts.new_session
+        self.node_name = parts.node_name_of
+        self._reports = parts.reports
+        self._call_soon = parts.call_soon
+        self._on_routes = parts.on_routes
+        self._wanted = parts.wanted
+        self._await_room = parts.await_room
         self._held_back: HeldBack[tuple[int, Effect]] = HeldBack(
-            control.transport, await_room, self
+            control.transport, parts.await_room, self
         )
         """(group, effect). Their messages are not copied; consumers' windows bound them."""
         self._dirty: list[ClassicQueue] = []
@@ -200,6 +131,7 @@ class ClassicHost:
         self._timer: Timer | None = None
         #: Sessions that were ended because nobody here has them.
         self._ghosts: set[tuple[int, int]] = set()
+        worker = worker or ThreadWorker(parts.call_soon, name="classic-log")
         self.writer = LogWriter(worker, self._on_written)
         control.handle_raw(KIND_CLASSIC, self._on_frame)
         control.handle(KIND_CLASSIC_COUNTS, self._on_counts)

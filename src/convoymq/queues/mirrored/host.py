@@ -31,7 +31,7 @@ from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import BrokerError, PeerError, PreconditionFailed
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
-from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS, ClassicHost, options_of
+from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS, ClassicHost
 from convoymq.queues.classic.limits import priority_max
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.driver import HostParts
@@ -59,17 +59,12 @@ class MirroredHost(ClassicHost):
     master_class = MasterQueue
 
     def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
-        """
-        Args:
-            worker: carries out work on files; None: a thread.
-        """
+        """See `ClassicHost`."""
         self._parts = parts
         self.sync_batch_size = SYNC_BATCH_SIZE
         self.counts_timeout_s = COUNTS_TIMEOUT_S
         self.restart_wait_ms = parts.mirror_restart_wait_ms
-        options = options_of(parts, worker)
-        super().__init__(**options)
-        self._files = options["directory"]
+        super().__init__(parts, worker)
         self._fronts: dict[int, MirroredHandle] = {}
         """Handles that clients have of queues whose master came to this node later."""
         self._copies: dict[int, MirrorCopy] = {}
@@ -216,7 +211,7 @@ class MirroredHost(ClassicHost):
     def copy_of(self, group: int) -> int:
         """See `QueueHost`."""
         ring = self._rings.get(group)
-        return ring.member if ring is not None else read_member(self._files, group) or 0
+        return ring.member if ring is not None else read_member(self._directory, group) or 0
 
     def remove_orphans(self, known: set[int]) -> None:
         """See `QueueHost`."""
@@ -292,11 +287,11 @@ class MirroredHost(ClassicHost):
         member = self._open_ring(record, own)
         if master.member is not member:
             master.attach(member)
-            if read_member(self._files, record.group) == own.number:
+            if read_member(self._directory, record.group) == own.number:
                 master.is_marked = True
             else:
                 write_member(
-                    self._files,
+                    self._directory,
                     self.writer,
                     record.group,
                     own.number,
@@ -336,7 +331,7 @@ class MirroredHost(ClassicHost):
 
         def make(_group: int) -> None:
             master = self.master_class(
-                self, record, arguments, settings, self._files, sessions=sessions
+                self, record, arguments, settings, self._directory, sessions=sessions
             )
             if isinstance(front, MirroredHandle) and front.ended is None:
                 self._fronts[group] = front
@@ -381,9 +376,9 @@ class MirroredHost(ClassicHost):
         group = record.group
 
         def new_log() -> BroadcastLog:
-            self._files.remove(str(group))
-            log = self.make_log(record, self._files, sync=True)
-            write_member(self._files, self.writer, group, own.number, 0)
+            self._directory.remove(str(group))
+            log = self.make_log(record, self._directory, sync=True)
+            write_member(self._directory, self.writer, group, own.number, 0)
             return log
 
         self.note("queue.mirror_started", vhost=record.vhost, queue=record.name, group=group)
@@ -596,7 +591,7 @@ class MirroredHost(ClassicHost):
         own = view.live_at(self.node_id)
         live = [each for each in view.members if view.is_live(each.number)]
         others = [each for each in live if each is not own]
-        number = read_member(self._files, record.group)
+        number = read_member(self._directory, record.group)
         if own is not None and own.number == view.master and view.full() == [own.number]:
             # Nobody else ever had anything of this ring, whoever wrote the files before it.
             number = view.master

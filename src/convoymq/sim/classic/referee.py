@@ -22,15 +22,12 @@ from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from convoymq.kernels.batch import record
 from convoymq.messages.deaths import OVER_LENGTH
-from convoymq.queues.classic.machine import DELIVER, GOT, PURGED, ClassicMachine
-from convoymq.queues.classic.queue import LocalQueue
+from convoymq.queues.classic.machine import ClassicMachine
 from convoymq.queues.classic.runs import Block, Run
-from convoymq.sim.delivery_model import InvariantBroken
-from convoymq.sim.records import identity_of
-
-INVARIANTS_EVERY = 4
+from convoymq.queues.mirrored.master import MasterQueue
+from convoymq.sim.clients import Traits
+from convoymq.sim.hosted.book import Book, Given, QueueReferee
 
 
 @dataclass(slots=True)
@@ -48,9 +45,6 @@ class Sent:
     """The end of its time in this life of the queue; 0 = it has all the time."""
     expires_last_ms: int = 0
     """The end of its time as it was when it came."""
-    held: bool = False
-    given: int = -1
-    """Number of returns before the last delivery; -1 = there was none."""
     lost: bool = False
     """True after a restart from which the message did not come back."""
 
@@ -85,7 +79,7 @@ class Ready:
         return sorted(level for level, here in self._here.items() if here)
 
 
-class ClassicReferee:
+class ClassicReferee(QueueReferee, Book):
     """The book of one queue.
 
     Args:
@@ -95,56 +89,39 @@ class ClassicReferee:
     """
 
     def __init__(
-        self,
-        group: int,
-        *,
-        durable: bool,
-        ttl_ms: int | None,
-        has_limit: bool,
-        level_max: int = 0,
+        self, name: str, *, durable: bool, ttl_ms: int | None, has_limit: bool, level_max: int
     ) -> None:
-        self.group = group
+        QueueReferee.__init__(self, name)
+        Book.__init__(self, self)
         self.level_max = level_max
         self.ready = Ready()
         self._counts: dict[tuple[int, bytes], bytes] = {}
         """(priority, channel) -> number of its last message that came in this command."""
-        self._missing = 0
-        """Messages that the log was to have and, as the disk failed, does not."""
         self.durable = durable
         self.ttl_ms = ttl_ms
         self.has_limit = has_limit
         self.sent: dict[bytes, Sent] = {}
-        self.alive: dict[int, bytes] = {}
-        """Position -> message, of what is in the queue."""
         self.gone: set[int] = set()
         """Positions whose messages are gone, and whose records of that are durable."""
         self._leaving: deque[tuple[int, list[int]]] = deque()
         """(number of a write, positions that it says are gone)"""
         self._handed: dict[tuple[int, int, int], bytes] = {}
         """(session, consumer, number) -> message, until the channel has it."""
-        self._looks = 0
         self._stopped = False
         self.has_failed = False
         """The disk refused something in this life of the queue."""
         self.failed_once = False
         """The disk refused something in some life: a log may have holes where nothing was safe."""
-        self.queue: LocalQueue | None = None
-
-    def fail(self, text: str) -> None:
-        """Stops the run."""
-        raise InvariantBroken(f"classic queue {self.group}: {text}")
 
     # What channels say.
 
-    def on_sent(
-        self, identity: bytes, *, persistent: bool, expiration_ms: int | None, priority: int | None
-    ) -> None:
-        """A channel publishes a message."""
-        level = min(priority or 0, self.level_max)
-        self.sent[identity] = Sent(persistent, expiration_ms, level)
+    def on_sent(self, identity: bytes, traits: Traits) -> None:
+        """See `QueueReferee`."""
+        level = min(traits.priority or 0, self.level_max)
+        self.sent[identity] = Sent(traits.persistent, traits.expiration, level)
 
     def on_confirmed(self, identity: bytes) -> None:
-        """A channel was told that a message is safe."""
+        """See `QueueReferee`."""
         sent = self.sent[identity]
         if sent.position < 0:
             self.fail(f"{identity.hex()} was confirmed, and never came")
@@ -152,9 +129,10 @@ class ClassicReferee:
             self.fail(f"{identity.hex()} was confirmed, and did not come back")
         sent.confirmed = True
 
-    def on_received(self, session: int, consumer: int, number: int, identity: bytes) -> None:
-        """A channel got a message."""
-        if self._handed.pop((session, consumer, number), None) != identity:
+    def on_received(self, receiver: tuple[int, int, int], identity: bytes, acquired: int) -> None:
+        """See `QueueReferee`."""
+        if self._handed.pop(receiver, None) != identity:
+            session, consumer, number = receiver
             self.fail(f"consumer {consumer} of {session:x} got {identity.hex()} as {number}, which"
                       " its home did not give")  # fmt: skip
 
@@ -164,14 +142,14 @@ class ClassicReferee:
         """The disk refused something."""
         self.has_failed = self.failed_once = True
 
-    def watch(self, queue: LocalQueue) -> None:
+    def watch(self, queue: MasterQueue) -> None:
         """The queue was opened at its home: compares what it recovered, and follows it."""
         self.queue = queue
         machine = queue.machine
         self._on_opened(machine, queue.host.now_ms())
-        add, give_back, carry_out = machine._add, machine.give_back, queue._carry_out
+        self.follow(queue)
         take_head, leave = machine.take_head, machine._leave_unacknowledged
-        purge, enqueue = machine.purge, machine._enqueue
+        purge, enqueue, carry_out = machine.purge, machine._enqueue, queue._carry_out
 
         def enqueued(
             data: bytes, flags: int, count: int, offset: int, length: int, now_ms: int
@@ -183,10 +161,6 @@ class ClassicReferee:
             self.ready = Ready()
             return purge()
 
-        def added(block: Block) -> None:
-            self._on_enqueued(block)
-            add(block)
-
         def taken(limit: int) -> Run | None:
             run = take_head(limit)
             if run is not None:
@@ -197,25 +171,18 @@ class ClassicReferee:
             self._on_left(run, reason)
             leave(run, reason)
 
-        def given_back(runs: list[Run]) -> None:
-            self._on_given_back(runs)
-            give_back(runs)
-
         def carried_out() -> None:
             gone = list(machine.settled)
-            self._look(machine)
             carry_out()
             self._leaving.append((queue._writes, gone))
 
-        machine._add = added  # type: ignore[method-assign]
         machine.purge = purged  # type: ignore[method-assign]
         machine._enqueue = enqueued  # type: ignore[method-assign]
         machine.take_head = taken  # type: ignore[method-assign]
         machine._leave_unacknowledged = left  # type: ignore[method-assign]
-        machine.give_back = given_back  # type: ignore[method-assign]
         queue._carry_out = carried_out  # type: ignore[method-assign]
 
-    def on_down(self, *, stopped: bool = False) -> None:
+    def on_down(self, *, stopped: bool) -> None:
         """The home is down. `stopped`: it wrote all that it had before."""
         queue = self.queue
         if queue is None:
@@ -232,39 +199,33 @@ class ClassicReferee:
         self._handed.clear()
 
     def _on_opened(self, machine: ClassicMachine, now_ms: int) -> None:
-        found: dict[int, bytes] = {}
-        for run in machine.backing.walk(machine.backing.level_max, 0):
-            data, command = machine.body_of(run.block)
-            for i in range(run.count):
-                identity = identity_of(record(data, command, run.first + i))
-                self._on_recovered(run.position + i, identity, run.expires)
-                if self.sent[identity].level != run.block.level:
-                    self.fail(f"{identity.hex()} comes back with priority {run.block.level}")
-                found[run.position + i] = identity
-        self._missing = machine.ready_count - len(found)
-        if self._missing and not self.failed_once:
-            self.fail(f"{self._missing} messages cannot be read back")
+        before = self.alive
+        self.begin_again()
         self.ready = Ready()
-        for position, identity in found.items():
-            self.ready.add(self.sent[identity].level, position)
-        before, self.alive = self.alive, found
+        for found in self.found_in(machine):
+            identity, position, level = found.identity, found.position, found.run.block.level
+            self._on_recovered(position, identity, found.run.expires)
+            if self.sent[identity].level != level:
+                self.fail(f"{identity.hex()} comes back with priority {level}")
+            self.put(identity, position)
+            self.ready.add(level, position)
+            self.sent[identity].lost = False
+        self.missing = machine.ready_count - len(self.alive)
+        if self.missing and not self.failed_once:
+            self.fail(f"{self.missing} messages cannot be read back")
         for position, identity in before.items():
             sent = self.sent[identity]
-            if position in found:
+            if position in self.alive:
                 continue
             over = sent.expires_ms and sent.expires_ms <= now_ms
             if (sent.confirmed or self._stopped) and sent.persistent and self.durable and not over:
                 self.fail(f"{identity.hex()} at {position} did not come back")
             sent.lost = True
-        for identity in found.values():
-            self.sent[identity].held = self.sent[identity].lost = False
-            self.sent[identity].given = -1
 
     def _on_recovered(self, position: int, identity: bytes, expires_ms: int) -> None:
         sent = self.sent.get(identity)
         if sent is None or sent.position != position:
             self.fail(f"{identity.hex()} comes back at {position}, and was {sent}")
-        assert sent is not None
         if not self.durable or not sent.persistent:
             self.fail(f"{identity.hex()}, which is transient, comes back")
         if position in self.gone:
@@ -277,35 +238,29 @@ class ClassicReferee:
 
     # What the queue does.
 
-    def _on_enqueued(self, block: Block) -> None:
-        position, now_ms = block.position, block.time_ms
-        assert block.data is not None
-        for i in range(block.count):
-            identity = identity_of(record(block.data, block.command, i))
-            sent = self.sent[identity]
-            if sent.level != block.level:
-                self.fail(f"{identity.hex()} has priority {sent.level}, and comes to {block.level}")
-            if identity[4:] <= self._counts.get((sent.level, identity[:4]), b""):
-                self.fail(f"{identity.hex()} comes behind one that was published later")
-            self._counts[sent.level, identity[:4]] = identity[4:]
-            self.ready.add(sent.level, position + i)
-            if sent.position >= 0:
-                self.fail(f"{identity.hex()} comes twice")
-            if position + i in self.alive:
-                self.fail(f"position {position + i} is used twice")
-            # Nothing is left of what was there in a former life.
-            self.gone.discard(position + i)
-            sent.position = position + i
-            times = [ms for ms in (sent.expiration_ms, self.ttl_ms) if ms is not None]
-            sent.expires_ms = sent.expires_last_ms = now_ms + min(times) if times else 0
-            self.alive[position + i] = identity
+    def on_added(self, identity: bytes, position: int, block: Block) -> None:
+        """See `Book`."""
+        sent = self.sent[identity]
+        if sent.level != block.level:
+            self.fail(f"{identity.hex()} has priority {sent.level}, and comes to {block.level}")
+        if identity[4:] <= self._counts.get((sent.level, identity[:4]), b""):
+            self.fail(f"{identity.hex()} comes behind one that was published later")
+        self._counts[sent.level, identity[:4]] = identity[4:]
+        self.ready.add(sent.level, position)
+        if sent.position >= 0:
+            self.fail(f"{identity.hex()} comes twice")
+        if position in self.alive:
+            self.fail(f"position {position} is used twice")
+        # Nothing is left of what was there in a former life.
+        self.gone.discard(position)
+        sent.position = position
+        times = [ms for ms in (sent.expiration_ms, self.ttl_ms) if ms is not None]
+        sent.expires_ms = sent.expires_last_ms = block.time_ms + min(times) if times else 0
 
-    def _on_given_back(self, runs: list[Run]) -> None:
-        for run in runs:
-            for position in range(run.position, run.position + run.count):
-                sent = self.sent[self.alive[position]]
-                sent.held = False
-                self.ready.add(sent.level, position)
+    def on_returned(self, position: int) -> None:
+        """See `Book`."""
+        super().on_returned(position)
+        self.ready.add(self.sent[self.alive[position]].level, position)
 
     def _on_taken(self, run: Run) -> None:
         """Messages are given to somebody."""
@@ -327,59 +282,24 @@ class ClassicReferee:
                 self.fail(f"position {position} is too much, and {first} is older or lower")
             self.ready.remove(run.block.level, position)
 
-    def _look(self, machine: ClassicMachine) -> None:
-        """Follows what a batch of commands, or the time, has brought about."""
-        purged = False
-        for effect in machine.effects:
-            if effect[0] == DELIVER:
-                _, session, consumer, number, (data, command), first, count, acquired = effect
-                for i in range(count):
-                    identity = identity_of(record(data, command, first + i))
-                    self._on_given(identity, acquired, machine.now_ms)
-                    self._handed[session, consumer, number + i] = identity
-            elif effect[0] == GOT and effect[2] is not None:
-                _, session, (data, command), first, number, acquired, _ = effect
-                identity = identity_of(record(data, command, first))
-                self._on_given(identity, acquired, machine.now_ms)
-                self._handed[session, 0, number] = identity
-            purged = purged or effect[0] == PURGED
-        settled = machine.settled
-        for first, last in zip(settled[::2], settled[1::2], strict=True):
-            for position in range(first, last + 1):
-                self._on_gone(position, machine.now_ms, purged=purged)
-        here = machine.ready_count + machine.unsettled_count + machine.leaving.count
-        if not len(self.alive) <= here <= len(self.alive) + self._missing:
-            self.fail(f"{here} messages are there, the book has {len(self.alive)}")
-        self._looks += 1
-        if not self._looks % INVARIANTS_EVERY:
-            machine.check_invariants()
+    def on_given(self, given: Given, now_ms: int) -> None:
+        """See `Book`."""
+        super().on_given(given, now_ms)
+        identity, expires_ms = given.identity, self.sent[given.identity].expires_ms
+        if expires_ms and now_ms > expires_ms:
+            self.fail(f"{identity.hex()} is given at {now_ms}, its time was over {expires_ms}")
+        self._handed[given.receiver] = identity
 
-    def _on_given(self, identity: bytes, acquired: int, now_ms: int) -> None:
-        sent = self.sent[identity]
-        if self.alive.get(sent.position) != identity:
-            self.fail(f"{identity.hex()} is given, and is gone")
-        if sent.held and acquired <= sent.given:
-            self.fail(f"{identity.hex()} is given to a second one")
-        if sent.expires_ms and now_ms > sent.expires_ms:
-            self.fail(f"{identity.hex()} is given at {now_ms}, its time was over {sent.expires_ms}")
-        sent.held, sent.given = True, acquired
-
-    def _on_gone(self, position: int, now_ms: int, *, purged: bool) -> None:
-        identity = self.alive.pop(position, None)
-        if identity is None:
-            if purged:
-                # A span that is purged names all positions between its first and its last.
-                return
-            self.fail(f"position {position} goes, and nothing is there")
-            return
+    def on_gone(self, identity: bytes, position: int, now_ms: int, *, purged: bool) -> None:
+        """See `Book`."""
         sent = self.sent[identity]
         self.ready.remove(sent.level, position)
         over = bool(sent.expires_ms) and sent.expires_ms <= now_ms
-        if not sent.held and not (over or purged or self.has_limit):
+        if identity not in self.held and not (over or purged or self.has_limit):
             self.fail(f"{identity.hex()} at {position} goes, and nobody had it")
 
     def waits_for(self) -> str:
-        """Returns what has to happen before the end."""
+        """See `QueueReferee`."""
         if self.queue is None:
-            return f"queue {self.group} is not open"
-        return f"{len(self.alive)} messages of queue {self.group}" if self.alive else ""
+            return f"queue {self.name} is not open"
+        return f"{len(self.alive)} messages of queue {self.name}" if self.alive else ""

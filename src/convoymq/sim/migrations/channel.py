@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from convoymq.kernels import batch
 from convoymq.queues.interface import ConsumerSpec, GetResult, Queue, QueueClient
-from convoymq.sim.clients import Channel, ranges_of, record_of
+from convoymq.sim.clients import Channel, Traits, ranges_of, record_of
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.records import identity_of
 
@@ -72,7 +72,9 @@ class MigratedChannel(Channel):
             self._workload.published += 1
             self._referee.sent.add(identity)
             body = identity + bytes(size)
-            self.client.target.publish(record_of(body, persistent=True), len(body), self._tag)
+            self.client.target.publish(
+                record_of(body, Traits(persistent=True)), len(body), self._tag
+            )
 
     # Consuming.
 

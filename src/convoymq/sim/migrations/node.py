@@ -20,9 +20,10 @@ from convoymq.metadata.validation import validated
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import BrokerError
 from convoymq.model.tasks import Tasks
-from convoymq.queues.classic.host import ClassicHost
+from convoymq.queues.driver import HostParts
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.interface import Queue
+from convoymq.queues.mirrored.host import MirroredHost
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import RaftConfig
 from convoymq.shells.groups.host import ReplicaHost
@@ -162,23 +163,31 @@ class MigrationNode(SimNode):
         self.frames = FrameDispatch(_raise)
         self.frames.own("control", self.control.on_frame)
         self.frames.own("shells.groups", self.host.on_frame)
-        self.classic = ClassicHost(
-            node_id=self.number,
-            directory=self._folder("classic"),
-            worker=SimWorker(scheduler, self.process, plan.disk, self.slow, self.wake),
-            clock=self.clock,
-            control=self.control,
-            reports=self,
-            new_session=self.new_session,
-            node_name=lambda node: f"node{node}",
-            call_soon=self._soon,
-            on_routes=lambda: None,
-            wanted=self.wake,
-            await_room=self.host.await_room,
-            note=self.on_note,
-            file_bytes_max=world.file_bytes_max,
-            memory_target_bytes=world.memory_target_bytes,
+        self.classic = MirroredHost(
+            HostParts(
+                node_id=self.number,
+                incarnation=self.incarnation,
+                open_directory=self._folder,
+                clock=self.clock,
+                control=self.control,
+                reports=self,
+                new_session=self.new_session,
+                node_name_of=lambda node: f"node{node}",
+                on_routes=lambda: None,
+                call_soon=self._soon,
+                wanted=self.wake,
+                await_room=self.host.await_room,
+                record_members=_no_views,
+                has_majority=partial(world.has_majority, self.number),
+                running_nodes=lambda: sorted(world.nodes),
+                incarnation_of=lambda node: world.nodes[node].incarnation,
+                load=dict,
+                note=self.on_note,
+                memory_target_bytes=world.memory_target_bytes,
+            ),
+            SimWorker(scheduler, self.process, plan.disk, self.slow, self.wake),
         )
+        self.classic.file_bytes_max = world.file_bytes_max
         self.access = TreeAccess(self)
         put = PutNode(
             id=self.number,
@@ -388,3 +397,8 @@ class MigrationNode(SimNode):
 def _raise(_node: int, _data: bytes, error: Exception) -> None:
     """A fault that a real node contains is a bug here."""
     raise error
+
+
+def _no_views(command: Command, _answer: Done) -> None:
+    """No queue is mirrored here."""
+    raise InvariantBroken(f"no queue has mirrors, and {command}")

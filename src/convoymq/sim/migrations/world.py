@@ -10,7 +10,7 @@ it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,12 +23,11 @@ from convoymq.queues.interface import Queue
 from convoymq.sim.clients import ClientConfig
 from convoymq.sim.clock import EPOCH_MS, Process
 from convoymq.sim.delivery_model import InvariantBroken
-from convoymq.sim.faults import DISKS, NETWORK, NODES, Injector, Variation, draw_plan
-from convoymq.sim.loads import Load
+from convoymq.sim.faults import DISKS, NETWORK, NODES, Injector, PlannedLoad, Variation
+from convoymq.sim.hosted.tree import RECORD_US_MAX, LateWorld
 from convoymq.sim.migrations.channel import Book, MigratedChannel
 from convoymq.sim.migrations.node import Done, MigrationNode
 from convoymq.sim.nodes import SimNode
-from convoymq.sim.ring.tree import RECORD_US_MAX, LateWorld
 from convoymq.sim.world import ChannelKind
 
 TYPES = ("classic", "quorum")
@@ -252,7 +251,7 @@ class MigrationWorld(LateWorld):
                 raise InvariantBroken(f"{node.name} has another tree")
 
 
-class MigrationLoad(Load):
+class MigrationLoad(PlannedLoad):
     """Queues that are migrated."""
 
     text = "queues that are migrated between classic and quorum under their clients"
@@ -264,10 +263,7 @@ class MigrationLoad(Load):
         "rebuild",
     )
 
-    def make_world(
-        self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
-    ) -> MigrationWorld:
-        return MigrationWorld(draw_plan(seed, faults, self), self.kinds, sink)
+    world_class = MigrationWorld
 
     def vary(self, seed: int, share: float) -> Variation:
         """Draws whether trees are built anew."""
@@ -286,7 +282,3 @@ class MigrationLoad(Load):
             no_ack_chance=0.0,
             get_no_ack_chance=0.0,
         )
-
-    def draw_settings(self, rng: object, settings: dict[str, int]) -> dict[str, int]:
-        """Nothing: queues have the settings of their declaration."""
-        return settings

@@ -18,37 +18,67 @@ does not know that another has taken over. What is asserted:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from convoymq.kernels.batch import record
-from convoymq.queues.classic.machine import DELIVER, GOT, PURGED, ClassicMachine
-from convoymq.queues.classic.runs import Block, Run
+from convoymq.queues.classic.runs import Block
 from convoymq.queues.mirrored.master import MasterQueue
 from convoymq.replication.ring.views import RingView
-from convoymq.sim.delivery_model import InvariantBroken
-from convoymq.sim.records import identity_of
+from convoymq.sim.clients import Traits
+from convoymq.sim.hosted.book import Book, Given, QueueReferee
 
 
-@dataclass(slots=True)
-class Life:
+class Life(Book):
     """One master's time."""
 
-    number: int
-    """Of the ring's member; 0 = the queue had no ring yet."""
-    had: set[bytes] = field(default_factory=set)
-    """Messages that were in the queue at its opening, or came since."""
-    alive: dict[int, bytes] = field(default_factory=dict)
-    held: set[bytes] = field(default_factory=set)
-    given: dict[bytes, int] = field(default_factory=dict)
-    """Message -> number of returns before its last delivery."""
-    last_fresh: int = -1
+    referee: MirroredReferee
+
+    def __init__(self, referee: MirroredReferee, number: int) -> None:
+        super().__init__(referee)
+        self.number = number
+        """Of the ring's member; 0 = the queue had no ring yet."""
+        self.had: set[bytes] = set()
+        """Messages that were in the queue at its opening, or came since."""
+        self._last_fresh = -1
+
+    def begin(self, queue: MasterQueue) -> None:
+        """Takes what an opened master has, and follows it."""
+        for found in self.found_in(queue.machine):
+            identity, position = found.identity, found.position
+            self.referee.on_found(self, identity, position)
+            self.put(identity, position)
+            self.had.add(identity)
+        self.follow(queue)
+
+    def on_added(self, identity: bytes, position: int, block: Block) -> None:
+        """See `Book`."""
+        self.referee.on_added(self, identity)
+        self.had.add(identity)
+
+    def on_given(self, given: Given, now_ms: int) -> None:
+        """See `Book`."""
+        identity = given.identity
+        if identity in self.referee.twice:
+            return
+        super().on_given(given, now_ms)
+        position = self.positions[identity]
+        if not given.acquired:
+            if position <= self._last_fresh:
+                self.referee.fail(
+                    f"{identity.hex()} at {position} is given behind {self._last_fresh}"
+                )
+            self._last_fresh = position
+
+    def on_gone(self, identity: bytes, position: int, now_ms: int, *, purged: bool) -> None:
+        """See `Book`."""
+        if identity not in self.held and identity not in self.referee.twice and not purged:
+            self.referee.fail(f"{identity.hex()} goes, and nobody had it")
+        self.referee.gone.add(identity)
 
 
-class MirroredReferee:
-    """The book of one queue."""
+class MirroredReferee(QueueReferee):
+    """The book of one queue. `size`: copies that it shall have."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, size: int) -> None:
+        super().__init__(name)
+        self.size = size
         self.view: RingView | None = None
         """The view in the tree."""
         self._sent: dict[bytes, bool] = {}
@@ -58,9 +88,9 @@ class MirroredReferee:
         """Members that were opened from the files of a former run."""
         self._unsynchronised: set[int] = set()
         """Masters that had not everything."""
-        self._gone: set[bytes] = set()
+        self.gone: set[bytes] = set()
         """Messages that have left in some life."""
-        self._twice: set[bytes] = set()
+        self.twice: set[bytes] = set()
         """Messages that came again after a restart."""
         self._received: set[bytes] = set()
         """Messages that came to a channel as new ones."""
@@ -72,12 +102,6 @@ class MirroredReferee:
         """Member -> version of the view that made it the master."""
         self.masters = 0
         self.newest: Life | None = None
-        self.queue: MasterQueue | None = None
-        """The newest master."""
-
-    def fail(self, text: str) -> None:
-        """Stops the run."""
-        raise InvariantBroken(f"mirrored queue {self.name}: {text}")
 
     # The tree.
 
@@ -107,20 +131,20 @@ class MirroredReferee:
 
     # What channels say.
 
-    def on_sent(self, identity: bytes, *, persistent: bool) -> None:
-        """A channel publishes a message."""
+    def on_sent(self, identity: bytes, traits: Traits) -> None:
+        """See `QueueReferee`."""
         self._sent[identity] = False
-        if not persistent:
+        if not traits.persistent:
             self._transient.add(identity)
 
     def on_confirmed(self, identity: bytes) -> None:
-        """A channel was told that a message is safe."""
+        """See `QueueReferee`."""
         self._sent[identity] = True
         if self.newest is None or not self._has(self.newest, identity):
             self.fail(f"{identity.hex()} is confirmed, and the newest master never had it")
 
-    def on_received(self, identity: bytes, acquired: int) -> None:
-        """A channel got a message, which was handed out `acquired` times before."""
+    def on_received(self, receiver: tuple[int, int, int], identity: bytes, acquired: int) -> None:
+        """See `QueueReferee`."""
         if acquired:
             return
         if identity in self._received:
@@ -128,37 +152,40 @@ class MirroredReferee:
         self._received.add(identity)
 
     def _has(self, life: Life, identity: bytes) -> bool:
-        return identity in life.had or identity in self._gone or identity in self._given_up
+        return identity in life.had or identity in self.gone or identity in self._given_up
 
     # Lives.
 
-    def watch(self, queue: MasterQueue, number: int) -> None:
+    def watch(self, queue: MasterQueue) -> None:
         """A master was opened: compares what it has, and follows it."""
-        life = Life(number)
-        machine = queue.machine
-        for run in machine.backing.walk(machine.backing.level_max, 0):
-            data, command = machine.body_of(run.block)
-            for i in range(run.count):
-                self._on_found(
-                    life, run.position + i, identity_of(record(data, command, run.first + i))
-                )
-        if self.newest is None or self._began(number) >= self._began(self.newest.number):
+        view = queue.record.view
+        life = Life(self, view.master if view else 0)
+        life.begin(queue)
+        if self.newest is None or self._began(life.number) >= self._began(self.newest.number):
             self.masters += 1
             self._compare(life)
             self.newest, self.queue = life, queue
-        self._follow(queue, machine, life)
 
     def _began(self, number: int) -> int:
         return self._since.get(number, 0)
 
-    def _on_found(self, life: Life, position: int, identity: bytes) -> None:
+    def on_found(self, life: Life, identity: bytes, position: int) -> None:
+        """A master has a message at its opening."""
         if identity not in self._sent:
             self.fail(f"master {life.number} has {identity.hex()}, which nobody published")
         is_known = identity in life.had or position in life.alive
-        if is_known and identity not in self._twice:
+        if is_known and identity not in self.twice:
             self.fail(f"master {life.number} has {identity.hex()} at {position} twice")
-        life.had.add(identity)
-        life.alive[position] = identity
+
+    def on_added(self, life: Life, identity: bytes) -> None:
+        """A message comes to a master."""
+        may_lack = life.number in self._founders or life.number in self._unsynchronised
+        # One that was cut off may hear of it late, and confirms nothing any more.
+        is_again = self._sent[identity] and life is self.newest
+        if is_again or (identity in life.had and not may_lack):
+            self.fail(f"{identity.hex()} comes to master {life.number} again")
+        if identity in life.had:
+            self.twice.add(identity)
 
     def _compare(self, life: Life) -> None:
         missing = [
@@ -176,88 +203,12 @@ class MirroredReferee:
         # What it lacks, nobody asks it for again.
         self._informed[life.number] = True
 
-    def _follow(self, queue: MasterQueue, machine: ClassicMachine, life: Life) -> None:
-        add, give_back, carry_out = machine._add, machine.give_back, queue._carry_out
-
-        def added(block: Block) -> None:
-            assert block.data is not None
-            for i in range(block.count):
-                identity = identity_of(record(block.data, block.command, i))
-                may_lack = life.number in self._founders or life.number in self._unsynchronised
-                # One that was cut off may hear of it late, and confirms nothing any more.
-                is_again = self._sent[identity] and life is self.newest
-                if is_again or (identity in life.had and not may_lack):
-                    self.fail(f"{identity.hex()} comes to master {life.number} again")
-                if identity in life.had:
-                    self._twice.add(identity)
-                life.had.add(identity)
-                life.alive[block.position + i] = identity
-            add(block)
-
-        def given_back(runs: list[Run]) -> None:
-            for run in runs:
-                for position in range(run.position, run.position + run.count):
-                    life.held.discard(life.alive[position])
-            give_back(runs)
-
-        def carried_out() -> None:
-            self._look(machine, life)
-            carry_out()
-
-        machine._add = added  # type: ignore[method-assign]
-        machine.give_back = given_back  # type: ignore[method-assign]
-        queue._carry_out = carried_out  # type: ignore[method-assign]
-
-    def _look(self, machine: ClassicMachine, life: Life) -> None:
-        purged = False
-        for effect in machine.effects:
-            if effect[0] == DELIVER:
-                _, _, _, _, (data, command), first, count, acquired = effect
-                for i in range(count):
-                    self._on_given(life, identity_of(record(data, command, first + i)), acquired)
-            elif effect[0] == GOT and effect[2] is not None:
-                _, _, (data, command), first, _, acquired, _ = effect
-                self._on_given(life, identity_of(record(data, command, first)), acquired)
-            purged = purged or effect[0] == PURGED
-        settled = machine.settled
-        for first, last in zip(settled[::2], settled[1::2], strict=True):
-            for position in range(first, last + 1):
-                identity = life.alive.pop(position, None)
-                if identity is None:
-                    if not purged:
-                        self.fail(f"position {position} goes, and nothing is there")
-                    # A span that is purged names all positions from its first to its last.
-                    continue
-                if identity not in life.held and identity not in self._twice and not purged:
-                    self.fail(f"{identity.hex()} goes, and nobody had it")
-                life.held.discard(identity)
-                self._gone.add(identity)
-        here = machine.ready_count + machine.unsettled_count + machine.leaving.count
-        if here != len(life.alive):
-            self.fail(f"{here} messages are there, the book has {len(life.alive)}")
-
-    def _on_given(self, life: Life, identity: bytes, acquired: int) -> None:
-        if identity in self._twice:
-            return
-        position = next((p for p, each in life.alive.items() if each == identity), None)
-        if position is None:
-            self.fail(f"{identity.hex()} is given, and is gone")
-            return
-        if identity in life.held and acquired <= life.given[identity]:
-            self.fail(f"{identity.hex()} is given to a second one")
-        if not acquired:
-            if position <= life.last_fresh:
-                self.fail(f"{identity.hex()} at {position} is given behind {life.last_fresh}")
-            life.last_fresh = position
-        life.held.add(identity)
-        life.given[identity] = acquired
-
     # The end.
 
-    def waits_for(self, size: int) -> str:
-        """Returns what has to happen before the end. `size`: copies that the queue shall have."""
+    def waits_for(self) -> str:
+        """See `QueueReferee`."""
         view = self.view
-        if view is None or view.failed or view.newcomers or len(view.live) != size:
+        if view is None or view.failed or view.newcomers or len(view.live) != self.size:
             return f"the members of {self.name}: {view}"
         if set(view.synchronised) != set(view.live):
             return f"mirrors of {self.name} to be synchronised: {view}"

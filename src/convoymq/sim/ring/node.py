@@ -10,7 +10,6 @@ from convoymq.metadata.commands import ChangeView
 from convoymq.metadata.records import QueueRecord
 from convoymq.model.errors import BrokerError
 from convoymq.replication.ring.views import RingView, founded
-from convoymq.shells.capacity import CapacityQueues, Waiting
 from convoymq.shells.ring.shell import (
     Answer,
     RingMember,
@@ -18,16 +17,13 @@ from convoymq.shells.ring.shell import (
     RingRecord,
     RingShell,
 )
-from convoymq.sim.network import Receiver
-from convoymq.sim.nodes import SimNode
+from convoymq.sim.hosted.node import HostedNode
 from convoymq.sim.ring.referee import RingReferee
-from convoymq.transport.control import ControlPlane
 
 if TYPE_CHECKING:
     from convoymq.sim.ring.world import RingWorld
 
 CARE_US_MAX = 400_000
-SILENCE_MS = 5_000
 BURST_MAX = 4
 
 
@@ -59,17 +55,13 @@ class Copy:
         self._node.members.pop(self._group, None)
 
 
-class RingNode(SimNode):
+class RingNode(HostedNode):
     """One node of a `RingWorld`."""
 
     world: RingWorld
 
-    def _open(self) -> Receiver:
-        scheduler = self.world.scheduler
-        transport = self._make_transport()
-        self._control = ControlPlane(self.number, transport)
-        self._capacity = CapacityQueues(self.clock, transport.full, _raise, SILENCE_MS)
-        self._records: dict[int, QueueRecord] = {}
+    def _make_hosted(self) -> RingShell:
+        world, scheduler = self.world, self.world.scheduler
         self._asking: set[int] = set()
         self.members: dict[int, RingMember] = {}
         self.shell = RingShell(
@@ -77,23 +69,17 @@ class RingNode(SimNode):
                 node=self.number,
                 incarnation=self.incarnation,
                 clock=self.clock,
-                control=self._control,
+                control=self.control,
                 propose=self._propose,
-                has_majority=partial(self.world.has_majority, self.number),
+                has_majority=partial(world.has_majority, self.number),
                 wanted=self.wake,
-                await_room=self._capacity.wait,
-                window_bytes=self.world.window_bytes,
+                await_room=self.capacity.wait,
+                window_bytes=world.window_bytes,
             )
         )
-        for group in self.world.groups:
-            scheduler.after(0, self.process, self.world.tell, self, group)
         scheduler.after(scheduler.between(0, CARE_US_MAX), self.process, self._care)
         scheduler.after(scheduler.between(0, 10_000), self.process, self._broadcast)
-        return self
-
-    def end_of_round(self) -> None:
-        """See `SimNode`."""
-        self.shell.end_of_round()
+        return self.shell
 
     def _propose(self, record: RingRecord, view: RingView, answer: Answer) -> None:
         command = ChangeView(vhost=record.vhost, name=record.name, group=record.group, view=view)
@@ -102,8 +88,8 @@ class RingNode(SimNode):
     # The owner.
 
     def take_record(self, record: QueueRecord) -> None:
-        """The node's copy of the tree has a record."""
-        self._records[record.group] = record
+        """See `HostedNode`."""
+        self.records[record.group] = record
         self.shell.take_record(record)
         view = record.view
         own = view.live_at(self.number) if view is not None else None
@@ -123,7 +109,7 @@ class RingNode(SimNode):
     def _care(self) -> None:
         scheduler = self.world.scheduler
         scheduler.after(scheduler.between(1_000, CARE_US_MAX), self.process, self._care)
-        for record in self._records.values():
+        for record in self.records.values():
             view = self._change(record)
             if view is not None and record.group not in self._asking:
                 self._asking.add(record.group)
@@ -160,36 +146,8 @@ class RingNode(SimNode):
                     number = member.broadcast(payload)
                     world.referees[group].on_sent(member.member, number, payload)
 
-    # What the network says.
-
     def on_frame(self, peer: int, data: bytes) -> None:
         """A frame arrived."""
-        self._control.on_frame(peer, data)
+        super().on_frame(peer, data)
         for group, member in self.members.items():
             self.world.referees[group].look(member.core)
-
-    def on_link_up(self, peer: int, incarnation: int) -> None:
-        """A peer is linked."""
-        self.shell.on_node_up(peer)
-
-    def on_link_down(self, peer: int, definite: bool) -> None:
-        """A peer is unlinked, or known to be gone."""
-        self._capacity.on_lost(peer)
-        self.shell.on_node_down(peer)
-
-    def on_room(self, peer: int) -> None:
-        """The link to a peer takes bulk again."""
-        self._capacity.on_room(peer)
-
-    def on_suspected(self, peer: int, suspected: bool) -> None:
-        """The detector's verdict about a linked peer."""
-        if suspected:
-            self._capacity.on_lost(peer)
-            self.shell.on_suspect(peer)
-        else:
-            self.shell.on_node_up(peer)
-
-
-def _raise(_item: Waiting, error: Exception) -> None:
-    """A fault that a real node contains is a bug here."""
-    raise error

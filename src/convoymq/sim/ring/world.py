@@ -7,18 +7,15 @@ the tree that records views.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from random import Random
 
-from convoymq.metadata.records import QueueRecord
 from convoymq.replication.ring.views import RingView
-from convoymq.sim.clients import ChannelReferee, ClientConfig
+from convoymq.sim.clients import ChannelReferee
 from convoymq.sim.engine import Result
-from convoymq.sim.faults import NETWORK, Injector, Variation, draw_plan
-from convoymq.sim.loads import Load
+from convoymq.sim.faults import NETWORK, Injector, Plan, PlannedLoad, Variation
+from convoymq.sim.hosted.tree import TreeWorld
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.ring.node import RingNode
 from convoymq.sim.ring.referee import RingReferee
-from convoymq.sim.ring.tree import TreeWorld
 from convoymq.sim.world import ChannelKind
 
 PAYLOAD_MAX = 2_000
@@ -43,7 +40,7 @@ class RingInjector(Injector):
     def _leave(self) -> None:
         node = self._node()
         if isinstance(node, RingNode):
-            group = self.world.scheduler.rng.choice(self.world.groups)
+            group = self.world.scheduler.rng.choice(sorted(self.world.referees))
             self.world.trace.fault("leave", node.name)
             node.leave(group)
 
@@ -52,7 +49,7 @@ class RingWorld(TreeWorld):
     """A cluster with rings."""
 
     injector_class = RingInjector
-    nodes: dict[int, RingNode]
+    nodes: dict[int, RingNode]  # type: ignore[assignment]
 
     def _make_world(self) -> None:
         draw = self.own_rng(0x2126)
@@ -63,14 +60,13 @@ class RingWorld(TreeWorld):
         self.plan.network.delay_max_us *= draw.choice(DELAYS)
         self.turn_us_max = draw.choice((20_000, 100_000, 400_000))
         self._make_tree(draw)
-        self.groups = tuple(range(1, self.plan.groups + 1))
         self.referees: dict[int, RingReferee] = {}
-        for group in self.groups:
-            name, home = f"q{group}", draw.randint(1, self.plan.nodes)
-            self._declare(name, home)
+        for number in range(1, self.plan.groups + 1):
+            home = draw.randint(1, self.plan.nodes)
+            record = self._declare(f"q{number}", home)
             limit = self.window_bytes + PAYLOAD_MAX
-            self.referees[group] = RingReferee(name, limit, self.workload)
-            self.trace.add("world", f"{name} of {self.size} members, founded on {home}")
+            self.referees[record.group] = RingReferee(record.name, limit, self.workload)
+            self.trace.add("world", f"{record.name} of {self.size} members, founded on {home}")
 
     def make_payload(self) -> bytes:
         """Draws what a member broadcasts."""
@@ -82,11 +78,6 @@ class RingWorld(TreeWorld):
     def on_recorded(self, group: int, view: RingView) -> None:
         """See `TreeWorld`."""
         self.referees[group].on_recorded(view)
-
-    def take_record(self, node: SimNode, record: QueueRecord) -> None:
-        """See `TreeWorld`."""
-        assert isinstance(node, RingNode)
-        node.take_record(record)
 
     # Queues without channels.
 
@@ -134,28 +125,20 @@ class RingWorld(TreeWorld):
             referee.check_at_rest()
 
 
-class RingLoad(Load):
+class RingLoad(PlannedLoad):
     """Rings of mirrored queues."""
 
     text = "rings of mirrored queues: guaranteed multicast, and nothing else"
     kinds = (*NETWORK, "crash", "kill", "freeze", "blackout", "leave")
 
-    def make_world(
-        self, seed: int, faults: Collection[str] | None, sink: Callable[[str], None] | None
-    ) -> RingWorld:
-        """See `Load`."""
-        plan = draw_plan(seed, faults, self)
+    world_class = RingWorld
+
+    def make_plan(self, seed: int, faults: Collection[str] | None) -> Plan:
+        """See `PlannedLoad`."""
+        plan = super().make_plan(seed, faults)
         plan.rate *= FAULT_RATE
-        return RingWorld(plan, self.kinds, sink)
+        return plan
 
     def vary(self, seed: int, share: float) -> Variation:
         """Draws whether members leave."""
         return Variation(kinds=frozenset({"leave"}) if seed % 3 else frozenset())
-
-    def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
-        """Leaves clients alone: there are none."""
-        return clients
-
-    def draw_settings(self, rng: Random, settings: dict[str, int]) -> dict[str, int]:
-        """Nothing: there are no queue machines."""
-        return settings

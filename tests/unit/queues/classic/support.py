@@ -18,7 +18,7 @@ from convoymq.node.notes import log_note
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.classic.log import FILE_BYTES_MAX
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
-from convoymq.queues.driver import MEMORY_TARGET_BYTES
+from convoymq.queues.driver import MEMORY_TARGET_BYTES, HostParts
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient
 from convoymq.routing.policies import Policies, effective_settings
 from convoymq.routing.types import Queue as DeclaredQueue
@@ -204,23 +204,31 @@ class Node:
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.worker = ThreadWorker(self.later.append)
         self.host = ClassicHost(
-            node_id=node,
-            directory=RealDirectory(directory / f"node-{node}"),
-            worker=self.worker,
-            clock=time,
-            control=self.control,
-            reports=self,
-            new_session=self.new_session,
-            node_name=self.node_name_of,
-            call_soon=self.later.append,
-            on_routes=lambda: None,
-            wanted=lambda: None,
-            await_room=lambda node, item: self.lines.setdefault(node, []).append(item),
-            note=self.note,
-            dead_letters=DeadLetterOptions(routes=self.routes),
-            file_bytes_max=file_bytes_max,
-            memory_target_bytes=memory_target_bytes,
+            HostParts(
+                node_id=node,
+                incarnation=1,
+                open_directory=lambda _name: RealDirectory(directory / f"node-{node}"),
+                clock=time,
+                control=self.control,
+                reports=self,
+                new_session=self.new_session,
+                node_name_of=self.node_name_of,
+                on_routes=lambda: None,
+                call_soon=self.later.append,
+                wanted=lambda: None,
+                await_room=lambda node, item: self.lines.setdefault(node, []).append(item),
+                record_members=lambda _command, _answer: None,
+                has_majority=lambda: True,
+                running_nodes=lambda: sorted(nodes),
+                incarnation_of=lambda _node: 1,
+                load=dict,
+                note=self.note,
+                dead_letters=DeadLetterOptions(routes=self.routes),
+                memory_target_bytes=memory_target_bytes,
+            ),
+            self.worker,
         )
+        self.host.file_bytes_max = file_bytes_max
         nodes[node] = self
 
     def on_unused(self, record: QueueRecord) -> None:

@@ -18,6 +18,7 @@ SECONDS = 5
 def world() -> MirroredWorld:
     """All queues have their mirrors."""
     made = MirroredLoad().make_world(1, (), None)
+    assert isinstance(made, MirroredWorld)
     made._begin()
     made.scheduler.run(SECONDS * 1_000_000, 1_000_000)
     return made

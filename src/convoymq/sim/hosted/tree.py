@@ -15,7 +15,7 @@ from convoymq.replication.ring.views import RingView, check_view
 from convoymq.routing.types import QueueType
 from convoymq.shells.ring.shell import Answer
 from convoymq.sim.clock import Process
-from convoymq.sim.nodes import SimNode
+from convoymq.sim.hosted.node import HostedNode
 from convoymq.sim.world import World
 
 RECORD_US_MAX = (20_000, 200_000, 1_000_000)
@@ -56,6 +56,8 @@ class LateWorld(World):
 class TreeWorld(LateWorld):
     """A cluster whose nodes follow a tree."""
 
+    nodes: dict[int, HostedNode]
+
     def _make_tree(self, draw: Random) -> None:
         self.record_us_max = draw.choice(RECORD_US_MAX)
         self.tree = MetadataMachine()
@@ -73,11 +75,12 @@ class TreeWorld(LateWorld):
     def on_recorded(self, group: int, view: RingView) -> None:
         """The tree has the next view of a queue."""
 
-    @abstractmethod
-    def take_record(self, node: SimNode, record: QueueRecord) -> None:
-        """A node's copy of the tree has a record."""
+    def on_opened(self, node: HostedNode) -> None:
+        """A node runs: it hears what the tree has."""
+        for group in self.tree.queue_index.by_group:
+            self.scheduler.after(0, node.process, self.tell, node, group)
 
-    def propose(self, node: SimNode, command: ChangeView, answer: Answer) -> None:
+    def propose(self, node: HostedNode, command: ChangeView, answer: Answer) -> None:
         """A node's proposal is on its way."""
         try:
             check_view(command.view)
@@ -86,7 +89,9 @@ class TreeWorld(LateWorld):
             return
         self._later(None, self._record, node, node.process, command, answer)
 
-    def _record(self, node: SimNode, process: Process, command: ChangeView, answer: Answer) -> None:
+    def _record(
+        self, node: HostedNode, process: Process, command: ChangeView, answer: Answer
+    ) -> None:
         if process.alive and not self.has_majority(node.number):
             self.scheduler.after(RETRY_US, None, self._record, node, process, command, answer)
             return
@@ -105,9 +110,10 @@ class TreeWorld(LateWorld):
         else:
             self._later(process, answer, recorded, None)
 
-    def tell(self, node: SimNode, group: int) -> None:
+    def tell(self, node: HostedNode, group: int) -> None:
         """A node applies what the tree has of a queue now."""
         if not self.has_majority(node.number):
             self.scheduler.after(RETRY_US, node.process, self.tell, node, group)
             return
-        self.take_record(node, self.tree.queue_index.by_group[group])
+        node.take_record(self.tree.queue_index.by_group[group])
+        self.poll(node)

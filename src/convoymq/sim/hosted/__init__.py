@@ -1,0 +1,1 @@
+"""Nodes that host queues, or members of rings, in the simulator."""

@@ -1,0 +1,157 @@
+"""Clusters with queues that hosts keep: classic queues, which policies may mirror.
+
+What is real: `queues.mirrored` and `queues.classic` whole, with the worker of their files handed
+in, the ring's shell, core and views, and the frames between nodes. A node may lose its power, and
+what its disk had not synced; it does not lose its disk.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from random import Random
+
+from convoymq.model.tables import Table
+from convoymq.queues.driver import MEMORY_TARGET_BYTES
+from convoymq.queues.interface import Queue
+from convoymq.replication.ring.views import RingView
+from convoymq.sim.clients import ClientConfig
+from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.faults import Injector, PlannedLoad, Variation
+from convoymq.sim.hosted.book import QueueReferee
+from convoymq.sim.hosted.channel import QueueChannel
+from convoymq.sim.hosted.node import HostedNode, QueueNode
+from convoymq.sim.hosted.tree import TreeWorld
+from convoymq.sim.nodes import SimNode
+from convoymq.sim.world import ChannelKind
+
+FILE_BYTES_MAX = (4_096, 65_536, 64 << 20)
+RESTART_WAIT_MS = 4_000
+STOP_MS_MAX = 500
+
+
+class QueueInjector(Injector):
+    """Injects faults into a `QueueWorld`."""
+
+    world: QueueWorld
+
+    def moments(self) -> dict[str, Callable[[], None]]:
+        """See `Injector`."""
+        return {**super().moments(), "stop": self._stop}
+
+    def _stop(self) -> None:
+        node = self._node()
+        if isinstance(node, QueueNode):
+            self.world.trace.fault("stop", node.name)
+            self.world.stop(node)
+
+
+class QueueWorld(TreeWorld):
+    """See the module text. A subclass makes the queues and their referees."""
+
+    injector_class = QueueInjector
+    nodes: dict[int, QueueNode]  # type: ignore[assignment]
+    referees: Mapping[int, QueueReferee]
+    file_bytes_max: int
+    memory_target_bytes = MEMORY_TARGET_BYTES
+    restart_wait_ms = RESTART_WAIT_MS
+
+    def _make_nodes(self, draw: Random) -> None:
+        self.nodes = {n: QueueNode(self, n) for n in range(1, self.plan.nodes + 1)}
+        self.incarnations: dict[int, int] = {}
+        self.rules: dict[int, tuple[Table, Mapping[str, object]]] = {}
+        """Group -> arguments and settings of its queue."""
+        self._make_tree(draw)
+
+    def on_opened(self, node: HostedNode) -> None:
+        """See `TreeWorld`: the tree gets the node's incarnation as well, some time later."""
+        super().on_opened(node)
+        self._later(None, self._register, node.number, node.incarnation)
+
+    def _register(self, node: int, incarnation: int) -> None:
+        self.incarnations[node] = max(incarnation, self.incarnations.get(node, 0))
+
+    def on_recorded(self, group: int, view: RingView) -> None:
+        """See `TreeWorld`."""
+
+    # What nodes report.
+
+    def stop(self, node: QueueNode) -> None:
+        """Stops a node in order, as `convoy stop` does; it is started again."""
+        node.host.stop()
+        self._on_stopped(node)
+        restart_us = self.scheduler.between(1, STOP_MS_MAX) * 1000
+        self.crash(node, restart_us=restart_us, keep=1.0, refuses=True)
+
+    def _on_stopped(self, node: QueueNode) -> None:
+        """A node has stopped in order."""
+
+    def on_note(self, node: QueueNode, event: str, **fields: object) -> None:
+        """Something for the log file of a node."""
+        self.trace.add(node.name, f"{event} {fields.get('queue')} {fields.get('reason', '')}")
+        if event in ("queue.crashed", "queue.mirror_failed", "queue.records_dropped"):
+            group = fields["group"]
+            assert isinstance(group, int)
+            if not self.is_excused(group, event, str(fields.get("reason", ""))):
+                raise InvariantBroken(f"{node.name}: {event} {fields}")
+
+    @abstractmethod
+    def is_excused(self, group: int, event: str, reason: str) -> bool:
+        """Returns whether a disk that refuses something explains what a host gave up."""
+
+    @abstractmethod
+    def on_disk_error(self, node: QueueNode, group: int, error: Exception) -> None:
+        """A disk refused something."""
+
+    # Channels.
+
+    def groups_of(self, node: SimNode) -> Iterable[int]:
+        """See `World`."""
+        assert isinstance(node, QueueNode)
+        return [group for group in self.referees if node.handle(group) is not None]
+
+    def queue_at(self, node: SimNode, group: int) -> Queue:
+        """See `World`."""
+        assert isinstance(node, QueueNode)
+        found = node.handle(group)
+        assert found is not None
+        return found
+
+    def channel_kind(self, group: int) -> ChannelKind:
+        """See `World`."""
+        return QueueChannel
+
+    def referee_of(self, group: int) -> QueueReferee:
+        """See `World`."""
+        return self.referees[group]
+
+    def leads(self, node: SimNode) -> list[int]:
+        """See `World`: those that are at home there."""
+        records = self.tree.queue_index.by_group
+        return [group for group in self.referees if records[group].home == node.number]
+
+    # The end.
+
+    def _unfinished(self) -> list[str]:
+        waiting = [referee.waits_for() for referee in self.referees.values()]
+        return super()._unfinished() + [text for text in waiting if text]
+
+    def _final_checks(self) -> None:
+        for referee in self.referees.values():
+            assert referee.queue is not None
+            referee.queue.machine.check_invariants()
+
+
+class QueueLoad(PlannedLoad):
+    """A load of such queues."""
+
+    def vary(self, seed: int, share: float) -> Variation:
+        """Draws whether nodes are stopped in order."""
+        return Variation(kinds=frozenset({"stop"}) if seed % 3 else frozenset())
+
+    def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
+        """Leaves out what only quorum queues have."""
+        return replace(
+            clients, late_chance=0.0, lose_chance=0.0, delay_chance=0.0, repeat_chance=0.0
+        )
