@@ -101,7 +101,7 @@ class ClassicHost:
         #: group -> (delay before it is opened anew, when it crashed): the last time.
         self._delays: dict[int, tuple[int, int]] = {}
         self._directory = parts.open_directory("classic")
-        """Where the files of the queues lie, one folder per group id."""
+        """Files of the queues, one folder per group id."""
         self.file_bytes_max = FILE_BYTES_MAX
         """A file of a queue's log is full at this size."""
         self.memory = Memory(parts.memory_target_bytes)
