@@ -32,7 +32,7 @@ SILENCE_MS = 5_000
 
 
 class Hosted(Protocol):
-    """What a node hosts: `QueueHost`, or the shell of rings."""
+    """Host of queues, or shell of rings, of a node."""
 
     def on_node_up(self, node: int) -> None:
         """A node is linked, or speaks again."""
