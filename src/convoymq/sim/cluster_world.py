@@ -88,27 +88,6 @@ class ClusterInjector(GroupInjector):
                 self.world.network.declare_dead(other, node.number)
 
 
-class ClusterLoad(GroupLoad):
-    """Queues by the metadata group."""
-
-    text = "the metadata group says which queues and members there are"
-    kinds = KINDS + CLUSTER + LOSSES
-    world: ClusterWorld
-
-    def vary(self, seed: int, share: float) -> Variation:
-        more = Random(seed ^ 0xC1)
-        kinds = {kind for kind in CLUSTER if more.random() < share}
-        overtake = more.random() < 0.5
-        churn = more.random() < CHURN_SHARE
-        losses = Random(seed ^ 0x1055)
-        kinds |= {kind for kind in LOSSES if losses.random() < share}
-        return Variation(kinds=frozenset(kinds), overtake=overtake, churn=churn)
-
-    def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
-        """See `GroupLoad`: late acknowledgements and fixed bodies are about quorum queues."""
-        return replace(clients, late_chance=0.0, body_fixed=-1)
-
-
 class ClusterWorld(GroupWorld):
     """A cluster under test, with its metadata group."""
 
@@ -699,3 +678,25 @@ class ClusterWorld(GroupWorld):
 
 def _ignore(_queue: KnownQueue) -> None:
     """The books already have it."""
+
+
+class ClusterLoad(GroupLoad):
+    """Queues by the metadata group."""
+
+    text = "the metadata group says which queues and members there are"
+    kinds = KINDS + CLUSTER + LOSSES
+    world: ClusterWorld
+    world_class = ClusterWorld
+
+    def vary(self, seed: int, share: float) -> Variation:
+        more = Random(seed ^ 0xC1)
+        kinds = {kind for kind in CLUSTER if more.random() < share}
+        overtake = more.random() < 0.5
+        churn = more.random() < CHURN_SHARE
+        losses = Random(seed ^ 0x1055)
+        kinds |= {kind for kind in LOSSES if losses.random() < share}
+        return Variation(kinds=frozenset(kinds), overtake=overtake, churn=churn)
+
+    def adapt_clients(self, clients: ClientConfig) -> ClientConfig:
+        """See `GroupLoad`: late acknowledgements and fixed bodies are about quorum queues."""
+        return replace(clients, late_chance=0.0, body_fixed=-1)
