@@ -178,7 +178,7 @@ class SimLoop:
     def end(self) -> None:
         """The process is over: what it was about to start never begins."""
         for task in self._tasks:
-            coro = task.get_coro()
+            coro = cast("Coroutine[Any, Any, object]", task.get_coro())
             if getcoroutinestate(coro) == CORO_CREATED:
                 coro.close()
 
