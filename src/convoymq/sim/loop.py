@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
 from inspect import CORO_CREATED, getcoroutinestate
-from typing import Never, TypeVar, TypeVarTuple, cast
+from typing import Any, Never, TypeVar, TypeVarTuple, cast
 
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.sim.clock import Process, Scheduler
