@@ -124,7 +124,7 @@ def _backlog(run: Run, count: int, size: int) -> dict[str, float]:
     port = run.cluster.nodes[0].port
     with Resident(run.cluster.pids) as memory:
         with Head(port, "deep-0") as head:
-            filled = load(run, "keep", mode="pub", **common)
+            filled = load(run, "keep", "no-delete-first", mode="pub", **common)
         drained = load(run, "no-delete-first", mode="cons", **common)
     return {
         "in": filled["confirmed_per_s"],
@@ -151,9 +151,6 @@ class Head:
     def _look(self) -> None:
         try:
             with Client(self._port) as client:
-                client.declare(PROBE_QUEUE, kind="classic")
-                client.publish(PROBE_QUEUE)
-                client.declare(self._queue, kind="classic")
                 while not self._done.wait(PEEK_PAUSE_S):
                     for name, waits in self._waits.items():
                         began = time.monotonic()
@@ -177,6 +174,10 @@ class Head:
         }
 
     def __enter__(self) -> Head:
+        with Client(self._port) as client:
+            client.declare(self._queue, kind="classic")
+            client.declare(PROBE_QUEUE, kind="classic")
+            client.publish(PROBE_QUEUE)
         self._thread.start()
         return self
 

@@ -1,14 +1,16 @@
 """Synchronisation of mirrors: the master sends them what its log had before they came.
 
-First goes what is settled, then the messages that are alive, in batches of which each is stored by
-all these mirrors before the next one is sent. The queue serves its clients meanwhile: what comes
-and goes while it lasts reaches the mirrors as it does the others. The log keeps its files until the
-end.
+First goes what is settled, then the messages that are alive, in batches, of which a few are on
+their way at a time: while the mirrors store one, the next is read. They are small, because nothing
+else happens on the node while one is read and sent. The queue serves its clients meanwhile: what
+comes and goes while it lasts reaches the mirrors as it does the others. The log keeps its files
+until the end.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterator
 
 from convoymq.queues.classic.log import MESSAGES, SETTLED, Found
@@ -17,7 +19,9 @@ from convoymq.queues.mirrored.copy_index import Kept
 from convoymq.queues.mirrored.instructions import SyncBegin, Synced, SyncEnd
 from convoymq.queues.mirrored.log import BroadcastLog
 
-BATCH_BYTES_MAX = 1 << 20
+BATCH_BYTES_MAX = 1 << 18
+BATCHES_MAX = 4
+"""Batches that some mirror has not stored yet."""
 WORDS_MAX = BATCH_BYTES_MAX // 8
 
 
@@ -42,8 +46,8 @@ class Synchronisation:
         self._batch_size = batch_size
         self._dead = Kept(0, 1 << 62, Place(0, 0, 0), 0, [True])
         self._records = self._in_order(log.end, unsaid)
-        self._number = 0
-        """Of the last broadcast with a batch."""
+        self._sent: deque[int] = deque()
+        """Numbers of the broadcasts with batches that some mirror has not stored."""
         log.holds = True
         log.tell(SyncBegin(members))
 
@@ -70,16 +74,24 @@ class Synchronisation:
         return count - sum(last - first + 1 for first, last in dead)
 
     def step(self) -> bool:
-        """Sends the next batch if the last one is stored; returns False at the end."""
+        """Sends the next batches as far as the mirrors have stored those before; returns False at
+        the end."""
         if not self.is_on_disk:
             return True
-        log = self._log
-        stored = log.confirms.stored
+        stored = self._log.confirms.stored
         self.members = [member for member in self.members if member in stored]
         if not self.members:
             return False
-        if any(stored[member] < self._number for member in self.members):
-            return True
+        while self._sent and all(stored[member] >= self._sent[0] for member in self.members):
+            self._sent.popleft()
+        while len(self._sent) < BATCHES_MAX:
+            if not self._send():
+                return False
+        return True
+
+    def _send(self) -> bool:
+        """Sends a batch; returns False when there are no more records."""
+        log = self._log
         count = size = 0
         for found in self._records:
             if found.kind == MESSAGES:
@@ -91,7 +103,7 @@ class Synchronisation:
         else:
             return False
         self.messages += count
-        self._number = log.send()
+        self._sent.append(log.send())
         return True
 
     def end(self, depth: int) -> None:
