@@ -20,12 +20,13 @@ from tests.faults.test_mirrored import (
     row,
     set_policy,
 )
-from tests.faults.traffic import connect, log_has, until
+from tests.faults.traffic import Traffic, connect, log_has, until
 from tests.interop.helpers import fetch_all
 
 pytestmark = pytest.mark.cluster
 
 BACKLOG = 2_000
+NAMES = {number: f"convoy-{number}@vm" for number in (1, 2, 3)}
 
 
 def act(cluster: LocalCluster, action: str, node: int = 1) -> None:
@@ -157,6 +158,49 @@ def test_limits_dead_letters_expiry_and_single_consumers_outlive_a_promotion(
 
     until(lambda: pumped(all_dead), f"{letters} are dead")
     assert sorted(letters) == list(range(11))
+    connection.close()
+
+
+@pytest.mark.parametrize("home", [1, 2])
+def test_the_master_moves_where_policies_and_drains_want_it_while_clients_stay(
+    cluster: LocalCluster, home: int
+) -> None:
+    """Also the clients of the node that it leaves."""
+    declare(cluster, 1)
+
+    def leads(node: int) -> None:
+        until(lambda: row(cluster, 2)["node"] == NAMES[node], "the master does not move")
+
+    with Traffic(cluster, QUEUE, publish_at=(home,), consume_at=((1,), (3,))) as traffic:
+        for node in (3, 1, 2):
+            set_policy(cluster, {"ha-mode": "nodes", "ha-params": [NAMES[node]]})
+            leads(node)
+            until(lambda: has_mirrors(cluster, 0, node=2), "the former master stays")
+            traffic.goes_on()
+        set_policy(cluster, {"ha-mode": "exactly", "ha-params": 2, "ha-sync-mode": "automatic"})
+        until(lambda: has_mirrors(cluster, 1, node=2), "no mirror")
+        traffic.goes_on()
+        traffic.finish()
+    for client in (traffic.publisher, *traffic.consumers):
+        assert client.attempt == 1, "a client had to connect again"
+    assert not traffic.publisher.resent, "a publish was refused"
+
+
+def test_a_drained_node_has_no_master_and_no_mirror(cluster: LocalCluster) -> None:
+    set_policy(cluster, {"ha-mode": "exactly", "ha-params": 2})
+    declare(cluster, 1)
+    fill(cluster, 0, 10)
+    until(lambda: has_mirrors(cluster, 1), "no mirror")
+    assert call(cluster, "POST", f"convoy/nodes/{NAMES[1]}/drain", {}, node=2)[0] < 300
+
+    def is_elsewhere() -> bool:
+        found = row(cluster, 2)
+        return NAMES[1] not in (found["node"], *found["slave_nodes"])
+
+    until(is_elsewhere, "the drained node keeps the queue")
+    until(lambda: len(row(cluster, 2)["slave_nodes"]) == 1, "no other mirror")
+    connection = connect(cluster, 3)
+    assert [int(body) for body in fetch_all(connection.channel(), QUEUE)] == list(range(10))
     connection.close()
 
 

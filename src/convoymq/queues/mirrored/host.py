@@ -40,7 +40,7 @@ from convoymq.queues.mirrored.copy import MirrorCopy, read_member, write_member
 from convoymq.queues.mirrored.handle import WAIT_MS_MAX, MirroredHandle, Place
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.master import MasterQueue
-from convoymq.queues.mirrored.policy import SYNC_BATCH_SIZE, policy_from, wanted_nodes
+from convoymq.queues.mirrored.policy import SYNC_BATCH_SIZE, gives_way, policy_from, wanted_nodes
 from convoymq.queues.mirrored.ring_end import RingEnd
 from convoymq.replication.ring.views import Member, RingView, founded
 from convoymq.shells.ring.shell import RingMember, RingParts, RingRecord, RingShell
@@ -565,6 +565,16 @@ class MirroredHost(ClassicHost):
                     view.joined(node, self._parts.incarnation_of(node), left=view.master),
                 )
                 return
+        running = self._parts.running_nodes()
+        if gives_way(
+            policy,
+            master=self.node_id,
+            synchronised=[m.node for m in mirrors if m.number in view.synchronised],
+            running=running,
+            named={self.node_name(node): node for node in running},
+        ):
+            # As if it had failed: the oldest of them follows when its broadcasts are complete.
+            self._propose(record.group, view.with_failed(view.master))
 
     def _wanted_nodes(self, master: MasterQueue, mirrors: Iterable[int]) -> tuple[int, ...]:
         now = self.clock.monotonic_ms()

@@ -80,6 +80,29 @@ def wanted_nodes(
     return (master,)
 
 
+def gives_way(
+    policy: MirrorPolicy,
+    *,
+    master: int,
+    synchronised: Collection[int],
+    running: Collection[int],
+    named: Mapping[str, int],
+) -> bool:
+    """Returns whether a master ends so that a synchronised mirror follows: its node is drained, or
+    is not in the policy's list, and a mirror is on a node that may have the master.
+
+    Args:
+        synchronised: nodes with a synchronised mirror.
+        running: nodes that run, and are not drained.
+        named: name -> node, of those.
+    """
+    fit = set(running)
+    if policy.mode == NODES:
+        # Without a node of the list, the list means nothing.
+        fit = {named[name] for name in policy.names if name in named} or fit
+    return master not in fit and bool(fit & set(synchronised))
+
+
 def heir(
     view: RingView, copies: Mapping[int, int], *, follows_unsynchronised: bool, forced: bool
 ) -> int:

@@ -205,6 +205,16 @@ class QueueNode(HostedNode):
         arguments, settings = self.world.rules[record.group]
         self.host.open(record, arguments, settings)
 
+    def configure(self) -> None:
+        """Queues have another policy."""
+        for group, record in self.records.items():
+            arguments, settings = self.world.rules[group]
+            self.host.follow(record, arguments, settings)
+            queue = self.host.get(group)
+            if queue is not None:
+                queue.configure(settings)
+        self.wake()
+
     def handle(self, group: int) -> Queue | None:
         """Returns the handle of a queue that can be used."""
         record = self.records.get(group)

@@ -158,6 +158,9 @@ class MirroredReferee(QueueReferee):
 
     def watch(self, queue: MasterQueue) -> None:
         """A master was opened: compares what it has, and follows it."""
+        if self.queue is None or self.queue.member is None:
+            # A plain queue lost its consumers with its node, and what the disk had not got yet.
+            self._received.clear()
         view = queue.record.view
         life = Life(self, view.master if view else 0)
         life.begin(queue)

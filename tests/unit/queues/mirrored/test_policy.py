@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from convoymq.queues.mirrored.policy import MirrorPolicy, heir, policy_from, wanted_nodes
+from convoymq.queues.mirrored.policy import MirrorPolicy, gives_way, heir, policy_from, wanted_nodes
 from convoymq.replication.ring.views import founded
 
 NAMED = {"a": 1, "b": 2, "c": 3, "d": 4}
@@ -93,3 +93,38 @@ def test_the_best_copy_that_is_there_follows_a_lost_master(
         view = view.joined(member, 1).caught_up(member)
     view = view.with_synchronised(2).with_synchronised(4)
     assert heir(view, copies, follows_unsynchronised=lenient, forced=forced) == node
+
+
+LISTED = {"ha-mode": "nodes", "ha-params": ("b", "c", "elsewhere")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "synchronised", "drained", "gives"),
+    [
+        (LISTED, (3,), (), True),
+        (LISTED, (4,), (), False),
+        (LISTED, (), (), False),
+        (LISTED, (3,), (3,), False),
+        ({"ha-mode": "nodes", "ha-params": ("a", "c")}, (3,), (), False),
+        ({"ha-mode": "nodes", "ha-params": ("a", "c")}, (3,), (1,), True),
+        ({"ha-mode": "nodes", "ha-params": ("elsewhere",)}, (3,), (), False),
+        ({"ha-mode": "all"}, (3,), (), False),
+        ({"ha-mode": "all"}, (2, 3), (1,), True),
+        ({"ha-mode": "all"}, (2,), (1, 2), False),
+        ({}, (3,), (), False),
+    ],
+)
+def test_a_master_gives_way_to_a_synchronised_mirror_where_it_may_not_stay(
+    settings: dict[str, object],
+    synchronised: tuple[int, ...],
+    drained: tuple[int, ...],
+    gives: bool,
+) -> None:
+    running = {name: node for name, node in NAMED.items() if node not in drained}
+    assert gives == gives_way(
+        policy_from(settings),
+        master=1,
+        synchronised=synchronised,
+        running=running.values(),
+        named=running,
+    )
