@@ -13,6 +13,7 @@ from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, Never, TypeVar, TypeVarTuple, cast
 
 from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.model.tasks import Tasks
 from convoymq.sim.clock import Process, Scheduler
 
 Result = TypeVar("Result")
@@ -192,3 +193,18 @@ class SimLoop:
 
     def call_exception_handler(self, context: dict[str, object]) -> None:
         """Tasks of a process that is over are never awaited."""
+
+
+class LoopTasks(Tasks):
+    """Tasks of a loop, which what runs outside of it may begin as well."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """See `Tasks`."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task

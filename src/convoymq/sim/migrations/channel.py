@@ -7,10 +7,14 @@ comes again.
 from __future__ import annotations
 
 from convoymq.kernels import batch
+from convoymq.model.tables import Field
 from convoymq.queues.interface import ConsumerSpec, GetResult, Queue, QueueClient
 from convoymq.sim.clients import Channel, Traits, ranges_of, record_of
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.records import identity_of
+
+FIRST = Field("S", b"first")
+"""Offset at which consumers begin whose queue is a stream, or becomes one."""
 
 
 class Book:
@@ -85,6 +89,7 @@ class MigratedChannel(Channel):
             tag=f"{self.name}-{self._numbers}",
             prefetch=self._scheduler.between(1, self.config.prefetch_max),
             no_ack=False,
+            stream_offset=FIRST,
         )
         self._asked.add(spec.number)
         self._consumers[spec.number] = False
@@ -102,7 +107,13 @@ class MigratedChannel(Channel):
     ) -> None:
         self._names[consumer, message_id] = identity
         disturbances = self._workload.channels_disturbed
-        self._referee.on_received(identity, fresh=not acquired, disturbances=disturbances)
+        # Every consumer gets all that a stream has.
+        fresh = not acquired and not self._reads_stream
+        self._referee.on_received(identity, fresh=fresh, disturbances=disturbances)
+
+    @property
+    def _reads_stream(self) -> bool:
+        return self.client.queue.features.reads_by_offset
 
     def on_get(self, client: QueueClient, result: GetResult) -> None:
         """An answer to get."""
@@ -121,7 +132,9 @@ class MigratedChannel(Channel):
 
     def _settle(self, consumer: int, ids: list[int]) -> None:
         self._renewed()
-        draw = 1.0 if self.draining else self._scheduler.rng.random()
+        # Nothing comes back to a stream.
+        is_kept = self.draining or self._reads_stream
+        draw = 1.0 if is_kept else self._scheduler.rng.random()
         ranges = ranges_of(ids)
         if draw < self.config.requeue_chance:
             self.client.return_(consumer, ranges, failed=False, untried=True)
@@ -148,6 +161,8 @@ class MigratedChannel(Channel):
         self.held.clear()
         self._last_id.clear()
         self._paused.clear()
+        if self._reads_stream:
+            self._last_fresh.clear()
         # A channel of AMQP waits for one answer before it asks for more: no other is cancelled.
         self._asked = set(self._consumers)
         for number in sorted(self._consumers):

@@ -12,6 +12,7 @@ from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.migrations import Migrations
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
+from convoymq.broker.queue_questions import QueueAnswers, QueueQuestions
 from convoymq.broker.registry import Counters
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import Command, PutNode
@@ -19,7 +20,6 @@ from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, Queue
 from convoymq.metadata.validation import validated
 from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import BrokerError
-from convoymq.model.tasks import Tasks
 from convoymq.queues.driver import HostParts
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.interface import Queue
@@ -29,8 +29,8 @@ from convoymq.replication.raft.types import RaftConfig
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
-from convoymq.sim.group_node import HOST_TICK_MS, STORAGE_TICK_MS
-from convoymq.sim.loop import SimLoop
+from convoymq.sim.group_node import AUDIT_MS, HOST_TICK_MS, STORAGE_TICK_MS
+from convoymq.sim.loop import LoopTasks, SimLoop
 from convoymq.sim.network import Receiver
 from convoymq.sim.nodes import SimNode
 from convoymq.storage.store import Storage
@@ -211,7 +211,8 @@ class MigrationNode(SimNode):
         return Folder(self.disk, name)
 
     def _open_broker(self) -> None:
-        tree = self.access.tree
+        tree, tasks = self.access.tree, LoopTasks(self.loop)
+        questions = QueueQuestions(self.control, tasks)
         self.local = LocalQueues(
             node=self.number,
             host=self.host,
@@ -221,8 +222,12 @@ class MigrationNode(SimNode):
             incarnations=self.incarnations,
             new_session=self.new_session,
             hosts={"classic": self.classic},
+            ask=questions.of_groups(),
+            ask_sessions=questions.ask_sessions,
+            audit_interval_ms=AUDIT_MS,
             stored_groups=lambda: self.storage.logs,
         )
+        QueueAnswers(self.control, self.local, self.clock)
         nodes = ClusterNodes(self.number, self.incarnation, tree, self.transport)
         self.migrations = Migrations(
             nodes=nodes,
@@ -234,7 +239,7 @@ class MigrationNode(SimNode):
             clock=self.clock,
             settings=DefaultsConfig(operation_timeout_ms=self.world.timeout_ms),
             counters=Counters(),
-            tasks=Tasks(),
+            tasks=tasks,
         )
         self.loop.enter(self._reconcile)
 

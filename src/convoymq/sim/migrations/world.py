@@ -1,4 +1,4 @@
-"""Queues that are migrated between classic and quorum in the simulator, under publishers and
+"""Queues that are migrated among classic, quorum and stream in the simulator, under publishers and
 consumers, while nodes, disks and the network fail.
 
 What is real: `broker.migrations`, `broker.local_queues`, classic and quorum queues, groups, storage
@@ -31,6 +31,8 @@ from convoymq.sim.nodes import SimNode
 from convoymq.sim.world import ChannelKind
 
 TYPES = ("classic", "quorum")
+STREAM = "stream"
+"""Queues stay what they are when they have become one."""
 QUEUES_MAX = 3
 RETRY_US = 50_000
 PAUSE_US = (100_000, 1_500_000)
@@ -114,7 +116,7 @@ class MigrationWorld(LateWorld):
         alive = [node for node in self.nodes.values() if node.alive]
         name = f"q{rng.choice(sorted(self.books))}"
         if alive:
-            to = rng.choice(TYPES)
+            to = rng.choice((*TYPES, *TYPES, STREAM))
             rng.choice(alive).migrate(name, to, rng.choice(RATES))
 
     def disturb(self) -> None:
@@ -254,7 +256,7 @@ class MigrationWorld(LateWorld):
 class MigrationLoad(PlannedLoad):
     """Queues that are migrated."""
 
-    text = "queues that are migrated between classic and quorum under their clients"
+    text = "queues that are migrated among classic, quorum and stream under their clients"
     kinds = (
         *NETWORK,
         *(kind for kind in NODES if kind != "wipe"),
