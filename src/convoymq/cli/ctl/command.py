@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from convoymq.cli.ctl import transport
@@ -206,6 +206,11 @@ class Command:
         if unknown:
             raise Misused(f"Info key(s) {','.join(unknown)} are not supported")
         return tuple(names) or self.shown or tuple(self.columns)
+
+
+def in_vhost(*commands: Command) -> tuple[Command, ...]:
+    """Returns commands about one virtual host: they take `--vhost` before their own switches."""
+    return tuple(replace(each, switches=(VHOST, *each.switches)) for each in commands)
 
 
 VHOST_MISSING = Problem(DATA, "Virtual host '{vhost}' does not exist", heading="")

@@ -6,8 +6,8 @@ import json
 import time
 import uuid
 
-from convoymq.cli.ctl.arguments import VHOST, Switch
-from convoymq.cli.ctl.command import Command, Invocation, json_word, object_of, rows_of
+from convoymq.cli.ctl.arguments import Switch
+from convoymq.cli.ctl.command import Command, Invocation, in_vhost, json_word, object_of, rows_of
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
 from convoymq.cli.ctl.outputs import Output, Rows
 from convoymq.model.json import Json, JsonObject
@@ -26,7 +26,7 @@ FILTER = (
     Switch("last-queue", str),
     Switch("last-reason", str),
 )
-SELECTION = (VHOST, *FILTER, Switch("all"), Switch("operation", str), Switch("wait", int))
+SELECTION = (*FILTER, Switch("all"), Switch("operation", str), Switch("wait", int))
 TARGET = (Switch("to-queue", str), Switch("to-exchange", str), Switch("routing-key", str))
 SHOWN = (
     "position", "id", "enqueued_at", "routing_key", "first_death_queue", "first_death_reason",
@@ -207,12 +207,11 @@ def _cancel_operation(invocation: Invocation) -> Output:
 TO = Switch("to", str, choices=("first", "last", "origin"))
 UNKNOWN = {404: Problem(DATA, "The message or operation is not known")}
 
-COMMANDS = (
+COMMANDS = in_vhost(
     Command(
         "browse queue",
         "Shows the ready messages of a quorum queue, by a filter; they stay",
         switches=(
-            VHOST,
             *FILTER,
             Switch("count", int),
             Switch("cursor", str),
@@ -254,7 +253,6 @@ COMMANDS = (
         "republish_message queue id",
         "Publishes a message of a quorum queue with other properties or another payload",
         switches=(
-            VHOST,
             *TARGET,
             TO,
             Switch("properties", str),
@@ -272,7 +270,6 @@ COMMANDS = (
     Command(
         "list_operations queue",
         "Lists operations on chosen messages of a quorum queue",
-        switches=(VHOST,),
         banner="Listing operations of quorum queue {queue}...",
         run=_list_operations,
         missing=QUEUE_MISSING,
@@ -280,7 +277,6 @@ COMMANDS = (
     Command(
         "cancel_operation queue operation",
         "Ends an operation on chosen messages; those that are not on their way come back",
-        switches=(VHOST,),
         banner="Cancelling operation {operation} of quorum queue {queue}...",
         run=_cancel_operation,
         missing=QUEUE_MISSING,

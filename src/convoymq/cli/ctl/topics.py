@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convoymq.cli.ctl.arguments import VHOST, Switch
-from convoymq.cli.ctl.command import Command, Invocation, object_of, rows_of
+from convoymq.cli.ctl.arguments import Switch
+from convoymq.cli.ctl.command import Command, Invocation, in_vhost, object_of, rows_of
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
 from convoymq.cli.ctl.outputs import Output, Rows, Text
 from convoymq.cli.ctl.topic_scaling import explained
@@ -407,11 +407,11 @@ POSITIONS = (
     Switch("earliest"), Switch("latest"), Switch("time", int), Switch("vector", str)
 )  # fmt: skip
 
-COMMANDS = (
+IN_VHOST = in_vhost(
     Command(
         "show name",
         "Writes a page about a topic: route history, changes, rates of partitions, groups",
-        switches=(VHOST, Switch("html", str), Switch("seconds", int)),
+        switches=(Switch("html", str), Switch("seconds", int)),
         check=_check_show,
         run=show,
     ),
@@ -419,7 +419,6 @@ COMMANDS = (
         "create name",
         "Creates an ordered topic, and an exchange of its name to publish to",
         switches=(
-            VHOST,
             Switch("partitions", int),
             Switch("logical", int),
             Switch("mode", str, choices=("strict", "weak")),
@@ -442,28 +441,25 @@ COMMANDS = (
     Command(
         "delete name",
         "Deletes a topic with its messages, groups and exchange",
-        switches=(VHOST,),
         banner="Deleting topic {name}...",
         run=_deleted(TOPIC),
     ),
     Command(
         "list",
         "Lists the topics of a virtual host",
-        switches=(VHOST,),
         banner="Listing topics of vhost {vhost}...",
         run=_listed("topics/{vhost}", LISTED),
     ),
     Command(
         "describe name",
         "Shows a topic; as JSON with all of its partitions",
-        switches=(VHOST,),
         run=_describe,
     ),
     Command(
         "route name",
         "Lists the partitions of the newest route version, of another one, or of all",
         # `--version` of other commands is a flag: the program's version.
-        switches=(VHOST, Switch("version", int, "V"), Switch("lineage")),
+        switches=(Switch("version", int, "V"), Switch("lineage")),
         check=_check_route,
         banner="Listing partitions of topic {name}...",
         run=route,
@@ -471,14 +467,14 @@ COMMANDS = (
     Command(
         "autoscale name action",
         "Sets how a topic scales by itself; explains what is decided, and by which rule",
-        switches=(VHOST, *(Switch(name, str) for name in AUTOSCALE)),
+        switches=(*(Switch(name, str) for name in AUTOSCALE),),
         check=_check_autoscale,
         run=_autoscale,
     ),
     Command(
         "split name pid",
         "Splits a partition in two, or at given logical partitions, and waits for the end",
-        switches=(VHOST, Switch("at", str), CHANGE_ID, WAIT),
+        switches=(Switch("at", str), CHANGE_ID, WAIT),
         check=_check_split,
         banner="Splitting partition {pid} of topic {name}...",
         run=split,
@@ -486,7 +482,7 @@ COMMANDS = (
     Command(
         "merge name pid*",
         "Merges neighbouring partitions into one, and waits for the end",
-        switches=(VHOST, CHANGE_ID, WAIT),
+        switches=(CHANGE_ID, WAIT),
         check=_check_merge,
         banner="Merging partitions of topic {name}...",
         run=merge,
@@ -494,7 +490,7 @@ COMMANDS = (
     Command(
         "move name pid",
         "Moves a partition to another node, and waits for the end",
-        switches=(VHOST, Switch("to", str), CHANGE_ID, WAIT),
+        switches=(Switch("to", str), CHANGE_ID, WAIT),
         check=_check_move,
         banner="Moving partition {pid} of topic {name}...",
         run=move,
@@ -502,24 +498,93 @@ COMMANDS = (
     Command(
         "changes name",
         "Shows the change of a topic that runs, or ended last",
-        switches=(VHOST,),
         banner="Listing changes of topic {name}...",
         run=_listed(TOPIC + "/changes", CHANGE),
     ),
     Command(
         "durations name",
         "Shows how long the phases of the last changes took, as the node has seen them",
-        switches=(VHOST,),
         banner="Listing durations of changes of topic {name}...",
         run=_listed(TOPIC + "/durations", DURATIONS),
     ),
     Command(
         "abort name change",
         "Gives a change up that has not closed a partition yet",
-        switches=(VHOST,),
         banner="Giving up change {change} of topic {name}...",
         run=_deleted(TOPIC + "/changes/{change}"),
     ),
+    Command(
+        "seal name pid",
+        "Seals a partition whose majority is gone: writes go on, readers wait for it",
+        switches=(WAIT,),
+        check=_check_numbers,
+        banner="Sealing partition {pid} of topic {name} from outside...",
+        run=_seal,
+    ),
+    Command(
+        "declare-lost name pid",
+        "Gives up a partition that was sealed without its node: groups go on without it",
+        check=_check_numbers,
+        banner="Declaring partition {pid} of topic {name} lost...",
+        run=_declare_lost,
+    ),
+    Command(
+        "groups name",
+        "Lists the consumer groups of a topic",
+        banner="Listing groups of topic {name}...",
+        run=_listed(TOPIC + "/groups", GROUPS),
+    ),
+    Command(
+        "create-group name group",
+        "Creates a consumer group, from the first message on unless a position is given",
+        switches=(Switch("advance", str, choices=("linear", "dag")), *POSITIONS),
+        check=_check_create_group,
+        banner="Creating group {group} of topic {name}...",
+        run=create_group,
+    ),
+    Command(
+        "losses name",
+        "Lists what groups go on without, because a partition was declared lost",
+        banner="Listing losses of topic {name}...",
+        run=_listed(TOPIC + "/losses", LOSSES),
+    ),
+    Command(
+        "delete-group name group",
+        "Deletes a consumer group without members; partitions are not kept for it any more",
+        banner="Deleting group {group} of topic {name}...",
+        run=_deleted(GROUP),
+    ),
+    Command(
+        "lag name group",
+        "Lists what a group has before it, by partition",
+        banner="Listing the lag of group {group} of topic {name}...",
+        run=_listed(GROUP + "/lag", LAG),
+    ),
+    Command(
+        "seek name group",
+        "Has a group without members read again from a position",
+        switches=POSITIONS,
+        check=_check_seek,
+        banner="Seeking group {group} of topic {name}...",
+        run=_seek,
+    ),
+    Command(
+        "accept-loss name group",
+        "Has a group go on behind messages that retention cut before it had read them",
+        banner="Accepting the loss of group {group} of topic {name}...",
+        run=_accept_loss,
+    ),
+    Command(
+        "park action name group key*",
+        "Lists and resumes parked keys of a group; retries, skips, replaces first messages",
+        switches=(Switch("base64"), Switch("body", str)),
+        check=_check_park,
+        run=_park,
+    ),
+)
+
+COMMANDS = (
+    *IN_VHOST,
     Command(
         "drain target",
         "Has a node give its partitions away, and waits until it has no open one to give",
@@ -537,79 +602,5 @@ COMMANDS = (
         "Ends a drain: the node gets partitions again",
         banner="Ending the drain of node {target}...",
         run=_deleted("convoy/topics/drains/{target}"),
-    ),
-    Command(
-        "seal name pid",
-        "Seals a partition whose majority is gone: writes go on, readers wait for it",
-        switches=(VHOST, WAIT),
-        check=_check_numbers,
-        banner="Sealing partition {pid} of topic {name} from outside...",
-        run=_seal,
-    ),
-    Command(
-        "declare-lost name pid",
-        "Gives up a partition that was sealed without its node: groups go on without it",
-        switches=(VHOST,),
-        check=_check_numbers,
-        banner="Declaring partition {pid} of topic {name} lost...",
-        run=_declare_lost,
-    ),
-    Command(
-        "groups name",
-        "Lists the consumer groups of a topic",
-        switches=(VHOST,),
-        banner="Listing groups of topic {name}...",
-        run=_listed(TOPIC + "/groups", GROUPS),
-    ),
-    Command(
-        "create-group name group",
-        "Creates a consumer group, from the first message on unless a position is given",
-        switches=(VHOST, Switch("advance", str, choices=("linear", "dag")), *POSITIONS),
-        check=_check_create_group,
-        banner="Creating group {group} of topic {name}...",
-        run=create_group,
-    ),
-    Command(
-        "losses name",
-        "Lists what groups go on without, because a partition was declared lost",
-        switches=(VHOST,),
-        banner="Listing losses of topic {name}...",
-        run=_listed(TOPIC + "/losses", LOSSES),
-    ),
-    Command(
-        "delete-group name group",
-        "Deletes a consumer group without members; partitions are not kept for it any more",
-        switches=(VHOST,),
-        banner="Deleting group {group} of topic {name}...",
-        run=_deleted(GROUP),
-    ),
-    Command(
-        "lag name group",
-        "Lists what a group has before it, by partition",
-        switches=(VHOST,),
-        banner="Listing the lag of group {group} of topic {name}...",
-        run=_listed(GROUP + "/lag", LAG),
-    ),
-    Command(
-        "seek name group",
-        "Has a group without members read again from a position",
-        switches=(VHOST, *POSITIONS),
-        check=_check_seek,
-        banner="Seeking group {group} of topic {name}...",
-        run=_seek,
-    ),
-    Command(
-        "accept-loss name group",
-        "Has a group go on behind messages that retention cut before it had read them",
-        switches=(VHOST,),
-        banner="Accepting the loss of group {group} of topic {name}...",
-        run=_accept_loss,
-    ),
-    Command(
-        "park action name group key*",
-        "Lists and resumes parked keys of a group; retries, skips, replaces first messages",
-        switches=(VHOST, Switch("base64"), Switch("body", str)),
-        check=_check_park,
-        run=_park,
     ),
 )
