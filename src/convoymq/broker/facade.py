@@ -218,27 +218,16 @@ class Broker:
         """Creates the parts by which operators manage groups and nodes."""
         tree, host = self.metadata.tree, self.host
         QueueAnswers(self.control, self.local, self._clock)
-        requests = GroupRequests(self.nodes, self.control, host, self._clock)
-        self.leadership = Leadership(self.nodes, tree, host, requests)
-        self.rings = RingRecovery(self.nodes, tree, requests, self.local, self.metadata)
-        self.membership = QueueMembership(
-            self.nodes, tree, host, requests, self.leadership, self.rings
-        )
+        requests = GroupRequests(self.nodes, tree, self.control, host, self._clock)
+        self.leadership = Leadership(requests)
+        self.rings = RingRecovery(requests, self.local, self.metadata)
+        self.membership = QueueMembership(requests, self.leadership, self.rings)
         self.peeking = Peeking(self.local, requests)
         self.scheduled = Scheduled(self.local, requests)
         self.browsing = Browsing(self.local, requests)
-        self.queue_logs = QueueLogs(self.nodes, tree, host, requests)
-        self.quorum_checks = QuorumChecks(self.nodes, tree, host, self.cluster)
-        self.rebalancer = Rebalancer(
-            nodes=self.nodes,
-            tree=tree,
-            host=host,
-            requests=requests,
-            leadership=self.leadership,
-            cluster=self.cluster,
-            clock=self._clock,
-            tasks=self._tasks,
-        )
+        self.queue_logs = QueueLogs(requests)
+        self.quorum_checks = QuorumChecks(requests, self.cluster)
+        self.rebalancer = Rebalancer(requests, self.leadership, self.cluster, self._tasks)
         self.migrations = Migrations(
             nodes=self.nodes,
             metadata=self.metadata,
@@ -255,12 +244,9 @@ class Broker:
             self.nodes, self.metadata, host, self.leadership, self.connections, self._tasks
         )
         self.reconciliation = MembershipReconciliation(
+            requests,
             settings=self._reconciliation,
-            nodes=self.nodes,
-            tree=tree,
-            host=host,
             membership=self.membership,
-            clock=self._clock,
             tasks=self._tasks,
         )
 

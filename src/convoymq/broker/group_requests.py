@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TypeAlias
 
 from convoymq.broker.nodes import ClusterNodes
+from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError, Refused, Unavailable
 from convoymq.shells.groups.host import ReplicaHost
@@ -35,12 +36,18 @@ class GroupRequests:
     """See the module text. One per node."""
 
     def __init__(
-        self, nodes: ClusterNodes, control: ControlPlane, host: ReplicaHost, clock: Clock
+        self,
+        nodes: ClusterNodes,
+        tree: MetadataMachine,
+        control: ControlPlane,
+        host: ReplicaHost,
+        clock: Clock,
     ) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
+        self.tree = tree
+        self.host = host
+        self.clock = clock
         self._control = control
-        self._host = host
-        self._clock = clock
         self._operations: dict[str, Operation] = {"leader": self._leader}
         control.handle(KIND_GROUP_ADMIN, self._on_request)
 
@@ -76,11 +83,11 @@ class GroupRequests:
             Refused: it will not.
             Unavailable: it did not in time, or nobody leads.
         """
-        until_ms = self._clock.monotonic_ms() + int(timeout_s * 1000)
+        until_ms = self.clock.monotonic_ms() + int(timeout_s * 1000)
         reason = ""
         wrong = 0
         while True:
-            left_s = (until_ms - self._clock.monotonic_ms()) / 1000
+            left_s = (until_ms - self.clock.monotonic_ms()) / 1000
             if left_s <= 0:
                 raise Unavailable(f"{TIMED_OUT}: {reason}" if reason else TIMED_OUT)
             try:
@@ -107,11 +114,11 @@ class GroupRequests:
         Args:
             but: a node that has just said that it does not.
         """
-        own = self._host.leader_of(group)
+        own = self.host.leader_of(group)
         if own and own != but:
             return own
         for node in members:
-            if node != self._nodes.node_id and self._nodes.is_up(node):
+            if node != self.nodes.node_id and self.nodes.is_up(node):
                 try:
                     _, found = await self.ask(node, "leader", group, timeout_s=FIND_TIMEOUT_S)
                 except BrokerError:
@@ -121,7 +128,7 @@ class GroupRequests:
         return 0
 
     async def _leader(self, group: int, _arguments: list[object]) -> Answer:
-        return DONE, self._host.leader_of(group) or 0
+        return DONE, self.host.leader_of(group) or 0
 
     async def _on_request(self, node: int, body: object) -> Answer:
         if not isinstance(body, list) or len(body) < 2:
@@ -133,3 +140,14 @@ class GroupRequests:
         if not isinstance(group, int):
             raise PeerError(f"malformed request about a group from node {node}")
         return await operation(group, arguments)
+
+
+class GroupOperations:
+    """Base of the parts by which operators manage groups: what they need of their node."""
+
+    def __init__(self, requests: GroupRequests) -> None:
+        self._requests = requests
+        self._nodes = requests.nodes
+        self._tree = requests.tree
+        self._host = requests.host
+        self._clock = requests.clock

@@ -22,18 +22,16 @@ from convoymq.broker.group_requests import (
     DONE,
     NOT_LEADER,
     Answer,
+    GroupOperations,
     GroupRequests,
 )
-from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.selection import Selection
-from convoymq.metadata.machine import MetadataMachine, QueueRecord
-from convoymq.model.clock import Clock
+from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
 from convoymq.model.slices import in_slices
 from convoymq.model.tasks import Tasks
 from convoymq.queues.interface import Row
 from convoymq.routing.queue_types import PlacementKind
-from convoymq.shells.groups.host import ReplicaHost
 
 if TYPE_CHECKING:
     from convoymq.broker.cluster_queries import ClusterQueries
@@ -55,20 +53,11 @@ BY_COUNT = "count"
 BY_LOAD = "load"
 
 
-class Leadership:
+class Leadership(GroupOperations):
     """Transfers of leadership, asked for on any node."""
 
-    def __init__(
-        self,
-        nodes: ClusterNodes,
-        tree: MetadataMachine,
-        host: ReplicaHost,
-        requests: GroupRequests,
-    ) -> None:
-        self._nodes = nodes
-        self._tree = tree
-        self._host = host
-        self._requests = requests
+    def __init__(self, requests: GroupRequests) -> None:
+        super().__init__(requests)
         self.timeout_s = TRANSFER_TIMEOUT_S
         """For one transfer."""
         requests.serve("transfer", self._on_transfer)
@@ -178,28 +167,19 @@ class Progress:
     """Node name -> queues that it leads, of those that took part."""
 
 
-class Rebalancer:
+class Rebalancer(GroupOperations):
     """Moves leaderships until no node has more than its share."""
 
     def __init__(
         self,
-        *,
-        nodes: ClusterNodes,
-        tree: MetadataMachine,
-        host: ReplicaHost,
         requests: GroupRequests,
         leadership: Leadership,
         cluster: ClusterQueries,
-        clock: Clock,
         tasks: Tasks,
     ) -> None:
-        self._nodes = nodes
-        self._tree = tree
-        self._host = host
-        self._requests = requests
+        super().__init__(requests)
         self._leadership = leadership
         self._cluster = cluster
-        self._clock = clock
         self._tasks = tasks
         self._progress = Progress()
         requests.serve("rebalance", self._on_start)

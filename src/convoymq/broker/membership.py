@@ -17,18 +17,17 @@ from convoymq.broker.group_requests import (
     NOT_LEADER,
     TIMED_OUT,
     Answer,
+    GroupOperations,
     GroupRequests,
 )
 from convoymq.broker.leadership import Leadership
 from convoymq.broker.local_queues import successors
-from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.ring_recovery import RingRecovery
 from convoymq.broker.selection import ALL, Selection, check_group
-from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.metadata.machine import QueueRecord
 from convoymq.metadata.members import MembershipManager
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.interface import Row
-from convoymq.shells.groups.host import ReplicaHost
 
 NEVER = 1 << 62
 """Index that a member would have to reach to get a vote, when it shall get none."""
@@ -49,24 +48,15 @@ class MemberKind(StrEnum):
     NON_VOTER = "non_voter"
 
 
-class QueueMembership:
+class QueueMembership(GroupOperations):
     """See the module text. One per node."""
 
     def __init__(
-        self,
-        nodes: ClusterNodes,
-        tree: MetadataMachine,
-        host: ReplicaHost,
-        requests: GroupRequests,
-        leadership: Leadership,
-        rings: RingRecovery,
+        self, requests: GroupRequests, leadership: Leadership, rings: RingRecovery
     ) -> None:
+        super().__init__(requests)
         self.manager: MembershipManager | None = None
         """Records members and forgets nodes; made when the broker has started."""
-        self._nodes = nodes
-        self._tree = tree
-        self._host = host
-        self._requests = requests
         self._leadership = leadership
         self._rings = rings
         self.timeout_s = TIMEOUT_S

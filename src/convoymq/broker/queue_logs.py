@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from convoymq.broker.group_requests import AGAIN, DONE, Answer, GroupRequests
+from convoymq.broker.group_requests import AGAIN, DONE, Answer, GroupOperations, GroupRequests
 from convoymq.broker.membership import AT_ONCE, NEVER
-from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.selection import Selection, check_group
-from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.metadata.machine import QueueRecord
 from convoymq.metadata.reads import METADATA_GROUP
 from convoymq.model.errors import (
     BrokerError,
@@ -24,7 +23,6 @@ from convoymq.model.errors import (
 from convoymq.model.replica_status import REPLICA_COLUMNS
 from convoymq.queues.interface import Row
 from convoymq.replication.raft.types import ROLE_NAMES
-from convoymq.shells.groups.host import ReplicaHost
 from convoymq.shells.groups.replica import Replica
 
 STATUS_TIMEOUT_S = 2.0
@@ -47,20 +45,11 @@ def membership_of(replica: Replica, node: int) -> str:
     return "non_voter" if learner.promote_at == NEVER else "promotable"
 
 
-class QueueLogs:
+class QueueLogs(GroupOperations):
     """See the module text. One per node."""
 
-    def __init__(
-        self,
-        nodes: ClusterNodes,
-        tree: MetadataMachine,
-        host: ReplicaHost,
-        requests: GroupRequests,
-    ) -> None:
-        self._nodes = nodes
-        self._tree = tree
-        self._host = host
-        self._requests = requests
+    def __init__(self, requests: GroupRequests) -> None:
+        super().__init__(requests)
         requests.serve("status", self._on_status)
         requests.serve("checkpoint", self._on_checkpoint)
         requests.serve("reclaim", self._on_reclaim)

@@ -5,30 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from convoymq.broker.cluster_queries import ClusterQueries
-from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.group_requests import GroupOperations, GroupRequests
 from convoymq.broker.queue_logs import membership_of
-from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.metadata.machine import QueueRecord
 from convoymq.model.json import JsonObject
 from convoymq.model.slices import in_slices
 from convoymq.routing.queue_types import PlacementKind
-from convoymq.shells.groups.host import ReplicaHost
 
 METADATA_NAME = "rabbitmq_metadata"
 
 
-class QuorumChecks:
+class QuorumChecks(GroupOperations):
     """See the module text. One per node."""
 
-    def __init__(
-        self,
-        nodes: ClusterNodes,
-        tree: MetadataMachine,
-        host: ReplicaHost,
-        cluster: ClusterQueries,
-    ) -> None:
-        self._nodes = nodes
-        self._tree = tree
-        self._host = host
+    def __init__(self, requests: GroupRequests, cluster: ClusterQueries) -> None:
+        super().__init__(requests)
         self._cluster = cluster
 
     @property

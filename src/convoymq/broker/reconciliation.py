@@ -12,17 +12,15 @@ import asyncio
 import structlog
 
 from convoymq.broker.balance import MemberStep, reconciling_step
+from convoymq.broker.group_requests import GroupOperations, GroupRequests
 from convoymq.broker.membership import AT_ONCE, NEVER, QueueMembership
-from convoymq.broker.nodes import ClusterNodes
-from convoymq.metadata.machine import Change, MetadataMachine, QueueRecord
-from convoymq.model.clock import Clock
+from convoymq.metadata.machine import Change, QueueRecord
 from convoymq.model.config import ReconciliationConfig
 from convoymq.model.errors import BrokerError
 from convoymq.model.slices import in_slices
 from convoymq.model.tasks import Tasks
 from convoymq.routing.policies import effective_settings
 from convoymq.routing.queue_types import rules_of
-from convoymq.shells.groups.host import ReplicaHost
 from convoymq.shells.groups.replica import Replica
 
 log = structlog.get_logger()
@@ -30,28 +28,22 @@ log = structlog.get_logger()
 KEY = "target-group-size"
 
 
-class MembershipReconciliation:
+class MembershipReconciliation(GroupOperations):
     """See the module text. One per node."""
 
     def __init__(
         self,
+        requests: GroupRequests,
         *,
         settings: ReconciliationConfig,
-        nodes: ClusterNodes,
-        tree: MetadataMachine,
-        host: ReplicaHost,
         membership: QueueMembership,
-        clock: Clock,
         tasks: Tasks,
     ) -> None:
+        super().__init__(requests)
         self._settings = settings
-        self._nodes = nodes
-        self._tree = tree
-        self._host = host
         self._membership = membership
-        self._clock = clock
         self._tasks = tasks
-        self._due_ms = clock.monotonic_ms() + settings.trigger_interval_ms
+        self._due_ms = self._clock.monotonic_ms() + settings.trigger_interval_ms
         self._checking: asyncio.Task[None] | None = None
 
     def on_change(self, _change: Change) -> None:

@@ -12,12 +12,11 @@ from collections.abc import Collection
 
 import structlog
 
-from convoymq.broker.group_requests import DONE, Answer, GroupRequests
+from convoymq.broker.group_requests import DONE, Answer, GroupOperations, GroupRequests
 from convoymq.broker.local_queues import LocalQueues
-from convoymq.broker.nodes import ClusterNodes
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import ChangeView
-from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
 from convoymq.queues.mirrored.policy import heir, policy_from
 from convoymq.replication.ring.views import RingView
@@ -30,20 +29,13 @@ SETTLE_S = 10.0
 POLL_S = 0.05
 
 
-class RingRecovery:
+class RingRecovery(GroupOperations):
     """See the module text. One per node."""
 
     def __init__(
-        self,
-        nodes: ClusterNodes,
-        tree: MetadataMachine,
-        requests: GroupRequests,
-        local: LocalQueues,
-        store: AsyncMetadataStore,
+        self, requests: GroupRequests, local: LocalQueues, store: AsyncMetadataStore
     ) -> None:
-        self._nodes = nodes
-        self._tree = tree
-        self._requests = requests
+        super().__init__(requests)
         self._local = local
         self._store = store
         requests.serve("ring_copy", self._on_copy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +61,14 @@ class Bench:
         self.clock = Clock()
         self.membership = FakeMembership()
         self.tasks = Tasks()
+        requests: Any = SimpleNamespace(
+            nodes=self.broker.nodes,
+            tree=self.broker.metadata.tree,
+            host=self.host,
+            clock=self.clock,
+        )
         self.made = MembershipReconciliation(
+            requests,
             settings=ReconciliationConfig(
                 **{
                     "enabled": True,
@@ -69,11 +77,7 @@ class Bench:
                     **settings,
                 }
             ),
-            nodes=self.broker.nodes,
-            tree=self.broker.metadata.tree,
-            host=self.host,  # type: ignore[arg-type]
             membership=self.membership,  # type: ignore[arg-type]
-            clock=self.clock,  # type: ignore[arg-type]
             tasks=self.tasks,
         )
 
