@@ -11,6 +11,7 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from tests.clusters import call
+from tests.faults.conftest import StartCluster
 from tests.faults.test_mirrored import (
     ALL,
     QUEUE,
@@ -63,6 +64,15 @@ def test_a_synchronisation_is_shown_and_can_be_cancelled(cluster: LocalCluster) 
     rows = fetch_all(connection.channel(), QUEUE)
     assert [int(body) for body in rows] == list(range(BACKLOG + 1))
     connection.close()
+
+
+def test_a_synchronisation_whose_rate_is_limited_ends(start_cluster: StartCluster) -> None:
+    settings = {"mirroring_sync_max_throughput": "40kB", "mirroring_sync_batch_size": "10"}
+    cluster = start_cluster(3, settings=settings)
+    declare(cluster, 1)
+    fill(cluster, 0, 200)
+    set_policy(cluster, {**ALL, "ha-sync-mode": "automatic"})
+    until(lambda: has_mirrors(cluster, 2), "mirrors are not synchronised")
 
 
 def test_a_master_killed_in_a_synchronisation_leaves_no_synchronised_mirror(

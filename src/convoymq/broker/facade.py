@@ -303,6 +303,8 @@ class Broker:
             note=self.host.note,
             dead_letters=self.local.ask.dead_letters,
             memory_target_bytes=self._memory_target_bytes(),
+            mirror_sync_batch_size=self.settings.mirror_sync_batch_size,
+            mirror_sync_bytes_per_s=self.settings.mirror_sync_bytes_per_s,
             mirror_restart_wait_ms=self.settings.mirror_restart_wait_ms,
         )
         return {driver.rules.name: driver.make_host(parts) for driver in hosted_drivers()}

@@ -169,6 +169,18 @@ class DefaultsConfig:
         a backlog is read from disk sooner.""",
         parse=parse_bytes, low=0, high=1 << 50,
     )  # fmt: skip
+    mirror_sync_batch_size: int = key(
+        "mirroring_sync_batch_size", 4096,
+        """Messages that are sent to a new mirror at a time; the policy key `ha-sync-batch-size`
+        comes first. Larger batches hold the node's other work up for longer.""",
+        low=1, high=1_000_000,
+    )  # fmt: skip
+    mirror_sync_bytes_per_s: int = key(
+        "mirroring_sync_max_throughput", 0,
+        """Bytes per second at most at which a queue synchronises its mirrors; 0 = no limit. Lower:
+        queues stay longer without a synchronised mirror.""",
+        parse=parse_bytes, low=0, high=1 << 40,
+    )  # fmt: skip
     mirror_restart_wait_ms: int = key(
         "mirrored_queue.restart_wait", 300_000,
         """How long after its start a node with a synchronised mirror waits for the node of the last

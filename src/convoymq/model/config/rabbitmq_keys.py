@@ -26,8 +26,6 @@ _DEFINITIONS = "import definitions into a running cluster: `rabbitmqctl import_d
 _SUSPICION = (
     "a silent node is suspected after cluster.suspect_after_min to cluster.suspect_after_max"
 )
-_BATCHES_BY_POLICY = "policies say how large batches are: `ha-sync-batch-size`"
-_NO_SYNC_LIMIT = "mirrors are synchronised while the queue serves; there is no limit of the rate"
 _PEERS = "nodes find each other by cluster.peers or cluster_formation.dns.hostname"
 INSTEAD: Mapping[str, str] = {
     "raft.data_dir": "logs, segments and snapshots are in data_dir with all other data",
@@ -48,8 +46,6 @@ INSTEAD: Mapping[str, str] = {
     "definitions.import_backend": _DEFINITIONS,
     "definitions.local.path": _DEFINITIONS,
     "definitions.skip_if_unchanged": _DEFINITIONS,
-    "mirroring_sync_batch_size": _BATCHES_BY_POLICY,
-    "mirroring_sync_max_throughput": _NO_SYNC_LIMIT,
     "queue_master_locator": "use queue_leader_locator",
     "queue_index_embed_msgs_below": "small and large messages go to the same files",
     "vm_memory_high_watermark_paging_ratio": "classic queues share classic_queue.memory_target",

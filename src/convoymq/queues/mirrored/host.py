@@ -40,7 +40,7 @@ from convoymq.queues.mirrored.copy import MirrorCopy, read_member, write_member
 from convoymq.queues.mirrored.handle import WAIT_MS_MAX, MirroredHandle, Place
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.master import MasterQueue
-from convoymq.queues.mirrored.policy import SYNC_BATCH_SIZE, gives_way, policy_from, wanted_nodes
+from convoymq.queues.mirrored.policy import gives_way, policy_from, wanted_nodes
 from convoymq.queues.mirrored.ring_end import RingEnd
 from convoymq.replication.ring.views import Member, RingView, founded
 from convoymq.shells.ring.shell import RingMember, RingParts, RingRecord, RingShell
@@ -61,7 +61,8 @@ class MirroredHost(ClassicHost):
     def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
         """See `ClassicHost`."""
         self._parts = parts
-        self.sync_batch_size = SYNC_BATCH_SIZE
+        self.sync_batch_size = parts.mirror_sync_batch_size
+        self.sync_bytes_per_s = parts.mirror_sync_bytes_per_s
         self.counts_timeout_s = COUNTS_TIMEOUT_S
         self.restart_wait_ms = parts.mirror_restart_wait_ms
         super().__init__(parts, worker)

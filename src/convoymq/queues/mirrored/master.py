@@ -68,6 +68,8 @@ class MasterQueue(LocalQueue):
         self._begun = {session: first for session, (first, _, _) in taken_over if first}
         self._refused = {session: refused for session, (_, _, refused) in taken_over if refused}
         self.syncing: Synchronisation | None = None
+        self._sync_waits = False
+        """A timer goes on with the synchronisation."""
         self._told: dict[int, int] = {}
         """Level -> positions below this are in the log as handed out."""
         self._stored: dict[int, int] = {}
@@ -192,7 +194,11 @@ class MasterQueue(LocalQueue):
             # What is settled from now on reaches the mirrors as such; the records before are read
             # when they are on disk.
             begun = self.syncing = Synchronisation(
-                self.log, members, self.policy.sync_batch_size, self._unsaid
+                self.log,
+                members,
+                self.policy.sync_batch_size,
+                self._unsaid,
+                rate=self.host.sync_bytes_per_s,
             )
             self.send()
             self.host.writer.barrier(lambda: self.host.contain(self, lambda: self._on_disk(begun)))
@@ -204,8 +210,19 @@ class MasterQueue(LocalQueue):
 
     def step_sync(self) -> None:
         """Goes on with a synchronisation."""
-        if self.syncing is not None and not self.syncing.step():
+        syncing, now_ms = self.syncing, self.host.clock.monotonic_ms()
+        if syncing is None:
+            return
+        if not syncing.step(now_ms):
             self.end_synchronisation()
+        elif syncing.due_ms > now_ms and not self._sync_waits:
+            self._sync_waits = True
+            self.host.clock.call_later(syncing.due_ms - now_ms, self._on_sync_due)
+
+    def _on_sync_due(self) -> None:
+        self._sync_waits = False
+        if self.ended is None:
+            self.host.contain(self, self.step_sync)
 
     def end_synchronisation(self) -> None:
         """Ends a synchronisation, complete or not."""

@@ -33,10 +33,17 @@ class Synchronisation:
         members: numbers of the mirrors.
         batch_size: messages in a batch; one that is larger in bytes ends sooner.
         unsaid: positions (first, last, …) that are gone, and the log does not say it.
+        rate: bytes in a second at most; 0 = as many as mirrors take.
     """
 
     def __init__(
-        self, log: BroadcastLog, members: list[int], batch_size: int, unsaid: array[int]
+        self,
+        log: BroadcastLog,
+        members: list[int],
+        batch_size: int,
+        unsaid: array[int],
+        *,
+        rate: int = 0,
     ) -> None:
         self.members = members
         self.is_on_disk = False
@@ -44,6 +51,11 @@ class Synchronisation:
         """Messages that the mirrors got so far."""
         self._log = log
         self._batch_size = batch_size
+        self._rate = rate
+        self._bytes = 0
+        """Bytes of the last batch."""
+        self.due_ms = 0
+        """Time before which no batch is sent, by the monotonic clock."""
         self._dead = Kept(0, 1 << 62, Place(0, 0, 0), 0, [True])
         self._records = self._in_order(log.end, unsaid)
         self._sent: deque[int] = deque()
@@ -73,9 +85,9 @@ class Synchronisation:
         dead = self._dead.settled_within(found.position, found.position + count - 1)
         return count - sum(last - first + 1 for first, last in dead)
 
-    def step(self) -> bool:
-        """Sends the next batches as far as the mirrors have stored those before; returns False at
-        the end."""
+    def step(self, now_ms: int) -> bool:
+        """Sends the next batches as far as the mirrors have stored those before, and the rate
+        allows; returns False at the end."""
         if not self.is_on_disk:
             return True
         stored = self._log.confirms.stored
@@ -84,21 +96,23 @@ class Synchronisation:
             return False
         while self._sent and all(stored[member] >= self._sent[0] for member in self.members):
             self._sent.popleft()
-        while len(self._sent) < BATCHES_MAX:
+        while len(self._sent) < BATCHES_MAX and now_ms >= self.due_ms:
             if not self._send():
                 return False
+            if self._rate:
+                self.due_ms = max(self.due_ms, now_ms) + -(-self._bytes * 1000 // self._rate)
         return True
 
     def _send(self) -> bool:
         """Sends a batch; returns False when there are no more records."""
         log = self._log
-        count = size = 0
+        count = self._bytes = 0
         for found in self._records:
             if found.kind == MESSAGES:
                 count += self._living(found)
-            size += len(found.body)
+            self._bytes += len(found.body)
             log.tell(Synced(found.kind, found.position, found.time_ms, found.body))
-            if count >= self._batch_size or size >= BATCH_BYTES_MAX:
+            if count >= self._batch_size or self._bytes >= BATCH_BYTES_MAX:
                 break
         else:
             return False

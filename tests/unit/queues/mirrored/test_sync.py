@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
+
 from convoymq.queues.mirrored.instructions import MESSAGES, Synced, decode
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.sync import BATCHES_MAX, Synchronisation
@@ -47,15 +49,40 @@ def test_a_few_batches_are_on_their_way_and_each_that_is_stored_lets_one_follow(
     log.confirms.expect(MIRROR, 0)
     sync = Synchronisation(log, [MIRROR], 1, array("Q"))
     sync.is_on_disk = True
-    assert sync.step()
-    assert sync.step(), "nothing is stored yet"
+    assert sync.step(0)
+    assert sync.step(0), "nothing is stored yet"
     assert len(ring.sent) == BATCHES_MAX
     for number in range(1, 6):
         log.confirms.on_stored(MIRROR, number)
-        assert sync.step()
+        assert sync.step(0)
         assert len(ring.sent) == BATCHES_MAX + number
     log.confirms.on_stored(MIRROR, 6)
-    assert not sync.step()
+    assert not sync.step(0)
     sync.end(count)
     assert [positions_in(payload) for payload in ring.sent[:count]] == [[n] for n in range(count)]
     assert sync.messages == count
+
+
+@pytest.mark.parametrize("rate", [1_000_000, 1_000, 0])
+def test_a_batch_waits_until_the_rate_allows_it(rate: int) -> None:
+    writer, ring = ManualWriter(), Ring()
+    log = BroadcastLog(MemoryDirectory(1 << 30), "7", writer, sync=True)
+    for position in range(3):
+        log.add_messages(position, command(position), live=1)
+    log.flush(lambda error: None)
+    writer.run()
+    log.connect(ring)
+    log.confirms.expect(MIRROR, 0)
+    sync = Synchronisation(log, [MIRROR], 1, array("Q"), rate=rate)
+    sync.is_on_disk = True
+    now_ms = 5_000
+    assert sync.step(now_ms) == bool(rate)
+    for number in range(1, 3 if rate else 1):
+        assert len(ring.sent) == number
+        log.confirms.on_stored(MIRROR, number)
+        assert sync.due_ms == now_ms + -(-len(command(0)) * 1000 // rate)
+        assert sync.step(sync.due_ms - 1)
+        assert len(ring.sent) == number, "before its time"
+        now_ms = sync.due_ms
+        assert sync.step(now_ms)
+    assert len(ring.sent) == 3
