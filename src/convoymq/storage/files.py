@@ -94,7 +94,8 @@ class RealDirectory:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _at(self, path: str) -> str:
-        return str(self.path / path) if path else str(self.path)
+        # `Path` would take longer than the system call.
+        return f"{self.path}/{path}" if path else str(self.path)
 
     def list(self, path: str = "") -> list[str]:
         try:

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from convoymq.node.frozen_heap import FREEZE_REPLICAS, THAW_REPLICAS, THAW_SHARE, FrozenHeap
+from convoymq.node.frozen_heap import (
+    FREEZE_REPLICAS,
+    THAW_REPLICAS,
+    THAW_SHARE,
+    YOUNG_OBJECTS,
+    FrozenHeap,
+)
 
 
 class Part:
@@ -21,15 +27,18 @@ class Part:
 @pytest.fixture
 def heap() -> Iterator[FrozenHeap]:
     gc.unfreeze()
+    before = gc.get_threshold()
     made = FrozenHeap()
     made.begin()
     yield made
+    gc.set_threshold(*before)
     gc.unfreeze()
 
 
 def test_what_the_start_has_made_is_frozen(heap: FrozenHeap) -> None:
     assert gc.get_freeze_count() > 0
     assert gc.isenabled()
+    assert gc.get_threshold()[0] == YOUNG_OBJECTS
 
 
 def test_replicas_are_frozen_as_they_come(heap: FrozenHeap) -> None:
