@@ -160,3 +160,13 @@ def lives_come_again() -> None:
     from convoymq.sim import metadata_referee
 
     nodes.STARTS_UNSEEN = metadata_referee.STARTS_UNSEEN = nodes.RECOVERY_STEP = 0
+
+
+@plant("a node with a new disk joins in its former incarnation", "wipe", "cluster")
+def joins_as_before() -> None:
+    from convoymq.metadata.nodes import Nodes
+
+    def planted(self: Any, command: Any) -> int:
+        return max(1, self._tree.incarnations.get(command.id, 0))
+
+    Nodes._next_incarnation = planted  # type: ignore[method-assign]
