@@ -4,34 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.sim.planted.registry import plant
+from tests.sim.planted.registry import late, planting
+
+plant = planting("classic")
+_local = late("convoymq.queues.classic.queue:LocalQueue")
+_machine = late("convoymq.queues.classic.machine:ClassicMachine")
+_backing = late("convoymq.queues.classic.backing:Backing")
+_log = late("convoymq.queues.classic.log:ClassicLog")
 
 
-def _local() -> Any:
-    from convoymq.queues.classic.queue import LocalQueue
-
-    return LocalQueue
-
-
-def _machine() -> Any:
-    from convoymq.queues.classic.machine import ClassicMachine
-
-    return ClassicMachine
-
-
-def _backing() -> Any:
-    from convoymq.queues.classic.backing import Backing
-
-    return Backing
-
-
-def _log() -> Any:
-    from convoymq.queues.classic.log import ClassicLog
-
-    return ClassicLog
-
-
-@plant("a durable queue confirms before its disk has the message", "crash,spike", "classic")
+@plant("a durable queue confirms before its disk has the message", "crash,spike")
 def confirmed_before_the_flush() -> None:
     local = _local()
     write = local._write
@@ -43,14 +25,14 @@ def confirmed_before_the_flush() -> None:
     local._write = planted
 
 
-@plant("a flush of a classic queue's file is not waited for", "crash,torn", "classic")
+@plant("a flush of a classic queue's file is not waited for", "crash,torn")
 def classic_flush_without_sync() -> None:
     from convoymq.queues.classic import log_writer
 
     log_writer._sync = lambda files, failed: files.clear()
 
 
-@plant("a message is lost where a run is cut", "none", "classic")
+@plant("a message is lost where a run is cut", "none")
 def lost_at_a_cut() -> None:
     from convoymq.queues.classic.runs import Run
 
@@ -62,7 +44,7 @@ def lost_at_a_cut() -> None:
     Run.cut = planted  # type: ignore[method-assign]
 
 
-@plant("a transient message survives a restart", "crash,kill,stop", "classic")
+@plant("a transient message survives a restart", "crash,kill,stop")
 def transient_survives() -> None:
     from convoymq.queues.classic import recovery
 
@@ -70,7 +52,7 @@ def transient_survives() -> None:
     recovery._merge = lambda indexes, *, keeps_transient: merge(indexes, keeps_transient=True)
 
 
-@plant("the time of messages begins anew at a restart", "crash,kill,stop", "classic")
+@plant("the time of messages begins anew at a restart", "crash,kill,stop")
 def time_begins_anew() -> None:
     backing = _backing()
     recovered_runs = backing.recovered_runs
@@ -83,12 +65,12 @@ def time_begins_anew() -> None:
     backing.recovered_runs = planted
 
 
-@plant("what was acknowledged comes back after a restart", "crash,kill,stop", "classic")
+@plant("what was acknowledged comes back after a restart", "crash,kill,stop")
 def settled_is_not_written() -> None:
     _log().add_settled = lambda self, pairs: None
 
 
-@plant("recovery of a full file ends at its last record but one", "crash,kill,stop", "classic")
+@plant("recovery of a full file ends at its last record but one", "crash,kill,stop")
 def last_record_is_cut() -> None:
     log = _log()
     read_file = log._read_file
@@ -100,12 +82,12 @@ def last_record_is_cut() -> None:
     log._read_file = planted
 
 
-@plant("a link that breaks leaves the sessions that came over it", "break", "classic")
+@plant("a link that breaks leaves the sessions that came over it", "break")
 def sessions_outlive_their_link() -> None:
     _local().node_down = lambda self, node, now_ms: None
 
 
-@plant("publishes of a home that is lost count as safe", "break,crash", "classic")
+@plant("publishes of a home that is lost count as safe", "break,crash")
 def lost_home_confirms() -> None:
     from convoymq.queues.classic.queue import RemoteQueue
 
@@ -116,7 +98,7 @@ def lost_home_confirms() -> None:
     RemoteQueue.home_lost = planted  # type: ignore[method-assign]
 
 
-@plant("a gap in a session is passed over", "loss,break,stale", "classic")
+@plant("a gap in a session is passed over", "loss,break,stale")
 def gap_is_passed_over() -> None:
     machine = _machine()
     apply = machine.apply
@@ -133,7 +115,7 @@ def gap_is_passed_over() -> None:
     machine.apply = planted
 
 
-@plant("a returned message goes behind those that nobody had", "none", "classic")
+@plant("a returned message goes behind those that nobody had", "none")
 def returned_behind_fresh() -> None:
     backing = _backing()
     give_back = backing.give_back
@@ -147,14 +129,14 @@ def returned_behind_fresh() -> None:
     backing.give_back = planted
 
 
-@plant("a batch that is read back lacks its first message", "none", "classic")
+@plant("a batch that is read back lacks its first message", "none")
 def paging_loses_the_head() -> None:
     backing = _backing()
     take_batch = backing._take_batch
     backing._take_batch = lambda self, line, span: take_batch(self, line, span)[1:]
 
 
-@plant("a span is read back twice", "none", "classic")
+@plant("a span is read back twice", "none")
 def span_is_read_twice() -> None:
     backing = _backing()
     take_batch = backing._take_batch
@@ -171,31 +153,31 @@ def span_is_read_twice() -> None:
     backing._take_batch = planted
 
 
-@plant("settled messages of a span come back after a restart", "crash,kill,stop", "classic")
+@plant("settled messages of a span come back after a restart", "crash,kill,stop")
 def dead_in_a_span_are_ignored() -> None:
     from convoymq.queues.classic.positions import PositionSet
 
     PositionSet.within = lambda self, position, count: []  # type: ignore[method-assign]
 
 
-@plant("messages that were read back have no end of their time", "none", "classic")
+@plant("messages that were read back have no end of their time", "none")
 def time_is_lost_on_disk() -> None:
     _backing().time_to_live = lambda self, position: None
 
 
-@plant("a limit drops from the highest priority", "none", "classic")
+@plant("a limit drops from the highest priority", "none")
 def limit_drops_the_highest() -> None:
     backing = _backing()
     backing.bottom = backing.top
 
 
-@plant("the lowest priority is handed out first", "none", "classic")
+@plant("the lowest priority is handed out first", "none")
 def lowest_priority_first() -> None:
     backing = _backing()
     backing.top = backing.bottom
 
 
-@plant("a record of several priorities is not taken apart", "none", "classic")
+@plant("a record of several priorities is not taken apart", "none")
 def priorities_stay_together() -> None:
     from convoymq.queues.classic import machine
 

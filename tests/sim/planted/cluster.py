@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tests.sim.planted import parts
-from tests.sim.planted.registry import plant
+from tests.sim.planted.registry import late, planting
+
+plant = planting("cluster")
+_tree = late("convoymq.metadata.machine:MetadataMachine")
 
 
-def _tree() -> Any:
-    from convoymq.metadata.machine import MetadataMachine
-
-    return MetadataMachine
-
-
-@plant("the number of a deleted queue is given out again", "none", "cluster")
+@plant("the number of a deleted queue is given out again", "none")
 def number_given_out_again() -> None:
     from convoymq.metadata.queues import Queues
 
@@ -29,7 +26,7 @@ def number_given_out_again() -> None:
     Queues._remove_record = planted  # type: ignore[method-assign]
 
 
-@plant("one node's tables refuse a queue that the others declare", "none", "cluster")
+@plant("one node's tables refuse a queue that the others declare", "none")
 def tables_decide_on_apply() -> None:
     from convoymq.metadata.queues import Queues
     from convoymq.model.errors import PreconditionFailed
@@ -44,7 +41,7 @@ def tables_decide_on_apply() -> None:
     Queues.declare = planted  # type: ignore[method-assign]
 
 
-@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster")
+@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill")
 def forgotten_are_forgotten() -> None:
     tree = _tree()
     restore = tree.restore
@@ -56,7 +53,7 @@ def forgotten_are_forgotten() -> None:
     tree.restore = planted
 
 
-@plant("nodes of different clusters link", load="cluster")
+@plant("nodes of different clusters link")
 def clusters_link() -> None:
     from convoymq.sim import cluster_node
     from convoymq.transport.handshake import read_hello
@@ -67,7 +64,7 @@ def clusters_link() -> None:
     cluster_node.read_hello = planted  # type: ignore[attr-defined]
 
 
-@plant("a leader lets a node in without asking the log", "newcomer,wipe", "cluster")
+@plant("a leader lets a node in without asking the log", "newcomer,wipe")
 def join_without_the_log() -> None:
     from convoymq.metadata.commands import Join
     from convoymq.metadata.store import MetadataStore
@@ -93,7 +90,6 @@ def join_without_the_log() -> None:
 @plant(
     "who was let in while members change is never made a member",
     "newcomer,forget,isolate,partition,transfer,slow",
-    "cluster",
 )
 def let_in_and_left_out() -> None:
     from convoymq.metadata.members import MembershipManager
@@ -101,7 +97,7 @@ def let_in_and_left_out() -> None:
     MembershipManager._admit = lambda self: None  # type: ignore[method-assign]
 
 
-@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster")
+@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate")
 def emptied_member_votes() -> None:
     from convoymq.broker.local_queues import LocalQueues
 
@@ -114,11 +110,7 @@ def emptied_member_votes() -> None:
     LocalQueues._become_member = planted  # type: ignore[method-assign]
 
 
-@plant(
-    "publishes of a session that was ended count as safe",
-    "false_death,break",
-    "cluster",
-)
+@plant("publishes of a session that was ended count as safe", "false_death,break")
 def ended_session_confirms() -> None:
     from convoymq.queues.quorum.client import QuorumClient
 
@@ -130,7 +122,7 @@ def ended_session_confirms() -> None:
     QuorumClient._events_end = planted  # type: ignore[method-assign]
 
 
-@plant("a copy goes on from what it knows to be committed", "lost_majority,blackout", "cluster")
+@plant("a copy goes on from what it knows to be committed", "lost_majority,blackout")
 def survivor_drops_its_end() -> None:
     force = parts.changes().force
 
@@ -143,18 +135,14 @@ def survivor_drops_its_end() -> None:
     parts.changes().force = planted
 
 
-@plant("recovered queues are not filled up again", "lost_majority", "cluster")
+@plant("recovered queues are not filled up again", "lost_majority")
 def recovered_queues_stay_small() -> None:
     from convoymq.metadata.members import MembershipManager
 
     MembershipManager._recovered = lambda self: set()  # type: ignore[method-assign]
 
 
-@plant(
-    "a node that was lost comes back in an incarnation that was before",
-    "lost_majority,kill",
-    "cluster",
-)
+@plant("a node that was lost comes back in an incarnation that was before", "lost_majority,kill")
 def lives_come_again() -> None:
     from convoymq.metadata import nodes
     from convoymq.sim import metadata_referee
@@ -162,7 +150,7 @@ def lives_come_again() -> None:
     nodes.STARTS_UNSEEN = metadata_referee.STARTS_UNSEEN = nodes.RECOVERY_STEP = 0
 
 
-@plant("a node with a new disk joins in its former incarnation", "wipe", "cluster")
+@plant("a node with a new disk joins in its former incarnation", "wipe")
 def joins_as_before() -> None:
     from convoymq.metadata.nodes import Nodes
 

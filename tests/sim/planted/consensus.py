@@ -5,31 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tests.sim.planted import parts
-from tests.sim.planted.registry import plant
+from tests.sim.planted.registry import late, plant
 
-
-def _core() -> Any:
-    from convoymq.replication.raft.core import RaftCore
-
-    return RaftCore
-
-
-def _elections() -> Any:
-    from convoymq.replication.raft.elections import Elections
-
-    return Elections
-
-
-def _lost_data() -> Any:
-    from convoymq.replication.raft.lost_data import LostData
-
-    return LostData
-
-
-def _relay() -> Any:
-    from convoymq.transport.relay import RelayTable
-
-    return RelayTable
+_core = late("convoymq.replication.raft.core:RaftCore")
+_elections = late("convoymq.replication.raft.elections:Elections")
+_lost_data = late("convoymq.replication.raft.lost_data:LostData")
+_relay = late("convoymq.transport.relay:RelayTable")
 
 
 @plant("a vote is given without looking at the candidate's log", "crash,isolate,break")
@@ -37,10 +18,7 @@ def vote_without_log_check() -> None:
     _core().log_is_up_to_date = lambda self, last_index, last_term: True
 
 
-@plant(
-    "a vote is sent before it is on disk",
-    "blackout,crash,slow,spike,isolate,suspect,transfer",
-)
+@plant("a vote is sent before it is on disk", "blackout,crash,slow,spike,isolate,suspect,transfer")
 def vote_before_it_is_durable() -> None:
     core = _core()
     set_vote = core.set_vote
@@ -199,10 +177,7 @@ def lost_log_votes() -> None:
     _lost_data().quarantine = planted
 
 
-@plant(
-    "a member that comes back votes before it has caught up",
-    "membership,crash,isolate,kill",
-)
+@plant("a member that comes back votes before it has caught up", "membership,crash,isolate,kill")
 def returned_member_votes() -> None:
     from convoymq.replication.raft.membership import Learner
     from convoymq.shells.groups.replica import Replica

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.sim.planted.registry import plant
+from tests.sim.planted.registry import late, planting
+
+plant = planting("migrations")
+_migrations = late("convoymq.broker:migrations")
 
 
-def _migrations() -> Any:
-    from convoymq.broker import migrations
-
-    return migrations
-
-
-@plant("a quorum queue goes on while it is copied", "none", "migrations")
+@plant("a quorum queue goes on while it is copied", "none")
 def goes_on_while_it_is_copied() -> None:
     from convoymq.queues.quorum.machine import QuorumMachine
 
@@ -26,7 +23,7 @@ def goes_on_while_it_is_copied() -> None:
     QuorumMachine._follow_settings = planted  # type: ignore[method-assign]
 
 
-@plant("the copy begins before the queue is frozen", "slow,spike", "migrations")
+@plant("the copy begins before the queue is frozen", "slow,spike")
 def copied_before_it_is_frozen() -> None:
     from convoymq.queues.quorum.queue import QuorumQueue
 
@@ -36,7 +33,7 @@ def copied_before_it_is_frozen() -> None:
     QuorumQueue.freeze = planted  # type: ignore[method-assign]
 
 
-@plant("unacknowledged messages are not copied", "none", "migrations")
+@plant("unacknowledged messages are not copied", "none")
 def unacknowledged_are_lost() -> None:
     from convoymq.queues.classic import migration
 
@@ -46,7 +43,7 @@ def unacknowledged_are_lost() -> None:
     migration._stored = planted
 
 
-@plant("what consumers hold is not marked in the successor", "none", "migrations")
+@plant("what consumers hold is not marked in the successor", "none")
 def held_is_fresh_again() -> None:
     async def planted(self: Any, count: int) -> None:
         return
@@ -54,14 +51,14 @@ def held_is_fresh_again() -> None:
     _migrations().Copier._mark = planted
 
 
-@plant("the files of a queue stay after the switch", "none", "migrations")
+@plant("the files of a queue stay after the switch", "none")
 def both_are_left() -> None:
     from convoymq.queues.classic.log import ClassicLog
 
     ClassicLog.remove = lambda self: None  # type: ignore[method-assign]
 
 
-@plant("publishes without an answer are confirmed at the switch", "none", "migrations")
+@plant("publishes without an answer are confirmed at the switch", "none")
 def confirmed_at_the_switch() -> None:
     from convoymq.queues.session_client import SessionClient
 
@@ -73,7 +70,7 @@ def confirmed_at_the_switch() -> None:
     SessionClient.replace = planted  # type: ignore[method-assign]
 
 
-@plant("pending publishes get into the successor in the wrong order", "none", "migrations")
+@plant("pending publishes get into the successor in the wrong order", "none")
 def order_turns_at_the_switch() -> None:
     from convoymq.queues import handing_over
 
@@ -91,7 +88,7 @@ def order_turns_at_the_switch() -> None:
     handing_over._runs_of = planted
 
 
-@plant("a switch that is answered late is taken for undone", "none", "migrations")
+@plant("a switch that is answered late is taken for undone", "none")
 def late_switch_is_undone() -> None:
     async def planted(self: Any, record: Any, successor: int) -> bool:
         return False
@@ -99,7 +96,7 @@ def late_switch_is_undone() -> None:
     _migrations().Migrations._settle = planted
 
 
-@plant("a queue thaws before its migration has ended", "none", "migrations")
+@plant("a queue thaws before its migration has ended", "none")
 def thaws_too_early() -> None:
     found = _migrations().Migrations
     found._has_ended = lambda self, successor: True

@@ -4,49 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.sim.planted.registry import plant
+from tests.sim.planted.registry import late, planting
+
+plant = planting("mirrored")
+_host = late("convoymq.queues.mirrored.host:MirroredHost")
+_master = late("convoymq.queues.mirrored.master:MasterQueue")
+_copy = late("convoymq.queues.mirrored.copy:MirrorCopy")
 
 
-def _host() -> Any:
-    from convoymq.queues.mirrored.host import MirroredHost
-
-    return MirroredHost
-
-
-def _master() -> Any:
-    from convoymq.queues.mirrored.master import MasterQueue
-
-    return MasterQueue
-
-
-def _copy() -> Any:
-    from convoymq.queues.mirrored.copy import MirrorCopy
-
-    return MirrorCopy
-
-
-@plant(
-    "a publish is confirmed before the slowest mirror has it",
-    "kill,slow,spike",
-    "mirrored",
-)
+@plant("a publish is confirmed before the slowest mirror has it", "kill,slow,spike")
 def confirmed_before_the_slowest_mirror() -> None:
     from convoymq.queues.mirrored.confirms import Confirms
 
     Confirms.has_stored = lambda self, number: True  # type: ignore[method-assign]
 
 
-@plant(
-    "a mirror counts as synchronised before it has what the master has",
-    "kill",
-    "mirrored",
-)
+@plant("a mirror counts as synchronised before it has what the master has", "kill")
 def synchronised_too_early() -> None:
     copy = _copy()
     copy._compare = lambda self, depth: None if self.is_synchronised else self._on_equal()
 
 
-@plant("a mirror that is not synchronised takes over although another one is", "kill", "mirrored")
+@plant("a mirror that is not synchronised takes over although another one is", "kill")
 def unsynchronised_takes_over() -> None:
     from convoymq.replication.ring.views import RingView
 
@@ -58,7 +37,7 @@ def unsynchronised_takes_over() -> None:
     RingView.promoted = planted  # type: ignore[method-assign]
 
 
-@plant("mirrors do not hear what was settled", "none", "mirrored")
+@plant("mirrors do not hear what was settled", "none")
 def settled_is_not_told() -> None:
     from convoymq.queues.mirrored import log
 
@@ -66,7 +45,7 @@ def settled_is_not_told() -> None:
     log.BroadcastLog.add_settled = add_settled  # type: ignore[method-assign]
 
 
-@plant("a new master does not know how far sessions are", "kill", "mirrored")
+@plant("a new master does not know how far sessions are", "kill")
 def sessions_begin_anew() -> None:
     master = _master()
     remember = master._remember
@@ -78,7 +57,7 @@ def sessions_begin_anew() -> None:
     master._remember = planted
 
 
-@plant("questions that have their answer are asked again", "break,loss", "mirrored")
+@plant("questions that have their answer are asked again", "break,loss")
 def answered_twice() -> None:
     from convoymq.queues.mirrored.client import MirroredClient
 
@@ -86,7 +65,7 @@ def answered_twice() -> None:
     MirroredClient.place = lambda self: (*place(self)[:3], 0)  # type: ignore[method-assign]
 
 
-@plant("questions without an answer are not asked again", "break,loss", "mirrored")
+@plant("questions without an answer are not asked again", "break,loss")
 def never_answered() -> None:
     master = _master()
     resume = master.resume
@@ -97,16 +76,12 @@ def never_answered() -> None:
     master.resume = planted
 
 
-@plant(
-    "a master that was taken for failed drops the only whole copy",
-    "isolate,kill",
-    "mirrored",
-)
+@plant("a master that was taken for failed drops the only whole copy", "isolate,kill")
 def last_copy_is_dropped() -> None:
     _host()._is_wanted = lambda self, master, record: False
 
 
-@plant("a host without a master of its own from the start does not tick", "kill", "mirrored")
+@plant("a host without a master of its own from the start does not tick", "kill")
 def ticks_never_begin() -> None:
     host = _host()
     follow = host.follow
@@ -122,28 +97,28 @@ def ticks_never_begin() -> None:
     host.follow = planted
 
 
-@plant("a message is handed out before the mirrors know that", "stop,kill,partition", "mirrored")
+@plant("a message is handed out before the mirrors know that", "stop,kill,partition")
 def handed_out_too_early() -> None:
     from convoymq.queues.classic.queue import LocalQueue
 
     _master()._note_handed_out = LocalQueue._note_handed_out
 
 
-@plant("publishes that a lost master may have handed out count as new", "kill,loss", "mirrored")
+@plant("publishes that a lost master may have handed out count as new", "kill,loss")
 def sent_again_as_new() -> None:
     from convoymq.queues.mirrored.client import MirroredClient
 
     MirroredClient.lose_master = lambda self: None  # type: ignore[method-assign]
 
 
-@plant("what comes overtakes deliveries that wait for the log", "none", "mirrored")
+@plant("what comes overtakes deliveries that wait for the log", "none")
 def deliveries_are_overtaken() -> None:
     from convoymq.queues.classic.gates import Gates
 
     Gates.holds = property(lambda self: False)  # type: ignore[assignment,method-assign]
 
 
-@plant("a new file of the log does not say what was handed out", "kill,stop", "mirrored")
+@plant("a new file of the log does not say what was handed out", "kill,stop")
 def hand_outs_stay_in_the_old_file() -> None:
     from convoymq.queues.classic.log import ClassicLog
 
@@ -162,7 +137,7 @@ def hand_outs_stay_in_the_old_file() -> None:
 # Faults of former days, planted again.
 
 
-@plant("a session goes on before what its former consumer gets is sent", "kill,break", "mirrored")
+@plant("a session goes on before what its former consumer gets is sent", "kill,break")
 def goes_on_before_what_is_due() -> None:
     master = _master()
     resume = master.resume
@@ -178,7 +153,7 @@ def goes_on_before_what_is_due() -> None:
     master.resume = planted
 
 
-@plant("a former master may not hear late of a message (the referee's)", "isolate,slow", "mirrored")
+@plant("a former master may not hear late of a message (the referee's)", "isolate,slow")
 def late_messages_are_refused() -> None:
     from convoymq.sim.mirrored.referee import MirroredReferee
 

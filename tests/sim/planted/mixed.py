@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from tests.sim.planted import parts
-from tests.sim.planted.registry import plant
+from tests.sim.planted.registry import planting
+
+plant = planting("mixed")
 
 
-@plant("a version is raised before all members support it", "none", "mixed")
+@plant("a version is raised before all members support it", "none")
 def version_raised_too_early() -> None:
     from convoymq.replication import versions as supported
 
     supported.newest_of = lambda known, kind: 2
 
 
-@plant("a version counts from when it is proposed, not from its entry", "none", "mixed")
+@plant("a version counts from when it is proposed, not from its entry", "none")
 def version_counts_from_its_proposal() -> None:
     from convoymq.shells.groups.version_raising import VersionRaising
 
@@ -30,7 +32,7 @@ def version_counts_from_its_proposal() -> None:
     VersionRaising.propose = planted  # type: ignore[method-assign]
 
 
-@plant("a snapshot leaves out the version in force", "crash,kill,membership", "mixed")
+@plant("a snapshot leaves out the version in force", "crash,kill,membership")
 def snapshot_without_version() -> None:
     import msgspec
 

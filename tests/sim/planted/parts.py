@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from tests.sim.planted.registry import late
 
-
-def machine() -> Any:
-    from convoymq.queues.quorum.machine import QuorumMachine
-
-    return QuorumMachine
-
-
-def changes() -> Any:
-    from convoymq.replication.raft.changes import MembershipChanges
-
-    return MembershipChanges
+machine = late("convoymq.queues.quorum.machine:QuorumMachine")
+changes = late("convoymq.replication.raft.changes:MembershipChanges")

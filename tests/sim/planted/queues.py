@@ -6,31 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.sim.planted import parts
-from tests.sim.planted.registry import plant
+from tests.sim.planted.registry import late, plant
 
-
-def _backlog() -> Any:
-    from convoymq.queues.quorum.backlog import Backlog
-
-    return Backlog
-
-
-def _consumers() -> Any:
-    from convoymq.queues.quorum.consumers import Consumers
-
-    return Consumers
-
-
-def _deliveries() -> Any:
-    from convoymq.queues.quorum.deliveries import Deliveries
-
-    return Deliveries
-
-
-def _client() -> Any:
-    from convoymq.queues.quorum.client import QuorumClient
-
-    return QuorumClient
+_backlog = late("convoymq.queues.quorum.backlog:Backlog")
+_consumers = late("convoymq.queues.quorum.consumers:Consumers")
+_deliveries = late("convoymq.queues.quorum.deliveries:Deliveries")
+_client = late("convoymq.queues.quorum.client:QuorumClient")
 
 
 def _assign(*, rotates: bool = True, counts_others: bool = True) -> Callable[[Any], None]:
@@ -59,10 +40,7 @@ def _assign(*, rotates: bool = True, counts_others: bool = True) -> Callable[[An
     return planted
 
 
-def _consumer() -> Any:
-    from convoymq.queues.quorum.consumers import Consumer
-
-    return Consumer
+_consumer = late("convoymq.queues.quorum.consumers:Consumer")
 
 
 def _fresh_first() -> Any:
@@ -150,11 +128,7 @@ def expired_are_given() -> None:
     _deliveries().expire = lambda self: None
 
 
-@plant(
-    "the time limit of a queue is forgotten where a message has its own",
-    "none",
-    unaided=True,
-)
+@plant("the time limit of a queue is forgotten where a message has its own", "none", unaided=True)
 def own_expiration_comes_before_the_queue_s() -> None:
     machine = parts.machine()
     mark_for = machine.mark_for
@@ -702,11 +676,7 @@ def node_up_serves_nobody() -> None:
     machine._node_up = planted
 
 
-@plant(
-    "a consumer becomes active while the one before it holds messages",
-    "none",
-    unaided=True,
-)
+@plant("a consumer becomes active while the one before it holds messages", "none", unaided=True)
 def two_single_active_consumers() -> None:
     consumers = _consumers()
     choose_active = consumers.choose_active

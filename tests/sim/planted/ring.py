@@ -7,28 +7,15 @@ from typing import Any
 
 from msgspec import structs
 
-from tests.sim.planted.registry import plant
+from tests.sim.planted.registry import late, planting
+
+plant = planting("ring")
+_core = late("convoymq.replication.ring.core:RingCore")
+_view = late("convoymq.replication.ring.views:RingView")
+_shell = late("convoymq.shells.ring.shell:RingShell")
 
 
-def _core() -> Any:
-    from convoymq.replication.ring.core import RingCore
-
-    return RingCore
-
-
-def _view() -> Any:
-    from convoymq.replication.ring.views import RingView
-
-    return RingView
-
-
-def _shell() -> Any:
-    from convoymq.shells.ring.shell import RingShell
-
-    return RingShell
-
-
-@plant("nobody completes the broadcasts of a failed member", "kill,leave", "ring")
+@plant("nobody completes the broadcasts of a failed member", "kill,leave")
 def forgotten_inheritance() -> None:
     core = _core()
     take = core._take
@@ -39,7 +26,7 @@ def forgotten_inheritance() -> None:
     core._take = planted
 
 
-@plant("a broadcast is complete once the right neighbour was sent it", "kill,leave", "ring")
+@plant("a broadcast is complete once the right neighbour was sent it", "kill,leave")
 def forgets_early() -> None:
     core = _core()
     take_frame = core.take_frame
@@ -53,7 +40,7 @@ def forgets_early() -> None:
     core.take_frame = planted
 
 
-@plant("a member forgets what it received, although members to its right lack it", "kill", "ring")
+@plant("a member forgets what it received, although members to its right lack it", "kill")
 def forgets_on_receipt() -> None:
     core = _core()
     take = core._take
@@ -68,7 +55,7 @@ def forgets_on_receipt() -> None:
     core._take = planted
 
 
-@plant("every other view is not taken", "leave", "ring")
+@plant("every other view is not taken", "leave")
 def view_is_skipped() -> None:
     core = _core()
     on_view = core.on_view
@@ -80,7 +67,7 @@ def view_is_skipped() -> None:
     core.on_view = planted
 
 
-@plant("of two broadcasts in one frame the newer is taken first", "none", "ring")
+@plant("of two broadcasts in one frame the newer is taken first", "none")
 def reordered_sender() -> None:
     core = _core()
     take = core._take
@@ -89,7 +76,7 @@ def reordered_sender() -> None:
     )
 
 
-@plant("any report of the left neighbour completes all that was broadcast", "none", "ring")
+@plant("any report of the left neighbour completes all that was broadcast", "none")
 def complete_before_the_slowest() -> None:
     core = _core()
     complete = core._complete
@@ -98,7 +85,7 @@ def complete_before_the_slowest() -> None:
     )
 
 
-@plant("a catch-up frame is delivered whole, as if nothing of it were there", "break", "ring")
+@plant("a catch-up frame is delivered whole, as if nothing of it were there", "break")
 def repeat_after_catch_up() -> None:
     core = _core()
     take = core._take
@@ -116,14 +103,14 @@ def repeat_after_catch_up() -> None:
     core._take = planted
 
 
-@plant("a newcomer takes its neighbour's frame for seen without keeping its state", "leave", "ring")
+@plant("a newcomer takes its neighbour's frame for seen without keeping its state", "leave")
 def newcomer_keeps_nothing() -> None:
     core = _core()
     adopt = core._adopt
     core._adopt = lambda self, frame: adopt(self, replace(frame, progress=()))
 
 
-@plant("a catch-up frame ends where another frame would", "leave,kill", "ring")
+@plant("a catch-up frame ends where another frame would", "leave,kill")
 def catch_up_is_cut() -> None:
     core = _core()
     next_progress = core._next_progress
@@ -134,7 +121,7 @@ def catch_up_is_cut() -> None:
     core._next_progress = planted
 
 
-@plant("frames of members that are no left neighbours any more are taken", "leave,stale", "ring")
+@plant("frames of members that are no left neighbours any more are taken", "leave,stale")
 def frame_of_a_former_neighbour() -> None:
     core = _core()
     left, on_frame = core._left, core.on_frame
@@ -149,7 +136,7 @@ def frame_of_a_former_neighbour() -> None:
     core.on_frame = planted
 
 
-@plant("a neighbour of a newer view that asks for the state gets no answer", "leave,kill", "ring")
+@plant("a neighbour of a newer view that asks for the state gets no answer", "leave,kill")
 def question_of_a_newer_view_is_ignored() -> None:
     core = _core()
     on_ask = core.on_ask
@@ -161,7 +148,7 @@ def question_of_a_newer_view_is_ignored() -> None:
     core.on_ask = planted
 
 
-@plant("a new right neighbour is sent only what comes from now on", "leave,kill", "ring")
+@plant("a new right neighbour is sent only what comes from now on", "leave,kill")
 def no_introduction() -> None:
     core = _core()
     on_view = core.on_view
@@ -174,12 +161,12 @@ def no_introduction() -> None:
     core.on_view = planted
 
 
-@plant("a link that stands anew has lost nothing", "loss,break", "ring")
+@plant("a link that stands anew has lost nothing", "loss,break")
 def link_has_lost_nothing() -> None:
     _core().on_reachable = lambda self, neighbour: None
 
 
-@plant("broadcasts after a gap are taken as if none were missing", "loss,break", "ring")
+@plant("broadcasts after a gap are taken as if none were missing", "loss,break")
 def gap_is_unnoticed() -> None:
     core = _core()
     take = core._take
@@ -192,7 +179,7 @@ def gap_is_unnoticed() -> None:
     core._take = planted
 
 
-@plant("a failed member is erased when its home knows of the failure", "kill,leave", "ring")
+@plant("a failed member is erased when its home knows of the failure", "kill,leave")
 def erased_before_complete() -> None:
     from convoymq.replication.ring.types import Erase
 
@@ -203,14 +190,14 @@ def erased_before_complete() -> None:
     _core()._erase_when_complete = planted
 
 
-@plant("members keep their copies for ever", "none", "ring")
+@plant("members keep their copies for ever", "none")
 def acknowledgement_round_ends() -> None:
     core = _core()
     take = core._take
     core._take = lambda self, progress: take(self, replace(progress, complete=0))
 
 
-@plant("a newcomer outlives the member that it takes its state from", "leave,kill", "ring")
+@plant("a newcomer outlives the member that it takes its state from", "leave,kill")
 def newcomer_outlives_its_neighbour() -> None:
     view = _view()
     with_failed = view.with_failed
@@ -224,7 +211,7 @@ def newcomer_outlives_its_neighbour() -> None:
     view.with_failed = planted
 
 
-@plant("a newcomer stands right of failed members, and inherits from them", "leave,kill", "ring")
+@plant("a newcomer stands right of failed members, and inherits from them", "leave,kill")
 def newcomer_inherits() -> None:
     view = _view()
     joined = view.joined
@@ -241,7 +228,7 @@ def newcomer_inherits() -> None:
     view.joined = planted
 
 
-@plant("the tree records a view that was made from an older one", "leave,kill", "ring")
+@plant("the tree records a view that was made from an older one", "leave,kill")
 def view_from_an_older_one() -> None:
     from convoymq.metadata.queues import Queues
 
@@ -257,19 +244,19 @@ def view_from_an_older_one() -> None:
     Queues.change_view = planted  # type: ignore[method-assign]
 
 
-@plant("a member does not wait when too much of it is incomplete", "none", "ring")
+@plant("a member does not wait when too much of it is incomplete", "none")
 def window_is_ignored() -> None:
     from convoymq.shells.ring.shell import RingMember
 
     RingMember.may_broadcast = lambda self: self.core.may_broadcast()  # type: ignore[method-assign]
 
 
-@plant("a proposal that came too late is not made again", "leave,kill", "ring")
+@plant("a proposal that came too late is not made again", "leave,kill")
 def proposal_is_given_up() -> None:
     _shell()._on_answer = lambda self, group, version, recorded, error: None
 
 
-@plant("a node that starts again is taken for the member that it was", "kill,crash", "ring")
+@plant("a node that starts again is taken for the member that it was", "kill,crash")
 def former_member_lives_on() -> None:
     shell = _shell()
     wish = shell._wish

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.sim.planted.registry import plant
+from tests.sim.planted.registry import late, planting
+
+plant = planting("streams")
+_stream = late("convoymq.queues.stream.machine:StreamMachine")
 
 
-def _stream() -> Any:
-    from convoymq.queues.stream.machine import StreamMachine
-
-    return StreamMachine
-
-
-@plant("an index range goes on over a chunk that was dropped", "break,crash,kill", "streams")
+@plant("an index range goes on over a chunk that was dropped", "break,crash,kill")
 def index_range_over_a_repeat() -> None:
     machine = _stream()
     append = machine._append
@@ -25,7 +22,7 @@ def index_range_over_a_repeat() -> None:
     machine._append = planted
 
 
-@plant("a restored stream takes its newest message for younger", "crash,kill", "streams")
+@plant("a restored stream takes its newest message for younger", "crash,kill")
 def restored_stream_is_younger() -> None:
     machine = _stream()
     restore = machine._restore
@@ -37,17 +34,13 @@ def restored_stream_is_younger() -> None:
     machine._restore = planted
 
 
-@plant(
-    "a snapshot leaves out the last sequences of producers",
-    "crash,kill,membership",
-    "streams",
-)
+@plant("a snapshot leaves out the last sequences of producers", "crash,kill,membership")
 def snapshot_without_producers() -> None:
     machine = _stream()
     machine._pack_producers = lambda self: []
 
 
-@plant("a stream's older chunks are not kept in the log", "none", "streams")
+@plant("a stream's older chunks are not kept in the log", "none")
 def older_chunks_are_not_live() -> None:
     machine = _stream()
 
@@ -57,7 +50,7 @@ def older_chunks_are_not_live() -> None:
     machine.live_ranges = planted
 
 
-@plant("a repeat of a producer is stored again", "none", "streams")
+@plant("a repeat of a producer is stored again", "none")
 def producer_repeats_stored() -> None:
     machine = _stream()
     repeated = machine._repeated
@@ -68,7 +61,7 @@ def producer_repeats_stored() -> None:
     machine._repeated = planted
 
 
-@plant("retention drops the segment that is being written", "none", "streams")
+@plant("retention drops the segment that is being written", "none")
 def open_segment_dropped() -> None:
     machine = _stream()
     retain = machine._retain
@@ -82,7 +75,7 @@ def open_segment_dropped() -> None:
     machine._retain = planted
 
 
-@plant("a reader that begins inside of a chunk begins at its first record", "none", "streams")
+@plant("a reader that begins inside of a chunk begins at its first record", "none")
 def begins_at_the_chunk() -> None:
     from convoymq.streamlog.reader import ChunkReader
 
@@ -95,11 +88,7 @@ def begins_at_the_chunk() -> None:
     ChunkReader._enter = planted  # type: ignore[method-assign]
 
 
-@plant(
-    "a consumer is handed on after a lost answer as if it had come",
-    "partition",
-    "streams",
-)
+@plant("a consumer is handed on after a lost answer as if it had come", "partition")
 def pull_skips_what_was_lost() -> None:
     from convoymq.queues.stream.client import StreamClient
 
