@@ -97,7 +97,7 @@ def ticks_never_begin() -> None:
     host.follow = planted
 
 
-@plant("a message is handed out before the mirrors know that", "stop,kill,partition")
+@plant("a message is handed out before the mirrors know that", "kill,freeze,slow")
 def handed_out_too_early() -> None:
     from convoymq.queues.classic.queue import LocalQueue
 
