@@ -232,16 +232,3 @@ def relayed_sessions_go_on() -> None:
         return done
 
     relay._stop = planted
-
-
-@plant("a pack is removed with what is alive in it", "crash,kill,slow")
-def live_sections_are_removed() -> None:
-    from convoymq.storage.packs import Packs
-
-    def planted(self: Any, old: Any, done: Any) -> None:
-        self._busy = True
-        for section in [section for pack in old for section in pack.sections.values()]:
-            section.pack.drop(section)
-        self._remove(old, done)
-
-    Packs._replace = planted  # type: ignore[method-assign]

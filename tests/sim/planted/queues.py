@@ -833,36 +833,3 @@ def opened_again() -> None:
 
     Openings.may_take = lambda self, number: True  # type: ignore[method-assign]
     Openings.take = lambda self, number: True  # type: ignore[method-assign]
-
-
-@plant("a declaration does not renew the lease of a queue", "none")
-def lease_is_not_renewed() -> None:
-    from convoymq.queues.sessions import APPLIED_OK
-
-    def planted(self: Any, session: Any) -> None:
-        self._reply(session, APPLIED_OK, {})
-
-    parts.machine()._renew = planted
-
-
-@plant("a declaration renews the lease of a queue whose time is over", "isolate,partition")
-def lease_is_renewed_too_late() -> None:
-    from convoymq.queues.sessions import APPLIED_OK
-
-    def planted(self: Any, session: Any) -> None:
-        self.consumers.last_active_ms = self.time_ms
-        self._reply(session, APPLIED_OK, {})
-
-    parts.machine()._renew = planted
-
-
-@plant("a session that was ended goes on under its number", "isolate,crash")
-def ended_session_keeps_its_number() -> None:
-    from convoymq.queues.group_queue import GroupQueue
-
-    GroupQueue.renew = lambda self, client: None  # type: ignore[method-assign]
-
-
-@plant("a node that comes back leaves the sessions of its former life", "crash,kill")
-def former_sessions_go_on() -> None:
-    parts.machine()._older_sessions = lambda self, node, incarnation: []
