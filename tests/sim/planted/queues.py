@@ -833,3 +833,8 @@ def opened_again() -> None:
 
     Openings.may_take = lambda self, number: True  # type: ignore[method-assign]
     Openings.take = lambda self, number: True  # type: ignore[method-assign]
+
+
+@plant("a node that comes back leaves the sessions of its former life", "crash,kill")
+def former_sessions_go_on() -> None:
+    parts.machine()._older_sessions = lambda self, node, incarnation: []
