@@ -46,9 +46,10 @@ for all of them; the groups of each kind take equally long."""
 SPREAD = re.compile(r"tests/(sim/test_(planted_bugs|seeds)\.py::|docs/test_blocks\.py::\w+_runs\b)")
 """Long tests of files whose tests share nothing: each goes to whichever process is free."""
 
-FIRST = ("spark-", "tests/docs/test_blocks.py::test_the_tutorial_of_spark_runs")
-EARLY = ("interop-", "tests/upgrade/", "tests/docs/test_blocks.py::")
-"""The longest units. Begun late, they would be the end that all other processes wait for."""
+FIRST = ("spark-1", "spark-2", "tests/docs/test_blocks.py::test_the_tutorial_of_spark_runs")
+EARLY = ("interop-", "spark-", "tests/upgrade/", "tests/docs/test_blocks.py::")
+"""The longest units, in this order. Begun late, they would be the end that all other processes wait
+for; more Sparks at a time would have no processor."""
 
 COMPUTING = ("tests/sim/", "tests/unit/")
 """Tests that use a processor all the time; those of clusters wait for most of theirs."""
@@ -62,10 +63,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     units: dict[str, list[pytest.Item]] = {}
     for item in items:
         units.setdefault(unit_of(item.nodeid), []).append(item)
-    early = sorted(units, key=lambda unit: not unit.startswith(EARLY))
-    first = [unit for unit in early if unit.startswith(FIRST)]
-    computing = [unit for unit in early if unit.startswith(COMPUTING)]
-    waiting = [unit for unit in early if unit not in {*first, *computing}]
+    first = [unit for unit in units if unit.startswith(FIRST)]
+    computing = [unit for unit in units if unit.startswith(COMPUTING)]
+    waiting = [unit for unit in units if unit not in {*first, *computing}]
+    waiting.sort(key=lambda unit: [not unit.startswith(beginning) for beginning in EARLY])
     place = dict.fromkeys(first, -1.0)
     for kind in (computing, waiting):
         place |= {unit: number / len(kind) for number, unit in enumerate(kind)}

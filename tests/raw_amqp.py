@@ -211,3 +211,25 @@ class RawPeer:
             assert isinstance(part, pika.frame.Body)
             body += part.fragment
         return payload[12:], body
+
+
+def assert_channel_error(peer: RawPeer, code: int, text: str, method: type | None = None) -> None:
+    """The next answer closes channel 1 with code and text; channel and connection stay usable."""
+    closed = peer.expect(pika.spec.Channel.Close, channel=1)
+    assert (closed.reply_code, closed.reply_text) == (code, text), closed
+    if method is not None:
+        assert (closed.class_id << 16 | closed.method_id) == method.INDEX  # type: ignore[attr-defined]
+    peer.send(1, pika.spec.Channel.CloseOk())
+    peer.open_channel(1)
+
+
+def assert_connection_error(
+    peer: RawPeer, code: int, text: str, method: type | None = None
+) -> None:
+    """The next answer closes the connection with code and text, and the socket after close-ok."""
+    closed = peer.expect(pika.spec.Connection.Close, channel=0)
+    assert (closed.reply_code, closed.reply_text) == (code, text), closed
+    if method is not None:
+        assert (closed.class_id << 16 | closed.method_id) == method.INDEX  # type: ignore[attr-defined]
+    peer.send(0, pika.spec.Connection.CloseOk())
+    assert peer.wait_closed() == b""

@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterator
 import pika  # type: ignore[import-untyped]
 import pika.exceptions  # type: ignore[import-untyped]
 import pytest
+from pika import spec
 
 from convoymq.cli.cluster import LocalCluster
 from tests.faults.conftest import StartCluster
-from tests.faults.traffic import connect, log_has, parameters, until
+from tests.faults.test_mirrored import fill, has_mirrors, row, set_policy
+from tests.faults.traffic import connect, log_has, name_of, parameters, until
+from tests.interop.helpers import fetch_all
+from tests.raw_amqp import RawPeer, assert_channel_error
 
 QUEUE = "at-home"
+MIRRORED = "mirrored"
 CLASSIC = {"x-queue-type": "classic"}
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
@@ -177,3 +182,46 @@ def test_transient_queues_go_with_their_node(cluster: LocalCluster) -> None:
     with contextlib.suppress(pika.exceptions.AMQPError):
         first.close()
     second.close()
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_queue_that_no_node_serves_is_not_found_until_its_node_is_back(
+    cluster: LocalCluster, mirrored: bool
+) -> None:
+    """Its node is away; of mirrors there is none that may follow."""
+    connection = connect(cluster, 1)
+    connection.channel().queue_declare(MIRRORED, durable=True, arguments=CLASSIC)
+    connection.close()
+    fill(cluster, 0, 1)
+    if mirrored:
+        set_policy(cluster, {"ha-mode": "all", "ha-promote-on-failure": "when-synced"})
+        until(lambda: len(row(cluster, 1, MIRRORED)["slave_nodes"]) == 2, "no mirrors")
+        assert not has_mirrors(cluster, 2, queue=MIRRORED)
+    queue, home = f"queue '{MIRRORED}' in vhost '/'", name_of(cluster, 1)
+    text = (
+        f"failed to perform operation on {queue} due to timeout"
+        if mirrored
+        else f"home node '{home}' of durable {queue} is down or inaccessible"
+    )
+    cluster.kill(1)
+    until(lambda: row(cluster, 2, MIRRORED)["state"] == "down", "the queue is not down")
+    with RawPeer(cluster.nodes[1].uri) as peer:
+        peer.handshake().open_channel(1)
+        declaring = [
+            spec.Queue.Declare(queue=MIRRORED, passive=True),
+            spec.Queue.Declare(queue=MIRRORED, durable=True, arguments=CLASSIC),
+        ]
+        using = [
+            spec.Queue.Purge(queue=MIRRORED),
+            spec.Basic.Consume(queue=MIRRORED),
+            spec.Basic.Get(queue=MIRRORED),
+        ]
+        for method in declaring if mirrored else declaring + using:
+            peer.send(1, method)
+            assert_channel_error(peer, 404, f"NOT_FOUND - {text}", type(method))
+    cluster.start_node(1)
+    cluster.wait_ready()
+    other = connect(cluster, 2)
+    until(lambda: row(cluster, 2, MIRRORED)["state"] == "running", "the queue does not come back")
+    assert fetch_all(other.channel(), MIRRORED) == [b"0"]
+    other.close()

@@ -20,7 +20,7 @@ from convoymq.cli.cluster import LocalCluster
 from convoymq.model.json import JsonObject
 from tests.faults.conftest import StartCluster
 from tests.faults.test_leadership import GUEST, convoy, led_by, members
-from tests.faults.traffic import Traffic, connect, counter, declare, fill, in_step, until
+from tests.faults.traffic import Traffic, connect, counter, declare, fill, in_step, name_of, until
 from tests.patience import PATIENCE_S
 
 QUEUES = [f"q{number}" for number in range(24)]
@@ -41,10 +41,6 @@ def declare_all(cluster: LocalCluster) -> None:
     for queue in QUEUES:
         channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
     connection.close()
-
-
-def name_of(cluster: LocalCluster, node: int) -> str:
-    return next(str(row["name"]) for row in cluster.api("nodes") if row["id"] == node)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from tests.clusters import call
-from tests.faults.traffic import Traffic, connect, log_has, until
+from tests.faults.traffic import Traffic, connect, log_has, name_of, until
 from tests.interop.helpers import fetch_all
 
 pytestmark = pytest.mark.cluster
@@ -127,7 +127,7 @@ def test_a_policy_begins_and_ends_mirrors_while_clients_stay(cluster: LocalClust
         for definition, nodes in (
             (ALL, 2),
             ({"ha-mode": "exactly", "ha-params": 2}, 1),
-            ({"ha-mode": "nodes", "ha-params": ["convoy-3@vm", "elsewhere"]}, None),
+            ({"ha-mode": "nodes", "ha-params": [name_of(cluster, 3), "elsewhere"]}, None),
             (ALL, 2),
         ):
             traffic.goes_on()

@@ -20,7 +20,7 @@ from tests.faults.test_mirrored import (
     set_policy,
 )
 from tests.faults.test_recovery import recover
-from tests.faults.traffic import connect, log_has, until
+from tests.faults.traffic import connect, log_has, name_of, until
 from tests.interop.helpers import fetch_all
 
 pytestmark = pytest.mark.cluster
@@ -75,7 +75,8 @@ def test_forgetting_the_node_of_the_last_master_opens_a_synchronised_mirror(
 
 def test_a_former_master_opens_the_queue_only_by_force(cluster: LocalCluster) -> None:
     """Scenario 4: A stops, B goes on and is lost. A's copy lacks what came later."""
-    set_policy(cluster, {"ha-mode": "nodes", "ha-params": ["convoy-1@vm", "convoy-2@vm"]})
+    names = [name_of(cluster, number) for number in (1, 2)]
+    set_policy(cluster, {"ha-mode": "nodes", "ha-params": names})
     declare(cluster, 1)
     until(lambda: has_mirrors(cluster, 1), "no synchronised mirror")
     fill(cluster, 0, 20)

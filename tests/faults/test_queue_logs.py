@@ -9,18 +9,13 @@ from typing import Any
 from convoymq.cli.cluster import LocalCluster
 from tests.faults.conftest import StartCluster
 from tests.faults.test_leadership import convoy
-from tests.faults.traffic import Traffic, connect, declare, drain, fill, in_step, until
+from tests.faults.traffic import Traffic, connect, declare, drain, fill, in_step, name_of, until
 
 QUEUE = "orders"
 COLUMNS = [
     "Node Name", "Raft State", "Membership", "Last Log Index", "Last Written", "Last Applied",
     "Commit Index", "Snapshot Index", "Term", "Machine Version",
 ]  # fmt: skip
-
-
-def name_of(cluster: LocalCluster, number: int, at: int = 0) -> str:
-    rows = cluster.api("nodes", at or None)
-    return next(str(row["name"]) for row in rows if row["id"] == number)
 
 
 def status(cluster: LocalCluster, at: int = 0) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pika  # type: ignore[import-untyped]
 
 from convoymq.cli.cluster import LocalCluster
 from tests.clusters import call
-from tests.faults.traffic import Consumer, Publisher, padded, until
+from tests.faults.traffic import Consumer, Publisher, name_of, padded, until
 from tests.key_order import Delivery, KeyOrder
 
 KEYS = 24
@@ -54,11 +54,6 @@ def leader_of(cluster: LocalCluster, topic: str, pid: int) -> int:
     return next(
         (n.number for n in cluster.nodes if n.pid and name_of(cluster, n.number) == name), 0
     )
-
-
-def name_of(cluster: LocalCluster, number: int) -> str:
-    """Name of a node that runs."""
-    return str(cluster.api("convoy/node", number)["name"])
 
 
 def begin(cluster: LocalCluster, topic: str, verb: str, **body: object) -> str:

@@ -67,6 +67,12 @@ def connect(cluster: LocalCluster, number: int, **more: Any) -> pika.BlockingCon
     return made[0]
 
 
+def name_of(cluster: LocalCluster, number: int, at: int = 0) -> str:
+    """Name of a node, as node `at` knows it; 0 = the first one that answers."""
+    rows = cluster.api("nodes", at or None)
+    return next(str(row["name"]) for row in rows if row["id"] == number)
+
+
 def declare(
     cluster: LocalCluster, number: int, queue: str, arguments: dict[str, Any] | None = None
 ) -> None:

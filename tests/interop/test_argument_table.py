@@ -11,13 +11,12 @@ from tests.interop.test_error_codes import (
     CLASSIC,
     LOCKED,
     QUORUM,
-    assert_channel_error,
     declare,
     expiration,
     invalid,
     quorum_declare,
 )
-from tests.raw_amqp import RawPeer
+from tests.raw_amqp import RawPeer, assert_channel_error
 
 TEN_YEARS_MS = 315_360_000_000
 NO_INTEGER = '"expected integer, got longstr"'

@@ -18,11 +18,9 @@ from tests.interop.test_error_codes import (
     LOCKED,
     NO_QUEUE,
     QUORUM,
-    assert_channel_error,
-    assert_connection_error,
     declare,
 )
-from tests.raw_amqp import RawPeer
+from tests.raw_amqp import RawPeer, assert_channel_error, assert_connection_error
 
 INEQUIVALENT = "PRECONDITION_FAILED - inequivalent arg '{}' for {{Q}}: "
 MIRRORS = {"ha-mode": "all"}

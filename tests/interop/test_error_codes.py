@@ -17,7 +17,14 @@ from pika import spec  # type: ignore[import-untyped]
 
 from tests.clusters import Cluster
 from tests.interop.conftest import Names
-from tests.raw_amqp import Closed, RawPeer, content_header, method_bytes
+from tests.raw_amqp import (
+    Closed,
+    RawPeer,
+    assert_channel_error,
+    assert_connection_error,
+    content_header,
+    method_bytes,
+)
 
 ABSENT = "interop-absent"
 QUORUM = {"x-queue-type": "quorum"}
@@ -28,28 +35,6 @@ def declare(peer: RawPeer, queue: str, arguments: dict[str, Any], **flags: bool)
     """Declare a durable queue on channel 1 and take the answer."""
     method = spec.Queue.Declare(queue=queue, arguments=arguments, **({"durable": True} | flags))
     peer.call(1, method, spec.Queue.DeclareOk)
-
-
-def assert_channel_error(peer: RawPeer, code: int, text: str, method: type | None = None) -> None:
-    """The next answer closes channel 1 with code and text; channel and connection stay usable."""
-    closed = peer.expect(spec.Channel.Close, channel=1)
-    assert (closed.reply_code, closed.reply_text) == (code, text)
-    if method is not None:
-        assert (closed.class_id << 16 | closed.method_id) == method.INDEX  # type: ignore[attr-defined]
-    peer.send(1, spec.Channel.CloseOk())
-    peer.open_channel(1)
-
-
-def assert_connection_error(
-    peer: RawPeer, code: int, text: str, method: type | None = None
-) -> None:
-    """The next answer closes the connection with code and text, and the socket after close-ok."""
-    closed = peer.expect(spec.Connection.Close, channel=0)
-    assert (closed.reply_code, closed.reply_text) == (code, text)
-    if method is not None:
-        assert (closed.class_id << 16 | closed.method_id) == method.INDEX  # type: ignore[attr-defined]
-    peer.send(0, spec.Connection.CloseOk())
-    assert peer.wait_closed() == b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from pika import spec  # type: ignore[import-untyped]
 
 from tests.clusters import Cluster, version_tuple
 from tests.interop.helpers import set_policy
-from tests.interop.test_error_codes import QUORUM, assert_channel_error
-from tests.raw_amqp import RawPeer
+from tests.interop.test_error_codes import QUORUM
+from tests.raw_amqp import RawPeer, assert_channel_error
 
 USER = "interop-limited"
 MINE = "interop-mine"

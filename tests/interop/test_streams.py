@@ -22,8 +22,7 @@ from tests.interop.helpers import (
     publish_confirmed,
     set_policy,
 )
-from tests.interop.test_error_codes import assert_channel_error, assert_connection_error
-from tests.raw_amqp import RawPeer
+from tests.raw_amqp import RawPeer, assert_channel_error, assert_connection_error
 
 STREAM = {"x-queue-type": "stream"}
 ALL_ARGUMENTS = {

@@ -59,6 +59,11 @@ def crashed(subject: Subject) -> NotFound:
     return NotFound(f"{subject} has crashed and failed to restart", subject=subject)
 
 
+def timed_out(subject: Subject) -> NotFound:
+    """A classic queue that no node serves in time."""
+    return NotFound(f"failed to perform operation on {subject} due to timeout", subject=subject)
+
+
 def commands_lost(subject: Subject) -> NotFound:
     """A classic queue did not get all that a node sent it."""
     return NotFound(f"{subject} has not received all commands of this node", subject=subject)

@@ -21,6 +21,7 @@ TEXTS: list[tuple[Refused, int, str]] = [
      f"home node 'n1' of durable {Q} is down or inaccessible"),
     (r.home_node_down(QUEUE, "n1", durable=False), 404,
      f"home node 'n1' of {Q} is down or inaccessible"),
+    (r.timed_out(QUEUE), 404, f"failed to perform operation on {Q} due to timeout"),
     (r.permission_missing("write", EXCHANGE, "u"), 403,
      f"write access to {X} refused for user 'u'"),
     (r.topic_permission_missing("write", "a.b", EXCHANGE, "u"), 403,

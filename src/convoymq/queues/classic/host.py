@@ -34,7 +34,7 @@ from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Timer
 from convoymq.model.errors import BrokerError, NotFound, PeerError
-from convoymq.model.refusals import commands_lost, crashed, home_node_down, queue_subject
+from convoymq.model.refusals import commands_lost, crashed, home_node_down, queue_subject, timed_out
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.client import ClassicClient
@@ -441,8 +441,11 @@ class ClassicHost:
             raise self.home_down(queue.record)
 
     def home_down(self, record: QueueRecord) -> NotFound:
-        """Returns the refusal of what asks for a queue whose home node is away."""
+        """Returns the refusal of what asks for a queue whose home node is away, or serves it not in
+        time."""
         subject = queue_subject(record.vhost, record.name)
+        if self.is_up(record.home):
+            return timed_out(subject)
         durable = not record.is_fleeting
         return home_node_down(subject, self.node_name(record.home), durable=durable)
 

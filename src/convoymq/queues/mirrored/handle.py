@@ -16,7 +16,7 @@ import msgspec
 from convoymq.kernels.link_frames import HEADER_SIZE
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Timer
-from convoymq.model.errors import Unavailable
+from convoymq.model.refusals import timed_out
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import SEQ_MAX
 from convoymq.queues.classic.queue import HOME_POLL_S, RemoteQueue
@@ -153,13 +153,14 @@ class MirroredHandle(RemoteQueue):
         return home if not waits and self.host.is_up(home) else None
 
     async def ready(self, timeout: float) -> None:
-        """See `Queue`: another master may be about to take over."""
+        """Waits for a master, as another one may be about to take over. Raises NotFound when none
+        does."""
         try:
             async with asyncio.timeout(timeout):
                 while self.waits_since_ms is not None and self.ended is None:
                     await asyncio.sleep(HOME_POLL_S)
         except TimeoutError:
-            raise Unavailable(f"{self.subject} has no master") from None
+            raise timed_out(self.subject) from None
         if self.ended is not None:
             raise self.ended
         if self.master is None:
