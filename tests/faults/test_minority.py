@@ -85,10 +85,11 @@ class Confirms:
         first = known + 1 if method.multiple else method.delivery_tag
         answered.extend(range(first, method.delivery_tag + 1))
 
-    def publish(self, count: int) -> None:
+    def publish(self, count: int, queue: str = QUEUE) -> None:
         for _ in range(count):
             self._last += 1
-            self._channel._impl.basic_publish("", QUEUE, b"%d" % self._last)
+            properties = pika.BasicProperties(delivery_mode=2)
+            self._channel._impl.basic_publish("", queue, b"%d" % self._last, properties)
 
     def publish_until_confirmed(self) -> bytes:
         """Returns the body that was confirmed."""

@@ -162,8 +162,8 @@ def test_a_mirror_that_cannot_be_written_begins_anew(cluster: LocalCluster) -> N
     until(lambda: has_mirrors(cluster, 2), "the mirror does not begin anew")
 
 
-def fill(cluster: LocalCluster, first: int, count: int) -> None:
-    connection = connect(cluster, 1)
+def fill(cluster: LocalCluster, first: int, count: int, *, node: int = 1) -> None:
+    connection = connect(cluster, node)
     channel = connection.channel()
     channel.confirm_delivery()
     for number in range(first, first + count):

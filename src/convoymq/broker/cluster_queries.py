@@ -251,6 +251,7 @@ class ClusterQueries:
             **self.node.info(),
             "name": self._nodes.own_name,
             "id": self._nodes.node_id,
+            "partitions": self._nodes.partitions(),
             "mem_alarm": "memory" in alarms,
             "disk_free_alarm": "disk" in alarms,
             "connections": len(self._connections),

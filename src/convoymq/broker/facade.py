@@ -301,6 +301,8 @@ class Broker:
             incarnation_of=lambda node: self.metadata.tree.incarnations.get(node, 0),
             load=lambda: self.metadata.tree.queue_index.replicas,
             note=self.host.note,
+            read_tree=self.metadata.read,
+            partition_handling=self.settings.partition_handling,
             dead_letters=self.local.ask.dead_letters,
             memory_target_bytes=self._memory_target_bytes(),
             mirror_sync_batch_size=self.settings.mirror_sync_batch_size,

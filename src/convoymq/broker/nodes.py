@@ -47,6 +47,13 @@ class ClusterNodes:
         """Returns whether more than half of the cluster's nodes can be reached."""
         return 2 * len(self.running()) > len(self._tree.nodes)
 
+    def partitions(self) -> list[str]:
+        """Returns the names of nodes that cannot be reached, while there is no majority: this node
+        may be cut off from them. Otherwise they are taken to be down."""
+        if self.has_majority():
+            return []
+        return [self.name_of(node) for node in sorted(self._tree.nodes) if not self.is_up(node)]
+
     def is_drained(self, node: int) -> bool:
         """Returns whether a node is drained."""
         return node in drained_nodes(self._tree.settings)

@@ -17,7 +17,7 @@ from operator import call
 from typing import TypeAlias
 
 from convoymq.kernels.batch import CMD_METADATA, CommandBuilder, PublishTarget
-from convoymq.metadata.commands import Command, encode_command
+from convoymq.metadata.commands import Command, OwnerGone, encode_command
 from convoymq.metadata.machine import STATUS_OK, Change, MetadataMachine
 from convoymq.metadata.validation import validated
 from convoymq.model.clock import Clock, Timer
@@ -95,6 +95,11 @@ class MetadataStore:
         if timeout_ms:
             self._clock.call_later(timeout_ms, self._expire, submitted)
         return submitted
+
+    def read(self, done: Done) -> Submitted:
+        """Calls back when the local tree has all that was recorded before."""
+        # A command that changes nothing.
+        return self.submit(OwnerGone(owner=""), done)
 
     @property
     def session(self) -> int:

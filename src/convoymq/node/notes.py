@@ -22,6 +22,7 @@ NOTES_ERROR = frozenset({
     "raft.wipe_failed",
 })  # fmt: skip
 NOTES_WARNING = frozenset({
+    "classic.minority",
     "queue.dead_letter_fallback",
     "queue.dead_letters_lost",
     "queue.dead_letters_waiting",

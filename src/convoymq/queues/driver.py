@@ -141,6 +141,10 @@ class HostParts:
     """Returns node -> queues that it has."""
     note: Callable[..., None]
     """(event, fields by name): logs an event of a queue."""
+    read_tree: Callable[[Answer], object]
+    """Calls back when this node's tree has all that was recorded before the call."""
+    partition_handling: str = "pause_minority"
+    """Handling of partitions by hosted queues (`queues.mirrored.partitions`)."""
     dead_letters: DeadLetterOptions | None = None
     """Options by which dead letters are published; None: they are not."""
     memory_target_bytes: int = MEMORY_TARGET_BYTES

@@ -167,3 +167,52 @@ def late_messages_are_refused() -> None:
             self.newest = newest
 
     MirroredReferee.on_added = planted  # type: ignore[method-assign]
+
+
+def _partitioned() -> Any:
+    from convoymq.queues.mirrored.partitions import PartitionedHost
+
+    return PartitionedHost
+
+
+@plant("a node without a majority serves on in pause_minority", "partition,isolate", "mirrored")
+def minority_serves() -> None:
+    _partitioned().is_paused = False
+
+
+@plant(
+    "a paused node goes on before its tree has what was recorded",
+    "partition,isolate",
+    "mirrored",
+)
+def resumed_too_early() -> None:
+    host = _partitioned()
+    look = host._look
+
+    def planted(self: Any) -> None:
+        look(self)
+        if self._lost_ms is not None and self._parts.has_majority():
+            self._on_read(self._losses, None)
+
+    host._look = planted
+
+
+@plant("autoheal keeps the copies of the losing side", "partition,isolate", "mirrored")
+def losing_side_is_kept() -> None:
+    _partitioned()._give_way = lambda self: self._giving_way.clear()
+
+
+@plant("a master that is cut off confirms without its mirrors", "partition,isolate", "mirrored")
+def cut_off_master_confirms() -> None:
+    host = _host()
+    on_node_down = host.on_node_down
+
+    def planted(self: Any, node: int) -> None:
+        on_node_down(self, node)
+        for master in [self.master_of(group) for group in self._rings]:
+            if master is not None and master.member is not None:
+                for each in master.member.view.members:
+                    if each.node == node:
+                        master.log.confirms.forget(each.number)
+
+    host.on_node_down = planted

@@ -52,7 +52,9 @@ def cluster_status(invocation: Invocation) -> Output:
         "feature_flags": invocation.get("feature-flags"),
         "listeners": {name: [row for row in listeners if row["node"] == name] for name in running},
         "maintenance_status": {str(node["name"]): _maintenance(node) for node in nodes},
-        "partitions": {},
+        "partitions": {
+            str(node["name"]): node["partitions"] for node in nodes if node.get("partitions")
+        },
         "running_nodes": running,
         "versions": {
             str(node["name"]): {
@@ -92,6 +94,10 @@ def _cluster_text(status: JsonObject, listeners: list[Row]) -> str:
     ]
     maintenance = [f"Node: {n}, status: {s}" for n, s in facts("maintenance_status").items()]
     cores = [f"Node: {node}, available CPU cores: {n}" for node, n in facts("cpu_cores").items()]
+    partitions = [
+        f"Node {node} cannot communicate with {', '.join(map(str, cut))}"
+        for node, cut in facts("partitions").items()
+    ]
     flags = status["feature_flags"]
     assert isinstance(flags, list)
     lines = [
@@ -102,7 +108,7 @@ def _cluster_text(status: JsonObject, listeners: list[Row]) -> str:
         *_section("CPU Cores", cores),
         *_section("Maintenance status", maintenance),
         *_section("Alarms", names("alarms")),
-        *_section("Network Partitions", []),
+        *_section("Network Partitions", partitions),
         *_section("Listeners", listener_lines(listeners, nodes=True)),
         *_section("Feature flags", [f"Flag: {f['name']}, state: {f['state']}" for f in flags]),
     ]

@@ -181,6 +181,15 @@ class DefaultsConfig:
         queues stay longer without a synchronised mirror.""",
         parse=parse_bytes, low=0, high=1 << 40,
     )  # fmt: skip
+    partition_handling: str = key(
+        "cluster_partition_handling", "pause_minority",
+        """What a node does with classic queues, mirrored ones too, while it cannot reach more than
+        half of the cluster's nodes (docs/mirrored.md): `pause_minority`: they stand still;
+        `ignore`: they go on; `autoheal`: they go on, and copies on that node begin anew when the
+        partition is over. Metadata, quorum queues and streams need a majority in any case. In a
+        cluster of two nodes each of them alone is a minority.""",
+        choices=("pause_minority", "ignore", "autoheal"),
+    )  # fmt: skip
     mirror_restart_wait_ms: int = key(
         "mirrored_queue.restart_wait", 300_000,
         """How long after its start a node with a synchronised mirror waits for the node of the last

@@ -11,11 +11,6 @@ PREFIXES = (("rabbit.", ""), ("ra.", "raft."), ("kernel.", ""))
 _IN_CLUSTER = "users and their permissions are kept in the cluster"
 
 FIXED: Mapping[str, tuple[str, str]] = {
-    "cluster_partition_handling": (
-        "pause_minority",
-        "no strategy is needed: the side with a majority goes on, the other one confirms and "
-        "delivers nothing from replicated queues until it is back, and nothing has to be healed",
-    ),
     "raft.wal_compute_checksums": ("true", "every record of the log has a checksum"),
     "raft.segment_compute_checksums": ("true", "every record of the log has a checksum"),
     "auth_backends.1": ("internal", _IN_CLUSTER),
@@ -72,5 +67,5 @@ def refusal(name: str, text: str) -> str | None:
         value, why = fixed
         return "" if text == value else f"{why}; `{value}` says so"
     if name.startswith("cluster_partition_handling."):
-        return FIXED["cluster_partition_handling"][1]
+        return "the nodes of pause_if_all_down cannot be chosen: a majority of all nodes counts"
     return INSTEAD.get(name)

@@ -60,6 +60,8 @@ class ClassicClient(QueueClient):
         self._target = PublishTarget(queue.builder, session, self)
         self.held_for = queue.known_seqs[0]
         self.closed = False
+        self._is_stopped = False
+        """The channel was told that the queue cannot keep up."""
         self._events = events
         self._consumers: set[int] = set()
         #: (type of command, consumer) of what is to be answered by an effect of its own, in order.
@@ -229,7 +231,8 @@ class ClassicClient(QueueClient):
         """The queue cannot keep up, or can again."""
         if not self.closed:
             # A queue that is being migrated is not released by its disk or its link.
-            self._events.on_flow(self, blocked or self.queue.known_seqs[0] > 0)
+            self._is_stopped = blocked or self.queue.known_seqs[0] > 0
+            self._events.on_flow(self, self._is_stopped)
 
     def cancel_all(self, reason: str) -> None:
         """The queue is lost: all consumers end."""
@@ -239,12 +242,25 @@ class ClassicClient(QueueClient):
                 self._events.on_cancelled(self, consumer, reason)
 
     def end(self, error: BrokerError, *, published_ok: bool) -> None:
-        """The queue is gone: everything that waits is answered. The batch must be sealed."""
+        """The queue is gone: everything that waits is answered, and nothing holds the channel. The
+        batch must be sealed."""
         self._answer(self._target.applied(self._target.seq), error, published_ok)
+        if self._is_stopped and not self.closed:
+            self._is_stopped = False
+            self._events.on_flow(self, False)
 
     def fail(self) -> None:
-        """An error of our own in what the channel did with an answer: all that is pending is
-        refused, its consumers end, and it goes on in a new session."""
+        """An error of our own in what the channel did with an answer: see `begin_again`."""
+        self.begin_again(Unavailable("internal error"))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Returns whether there are consumers, or commands without an answer."""
+        return bool(self._consumers or self._target.pending)
+
+    def begin_again(self, error: BrokerError) -> None:
+        """All that is pending is refused, consumers end, and the channel goes on in a new
+        session."""
         if self.queue.ended is not None:
             # Everything was answered when the queue ended.
             return
@@ -259,7 +275,7 @@ class ClassicClient(QueueClient):
         target.seq = 0
         self.queue.clients[self.session] = self
         self.cancel_all("lost")
-        self._answer(waiting, Unavailable("internal error"), published_ok=False)
+        self._answer(waiting, error, published_ok=False)
 
     def _answer(
         self, waiting: Sequence[PendingCommand], error: BrokerError, published_ok: bool

@@ -63,8 +63,9 @@ class DeadLetterSender(DeadLetterPublisher):
         return bool(self._queue.machine.leaving.runs)
 
     def _work(self) -> None:
-        if self._queue.ended is None and self._queue.machine.leaving.runs:
-            self._queue.host.contain(self._queue, self._send_some)
+        queue = self._queue
+        if queue.ended is None and queue.machine.leaving.runs and not queue.host.is_paused:
+            queue.host.contain(queue, self._send_some)
 
     def _send_some(self) -> None:
         queue = self._queue

@@ -34,7 +34,7 @@ def facts_of(queue: LocalQueue) -> Row:
         "consumer_utilisation": capacity,
         "owner": queue.record.owner,
         "memory": machine.footprint,
-        "state": "running" if queue.ended is None else "stopped",
+        "state": "stopped" if queue.ended else "down" if queue.host.is_paused else "running",
         "node": queue.host.node_name(queue.record.home),
         "reservations": machine.reservations.infos(),
         "single_active_consumer_tag": (

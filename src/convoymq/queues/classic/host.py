@@ -89,6 +89,8 @@ class ClassicHost:
 
     client_class: type[ClassicClient] = ClassicClient
     """Class of the clients of its queues."""
+    is_paused = False
+    """The queues stand still (`queues.mirrored.partitions`)."""
 
     def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
         """
@@ -436,15 +438,14 @@ class ClassicHost:
 
     def check_home(self, queue: ClassicQueue) -> None:
         """Raises NotFound when the queue's home node is away."""
-        home = queue.record.home
-        if not self.is_up(home):
+        if self.is_paused or not self.is_up(queue.record.home):
             raise self.home_down(queue.record)
 
     def home_down(self, record: QueueRecord) -> NotFound:
         """Returns the refusal of what asks for a queue whose home node is away, or serves it not in
         time."""
         subject = queue_subject(record.vhost, record.name)
-        if self.is_up(record.home):
+        if self.is_up(record.home) and not self.is_paused:
             return timed_out(subject)
         durable = not record.is_fleeting
         return home_node_down(subject, self.node_name(record.home), durable=durable)
@@ -642,10 +643,12 @@ class ClassicHost:
         self._check_flow()
         self._wanted()
 
-    @property
-    def is_flowing(self) -> bool:
-        """Returns whether durable queues ask publishers to wait for the disk."""
-        return self._flowing
+    def holds(self, queue: LocalQueue) -> bool:
+        """Returns whether publishers of a queue wait: for the disk, or because it is paused."""
+        return self.is_paused or (self._flowing and queue.writes)
+
+    def _tell_flow(self, queue: LocalQueue) -> None:
+        queue.tell_all(lambda client: client.on_flow(self.holds(queue)))
 
     def _check_flow(self) -> None:
         backlog = self.writer.backlog_bytes
@@ -655,14 +658,14 @@ class ClassicHost:
         self._flowing = blocked
         for queue in self._running():
             if queue.writes or not blocked:
-                queue.tell_all(lambda client: client.on_flow(blocked))
+                self._tell_flow(queue)
 
     def _on_tick(self) -> None:
         self._timer = self.clock.call_later(TICK_MS, self._on_tick)
         now = self.clock.now_ms()
         running = self._running()
-        thawed = [queue for queue in running if not queue.frozen]
-        run_each(thawed, lambda queue: queue.tick(now), self._stop_failed)
+        moving = [queue for queue in running if not queue.stands_still]
+        run_each(moving, lambda queue: queue.tick(now), self._stop_failed)
         self.memory.divide({queue.group: queue.egress_bytes() for queue in running})
 
 

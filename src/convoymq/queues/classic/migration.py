@@ -103,6 +103,18 @@ class Freezable(Replaceable):
         """See `Queue`."""
         return self._frozen
 
+    @property
+    def stands_still(self) -> bool:
+        """Returns whether no command is carried out: the queue is frozen, or its node is paused."""
+        return bool(self._frozen) or self.host.is_paused
+
+    def check_moving(self) -> None:
+        """Raises Unavailable when the queue stands still."""
+        if self._frozen:
+            raise Unavailable(f"{self.subject} is being migrated")
+        if self.host.is_paused:
+            raise Unavailable(f"{self.subject} waits: its node reaches no majority")
+
     def migration_obstacle(self) -> str:
         """See `Queue`."""
         if self.machine.reservations:

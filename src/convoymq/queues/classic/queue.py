@@ -241,7 +241,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         before = self.limits
         super().configure(settings)
         self._sender.configure(settings)
-        if self.limits != before and self.ended is None and not self._frozen:
+        if self.limits != before and self.ended is None and not self.stands_still:
             now_ms = self.host.now_ms()
             self.machine.configure(self.limits)
             if self.limits.expires_ms != before.expires_ms:
@@ -256,7 +256,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         """Applies the open batch."""
         if self.ended is not None:
             self._seal_ended()
-        elif self.builder.used and not self._frozen:
+        elif self.builder.used and not self.stands_still:
             self.settle_round(now_ms)
 
     def _apply_open_batch(self, now_ms: int) -> None:
@@ -354,7 +354,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
 
     def _on_expiry(self) -> None:
         self._expiry_timer = None
-        if self.ended is None and not self._frozen:
+        if self.ended is None and not self.stands_still:
             self.host.contain(self, self._expire)
 
     def _expire(self) -> None:
@@ -365,8 +365,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
 
     def settle_round(self, now_ms: int) -> None:
         """See `HomeReservations`. Raises Unavailable."""
-        if self._frozen:
-            raise Unavailable(f"{self.subject} is being migrated")
+        self.check_moving()
         self._apply_open_batch(now_ms)
         self._carry_out()
 
@@ -390,10 +389,10 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
     # --- Queue ---------------------------------------------------------------------------
 
     def client(self, session: int, events: ClientEvents) -> ClassicClient:
-        """See `ClassicQueue`; one that comes while the disk is behind is told so."""
+        """See `ClassicQueue`; one that comes while publishers wait is told so."""
         made = super().client(session, events)
-        if self.writes and self.host.is_flowing:
-            self.host.soon(lambda: self._tell_flow(made))
+        if self.host.holds(self):
+            self.host.soon(lambda: self.tell(made, lambda it: it.on_flow(self.host.holds(self))))
         return made
 
     @property
@@ -401,17 +400,15 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         """Returns whether what is published goes to disk."""
         return self.durable or self.host.memory.is_short
 
-    def _tell_flow(self, client: ClassicClient) -> None:
-        if self.host.is_flowing:
-            self.tell(client, lambda made: made.on_flow(True))
-
     async def ready(self, timeout: float) -> None:
         """Raises NotFound when the queue has ended."""
         if self.ended is not None:
             raise self.ended
+        self.host.check_home(self)
 
     async def counts(self) -> tuple[int, int]:
         """Returns (ready messages, consumers)."""
+        self.host.check_home(self)
         self.machine.last_used_ms = self.host.now_ms()
         if self.builder.used:
             self.end_of_round(self.machine.last_used_ms)

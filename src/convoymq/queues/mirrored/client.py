@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import CMD_CANCEL, CMD_CHECKOUT, CMD_ENQUEUE
+from convoymq.model.errors import BrokerError
 from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.machine import (
     APPLIED,
@@ -153,6 +154,11 @@ class MirroredClient(ClassicClient):
         self._specs.pop(consumer, None)
         self._credits.pop(consumer, None)
         self._next_ids.pop(consumer, None)
+
+    def end(self, error: BrokerError, *, published_ok: bool) -> None:
+        """See `ClassicClient`."""
+        self._blocked = self._held = False
+        super().end(error, published_ok=published_ok)
 
     # --- flow ----------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import BrokerError, PeerError, PreconditionFailed
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
-from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS, ClassicHost
+from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS
 from convoymq.queues.classic.limits import priority_max
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.driver import HostParts
@@ -40,6 +40,7 @@ from convoymq.queues.mirrored.copy import MirrorCopy, read_member, write_member
 from convoymq.queues.mirrored.handle import WAIT_MS_MAX, MirroredHandle, Place
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.master import MasterQueue
+from convoymq.queues.mirrored.partitions import PartitionedHost
 from convoymq.queues.mirrored.policy import gives_way, policy_from, wanted_nodes
 from convoymq.queues.mirrored.ring_end import RingEnd
 from convoymq.replication.ring.views import Member, RingView, founded
@@ -52,7 +53,7 @@ FAILED_AGAIN_MS = 10_000
 """Time before a node gets a mirror again that could not write one."""
 
 
-class MirroredHost(ClassicHost):
+class MirroredHost(PartitionedHost):
     """See the module text."""
 
     client_class = MirroredClient
@@ -66,12 +67,7 @@ class MirroredHost(ClassicHost):
         self.counts_timeout_s = COUNTS_TIMEOUT_S
         self.restart_wait_ms = parts.mirror_restart_wait_ms
         super().__init__(parts, worker)
-        self._fronts: dict[int, MirroredHandle] = {}
-        """Handles that clients have of queues whose master came to this node later."""
         self._copies: dict[int, MirrorCopy] = {}
-        self._rings: dict[int, RingMember] = {}
-        self._records: dict[int, tuple[QueueRecord, Table, Mapping[str, object]]] = {}
-        """Queues with a ring: the newest record, arguments and settings."""
         self._proposed: set[int] = set()
         """Groups for which a view of this host is under way."""
         self._opening: set[int] = set()
@@ -632,6 +628,9 @@ class MirroredHost(ClassicHost):
     def ask_master(self, handle: MirroredHandle, number: int, places: list[Place]) -> None:
         """Asks a new master to take the clients of a handle over."""
         home = handle.record.home
+        if self.is_paused:
+            # The tree may name another one when the node has a majority again.
+            return
         if home != self.node_id:
             if self.is_up(home):
                 body = msgspec.msgpack.encode([ASK, number, places])
@@ -681,7 +680,7 @@ class MirroredHost(ClassicHost):
             handle.seek_later()
 
     def _on_ask(self, node: int, group: int, number: int, places: list[Place]) -> None:
-        master = None if self._stopped else self.master_of(group)
+        master = None if self._stopped or self.is_paused else self.master_of(group)
         answer = NOT_YET
         if master is not None and master.is_member(number):
             if any(place[0] >> 56 != node for place in places):
@@ -747,6 +746,7 @@ class MirroredHost(ClassicHost):
 
     def on_suspect(self, node: int) -> None:
         """See `QueueHost`."""
+        super().on_suspect(node)
         self._shell.on_suspect(node)
 
     # --- rounds --------------------------------------------------------------------------

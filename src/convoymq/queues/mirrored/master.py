@@ -324,7 +324,8 @@ class MasterQueue(LocalQueue):
     @property
     def known_leader(self) -> int | None:
         """See `Queue`."""
-        return self.host.node_id if self.ended is None else None
+        serves = self.ended is None and not self.host.is_paused
+        return self.host.node_id if serves else None
 
     def tell_stopping(self) -> None:
         """The node is about to stop: mirrors learn that the master did not fail."""
@@ -348,7 +349,7 @@ class MasterQueue(LocalQueue):
         state = {"sync_messages": syncing.messages} if syncing is not None else {}
         return {
             **state,
-            "leader": self.host.node_id,
+            "leader": self.known_leader,
             "slave_nodes": [name(m.node) for m in mirrors],
             "synchronised_slave_nodes": [name(m.node) for m in synchronised],
             "recoverable_slaves": [name(m.node) for m in synchronised],

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Protocol
 from convoymq.metadata.commands import ChangeView, SetMembers
 from convoymq.metadata.records import QueueRecord
 from convoymq.model.tables import Table
+from convoymq.queues.classic.machine import DELIVER, GOT, Effect
+from convoymq.queues.classic.queue import ClassicQueue
 from convoymq.queues.driver import Answer, HostParts
 from convoymq.queues.interface import Queue
 from convoymq.queues.mirrored.host import MirroredHost
 from convoymq.queues.mirrored.master import MasterQueue
+from convoymq.queues.mirrored.partitions import PAUSE_MINORITY
 from convoymq.shells.capacity import CapacityQueues, Waiting
+from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimWorker
 from convoymq.sim.network import Receiver
 from convoymq.sim.nodes import SimNode
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 
 TICK_US = 500_000
 SILENCE_MS = 5_000
+PAUSED_TICKS = 4
+"""A node without a majority is paused after so many ticks: the host looks once a second."""
 
 
 class Hosted(Protocol):
@@ -132,6 +138,17 @@ class WatchedHost(MirroredHost):
     master_class = WatchedMaster
     node: QueueNode
 
+    def dispatch(self, queue: ClassicQueue, effect: Effect) -> None:
+        """See `ClassicHost`."""
+        if effect[0] in (DELIVER, GOT) and not self.is_paused and self.node.must_be_paused:
+            raise InvariantBroken(f"{self.node.name} serves clients without a majority")
+        super().dispatch(queue, effect)
+
+    def on_node_up(self, node: int) -> None:
+        """See `QueueHost`."""
+        self.node.lonely_ticks = 0
+        super().on_node_up(node)
+
 
 class QueueNode(HostedNode):
     """A node with classic queues, which policies may mirror. Implements `Reports`."""
@@ -146,6 +163,7 @@ class QueueNode(HostedNode):
 
     def _make_hosted(self) -> Hosted:
         world, scheduler = self.world, self.world.scheduler
+        self.lonely_ticks = 0
         worker = SimWorker(scheduler, self.process, world.plan.disk, self.slow, self.wake)
         self.host = WatchedHost(
             HostParts(
@@ -169,6 +187,8 @@ class QueueNode(HostedNode):
                 note=partial(world.on_note, self),
                 memory_target_bytes=world.memory_target_bytes,
                 mirror_restart_wait_ms=world.restart_wait_ms,
+                read_tree=partial(world.read_tree, self),
+                partition_handling=world.partition_handling,
             ),
             worker,
         )
@@ -223,8 +243,15 @@ class QueueNode(HostedNode):
         found = self.host.find(record, self.world.rules[group][0])
         return found if found is not None and found.ended is None else None
 
+    @property
+    def must_be_paused(self) -> bool:
+        """Returns whether the node has been without a majority for so long that it is paused."""
+        handling = self.world.partition_handling
+        return self.lonely_ticks >= PAUSED_TICKS and handling == PAUSE_MINORITY
+
     def _tick(self) -> None:
         self.world.scheduler.after(TICK_US, self.process, self._tick)
+        self.lonely_ticks = 0 if self.world.has_majority(self.number) else self.lonely_ticks + 1
         for group in list(self.host.due()):
             record = self.records.get(group)
             if record is not None and self.number in record.members:

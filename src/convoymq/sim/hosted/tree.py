@@ -117,3 +117,15 @@ class TreeWorld(LateWorld):
             return
         node.take_record(self.tree.queue_index.by_group[group])
         self.poll(node)
+
+    def read_tree(self, node: HostedNode, answer: Answer) -> None:
+        """A node reads the tree through its log."""
+        self._later(node.process, self._read, node, answer)
+
+    def _read(self, node: HostedNode, answer: Answer) -> None:
+        if not self.has_majority(node.number):
+            self.scheduler.after(RETRY_US, node.process, self._read, node, answer)
+            return
+        for group in list(self.tree.queue_index.by_group):
+            self.tell(node, group)
+        answer(True, None)

@@ -15,6 +15,7 @@ from random import Random
 from convoymq.model.tables import Table
 from convoymq.queues.driver import MEMORY_TARGET_BYTES
 from convoymq.queues.interface import Queue
+from convoymq.queues.mirrored.partitions import AUTOHEAL, PAUSE_MINORITY
 from convoymq.replication.ring.views import RingView
 from convoymq.sim.clients import ClientConfig
 from convoymq.sim.delivery_model import InvariantBroken
@@ -29,6 +30,7 @@ from convoymq.sim.world import ChannelKind
 FILE_BYTES_MAX = (4_096, 65_536, 64 << 20)
 RESTART_WAIT_MS = 4_000
 STOP_MS_MAX = 500
+HANDLINGS = (PAUSE_MINORITY, PAUSE_MINORITY, "ignore", AUTOHEAL)
 
 
 class QueueInjector(Injector):
@@ -62,6 +64,10 @@ class QueueWorld(TreeWorld):
         self.incarnations: dict[int, int] = {}
         self.rules: dict[int, tuple[Table, Mapping[str, object]]] = {}
         """Group -> arguments and settings of its queue."""
+        self.partition_handling = self.own_rng(0x133).choice(HANDLINGS)
+        self._losers: set[tuple[int, int]] = set()
+        """(group, member) that is to give way to the side with the majority."""
+        self.trace.add("world", self.partition_handling)
         self._make_tree(draw)
 
     def on_opened(self, node: HostedNode) -> None:
@@ -74,8 +80,23 @@ class QueueWorld(TreeWorld):
 
     def on_recorded(self, group: int, view: RingView) -> None:
         """See `TreeWorld`."""
+        self._losers = {
+            loser for loser in self._losers if loser[0] != group or _can_give_way(view, loser[1])
+        }
 
     # What nodes report.
+
+    def _on_majority(self, node: QueueNode) -> None:
+        """A node has a majority again: its masters are those that the tree has, and with autoheal
+        its copies begin anew where others have all."""
+        for group, ring in node.host._rings.items():
+            view = self.tree.queue_index.by_group[group].view
+            assert view is not None
+            is_paused = self.partition_handling == PAUSE_MINORITY and node.host.master_of(group)
+            if is_paused and view.master != ring.member:
+                raise InvariantBroken(f"{node.name} goes on with a master that was replaced")
+            if self.partition_handling == AUTOHEAL and _can_give_way(view, ring.member):
+                self._losers.add((group, ring.member))
 
     def stop(self, node: QueueNode) -> None:
         """Stops a node in order, as `convoy stop` does; it is started again."""
@@ -95,6 +116,8 @@ class QueueWorld(TreeWorld):
             assert isinstance(group, int)
             if not self.is_excused(group, event, str(fields.get("reason", ""))):
                 raise InvariantBroken(f"{node.name}: {event} {fields}")
+        elif event == "classic.majority":
+            self._on_majority(node)
 
     @abstractmethod
     def is_excused(self, group: int, event: str, reason: str) -> bool:
@@ -135,12 +158,17 @@ class QueueWorld(TreeWorld):
 
     def _unfinished(self) -> list[str]:
         waiting = [referee.waits_for() for referee in self.referees.values()]
+        waiting += [f"member {member} of q{group} to give way" for group, member in self._losers]
         return super()._unfinished() + [text for text in waiting if text]
 
     def _final_checks(self) -> None:
         for referee in self.referees.values():
             assert referee.queue is not None
             referee.queue.machine.check_invariants()
+
+
+def _can_give_way(view: RingView, member: int) -> bool:
+    return view.is_live(member) and bool(set(view.synchronised) - {member})
 
 
 class QueueLoad(PlannedLoad):

@@ -182,6 +182,8 @@ class MigrationNode(SimNode):
                 running_nodes=lambda: sorted(world.nodes),
                 incarnation_of=lambda node: world.nodes[node].incarnation,
                 load=dict,
+                read_tree=lambda answer: answer(True, None),
+                partition_handling="ignore",
                 note=self.on_note,
                 memory_target_bytes=world.memory_target_bytes,
             ),

@@ -40,6 +40,7 @@ class Life(Book):
 
     def begin(self, queue: MasterQueue) -> None:
         """Takes what an opened master has, and follows it."""
+        self._queue = queue
         for found in self.found_in(queue.machine):
             identity, position = found.identity, found.position
             self.referee.on_found(self, identity, position)
@@ -55,6 +56,9 @@ class Life(Book):
     def on_given(self, given: Given, now_ms: int) -> None:
         """See `Book`."""
         identity = given.identity
+        if self._queue.member is None:
+            # Without a ring a queue does not say before what it hands out.
+            self.referee.unsaid.add(identity)
         if identity in self.referee.twice:
             return
         super().on_given(given, now_ms)
@@ -92,6 +96,8 @@ class MirroredReferee(QueueReferee):
         """Messages that have left in some life."""
         self.twice: set[bytes] = set()
         """Messages that came again after a restart."""
+        self.unsaid: set[bytes] = set()
+        """Messages that were handed out before the queue had a ring."""
         self._received: set[bytes] = set()
         """Messages that came to a channel as new ones."""
         self._given_up: set[bytes] = set()
@@ -145,7 +151,7 @@ class MirroredReferee(QueueReferee):
 
     def on_received(self, receiver: tuple[int, int, int], identity: bytes, acquired: int) -> None:
         """See `QueueReferee`."""
-        if acquired:
+        if acquired or identity in self.unsaid:
             return
         if identity in self._received:
             self.fail(f"{identity.hex()} is received again, as if it were new")

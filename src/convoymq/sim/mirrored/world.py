@@ -86,6 +86,7 @@ class MirroredWorld(QueueWorld):
 
     def on_recorded(self, group: int, view: RingView) -> None:
         """See `TreeWorld`."""
+        super().on_recorded(group, view)
         self.referees[group].on_recorded(view)
 
     def is_excused(self, group: int, event: str, reason: str) -> bool:

@@ -222,6 +222,7 @@ class Node:
                 running_nodes=lambda: sorted(nodes),
                 incarnation_of=lambda _node: 1,
                 load=dict,
+                read_tree=lambda answer: answer(True, None),
                 note=self.note,
                 dead_letters=DeadLetterOptions(routes=self.routes),
                 memory_target_bytes=memory_target_bytes,

@@ -624,6 +624,19 @@ def test_who_comes_while_the_disk_is_behind_waits_as_well(
     assert late.heard == channel.heard == [("flow", True), ("flow", False)]
 
 
+def test_a_queue_that_ends_holds_no_publisher(
+    nodes: dict[int, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk that publishers wait for is not theirs any more."""
+    durable = nodes[1].open(queue_record(durable=True))
+    channel = nodes[1].channel(durable)
+    monkeypatch.setattr(nodes[1].host.writer, "backlog_bytes", host_module.FLOW_ON_BYTES + 1)
+    channel.client.settle(0, ())
+    settle(nodes)
+    durable.crash(nodes[1].host.home_down(durable.record))
+    assert channel.heard == [("flow", True), ("flow", False)]
+
+
 def home_and_consumer(nodes: dict[int, Node]) -> tuple[Any, Any]:
     """A channel at the queue's home, and one with a consumer on the other node."""
     record = queue_record()
