@@ -175,7 +175,7 @@ def _partitioned() -> Any:
     return PartitionedHost
 
 
-@plant("a node without a majority serves on in pause_minority", "partition,isolate", "mirrored")
+@plant("a node without a majority serves on in pause_minority", "partition,isolate")
 def minority_serves() -> None:
     _partitioned().is_paused = False
 
@@ -183,7 +183,6 @@ def minority_serves() -> None:
 @plant(
     "a paused node goes on before its tree has what was recorded",
     "partition,isolate",
-    "mirrored",
 )
 def resumed_too_early() -> None:
     host = _partitioned()
@@ -197,12 +196,12 @@ def resumed_too_early() -> None:
     host._look = planted
 
 
-@plant("autoheal keeps the copies of the losing side", "partition,isolate", "mirrored")
+@plant("autoheal keeps the copies of the losing side", "partition,isolate")
 def losing_side_is_kept() -> None:
     _partitioned()._give_way = lambda self: self._giving_way.clear()
 
 
-@plant("a master that is cut off confirms without its mirrors", "partition,isolate", "mirrored")
+@plant("a master that is cut off confirms without its mirrors", "partition,isolate")
 def cut_off_master_confirms() -> None:
     host = _host()
     on_node_down = host.on_node_down
