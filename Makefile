@@ -9,10 +9,11 @@ SEEDS ?= 2000
 # processor of two keep both busy.
 WORKERS ?= 6
 LOAD ?= quorum
+REPLICATION ?=
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc test test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc test test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark replication wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -100,6 +101,9 @@ bench-features: setup ## What features of quorum queues cost, beside the plain q
 bench-topics: setup ## Ordered topics beside plain streams, and what changes of partitions cost
 	@$(BIN)/python tools/build.py --all
 	$(BIN)/python benchmarks/topics.py
+
+replication: setup ## Drive quorum, mirrored and classic queues through the same faults: docs/replication.md
+	$(BIN)/python -m benchmarks.replication $(REPLICATION)
 
 wheel: setup ## Build both wheels and try them in environments of their own, without sources or compiler
 	tools/check_wheel.sh

@@ -1,0 +1,1 @@
+"""The ways to replicate a queue, through the same faults: what each of them loses."""
