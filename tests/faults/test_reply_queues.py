@@ -13,7 +13,7 @@ GROWTH_MIB_MAX = 100
 
 def test_reply_queues_leave_nothing_behind() -> None:
     """The full size is a benchmark: `benchmarks/compare.py --case replies`."""
-    with ConvoyCluster(base_port=cluster_ports(), count=1) as cluster:
+    with ConvoyCluster(base_port=cluster_ports(__name__), count=1) as cluster:
         cluster.start()
         left = use_reply_queues(cluster, connections=100, queues=10)
     assert left["growth"] < GROWTH_MIB_MAX
