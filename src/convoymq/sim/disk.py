@@ -60,6 +60,8 @@ class SimDisk(MemoryDirectory):
         """The power goes at this many operations from now; -1 = not planned."""
         self.failing = False
         """Writes and syncs answer EIO."""
+        self.refused = False
+        """Something may have been refused in this life of the node, and its answer be under way."""
         self.off = False
         """The power is gone: a crash unwinds, nothing may be changed any more."""
 
@@ -72,6 +74,7 @@ class SimDisk(MemoryDirectory):
                 self.off = True
                 raise PowerLost(self.owner)
         if self.failing and operation in ("pwrite", "sync", "create", "truncate"):
+            self.refused = True
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
     def lose_power(self, keep: Callable[[], bool]) -> None:
@@ -83,6 +86,7 @@ class SimDisk(MemoryDirectory):
     def fill(self, spare: int) -> None:
         """Leaves only `spare` bytes of room."""
         self.capacity = self.used_bytes() + spare
+        self.refused = True
 
     def empty(self) -> None:
         """Makes room on the disk again."""

@@ -54,6 +54,7 @@ class SimNode(ABC):
         self.clock = NodeClock(world.scheduler, self.process)
         self._sessions = 0
         self._round_due = False
+        self.disk.refused = False
         receiver = self._open()
         world.network.start(self.number, receiver)
         self.wake()

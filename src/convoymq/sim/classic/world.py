@@ -79,7 +79,7 @@ class ClassicWorld(QueueWorld):
 
     def _on_stopped(self, node: QueueNode) -> None:
         disk = node.disk
-        self._tell_down(node, stopped=not disk.failing and disk.capacity == CAPACITY_MAX)
+        self._tell_down(node, stopped=not disk.refused and disk.capacity == CAPACITY_MAX)
 
     def _on_down(self, node: SimNode) -> None:
         self._tell_down(node, stopped=False)
