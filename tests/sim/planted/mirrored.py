@@ -76,7 +76,7 @@ def never_answered() -> None:
     master.resume = planted
 
 
-@plant("a master that was taken for failed drops the only whole copy", "isolate,kill")
+@plant("a master that was taken for failed drops the only whole copy", "isolate,kill,suspect")
 def last_copy_is_dropped() -> None:
     _host()._is_wanted = lambda self, master, record: False
 
@@ -135,22 +135,6 @@ def hand_outs_stay_in_the_old_file() -> None:
 
 
 # Faults of former days, planted again.
-
-
-@plant("a session goes on before what its former consumer gets is sent", "kill,break")
-def goes_on_before_what_is_due() -> None:
-    master = _master()
-    resume = master.resume
-
-    def planted(self: Any, *place: Any) -> None:
-        before = self._apply_open_batch, self._carry_out
-        self._apply_open_batch = self._carry_out = lambda *_now: None
-        try:
-            resume(self, *place)
-        finally:
-            self._apply_open_batch, self._carry_out = before
-
-    master.resume = planted
 
 
 @plant("a former master may not hear late of a message (the referee's)", "isolate,slow")
