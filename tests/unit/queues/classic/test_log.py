@@ -313,6 +313,37 @@ def test_files_go_when_nothing_in_them_lives() -> None:
     assert bench.log.read(places[5]) == command(5)
 
 
+def handed_out(indexes: list[FileIndex]) -> dict[int, int]:
+    """Priority -> positions below this were handed out, by all files together."""
+    found: dict[int, int] = {}
+    for index in indexes:
+        for level, position in index.handed_out.items():
+            found[level] = max(position, found.get(level, 0))
+    return found
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_handed_out_is_known_when_its_file_is_gone(*, restarts: bool) -> None:
+    """Its message is moved to a younger file."""
+    bench = Bench(file_bytes_max=100)
+    first = bench.log.add_messages(1, command(1))
+    bench.log.add_handed_out(2)
+    bench.flush()
+    for number in range(2, 5):
+        bench.log.add_messages(number, command(number))
+        bench.flush()
+    if restarts:
+        for index in bench.opened():
+            bench.log.keep(index.number, 1)
+    bench.log.move_messages(1, command(1), 0, [])
+    bench.flush()
+    bench.log.drop(first.file, 1)
+    bench.log.collect()
+    bench.writer.run()
+    assert f"{first.file:08}.log" not in bench.disk.list("7")
+    assert handed_out(bench.opened()) == {0: 2}
+
+
 def test_a_full_disk_refuses_until_the_gap_is_filled() -> None:
     bench = Bench(capacity=1000)
     bench.add()
