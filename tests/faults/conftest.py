@@ -28,14 +28,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def start_cluster(tmp_path: Path) -> Iterator[StartCluster]:
-    """Starts a cluster: `start_cluster(nodes=3, settings={...})`."""
+    """Starts a cluster: `start_cluster(nodes=3, settings={...})`; with `forked=False` of processes
+    as users start them."""
     with ExitStack() as stack:
 
-        def start(nodes: int = 3, settings: dict[str, str] | None = None) -> LocalCluster:
+        def start(
+            nodes: int = 3, settings: dict[str, str] | None = None, *, forked: bool = True
+        ) -> LocalCluster:
             small = {"raft.wal_max_size_bytes": "16MiB", "alarms.interval": "200"}
-            made = ForkedCluster(
-                tmp_path / "cluster", nodes, BASE_PORT, {**small, **(settings or {})}
-            )
+            kind = ForkedCluster if forked else LocalCluster
+            made = kind(tmp_path / "cluster", nodes, BASE_PORT, {**small, **(settings or {})})
             stack.enter_context(made)
             made.wait_ready()
             wait_http(made)

@@ -207,16 +207,14 @@ def test_a_queue_that_no_node_serves_is_not_found_until_its_node_is_back(
     until(lambda: row(cluster, 2, MIRRORED)["state"] == "down", "the queue is not down")
     with RawPeer(cluster.nodes[1].uri) as peer:
         peer.handshake().open_channel(1)
-        declaring = [
+        methods = (
             spec.Queue.Declare(queue=MIRRORED, passive=True),
             spec.Queue.Declare(queue=MIRRORED, durable=True, arguments=CLASSIC),
-        ]
-        using = [
             spec.Queue.Purge(queue=MIRRORED),
             spec.Basic.Consume(queue=MIRRORED),
             spec.Basic.Get(queue=MIRRORED),
-        ]
-        for method in declaring if mirrored else declaring + using:
+        )
+        for method in methods:
             peer.send(1, method)
             assert_channel_error(peer, 404, f"NOT_FOUND - {text}", type(method))
     cluster.start_node(1)

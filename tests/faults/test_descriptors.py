@@ -30,7 +30,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def test_without_descriptors_alarms_see_and_nothing_spins(start_cluster: StartCluster) -> None:
-    cluster = start_cluster(2, {"vm_memory_high_watermark.absolute": str(LIMIT)})
+    cluster = start_cluster(2, {"vm_memory_high_watermark.absolute": str(LIMIT)}, forked=False)
     declare(cluster, 1, "orders")
     until(lambda: cluster.api("convoy/node", 1), "the node does not come up")
     node = cluster.nodes[0]
@@ -72,7 +72,7 @@ def test_without_descriptors_alarms_see_and_nothing_spins(start_cluster: StartCl
 
 def test_a_cluster_forms_again_when_descriptors_are_back(start_cluster: StartCluster) -> None:
     """The links' listener pauses while there are none, and then goes on."""
-    cluster: LocalCluster = start_cluster(2)
+    cluster: LocalCluster = start_cluster(2, forked=False)
     node = cluster.nodes[0]
     until(lambda: cluster.api("convoy/node", 1), "the node does not come up")
     assert node.pid is not None

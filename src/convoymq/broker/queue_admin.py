@@ -18,6 +18,7 @@ from convoymq.model.errors import BrokerError, Refused, Unavailable
 from convoymq.model.refusals import (
     managed_queue,
     queue_subject,
+    timed_out,
     unserved_by_group,
     unserved_queue_type,
     vhost_missing,
@@ -25,6 +26,7 @@ from convoymq.model.refusals import (
 from convoymq.model.tasks import Tasks
 from convoymq.queues.driver import driver_of
 from convoymq.queues.interface import Queue
+from convoymq.routing.queue_types import PlacementKind
 
 log = structlog.get_logger()
 
@@ -77,6 +79,9 @@ class QueueAdmin:
         subject = queue_subject(vhost, name)
         if queue is None and not record.type.is_served:
             raise unserved_queue_type(subject, record.type.value)
+        if queue is None and record.placement is not PlacementKind.RAFT:
+            # It has no master, or its node is about to open it.
+            raise timed_out(subject)
         if queue is None:
             raise Unavailable(f"{subject} is not open here yet")
         if queue.ended is not None:
