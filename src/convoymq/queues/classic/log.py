@@ -225,7 +225,6 @@ class ClassicLog:
         names = self._directory.list(self._path)
         numbers = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
         newest = self._newest_with_a_record(numbers)
-        handed_out: dict[int, int] = {}
         for number in numbers:
             self._live[number] = 0
             index = self._load_index(number) if number < newest else None
@@ -239,17 +238,11 @@ class ClassicLog:
                     file.close()
             self._sizes.setdefault(number, index.size)
             self._index = index
-            for level, position in index.handed_out.items():
-                handed_out[level] = max(position, handed_out.get(level, 0))
             yield index
         if numbers:
             self._active = numbers[-1]
             # A damaged end stays: records are found at multiples of 8.
             self._end = self._buffered_from = -(-self._sizes[self._active] // 8) * 8
-        for level, position in handed_out.items():
-            # Before 0.4.0 only older files may say it, which go before their messages do.
-            if self._index.handed_out.get(level, 0) < position:
-                self.add_handed_out(position, level)
 
     def _newest_with_a_record(self, numbers: list[int]) -> int:
         """Returns the newest file that begins with a whole record: all before it are durable."""

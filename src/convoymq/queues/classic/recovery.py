@@ -38,6 +38,9 @@ def recover(
     machine.next_position = upto
     for level, position in handed_out.items():
         backing.lines[level].delivered_to = position
+        if indexes[-1].handed_out.get(level, 0) < position:
+            # Before 0.4.0 only older files may say it, which go before their messages do.
+            log.add_handed_out(position, level)
     items: dict[int, list[Item]] = {}
     cuts: dict[int, list[int]] = {}
     absent = gone.copy()

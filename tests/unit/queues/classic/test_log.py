@@ -12,8 +12,11 @@ import pytest
 
 from convoymq.model.errors import StorageFault
 from convoymq.queues.classic.file_index import FileIndex
+from convoymq.queues.classic.limits import Limits
 from convoymq.queues.classic.log import FILE_BYTES_MAX, ClassicLog
 from convoymq.queues.classic.log_writer import Buffers, Done, Job, Kind, carry_out
+from convoymq.queues.classic.machine import ClassicMachine
+from convoymq.queues.classic.recovery import recover
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.types import File
 
@@ -342,6 +345,26 @@ def test_what_was_handed_out_is_known_when_its_file_is_gone(*, restarts: bool) -
     bench.writer.run()
     assert f"{first.file:08}.log" not in bench.disk.list("7")
     assert handed_out(bench.opened()) == {0: 2}
+
+
+def test_what_only_an_older_file_says_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases before 0.4.0 began files without it."""
+    bench = Bench(file_bytes_max=100)
+    first = bench.log.add_messages(0, command(0))
+    bench.log.add_handed_out(1)
+    bench.flush()
+    monkeypatch.setattr(bench.log, "add_handed_out", lambda *_: None)
+    bench.add()
+    bench.add()
+    bench.flush()
+    assert [index.handed_out for index in bench.opened()] == [{0: 1}, {}, {}]
+    bench.log = ClassicLog(bench.disk, "7", bench.writer, sync=True, file_bytes_max=100)
+    recover(bench.log, ClassicMachine(Limits(), lambda _place: b""), 0, keeps_transient=True)
+    bench.flush()
+    bench.log.drop(first.file, 1)
+    bench.log.collect()
+    bench.writer.run()
+    assert handed_out(bench.opened()) == {0: 1}
 
 
 def test_a_full_disk_refuses_until_the_gap_is_filled() -> None:
