@@ -11,6 +11,7 @@ import msgspec
 from convoymq.capture.columns import Column
 from convoymq.capture.database import Table
 from convoymq.capture.errors import CaptureError
+from convoymq.model.replaced_files import replace_file
 
 FILE = "state.json"
 LOCK = "lock"
@@ -90,14 +91,5 @@ class StateFile:
 
     def store(self, progress: Progress) -> None:
         """Replaces the file: after a crash it is the old or the new one."""
-        new = self._path.with_suffix(".new")
-        with open(new, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(progress), indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        text = msgspec.json.format(msgspec.json.encode(progress), indent=1)
+        replace_file(self._path, text)

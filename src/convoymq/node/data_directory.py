@@ -17,6 +17,7 @@ from typing import Any
 
 from convoymq import __version__
 from convoymq.model.errors import Misuse, StorageFault
+from convoymq.model.replaced_files import replace_file
 from convoymq.transport.identity import Founding, NodeIdentity, is_id
 
 FORMAT = 5
@@ -239,18 +240,9 @@ class DataDirectory:
             "versions": self.versions,
             "lost_groups": self.lost_groups,
         }
-        fresh = self._file.with_suffix(".new")
+        text = json.dumps(self._content, indent=1)
         try:
-            with open(
-                os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w"
-            ) as file:
-                json.dump(self._content, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, self._file)
-            directory = os.open(self.path, os.O_RDONLY)
-            os.fsync(directory)
-            os.close(directory)
+            replace_file(self._file, text.encode(), mode=0o600)
         except OSError as error:
             raise StorageFault(str(error), path=str(self._file)) from None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from convoymq.model.errors import StorageFault
+from convoymq.model.replaced_files import replace_file
 from convoymq.rocketmq.remoting import json
 
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
@@ -54,13 +54,8 @@ class KeyValueStore:
             self._write()
 
     def _write(self) -> None:
-        fresh = self._path.with_name(self._path.name + ".tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with fresh.open("wb") as file:
-                file.write(json.dumps(_Stored(self._table)))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
+            replace_file(self._path, json.dumps(_Stored(self._table)))
         except OSError as error:
             raise StorageFault(f"{self._path}: cannot be written: {error}") from error
