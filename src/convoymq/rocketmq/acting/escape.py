@@ -1,0 +1,201 @@
+"""Messages that leave a group without a master, each once: keys, the table of keys, targets.
+
+A message *escapes* when a special service of an acting slave hands it to a broker of another name.
+Its key is the record that it comes from: `broker:topic:queue:queue offset`, carried as a field of
+the request (which makes the target look) and as a property (which makes the target's log the
+durable table: every record of it that has the property enters its key, on slaves too, and after a
+restart). A repeat is answered as stored, and nothing is written.
+
+Who wants to know what has left asks the targets, whose logs are the only truth: an acting slave
+before it starts special services, and a master before it gets online. What it passes over is what
+any of them holds, and what slaves remember (`KeyTable`, merged).
+
+An attempt whose outcome is unknown binds its key to the target (`Targets`): another target could
+not know of it. It waits until that target answers, or the group of that target does.
+
+RocketMQ's brokers have no such request and look at no key: they may store a repeat.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+KEY_FIELD = "escapeKey"
+KEY_PROPERTY = "ESCAPE_KEY"
+RANGES_MAX = 65_536
+"""Of one source queue; the lowest is dropped for one more. Queues that are read in order have one,
+others have gaps for as long as messages wait in them."""
+
+
+class Key(NamedTuple):
+    """The record that a message comes from."""
+
+    broker: str
+    topic: str
+    queue: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.broker}:{self.topic}:{self.queue}:{self.offset}"
+
+
+def key_of(text: str) -> Key | None:
+    """Returns a key of its text, None for what is none. Names of topics have no colon."""
+    head, _, offset = text.rpartition(":")
+    head, _, queue = head.rpartition(":")
+    broker, _, topic = head.rpartition(":")
+    if not (broker and topic and queue.isdecimal() and offset.isdecimal()):
+        return None
+    return Key(broker, topic, int(queue), int(offset))
+
+
+Ranges: TypeAlias = "list[tuple[int, int]]"
+"""Of offsets: first, and one past the last; ascending."""
+
+
+class _Offsets:
+    """A set of offsets, as ranges that do not touch."""
+
+    __slots__ = ("firsts", "lasts")
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+        self.lasts: list[int] = []
+
+    def has(self, offset: int) -> bool:
+        at = bisect_right(self.firsts, offset) - 1
+        return at >= 0 and offset < self.lasts[at]
+
+    def add(self, first: int, last: int) -> None:
+        """Adds a range: what it overlaps or touches becomes one with it."""
+        begin = bisect_left(self.lasts, first)
+        end = bisect_right(self.firsts, last)
+        if begin < end:
+            first = min(first, self.firsts[begin])
+            last = max(last, self.lasts[end - 1])
+        self.firsts[begin:end] = [first]
+        self.lasts[begin:end] = [last]
+        if len(self.firsts) > RANGES_MAX:
+            del self.firsts[0], self.lasts[0]
+
+
+class KeyTable:
+    """Keys of messages that were stored here, or that left: by source queue, as ranges."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[tuple[str, str, int], _Offsets] = {}
+
+    def has(self, key: Key) -> bool:
+        """Returns whether a key is in the table."""
+        found = self._offsets.get(key[:3])
+        return found is not None and found.has(key.offset)
+
+    def add(self, key: Key) -> None:
+        """Enters a key."""
+        self._offsets.setdefault(key[:3], _Offsets()).add(key.offset, key.offset + 1)
+
+    def of(self, broker: str) -> dict[str, Ranges]:
+        """Returns what comes from a broker: `topic:queue` -> ranges."""
+        return {
+            f"{topic}:{queue}": list(zip(found.firsts, found.lasts, strict=True))
+            for (name, topic, queue), found in self._offsets.items()
+            if name == broker
+        }
+
+    def brokers(self) -> list[str]:
+        """Returns the names of brokers that something comes from."""
+        return sorted({name for name, _, _ in self._offsets})
+
+    def merge(self, broker: str, table: Mapping[str, Iterable[Sequence[int]]]) -> None:
+        """Enters what `of` returned elsewhere. Raises ValueError."""
+        for source, ranges in table.items():
+            topic, _, queue = source.rpartition(":")
+            offsets = self._offsets.setdefault((broker, topic, int(queue)), _Offsets())
+            for first, last in ranges:
+                if not 0 <= first < last:
+                    raise ValueError(f"a range of keys from {first} to {last}")
+                offsets.add(first, last)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when ranges touch each other."""
+        for offsets in self._offsets.values():
+            assert len(offsets.firsts) == len(offsets.lasts) <= RANGES_MAX
+            edges = [x for pair in zip(offsets.firsts, offsets.lasts, strict=True) for x in pair]
+            assert all(a < b for a, b in pairwise(edges))
+
+
+class Outcome(Enum):
+    """The end of an attempt to store a message at a target."""
+
+    STORED = "stored"
+    REFUSED = "refused"
+    """The target did not store it, and will not."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A queue that a message can escape to."""
+
+    broker: str
+    queue: int
+
+
+class Targets:
+    """Chooses the brokers that messages escape to."""
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+        self._bound: dict[Key, str] = {}
+        """Attempts that may have been stored."""
+
+    def choose(self, key: Key | None, writable: Mapping[str, int]) -> Target | None:
+        """Returns where a message goes, None: it has to wait.
+
+        Args:
+            writable: brokers of the topic's route that have a master -> number of queues.
+        """
+        bound = None if key is None else self._bound.get(key)
+        if bound is not None:
+            names = [bound] if bound in writable else []
+        else:
+            names = sorted(n for n, queues in writable.items() if n != self._own and queues > 0)
+        if not names:
+            return None
+        # Neighbouring messages of one source go to one target: its table has one range then.
+        spread = 0 if key is None else java_hash(f"{key.broker}{key.topic}{key.queue}")
+        name = names[spread % len(names)]
+        turn = 0 if key is None else key.offset
+        return Target(name, turn % writable[name])
+
+    def attempt(self, key: Key | None, target: Target) -> None:
+        """A message is sent to a target."""
+        if key is not None:
+            self._bound[key] = target.broker
+
+    def ended(self, key: Key | None, outcome: Outcome) -> None:
+        """An attempt has ended."""
+        if key is not None and outcome is not Outcome.UNKNOWN:
+            self._bound.pop(key, None)
+
+
+def java_hash(text: str) -> int:
+    """Returns Java's hash code of a text."""
+    value = 0
+    data = text.encode("utf-16-be")
+    for high, low in zip(data[::2], data[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
+
+
+def specific_queue(topic: str, store_host: str, writable: Sequence[tuple[str, int]]) -> Target:
+    """Returns the one queue that a slave's pop records of a topic go to: checkpoints and
+    acknowledgements have to meet. `writable`: brokers and queues in the order of the route.
+    """
+    queues = [(name, queue) for name, count in writable for queue in range(count)]
+    return Target(*queues[java_hash(topic + store_host) % len(queues)])
