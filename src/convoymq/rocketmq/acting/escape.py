@@ -58,7 +58,7 @@ Ranges: TypeAlias = "list[tuple[int, int]]"
 """Of offsets: first, and one past the last; ascending."""
 
 
-class _Offsets:
+class OffsetSet:
     """A set of offsets, as ranges that do not touch."""
 
     __slots__ = ("firsts", "lasts")
@@ -68,6 +68,7 @@ class _Offsets:
         self.lasts: list[int] = []
 
     def has(self, offset: int) -> bool:
+        """Returns whether an offset is in the set."""
         at = bisect_right(self.firsts, offset) - 1
         return at >= 0 and offset < self.lasts[at]
 
@@ -88,7 +89,7 @@ class KeyTable:
     """Keys of messages that were stored here, or that left: by source queue, as ranges."""
 
     def __init__(self) -> None:
-        self._offsets: dict[tuple[str, str, int], _Offsets] = {}
+        self._offsets: dict[tuple[str, str, int], OffsetSet] = {}
 
     def has(self, key: Key) -> bool:
         """Returns whether a key is in the table."""
@@ -97,7 +98,7 @@ class KeyTable:
 
     def add(self, key: Key) -> None:
         """Enters a key."""
-        self._offsets.setdefault(key[:3], _Offsets()).add(key.offset, key.offset + 1)
+        self._offsets.setdefault(key[:3], OffsetSet()).add(key.offset, key.offset + 1)
 
     def of(self, broker: str) -> dict[str, Ranges]:
         """Returns what comes from a broker: `topic:queue` -> ranges."""
@@ -115,7 +116,7 @@ class KeyTable:
         """Enters what `of` returned elsewhere. Raises ValueError."""
         for source, ranges in table.items():
             topic, _, queue = source.rpartition(":")
-            offsets = self._offsets.setdefault((broker, topic, int(queue)), _Offsets())
+            offsets = self._offsets.setdefault((broker, topic, int(queue)), OffsetSet())
             for first, last in ranges:
                 if not 0 <= first < last:
                     raise ValueError(f"a range of keys from {first} to {last}")
