@@ -1,0 +1,1 @@
+"""Replication of a broker group: a master's log and its slaves' copies, without I/O."""
