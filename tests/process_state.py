@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 import convoymq.queues.drivers  # noqa: F401
 from convoymq.edges import registry as edges
 from convoymq.messages import encodings
@@ -58,6 +60,7 @@ SETTINGS: dict[str, Callable[[], object]] = {
     "garbage collection": gc.isenabled,
     "disabled log levels": lambda: logging.root.manager.disable,
     "level of the root logger": lambda: logging.root.level,
+    "structlog": structlog.get_config,
     "locale": lambda: locale.setlocale(locale.LC_ALL),
 }
 

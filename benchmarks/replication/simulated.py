@@ -28,7 +28,7 @@ from convoymq.sim.mirrored.world import MirroredLoad, MirroredWorld
 from convoymq.sim.network import NetworkConfig
 from convoymq.sim.quorum import QuorumLoad
 from convoymq.sim.records import identity_of
-from convoymq.sim.runner import mute
+from convoymq.sim.runner import muted
 from convoymq.sim.world import ChannelKind, World
 from convoymq.storage.types import StorageConfig
 
@@ -306,9 +306,9 @@ def mirrored(policy: Mapping[str, object]) -> Callable[[Fault], Maker]:
     return made
 
 
+@muted()
 def run(maker: Maker, seed: int) -> tuple[Ledger, str | None]:
     """Runs a seed: what clients saw, and the promise that broke."""
-    mute()
     world = maker(seed)
     result = run_simulation(world)
     return world.workload.ledger, result.failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import time
@@ -37,6 +38,18 @@ def replay_command(seed: int, options: str) -> str:
     return f"python -m convoymq.sim --seed {seed}{options}"
 
 
+@contextlib.contextmanager
+def muted() -> Iterator[None]:
+    """The trace says it all: what nodes log meanwhile is not printed."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+@muted()
 def run_one(
     seed: int,
     faults: Collection[str] | None,
@@ -46,7 +59,6 @@ def run_one(
     load: str = DEFAULT,
 ) -> int:
     """Runs one seed and prints its trace; 1 when it failed."""
-    mute()
     result = run_seed(seed, faults, print if show_all else None, load=load)
     if not show_all:
         print("\n".join(result.tail))
@@ -57,11 +69,6 @@ def run_one(
         f" trace {result.digest:08x}, {result.workload}, faults {dict(result.faults)}"
     )
     return int(result.failure is not None)
-
-
-def mute() -> None:
-    """The trace says it all; what nodes would log is not printed."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def _results(
@@ -82,6 +89,7 @@ def _run(work: tuple[int, Collection[str] | None, str]) -> Result:
     return run_seed(seed, faults, load=load)
 
 
+@muted()
 def run_many(
     first: int,
     count: int,
@@ -93,7 +101,6 @@ def run_many(
     load: str = DEFAULT,
 ) -> int:
     """Runs seeds and prints a table; 1 when one failed."""
-    mute()
     console = Console(soft_wrap=True)
     started = time.perf_counter()
     totals: Counter[str] = Counter()

@@ -37,19 +37,19 @@ def hunt(found: Plant, first: int, limit: int, *, focused: bool = True) -> tuple
     that bring the bug out.
     """
     from convoymq.sim.loads import run_seed
-    from convoymq.sim.runner import mute, parse_faults
+    from convoymq.sim.runner import muted, parse_faults
 
-    mute()
     faults = parse_faults(found.faults, found.load) if focused else None
     if found.unaided:
         from convoymq.sim import referee
 
         referee.check_invariants = lambda machine: None
     found.apply()
-    for seed in range(first, first + limit):
-        result = run_seed(seed, faults, load=found.load)
-        if result.failure is not None:
-            return seed, result.failure
+    with muted():
+        for seed in range(first, first + limit):
+            result = run_seed(seed, faults, load=found.load)
+            if result.failure is not None:
+                return seed, result.failure
     return None
 
 
