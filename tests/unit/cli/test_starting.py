@@ -126,7 +126,9 @@ def test_a_cluster_is_found_without_its_directory(
             node.pid = self._processes[node.number].pid
 
     with Named(tmp_path / "data", 1, PORT) as cluster:
-        assert cluster.data in module.running_clusters()
+        # What a process is called is not there yet at the very moment when it is.
+        while cluster.data not in module.running_clusters():
+            assert cluster._processes[1].poll() is None
         only = [cluster.data]
         monkeypatch.setattr(module, "running_clusters", lambda: only)
         assert module.find_cluster(module.DATA_DEFAULT) == cluster.data
