@@ -1,0 +1,61 @@
+"""Configuration of a store, under RocketMQ's names: a part of the broker's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convoymq.model.config.keys import Section, key
+
+ENTRY_BYTES = 20
+"""Of a consume queue's entry."""
+DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+
+def parse_delays(text: str) -> list[int]:
+    """Returns the delay of each level in ms. Raises ValueError."""
+    delays = []
+    for word in text.split():
+        number, unit = word[:-1], word[-1]
+        if not number.isdigit() or unit not in "smhd":
+            raise ValueError(f"messageDelayLevel: {word} is no delay, as 10s or 2h is")
+        delays.append(int(number) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit] * 1000)
+    return delays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings(Section):
+    """Files of a store: their sizes, when they are flushed, and when they go."""
+
+    log_file_bytes: int = key(
+        "mappedFileSizeCommitLog", 1 << 30,
+        "Size of a file of the commit log. A directory keeps the size that it was made with.",
+        unit="bytes", low=4096, high=1 << 31,
+    )  # fmt: skip
+    queue_file_bytes: int = key(
+        "mappedFileSizeConsumeQueue", 300_000 * ENTRY_BYTES,
+        "Size of a file of a consume queue: 20 bytes a message. A directory keeps its size.",
+        unit="bytes", low=ENTRY_BYTES, high=1 << 30,
+    )  # fmt: skip
+    flush: str = key(
+        "flushDiskType", "ASYNC_FLUSH",
+        "SYNC_FLUSH: a message is acknowledged when it is on the disk. ASYNC_FLUSH: when the "
+        "operating system has it; a power failure loses what was not flushed yet.",
+        choices=("ASYNC_FLUSH", "SYNC_FLUSH"),
+    )  # fmt: skip
+    message_bytes_max: int = key(
+        "maxMessageSize", 4 << 20, "Size of a message's body.", unit="bytes", low=1, high=1 << 29
+    )
+    delay_levels: str = key(
+        "messageDelayLevel", DELAY_LEVELS, "Delays of the levels 1, 2, …, with spaces between."
+    )
+
+    @property
+    def is_sync(self) -> bool:
+        """Returns whether messages are on the disk when they are acknowledged."""
+        return self.flush == "SYNC_FLUSH"
+
+    def check(self) -> None:
+        """See `Section`."""
+        if self.queue_file_bytes % ENTRY_BYTES:
+            raise ValueError(f"mappedFileSizeConsumeQueue must be a multiple of {ENTRY_BYTES}")
+        parse_delays(self.delay_levels)
