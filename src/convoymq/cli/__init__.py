@@ -35,6 +35,10 @@ def _main(arguments: list[str]) -> None:
         from convoymq.cli.roles import namesrv
 
         sys.exit(namesrv(arguments[1:]))
+    if arguments[:1] == ["broker"]:
+        from convoymq.cli.roles import broker
+
+        sys.exit(broker(arguments[1:]))
     if arguments[:1] == ["perf"]:
         import typer
 

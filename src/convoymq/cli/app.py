@@ -330,6 +330,14 @@ def namesrv() -> None:
 
 
 @app.command()
+def broker() -> None:
+    """Run a RocketMQ broker: `convoy broker [-c FILE] [--set KEY=VALUE]`."""
+    from convoymq.cli.roles import broker as run
+
+    raise typer.Exit(run(["--help"]))
+
+
+@app.command()
 def status(
     data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",
     format_: FormatOption = Format.TABLE,

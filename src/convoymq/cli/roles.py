@@ -1,4 +1,4 @@
-"""`convoy namesrv`: a role of RocketMQ's in this process, with RocketMQ's options."""
+"""`convoy namesrv`, `convoy broker`: a role of RocketMQ's in this process, with its options."""
 
 from __future__ import annotations
 
@@ -59,6 +59,29 @@ def namesrv(arguments: Sequence[str]) -> int:
         return 0
     make = lambda: NameServer(settings, lambda: time.monotonic_ns() // 1_000_000)  # noqa: E731
     return run("namesrv", make, passed_over)
+
+
+def broker(arguments: Sequence[str]) -> int:
+    """`convoy broker`; returns the exit code."""
+    from convoymq.rocketmq.broker.configuration import Configuration
+    from convoymq.rocketmq.broker.service import Broker
+
+    parser = argparse.ArgumentParser(
+        prog="convoy broker",
+        description="Run a RocketMQ broker in the foreground, until SIGTERM or Ctrl-C.",
+    )
+    _add_options(parser)
+    chosen = parser.parse_args(arguments)
+    try:
+        configuration = Configuration.load(chosen.config, chosen.set)
+    except ConfigError as error:
+        print(f"convoy broker: {error.text}", file=sys.stderr)
+        return 2
+    if chosen.print:
+        for name, value, _ in configuration.pairs():
+            print(f"{name}={value}")
+        return 0
+    return run("broker", lambda: Broker(configuration), configuration.passed_over)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ is refused with the nearest known one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,6 +63,27 @@ def build(
     return section, passed_over
 
 
+def build_all(
+    kinds: Sequence[type[Section]],
+    pairs: Iterable[tuple[str, str, str]],
+    unserved: Iterable[str],
+) -> tuple[dict[type[Section], Section], list[str]]:
+    """Returns a section of each kind, out of one list of keys; a key goes to all that have it.
+    Else as `build`."""
+    pairs = list(pairs)
+    names = {kind: keys_of(kind).keys() for kind in kinds}
+    known = set().union(*names.values())
+    rest = [pair for pair in pairs if pair[0] not in known]
+    first, *others = kinds
+    sections: dict[type[Section], Section] = {
+        kind: build(kind, [pair for pair in pairs if pair[0] in names[kind]], ())[0]
+        for kind in others
+    }
+    own = [pair for pair in pairs if pair[0] in names[first]]
+    section, passed_over = build(first, own + rest, unserved)
+    return {first: section, **sections}, passed_over
+
+
 def load(
     kind: type[S], path: str | Path | None, flags: Iterable[str], unserved: Iterable[str]
 ) -> tuple[S, list[str]]:
@@ -71,6 +92,11 @@ def load(
     Raises:
         ConfigError: as `build`, or the file cannot be read.
     """
+    return build(kind, read_pairs(path, flags), unserved)
+
+
+def read_pairs(path: str | Path | None, flags: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Returns (key, value, place) of a file, then of flags. Raises ConfigError."""
     pairs: list[tuple[str, str, str]] = []
     if path is not None:
         file = Path(path)
@@ -82,4 +108,4 @@ def load(
             raise ConfigError(f"{file}: cannot be read: {error}") from None
     for flag in flags:
         pairs += parse_text(flag, "flag")
-    return build(kind, pairs, unserved)
+    return pairs

@@ -7,13 +7,15 @@ request. Values of fields are text in both.
 from __future__ import annotations
 
 import itertools
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
 
 from convoymq.kernels.remoting import FrameScanner, decode_binary, encode_binary, frame
-from convoymq.model.errors import FrameFault, SyntaxFault
+from convoymq.model.errors import FrameFault, Refused, SyntaxFault
 from convoymq.rocketmq.remoting.codes import LANGUAGES, PYTHON, VERSION, Answer
 
 JSON = 0
@@ -29,11 +31,25 @@ CODE_BINARY_MAX = 0x7FFF
 Body: TypeAlias = "bytes | bytearray | memoryview"
 
 _opaques = itertools.count(1)
+_HEAD = struct.Struct(">II")
+
+
+class Refusal(Refused):
+    """A request is answered with a code, a remark and fields."""
+
+    def __init__(self, code: int, remark: str, fields: dict[str, str] | None = None) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.fields = fields
 
 
 @dataclass(slots=True)
 class Command:
-    """A request, or an answer to one. `opaque` joins the two on their connection."""
+    """A request, or an answer to one. `opaque` joins the two on their connection.
+
+    Args:
+        slices: what follows the body, in parts that are sent without a copy.
+    """
 
     code: int
     fields: dict[str, str] = field(default_factory=dict)
@@ -44,6 +60,7 @@ class Command:
     version: int = VERSION
     remark: str | None = None
     encoding: int = JSON
+    slices: Sequence[memoryview] = ()
 
     @property
     def is_answer(self) -> bool:
@@ -168,9 +185,20 @@ def decode(encoding: int, header: bytes, body: Body) -> Command:
 
 
 def encode(command: Command) -> bytes:
-    """Encodes a command as one frame. Raises ValueError for what its encoding has no place for."""
+    """Encodes a command as one frame, which lacks its slices. Raises ValueError for what its
+    encoding has no place for."""
+    header = _encode_header(command)
+    if not command.slices:
+        return frame(command.encoding, header, command.body)
+    size = len(header) + len(command.body) + sum(map(len, command.slices))
+    return b"".join((
+        _HEAD.pack(4 + size, command.encoding << 24 | len(header)), header, command.body
+    ))  # fmt: skip
+
+
+def _encode_header(command: Command) -> bytes:
     if command.encoding == BINARY:
-        header = encode_binary(
+        return encode_binary(
             command.code,
             command.language,
             command.version,
@@ -179,7 +207,6 @@ def encode(command: Command) -> bytes:
             command.remark,
             command.fields,
         )
-        return frame(BINARY, header, command.body)
     # Without blanks: some clients split the text of addresses by hand.
     members: dict[str, object] = {
         "code": command.code,
@@ -192,7 +219,7 @@ def encode(command: Command) -> bytes:
     }
     if command.remark is not None:
         members["remark"] = command.remark
-    return frame(JSON, _encoder.encode(members), command.body)
+    return _encoder.encode(members)
 
 
 class CommandReader:

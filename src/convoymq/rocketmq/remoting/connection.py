@@ -16,6 +16,7 @@ from convoymq.rocketmq.remoting.command import (
     FRAME_BYTES_MAX,
     Command,
     CommandReader,
+    Refusal,
     encode,
 )
 
@@ -24,8 +25,10 @@ log = structlog.get_logger()
 OUTPUT_BYTES_MAX = 64 << 20
 """Of what a peer has not read; more closes its connection."""
 
-Handler: TypeAlias = "Callable[[Connection, Command], Command | Awaitable[Command | None] | None]"
-"""Answers a request. None: not now, or never, since it is one-way."""
+Answered: TypeAlias = "Command | Awaitable[Command | None] | None"
+"""An answer. None: not now, or never, since the request is one-way."""
+Handler: TypeAlias = "Callable[[Connection, Command], Answered]"
+"""Answers a request."""
 
 
 class Unreachable(Unavailable):
@@ -128,7 +131,7 @@ class Connection(asyncio.Protocol):
         if inspect.isawaitable(found):
             self._tasks.spawn(self._answer_later(command, found))
         elif found is not None:
-            self._answer(command, found)
+            self.answer(command, found)
 
     async def _answer_later(self, command: Command, found: Awaitable[Command | None]) -> None:
         try:
@@ -137,16 +140,18 @@ class Connection(asyncio.Protocol):
             self._on_failed(command, error)
             return
         if answer is not None:
-            self._answer(command, answer)
+            self.answer(command, answer)
 
     def _on_failed(self, command: Command, error: Exception) -> None:
         """One request failed; the others are none the worse."""
         if not isinstance(error, BrokerError):
             log.error("remoting.fault", peer=self.name, code=command.code, exc_info=error)
         text = error.text if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
-        self._answer(command, command.answer(Answer.SYSTEM_ERROR, remark=text))
+        known = error if isinstance(error, Refusal) else Refusal(Answer.SYSTEM_ERROR, text)
+        self.answer(command, command.answer(known.code, known.fields, remark=text))
 
-    def _answer(self, command: Command, answer: Command) -> None:
+    def answer(self, command: Command, answer: Command) -> None:
+        """Sends an answer, which may be late, unless nobody waits for it."""
         if not command.is_one_way:
             self.send(answer)
 
@@ -157,7 +162,11 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        transport.write(encode(command))
+        head = encode(command)
+        if command.slices:
+            transport.writelines((head, *command.slices))
+        else:
+            transport.write(head)
         if transport.get_write_buffer_size() > OUTPUT_BYTES_MAX:
             log.warning("remoting.peer_does_not_read", peer=self.name)
             transport.abort()

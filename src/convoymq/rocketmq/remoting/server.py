@@ -110,9 +110,8 @@ class RemotingClient:
 
     async def connected(self, address: str, timeout_s: float) -> Connection:
         """Returns the connection to `host:port`. Raises Unreachable."""
-        found = self._open.get(address)
-        if found is not None and found.is_open:
-            return found
+        if self.is_connected(address):
+            return self._open[address]
         task = self._dialling.get(address)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._dial(address))
@@ -149,6 +148,11 @@ class RemotingClient:
     def _forget(self, connection: Connection) -> None:
         for address in [a for a, c in self._open.items() if c is connection]:
             del self._open[address]
+
+    def is_connected(self, address: str) -> bool:
+        """Returns whether there is a connection to an address."""
+        found = self._open.get(address)
+        return found is not None and found.is_open
 
     def close(self, address: str) -> None:
         """Ends the connection to an address, if there is one."""

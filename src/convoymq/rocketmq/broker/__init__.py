@@ -1,0 +1,1 @@
+"""A broker of a group: topics, groups of consumers, sends, pulls, administration."""

@@ -1,0 +1,46 @@
+"""The configuration of a broker: one file, whose keys are sections of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar, cast
+
+from convoymq.model.config.keys import Section
+from convoymq.rocketmq.broker.settings import UNSERVED, BrokerSettings
+from convoymq.rocketmq.settings import build_all, keys_of, read_pairs, text_of
+from convoymq.rocketmq.store.settings import StoreSettings
+
+S = TypeVar("S", bound=Section)
+
+SECTIONS: tuple[type[Section], ...] = (BrokerSettings, StoreSettings)
+"""Every part adds its own."""
+
+
+class Configuration:
+    """All sections. `passed_over`: keys of RocketMQ's without a meaning here."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str, str]]) -> None:
+        self._sections, self.passed_over = build_all(SECTIONS, pairs, UNSERVED)
+
+    @classmethod
+    def load(cls, path: str | Path | None, flags: Iterable[str]) -> Configuration:
+        """Returns the configuration: defaults < file < `key=value` flags. Raises ConfigError."""
+        return cls(read_pairs(path, flags))
+
+    def section(self, kind: type[S]) -> S:
+        """Returns a section."""
+        return cast(S, self._sections[kind])
+
+    def pairs(self) -> list[tuple[str, str, str]]:
+        """Returns all keys with their values, each once."""
+        found = {
+            name: text_of(getattr(section, field))
+            for kind, section in self._sections.items()
+            for name, (field, _) in keys_of(kind).items()
+        }
+        return [(name, value, "settings") for name, value in found.items()]
+
+    def changed(self, pairs: Iterable[tuple[str, str, str]]) -> Configuration:
+        """Returns the configuration with other values. Raises ConfigError."""
+        return Configuration([*self.pairs(), *pairs])

@@ -1,0 +1,124 @@
+"""How far groups of consumers are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from convoymq.rocketmq.broker.config_files import ConfigFile
+from convoymq.rocketmq.broker.values import OffsetTable, next_version
+from convoymq.rocketmq.remoting.values import DataVersion
+
+
+class Offsets:
+    """See the module text. `persist` writes the file.
+
+    Args:
+        version_step: commits between two versions.
+    """
+
+    def __init__(self, file: ConfigFile, version_step: int, now_ms: Callable[[], int]) -> None:
+        self._file = file
+        self._version_step = version_step
+        self._now_ms = now_ms
+        self._commits = 0
+        self._is_changed = False
+        found = file.read(OffsetTable) or OffsetTable()
+        self.table = found.offset_table
+        self.version: DataVersion = found.data_version
+        self._resets: dict[str, dict[int, int]] = {}
+        """Offsets that operators set, until a consumer has been told."""
+
+    def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """Enters how far a group is."""
+        self.table.setdefault(f"{topic}@{group}", {})[queue] = offset
+        self._is_changed = True
+        self._commits += 1
+        if self._commits % self._version_step == 0:
+            self.version = next_version(self.version, self._now_ms())
+
+    def get(self, group: str, topic: str, queue: int) -> int:
+        """Returns how far a group is; -1: nowhere."""
+        key = f"{topic}@{group}"
+        reset = self._resets.get(key)
+        if reset is not None and queue in reset:
+            return reset[queue]
+        return self.table.get(key, {}).get(queue, -1)
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """Returns the offsets of a group by queue."""
+        return self.table.get(f"{topic}@{group}", {})
+
+    def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """Sets an offset that the next pull is sent to."""
+        self._resets.setdefault(f"{topic}@{group}", {})[queue] = offset
+        self.table.setdefault(f"{topic}@{group}", {})[queue] = offset
+        self._is_changed = True
+
+    def has_reset(self, group: str, topic: str, queue: int) -> bool:
+        """Returns whether a consumer still has to be told of an offset."""
+        return queue in self._resets.get(f"{topic}@{group}", ())
+
+    def take_reset(self, group: str, topic: str, queue: int) -> int | None:
+        """Returns the offset that a consumer is to be told, once."""
+        if not self._resets:
+            return None
+        found = self._resets.get(f"{topic}@{group}")
+        return None if found is None else found.pop(queue, None)
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        """Gives a group the offsets of another one."""
+        found = self.table.get(f"{topic}@{source}")
+        if found is not None:
+            self.table[f"{topic}@{target}"] = dict(found)
+            self._is_changed = True
+
+    def topics_of(self, group: str) -> list[str]:
+        """Returns topics that a group has offsets of."""
+        return [topic for topic, found in self._keys() if found == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Returns groups that have offsets of a topic."""
+        return [group for found, group in self._keys() if found == topic]
+
+    def _keys(self) -> Iterable[tuple[str, str]]:
+        for key in self.table:
+            topic, _, group = key.partition("@")
+            yield topic, group
+
+    def delete_topic(self, topic: str) -> None:
+        """Forgets all about a topic."""
+        self._delete(lambda found, _: found == topic)
+
+    def delete_group(self, group: str) -> None:
+        """Forgets all about a group."""
+        self._delete(lambda _, found: found == group)
+
+    def _delete(self, is_gone: Callable[[str, str], bool]) -> None:
+        for topic, group in list(self._keys()):
+            if is_gone(topic, group):
+                del self.table[f"{topic}@{group}"]
+                self._resets.pop(f"{topic}@{group}", None)
+                self._is_changed = True
+
+    def content(self) -> OffsetTable:
+        """Returns all offsets, with their version."""
+        return OffsetTable(self.table, self.version)
+
+    def merge(self, table: OffsetTable) -> None:
+        """Takes over what another replica has; of two offsets the larger one is kept."""
+        for key, offsets in table.offset_table.items():
+            own = self.table.setdefault(key, {})
+            for queue, offset in offsets.items():
+                own[queue] = max(offset, own.get(queue, -1))
+        self.version = max(self.version, table.data_version, key=_order)
+        self._is_changed = True
+
+    def persist(self) -> None:
+        """Writes the file if something has changed. Raises StorageFault."""
+        if self._is_changed:
+            self._is_changed = False
+            self._file.write(self.content())
+
+
+def _order(version: DataVersion) -> tuple[int, int, int]:
+    return version.state_version, version.counter, version.timestamp

@@ -1,0 +1,278 @@
+"""A broker: puts its parts together, listens, and looks after what takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from convoymq.model.errors import StorageFault
+from convoymq.model.tasks import Tasks
+from convoymq.rocketmq.acting.locks import LockTable
+from convoymq.rocketmq.broker.client_requests import ClientRequests, tell_members
+from convoymq.rocketmq.broker.clients import Clients
+from convoymq.rocketmq.broker.config_files import ConfigFile
+from convoymq.rocketmq.broker.configuration import Configuration
+from convoymq.rocketmq.broker.groups import Groups
+from convoymq.rocketmq.broker.offsets import Offsets
+from convoymq.rocketmq.broker.pull import Puller
+from convoymq.rocketmq.broker.registering import Registrar
+from convoymq.rocketmq.broker.send import Sender, host_bytes
+from convoymq.rocketmq.broker.settings import SYNC_MASTER, BrokerSettings, own_address
+from convoymq.rocketmq.broker.stats import Stats
+from convoymq.rocketmq.broker.topics import Topics
+from convoymq.rocketmq.broker.types import (
+    Alone,
+    BeforePut,
+    Escape,
+    LocalEscape,
+    Replication,
+    Role,
+    SpecialService,
+)
+from convoymq.rocketmq.remoting.codes import Request
+from convoymq.rocketmq.remoting.command import Command
+from convoymq.rocketmq.remoting.connection import Answered, Connection, Handler
+from convoymq.rocketmq.remoting.server import RemotingClient, RemotingServer, dispatch
+from convoymq.rocketmq.store.settings import StoreSettings
+from convoymq.rocketmq.store.store import MessageStore
+from convoymq.rocketmq.store.types import Draft, Placed, PutStatus
+from convoymq.storage.files import RealDirectory
+from convoymq.storage.threads import ThreadWorker
+
+log = structlog.get_logger()
+
+SECOND_PORT_BELOW = 2
+"""The second port: nothing that waits is served there, so that it stays quick."""
+NOT_ON_SECOND_PORT = frozenset((
+    Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE, 200050, 200052, 200054, 200055,
+))  # fmt: skip
+TICK_S = 0.1
+SCAN_S = 10.0
+SPECIAL = (b"DELAY\x01", b"TIMER_", b"TRAN_MSG\x01true")
+"""Properties of messages that special services look after."""
+
+
+def wall_clock_ms() -> int:
+    """Returns milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """See the module text; `types.BrokerParts` for its parts. It is made inside a running loop.
+
+    Args:
+        now_ms: wall clock.
+    """
+
+    def __init__(
+        self, configuration: Configuration, now_ms: Callable[[], int] = wall_clock_ms
+    ) -> None:
+        self.configuration = configuration
+        settings = self.settings = configuration.section(BrokerSettings)
+        self.now_ms = now_ms
+        self.role = Role(settings.id, settings.name, settings.cluster)
+        self.tasks = Tasks()
+        self._handlers: dict[int, Handler] = {}
+        self._dispatch = dispatch(self._handlers)
+        self.remoting = RemotingClient(self._dispatch)
+        self.locks = LockTable()
+        self.clients = Clients(tell_members)
+        self.stats = Stats(now_ms, settings.cluster)
+        root = Path(settings.root) if settings.root else Path.home() / "store"
+        self.config_path = root / "config"
+        self.topics = Topics(settings, self.file("topics.json"), now_ms)
+        self.groups = Groups(settings, self.file("subscriptionGroup.json"), now_ms)
+        step = settings.offset_version_step
+        self.offsets = Offsets(self.file("consumerOffset.json"), step, now_ms)
+        self._worker = ThreadWorker(asyncio.get_running_loop().call_soon_threadsafe)
+        self._own_address = settings.address or own_address()
+        store_settings = configuration.section(StoreSettings)
+        self.message_bytes_max = store_settings.message_bytes_max
+        self._store_settings = store_settings
+        self._root = root
+        self.before_put: list[BeforePut] = []
+        self.specials: list[SpecialService] = []
+        self.on_closed: list[Callable[[Connection], None]] = []
+        self.replication: Replication = Alone()
+        self.escape: Escape = LocalEscape(self)
+        self._servers: list[RemotingServer] = []
+        self.begun_ms = now_ms()
+
+    def file(self, name: str) -> ConfigFile:
+        """Returns a file of the directory `config`."""
+        return ConfigFile(self.config_path / name)
+
+    def register(self, code: int, handler: Handler) -> None:
+        """See `BrokerParts`."""
+        self._handlers[code] = handler
+
+    # --- messages ------------------------------------------------------------------------
+
+    def prepared(self, draft: Draft) -> Draft:
+        """See `BrokerParts`."""
+        if any(name in draft.properties for name in SPECIAL):
+            for change in self.before_put:
+                draft = change(draft)
+        return draft
+
+    def put_now(self, drafts: Sequence[Draft]) -> list[Placed]:
+        """See `BrokerParts`."""
+        refusal = self.replication.refusal()
+        if not self.role.is_master:
+            refusal = PutStatus.SERVICE_NOT_AVAILABLE
+        if refusal is not None:
+            return [Placed(refusal) for _ in drafts]
+        placed = self.store.put(drafts, self.now_ms())
+        self.store.kick()
+        return placed
+
+    def when_confirmed(self, offset: int, call: Callable[[PutStatus], None]) -> None:
+        """See `BrokerParts`."""
+        if self.settings.role == SYNC_MASTER:
+            self.tasks.spawn(self._when_copied(offset, call))
+        else:
+            self._when_stored(offset, call)
+
+    async def _when_copied(self, offset: int, call: Callable[[PutStatus], None]) -> None:
+        stored: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+        self._when_stored(offset, stored.set_result)
+        copied = await self.replication.confirmed(offset, self.settings.slave_timeout_ms / 1000)
+        status = await stored
+        call(copied if status is PutStatus.PUT_OK else status)
+
+    def _when_stored(self, offset: int, call: Callable[[PutStatus], None]) -> None:
+        """Calls once: when the log is stored, or when that takes too long."""
+        waiting = [call]
+
+        def done(status: PutStatus) -> None:
+            timer.cancel()
+            if waiting:
+                waiting.pop()(status)
+
+        def stored(error: BaseException | None) -> None:
+            done(PutStatus.PUT_OK if error is None else PutStatus.UNKNOWN_ERROR)
+
+        timeout_s = self.settings.flush_timeout_ms / 1000
+        timer = asyncio.get_running_loop().call_later(
+            timeout_s, partial(done, PutStatus.FLUSH_DISK_TIMEOUT)
+        )
+        self.store.when_flushed(offset, stored)
+
+    async def put(self, drafts: Sequence[Draft]) -> list[Placed]:
+        """See `BrokerParts`."""
+        placed = self.put_now([self.prepared(draft) for draft in drafts])
+        ends = [p.physical + p.size for p in placed if p.status is PutStatus.PUT_OK]
+        if ends:
+            confirmed: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+            self.when_confirmed(max(ends), confirmed.set_result)
+            status = await confirmed
+            for found in placed:
+                if found.status is PutStatus.PUT_OK:
+                    found.status = status
+        return placed
+
+    def wake_pulls(self) -> None:
+        """See `BrokerParts`."""
+        self.puller.wake_all()
+
+    # --- begin and end -------------------------------------------------------------------
+
+    async def start(self) -> int:
+        """Begins to serve; returns the port. Raises OSError, StorageFault."""
+        settings = self.settings
+        port = await self._listen(settings.port, frozenset())
+        self.role.address = f"{self._own_address}:{port}"
+        self._open_store(port)
+        self.sender, self.puller = Sender(self), Puller(self)
+        self.on_closed += (self.sender.closed, self.clients.closed)
+        ClientRequests(self)
+        if port > SECOND_PORT_BELOW and settings.port:
+            await self._listen(port - SECOND_PORT_BELOW, NOT_ON_SECOND_PORT)
+        ha_port = await self.replication.start(settings.ha_port)
+        ha_address = f"{settings.ha_address or self._own_address}:{ha_port}"
+        self.registrar = Registrar(settings, self.role, self.topics, self.remoting, ha_address)
+        for work in (self.registrar.run, self.puller.sweep, self._tick, self._scan, self._persist):
+            self.tasks.spawn(work())
+        if settings.acting_master:
+            self.tasks.spawn(self.registrar.beat())
+        if self.role.runs_special_services:
+            for special in self.specials:
+                special.start()
+        return port
+
+    async def _listen(self, port: int, without: frozenset[int]) -> int:
+        refuse = dispatch({})
+
+        def handle(connection: Connection, command: Command) -> Answered:
+            chosen = refuse if command.code in without else self._dispatch
+            return chosen(connection, command)
+
+        server = RemotingServer(handle, self._closed, idle_s=self.settings.idle_s)
+        self._servers.append(server)
+        return await server.listen(self.settings.host, port)
+
+    def _open_store(self, port: int) -> None:
+        self.store = MessageStore(
+            RealDirectory(self._root), self._store_settings, self._worker, clock=self.now_ms,
+            store_host=host_bytes((self._own_address, port)),
+        )  # fmt: skip
+        report = self.store.open()
+        for damage in report.damages:
+            log.warning("rocketmq.damaged", file=damage.file, offset=damage.offset,
+                        reason=damage.reason)  # fmt: skip
+        log.info("rocketmq.store_open", root=str(self._root), was_aborted=report.was_aborted,
+                 records=report.records_checked, end=self.store.max_offset)  # fmt: skip
+
+    def _closed(self, connection: Connection) -> None:
+        for call in self.on_closed:
+            call(connection)
+
+    async def stop(self) -> None:
+        """Ends in order."""
+        await self.registrar.stop()
+        for special in self.specials:
+            await special.stop()
+        for server in self._servers:
+            await server.stop()
+        await self.tasks.stop()
+        await self.replication.stop()
+        await self.remoting.stop()
+        self.persist()
+        self._worker.close()
+        self.store.close()
+
+    # --- what is done again and again ----------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            self.store.tick(self.now_ms())
+            self.stats.tick()
+            await asyncio.sleep(TICK_S)
+
+    async def _scan(self) -> None:
+        """Forgets clients that are silent."""
+        while True:
+            await asyncio.sleep(min(SCAN_S, self.settings.client_timeout_ms / 4000))
+            for channel in self.clients.silent(self.now_ms() - self.settings.client_timeout_ms):
+                if isinstance(channel, Connection):
+                    log.info("rocketmq.client_silent", peer=channel.name)
+                    channel.close()
+
+    async def _persist(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.persist_offsets_ms / 1000)
+            self.persist()
+
+    def persist(self) -> None:
+        """Writes files of what changed since the last time."""
+        try:
+            self.offsets.persist()
+        except StorageFault as error:
+            log.error("rocketmq.not_persisted", reason=error.text)
+        for special in self.specials:
+            special.persist()

@@ -1,0 +1,216 @@
+"""What the parts of a broker see of each other.
+
+`service.Broker` is the only implementation of `BrokerParts`. Acting, delayed messages,
+transactions, pop and replication are handed these parts, register handlers for their own requests,
+and change drafts before they are stored (`before_put`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from convoymq.rocketmq.remoting.connection import Handler
+from convoymq.rocketmq.remoting.values import MASTER_ID
+from convoymq.rocketmq.store.types import Draft, Message, Placed, PutStatus
+
+if TYPE_CHECKING:
+    from convoymq.model.tasks import Tasks
+    from convoymq.rocketmq.acting.locks import LockTable
+    from convoymq.rocketmq.broker.clients import Clients
+    from convoymq.rocketmq.broker.groups import Groups
+    from convoymq.rocketmq.broker.offsets import Offsets
+    from convoymq.rocketmq.broker.registering import Registrar
+    from convoymq.rocketmq.broker.settings import BrokerSettings
+    from convoymq.rocketmq.broker.stats import Stats
+    from convoymq.rocketmq.broker.topics import Topics
+    from convoymq.rocketmq.remoting.server import RemotingClient
+    from convoymq.rocketmq.store.store import MessageStore
+
+
+@dataclass(slots=True)
+class Role:
+    """What this broker is in its group.
+
+    Args:
+        id: 0 is a master's; slaves have larger ones.
+        is_acting: a slave with the smallest id of its group, whose master is away.
+        is_isolated: not yet in its group: it answers members of the group only.
+    """
+
+    id: int
+    name: str
+    cluster: str
+    address: str = ""
+    is_acting: bool = False
+    is_isolated: bool = False
+    min_id: int = MASTER_ID
+    min_address: str = ""
+
+    @property
+    def is_master(self) -> bool:
+        """Returns whether clients may write."""
+        return self.id == MASTER_ID and not self.is_isolated
+
+    @property
+    def runs_special_services(self) -> bool:
+        """Returns whether delayed messages, transactions and pop are looked after here."""
+        return self.is_master or self.is_acting
+
+
+BeforePut: TypeAlias = Callable[[Draft], Draft]
+"""Changes a draft that a client sent, or raises Refusal. It is called for messages only that have
+one of the properties DELAY, TIMER_* and TRAN_MSG."""
+
+
+class Escape(Protocol):
+    """Where the messages of special services are put: here, or at another master."""
+
+    async def put(self, draft: Draft) -> Placed:
+        """Stores a message in any queue of its topic."""
+
+    async def put_to_specific_queue(self, draft: Draft) -> Placed:
+        """Stores a message in a queue that is always the same one for this broker and topic."""
+
+    async def get(self, topic: str, queue_id: int, offset: int, broker: str) -> Message | None:
+        """Returns one message of a broker."""
+
+
+class Replication(Protocol):
+    """The other replicas of this broker, as sends and administration see them."""
+
+    @property
+    def state(self) -> str:
+        """Returns READY, TRANSFER, SUSPEND or SHUTDOWN for a slave; a master is in TRANSFER."""
+
+    async def start(self, port: int) -> int:
+        """Listens for slaves; returns the port."""
+
+    async def stop(self) -> None:
+        """Ends."""
+
+    async def confirmed(self, offset: int, timeout_s: float) -> PutStatus:
+        """Waits until enough replicas have the log up to an offset."""
+
+    def refusal(self) -> PutStatus | None:
+        """Returns why nothing may be appended now."""
+
+    def set_master(self, ha_address: str | None) -> None:
+        """Names the master that this slave copies; None: nobody."""
+
+    def links(self) -> Sequence[object]:
+        """Returns the slaves that are connected."""
+
+
+class SpecialService(Protocol):
+    """Delayed messages, transactions, pop: each runs on masters and acting slaves only."""
+
+    @property
+    def name(self) -> str:
+        """Returns the name in logs."""
+
+    def start(self) -> None:
+        """Begins, from what files and the log hold."""
+
+    async def stop(self) -> None:
+        """Ends, and persists."""
+
+    def persist(self) -> None:
+        """Writes its files."""
+
+
+class BrokerParts(Protocol):
+    """A broker, for its parts."""
+
+    settings: BrokerSettings
+    role: Role
+    store: MessageStore
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    clients: Clients
+    locks: LockTable
+    stats: Stats
+    registrar: Registrar
+    escape: Escape
+    replication: Replication
+    remoting: RemotingClient
+    tasks: Tasks
+    before_put: list[BeforePut]
+    specials: list[SpecialService]
+
+    @property
+    def message_bytes_max(self) -> int:
+        """Returns the limit of a message's body."""
+
+    def now_ms(self) -> int:
+        """Returns milliseconds since 1970."""
+
+    def register(self, code: int, handler: Handler) -> None:
+        """Has requests with a code answered by a handler; the last one registered is used."""
+
+    def prepared(self, draft: Draft) -> Draft:
+        """Returns a draft as special services change it. Raises Refusal."""
+
+    def put_now(self, drafts: Sequence[Draft]) -> list[Placed]:
+        """Appends prepared messages, which are stored soon."""
+
+    def when_confirmed(self, offset: int, call: Callable[[PutStatus], None]) -> None:
+        """Calls when the log is stored and copied up to an offset as the settings demand."""
+
+    async def put(self, drafts: Sequence[Draft]) -> list[Placed]:
+        """Prepares and appends messages, and waits until they are confirmed. Raises Refusal."""
+
+    def wake_pulls(self) -> None:
+        """Answers all pulls that wait."""
+
+
+class Alone:
+    """Replication of a broker that has no other replica."""
+
+    state = "TRANSFER"
+
+    async def start(self, port: int) -> int:
+        """Listens for nobody."""
+        return port
+
+    async def stop(self) -> None:
+        """Ends."""
+
+    async def confirmed(self, offset: int, timeout_s: float) -> PutStatus:
+        """Returns PUT_OK: nobody else is asked."""
+        return PutStatus.PUT_OK
+
+    def refusal(self) -> PutStatus | None:
+        """Returns None."""
+
+    def set_master(self, ha_address: str | None) -> None:
+        """Has no meaning."""
+
+    def links(self) -> Sequence[object]:
+        """Returns nobody."""
+        return ()
+
+
+class LocalEscape:
+    """Puts into the own store, as long as this broker is a master."""
+
+    def __init__(self, parts: BrokerParts) -> None:
+        self._parts = parts
+
+    async def put(self, draft: Draft) -> Placed:
+        """Stores a message; SERVICE_NOT_AVAILABLE where this broker is no master."""
+        if not self._parts.role.is_master:
+            return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
+        (placed,) = await self._parts.put([draft])
+        return placed
+
+    async def put_to_specific_queue(self, draft: Draft) -> Placed:
+        """Stores a message; SERVICE_NOT_AVAILABLE where this broker is no master."""
+        return await self.put(draft)
+
+    async def get(self, topic: str, queue_id: int, offset: int, broker: str) -> Message | None:
+        """Returns one message of the own store."""
+        found = self._parts.store.get(topic, queue_id, offset, 1, 1 << 30, None)
+        return Message(found.records[0]) if found.records else None

@@ -1,0 +1,206 @@
+"""Bodies of a broker's commands, and of its files: names as RocketMQ's JSON has them."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from convoymq.rocketmq.remoting.values import DataVersion
+
+T = TypeVar("T")
+
+PERM_INHERIT = 1
+
+RETRY_PREFIX = "%RETRY%"
+DEAD_LETTER_PREFIX = "%DLQ%"
+
+TAG = "TAG"
+BROADCASTING = "BROADCASTING"
+CLUSTERING = "CLUSTERING"
+CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
+CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
+
+
+class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
+    """One queue of a topic on one broker."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def as_key(self) -> str:
+        """Returns the queue as the name of a JSON member: RocketMQ writes objects there."""
+        return msgspec.json.encode(self).decode()
+
+
+def keyed(table: dict[MessageQueue, object], name: str, rest: bytes = b"") -> bytes:
+    """Returns an object with one member: a map whose keys are queues, in RocketMQ's form.
+
+    Args:
+        rest: the other members, each with a comma before it.
+    """
+    members = b",".join(
+        queue.as_key().encode() + b":" + msgspec.json.encode(value)
+        for queue, value in table.items()
+    )
+    return b'{"' + name.encode() + b'":{' + members + b"}" + rest + b"}"
+
+
+class SubscriptionData(msgspec.Struct, rename="camel"):
+    """What a group of consumers wants of a topic."""
+
+    topic: str
+    sub_string: str = "*"
+    tags_set: list[str] = msgspec.field(default_factory=list)
+    code_set: list[int] = msgspec.field(default_factory=list)
+    sub_version: int = 0
+    expression_type: str | None = TAG
+    class_filter_mode: bool = False
+
+
+class ConsumerData(msgspec.Struct, rename="camel"):
+    """A consumer's part of a heartbeat."""
+
+    group_name: str
+    consume_type: str = CONSUME_PASSIVELY
+    message_model: str = CLUSTERING
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    subscription_data_set: list[SubscriptionData] = msgspec.field(default_factory=list)
+    unit_mode: bool = False
+
+
+class ProducerData(msgspec.Struct, rename="camel"):
+    """A producer's part of a heartbeat."""
+
+    group_name: str
+
+
+class HeartbeatData(msgspec.Struct, rename="camel"):
+    """What a client runs."""
+
+    client_id: str = msgspec.field(name="clientID")
+    producer_data_set: list[ProducerData] = msgspec.field(default_factory=list)
+    consumer_data_set: list[ConsumerData] = msgspec.field(default_factory=list)
+    heartbeat_fingerprint: int = 0
+    without_sub: bool = False
+
+
+class CheckClientBody(msgspec.Struct, rename="camel"):
+    """A subscription that is to be checked."""
+
+    subscription_data: SubscriptionData | None = None
+
+
+class GroupConfig(msgspec.Struct, rename="camel"):
+    """Settings of a group of consumers."""
+
+    group_name: str = ""
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    group_retry_policy: dict[str, object] = msgspec.field(
+        default_factory=lambda: {"type": "CUSTOMIZED"}
+    )
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    subscription_data_set: list[dict[str, object]] | None = None
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class GroupConfigList(msgspec.Struct, rename="camel"):
+    """Settings of several groups."""
+
+    group_config_list: list[GroupConfig]
+
+
+class GroupTable(msgspec.Struct, rename="camel"):
+    """All groups of consumers. `forbidden`: group -> topic -> bits; bit 2 forbids reads."""
+
+    subscription_group_table: dict[str, GroupConfig] = msgspec.field(default_factory=dict)
+    forbidden_table: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    data_version: DataVersion = DataVersion()
+
+
+class OffsetTable(msgspec.Struct, rename="camel"):
+    """Offsets of consumers: `topic@group` -> queue -> offset."""
+
+    offset_table: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
+    data_version: DataVersion = DataVersion()
+
+
+class LockBody(msgspec.Struct, rename="camel"):
+    """Queues that a consumer wants to lock, or to unlock."""
+
+    consumer_group: str
+    client_id: str
+    mq_set: list[MessageQueue] = msgspec.field(default_factory=list)
+    only_this_broker: bool = False
+
+
+class LockedBody(msgspec.Struct):
+    """Queues that are locked."""
+
+    locked: list[MessageQueue] = msgspec.field(name="lockOKMQSet", default_factory=list)
+
+
+class RequestMode(msgspec.Struct, rename="camel"):
+    """How the consumers of a group take the messages of a topic: PULL or POP."""
+
+    topic: str
+    consumer_group: str
+    mode: str = "PULL"
+    pop_share_queue_num: int = 0
+
+
+class RequestModes(msgspec.Struct, rename="camel"):
+    """Modes by topic and group."""
+
+    message_request_mode_map: dict[str, dict[str, RequestMode]] = msgspec.field(
+        default_factory=dict
+    )
+
+
+class AssignmentQuery(msgspec.Struct, rename="camel"):
+    """A consumer asks which queues are its own."""
+
+    topic: str
+    consumer_group: str
+    client_id: str
+    strategy_name: str = "AVG"
+    message_model: str = CLUSTERING
+
+
+class ClientConnection(msgspec.Struct, rename="camel"):
+    """One client."""
+
+    client_id: str
+    client_addr: str
+    language: str
+    version: int
+
+
+class ConsumerConnections(msgspec.Struct, rename="camel"):
+    """The clients of a group of consumers."""
+
+    connection_set: list[ClientConnection]
+    subscription_table: dict[str, SubscriptionData]
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+
+
+def is_blank(text: str | None) -> bool:
+    """Returns whether a text says nothing."""
+    return text is None or not text.strip()
+
+
+def next_version(version: DataVersion, now_ms: int) -> DataVersion:
+    """Returns the version of a table that has just changed."""
+    return DataVersion(version.state_version, now_ms, version.counter + 1)
