@@ -13,10 +13,12 @@ import structlog
 from convoymq.model.errors import StorageFault
 from convoymq.model.tasks import Tasks
 from convoymq.rocketmq.acting.locks import LockTable
+from convoymq.rocketmq.broker.broker_requests import BrokerRequests
 from convoymq.rocketmq.broker.client_requests import ClientRequests, tell_members
 from convoymq.rocketmq.broker.clients import Clients
 from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.broker.configuration import Configuration
+from convoymq.rocketmq.broker.group_requests import GroupRequests
 from convoymq.rocketmq.broker.groups import Groups
 from convoymq.rocketmq.broker.offsets import Offsets
 from convoymq.rocketmq.broker.pull import Puller
@@ -24,6 +26,7 @@ from convoymq.rocketmq.broker.registering import Registrar
 from convoymq.rocketmq.broker.send import Sender, host_bytes
 from convoymq.rocketmq.broker.settings import SYNC_MASTER, BrokerSettings, own_address
 from convoymq.rocketmq.broker.stats import Stats
+from convoymq.rocketmq.broker.topic_requests import TopicRequests
 from convoymq.rocketmq.broker.topics import Topics
 from convoymq.rocketmq.broker.types import (
     Alone,
@@ -191,6 +194,10 @@ class Broker:
         self.sender, self.puller = Sender(self), Puller(self)
         self.on_closed += (self.sender.closed, self.clients.closed)
         ClientRequests(self)
+        TopicRequests(self)
+        GroupRequests(self)
+        modes = self.file("messageRequestMode.json")
+        BrokerRequests(self, lambda: self.configuration, self._configure, modes)
         if port > SECOND_PORT_BELOW and settings.port:
             await self._listen(port - SECOND_PORT_BELOW, NOT_ON_SECOND_PORT)
         ha_port = await self.replication.start(settings.ha_port)
@@ -204,6 +211,11 @@ class Broker:
             for special in self.specials:
                 special.start()
         return port
+
+    def _configure(self, configuration: Configuration) -> None:
+        """Uses other settings; what is read at the start only stays as it is."""
+        self.configuration = configuration
+        self.settings = configuration.section(BrokerSettings)
 
     async def _listen(self, port: int, without: frozenset[int]) -> int:
         refuse = dispatch({})

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable
 
 import msgspec
 
 from convoymq.rocketmq.remoting.values import DataVersion
-
-T = TypeVar("T")
 
 PERM_INHERIT = 1
 
@@ -29,22 +27,25 @@ class MessageQueue(msgspec.Struct, rename="camel", frozen=True, order=True):
     broker_name: str
     queue_id: int
 
-    def as_key(self) -> str:
-        """Returns the queue as the name of a JSON member: RocketMQ writes objects there."""
-        return msgspec.json.encode(self).decode()
+
+def keyed(table: dict[MessageQueue, object]) -> bytes:
+    """Returns a map whose keys are queues, as RocketMQ's JSON has it: objects are names."""
+    return object_text((msgspec.json.encode(q), msgspec.json.encode(v)) for q, v in table.items())
 
 
-def keyed(table: dict[MessageQueue, object], name: str, rest: bytes = b"") -> bytes:
-    """Returns an object with one member: a map whose keys are queues, in RocketMQ's form.
+def object_text(members: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Returns an object of names and values that are JSON text."""
+    return b"{" + b",".join(name + b":" + value for name, value in members) + b"}"
 
-    Args:
-        rest: the other members, each with a comma before it.
-    """
-    members = b",".join(
-        queue.as_key().encode() + b":" + msgspec.json.encode(value)
-        for queue, value in table.items()
-    )
-    return b'{"' + name.encode() + b'":{' + members + b"}" + rest + b"}"
+
+def object_of(**members: bytes) -> bytes:
+    """Returns an object of values that are JSON text."""
+    return object_text((b'"' + name.encode() + b'"', value) for name, value in members.items())
+
+
+def array_of(values: Iterable[bytes]) -> bytes:
+    """Returns an array of values that are JSON text."""
+    return b"[" + b",".join(values) + b"]"
 
 
 class SubscriptionData(msgspec.Struct, rename="camel"):
