@@ -8,8 +8,9 @@ from pathlib import Path
 
 from convoymq.rocketmq.broker.configuration import Configuration
 from convoymq.rocketmq.broker.service import Broker
+from convoymq.rocketmq.namesrv.service import NameServer
 from convoymq.rocketmq.remoting import json
-from convoymq.rocketmq.remoting.codes import Request
+from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.server import RemotingClient
@@ -43,9 +44,7 @@ class Client:
         self.pushed.append(command)
         return command.answer(body=self.replies.get(command.code, b""))
 
-    async def ask(
-        self, code: int, body: bytes | object = b"", **fields: object
-    ) -> Command:
+    async def ask(self, code: int, body: bytes | object = b"", **fields: object) -> Command:
         """Sends a request; a body that is no bytes is sent as JSON."""
         texts = {
             name: str(value).lower() if isinstance(value, bool) else str(value)
@@ -75,6 +74,16 @@ class Client:
         } | fields  # fmt: skip
         return await self.ask(Request.PULL_MESSAGE, **known)
 
+    async def all(self, topic: str, offset: int = 0, /, **fields: object) -> list[Message]:
+        """Pulls until there is no more: one answer may have a part only."""
+        found: list[Message] = []
+        while True:
+            answer = await self.pull(topic, offset, **fields)
+            if answer.code not in (Answer.SUCCESS, Answer.PULL_RETRY_IMMEDIATELY):
+                return found
+            found += records(answer)
+            offset = int(answer.fields["nextBeginOffset"])
+
     async def heartbeat(
         self, client: str, group: str = "g", producer: str = "", **subscriptions: str
     ) -> Command:
@@ -100,7 +109,10 @@ class Client:
 
 
 class Running:
-    """A broker that runs, and its first client."""
+    """A broker that runs, its first client, and its name server if there is one."""
+
+    names: NameServer
+    names_port: int
 
     def __init__(self, broker: Broker, port: int) -> None:
         self.broker = broker

@@ -1,4 +1,4 @@
-"""Which messages of a topic a consumer wants: tags, and SQL92 expressions over properties.
+"""Filters of consumers: tags, and SQL92 expressions over properties.
 
     expression  or (AND, OR, NOT, parentheses; AND binds more than OR)
     comparison  = <> > >= < <=  BETWEEN a AND b  IN ('a', 'b')  IS NULL  CONTAINS 'a'

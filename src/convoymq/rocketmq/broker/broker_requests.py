@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import structlog
 
@@ -26,7 +27,7 @@ from convoymq.rocketmq.broker.values import (
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import VERSION, Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
-from convoymq.rocketmq.remoting.connection import Connection
+from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.values import PERM_READ, RouteData
 
 log = structlog.get_logger()
@@ -39,6 +40,7 @@ class BrokerRequests:
 
     Args:
         configure: puts another configuration in the place of the one that is used.
+        root: directory of all files.
     """
 
     def __init__(
@@ -47,14 +49,16 @@ class BrokerRequests:
         configuration: Callable[[], Configuration],
         configure: Callable[[Configuration], None],
         modes: ConfigFile,
+        root: Path,
     ) -> None:
         self._parts = parts
         self._configuration = configuration
         self._configure = configure
         self._modes_file = modes
         self._modes = modes.read(RequestModes) or RequestModes()
+        self._root = root
         self._begun_ms = parts.now_ms()
-        for code, handler in {
+        handlers: dict[int, Handler] = {
             Request.UPDATE_BROKER_CONFIG: self._update_config,
             Request.GET_BROKER_CONFIG: self._get_config,
             Request.GET_BROKER_RUNTIME_INFO: self._runtime_info,
@@ -64,7 +68,8 @@ class BrokerRequests:
             Request.QUERY_ASSIGNMENT: self._assignment,
             Request.SET_MESSAGE_REQUEST_MODE: self._set_mode,
             Request.GET_ALL_MESSAGE_REQUEST_MODE: self._all_modes,
-        }.items():
+        }
+        for code, handler in handlers.items():
             parts.register(code, handler)
 
     # --- configuration -------------------------------------------------------------------
@@ -98,7 +103,8 @@ class BrokerRequests:
         puts, gets = stats.total(BROKER_PUT_NUMS, cluster), stats.total(BROKER_GET_NUMS, cluster)
         put_tps = f"{stats.tps(BROKER_PUT_NUMS, cluster):.2f}"
         get_tps = f"{stats.tps(BROKER_GET_NUMS, cluster):.2f}"
-        disk = shutil.disk_usage(store.root)
+        disk = shutil.disk_usage(self._root)
+        first = store.message_at(store.min_offset)
         used = f"{disk.used / disk.total:.2f}"
         table = {
             "brokerVersion": str(VERSION),
@@ -129,7 +135,7 @@ class BrokerRequests:
             "commitLogDirCapacity": f"Total : {disk.total}, Free : {disk.free}.",
             "remainHowManyDataToFlush": f"{store.max_offset - store.flushed} B",
             "remainTransientStoreBufferNumbs": "0",
-            "earliestMessageTimeStamp": str(store.earliest_message_time()),
+            "earliestMessageTimeStamp": str(-1 if first is None else first.stored_ms),
             "startAcceptSendRequestTimeStamp": "0",
             "timerReadBehind": "0",
             "timerOffsetBehind": "0",

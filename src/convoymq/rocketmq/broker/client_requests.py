@@ -1,4 +1,4 @@
-"""What clients ask for besides messages: heartbeats (34, 35, 46), members of groups (38), offsets
+"""Requests of clients besides sends and pulls: heartbeats (34, 35, 46), members (38), offsets
 (14, 15, 29-32), locks of ordered queues (41, 42), messages by key or place (12, 33)."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from convoymq.rocketmq.broker.values import (
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal, request
-from convoymq.rocketmq.remoting.connection import Connection
+from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.store.types import Boundary, Message
 
 UNIT_SUBSCRIPTION = 2
@@ -40,7 +40,7 @@ class ClientRequests:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
-        for code, handler in {
+        handlers: dict[int, Handler] = {
             Request.HEART_BEAT: self._heartbeat,
             Request.UNREGISTER_CLIENT: self._unregister,
             Request.CHECK_CLIENT_CONFIG: self._check,
@@ -55,7 +55,8 @@ class ClientRequests:
             Request.UNLOCK_BATCH_MQ: self._unlock,
             Request.QUERY_MESSAGE: self._query,
             Request.VIEW_MESSAGE_BY_ID: self._view,
-        }.items():
+        }
+        for code, handler in handlers.items():
             parts.register(code, handler)
 
     # --- heartbeats ----------------------------------------------------------------------

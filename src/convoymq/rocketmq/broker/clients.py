@@ -33,7 +33,7 @@ class Client:
 
 
 class Subscription:
-    """What a group wants of a topic, and the filter that says it.
+    """Subscription of a group to a topic, with its filter.
 
     `fault` says why there is no filter: the expression cannot be read.
     """

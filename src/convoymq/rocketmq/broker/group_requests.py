@@ -26,7 +26,7 @@ from convoymq.rocketmq.broker.values import (
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import LANGUAGES, Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal, request
-from convoymq.rocketmq.remoting.connection import Connection
+from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.values import TopicList
 
 CALL_TIMEOUT_S = 10.0
@@ -39,7 +39,7 @@ class GroupRequests:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
-        for code, handler in {
+        handlers: dict[int, Handler] = {
             Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self._update,
             Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self._update_list,
             Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self._all,
@@ -60,7 +60,8 @@ class GroupRequests:
             Request.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self._status,
             Request.GET_CONSUMER_RUNNING_INFO: self._running_info,
             Request.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
-        }.items():
+        }
+        for code, handler in handlers.items():
             parts.register(code, handler)
 
     # --- settings ------------------------------------------------------------------------

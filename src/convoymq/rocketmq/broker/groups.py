@@ -25,7 +25,7 @@ class Groups:
     """See the module text. Every change is in the file when a call returns."""
 
     def __init__(
-        self, settings: BrokerSettings, file: ConfigFile, now_ms: Callable[[], int]
+        self, settings: Callable[[], BrokerSettings], file: ConfigFile, now_ms: Callable[[], int]
     ) -> None:
         self._settings = settings
         self._file = file
@@ -45,7 +45,7 @@ class Groups:
         found = self.table.get(group)
         if found is not None:
             return found
-        settings = self._settings
+        settings = self._settings()
         if not settings.auto_create_groups and not group.startswith(names.SYSTEM_GROUP_PREFIX):
             return None
         if len(self.table) >= GROUPS_MAX:

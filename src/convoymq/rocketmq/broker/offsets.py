@@ -1,4 +1,4 @@
-"""How far groups of consumers are."""
+"""Offsets of groups of consumers."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ class Offsets:
     def persist(self) -> None:
         """Writes the file if something has changed. Raises StorageFault."""
         if self._is_changed:
-            self._is_changed = False
             self._file.write(self.content())
+            self._is_changed = False
 
 
 def _order(version: DataVersion) -> tuple[int, int, int]:

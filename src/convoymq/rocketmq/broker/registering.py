@@ -1,4 +1,4 @@
-"""When a broker tells name servers of its topics, that it lives, and that it ends."""
+"""Registration of a broker with name servers: at the start, again and again, for new topics."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ class Registrar:
 
     def __init__(
         self,
-        settings: BrokerSettings,
+        chosen: Callable[[], BrokerSettings],
         role: Role,
         topics: Topics,
         remoting: RemotingClient,
         ha_address: str,
     ) -> None:
+        settings = chosen()
         identity = Identity(
             cluster=role.cluster, name=role.name, id=role.id, address=role.address,
             ha_address=ha_address, acting_enabled=settings.acting_master,
@@ -48,7 +49,7 @@ class Registrar:
         )  # fmt: skip
         self.servers = NameServers(settings.name_servers, identity, remoting)
         self.on_master: list[Callable[[str, str], None]] = []
-        self._settings = settings
+        self._settings = chosen
         self._role = role
         self._topics = topics
         self._remoting = remoting
@@ -66,7 +67,7 @@ class Registrar:
         while True:
             servers = self.servers.addresses
             if loop.time() >= due:
-                due = loop.time() + self._settings.register_ms / 1000
+                due = loop.time() + self._settings().register_ms / 1000
             else:
                 servers = tuple(s for s in servers if not self._remoting.is_connected(s))
             await self.register_all(servers)
@@ -75,7 +76,7 @@ class Registrar:
     async def beat(self) -> None:
         """Sends signs of life."""
         while True:
-            await asyncio.sleep(self._settings.heartbeat_ms / 1000)
+            await asyncio.sleep(self._settings().heartbeat_ms / 1000)
             if not self._role.is_isolated:
                 await self.servers.heartbeat(self._topics.version)
 
@@ -87,7 +88,7 @@ class Registrar:
     async def _register(
         self, topics: Iterable[TopicConfig], servers: tuple[str, ...] | None = None
     ) -> None:
-        allowed = self._settings.permission
+        allowed = self._settings().permission
         table = {topic.topic_name: topic for topic in topics}
         if allowed & READ_WRITE != READ_WRITE:
             table = {

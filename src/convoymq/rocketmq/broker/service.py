@@ -88,8 +88,8 @@ class Broker:
         self.stats = Stats(now_ms, settings.cluster)
         root = Path(settings.root) if settings.root else Path.home() / "store"
         self.config_path = root / "config"
-        self.topics = Topics(settings, self.file("topics.json"), now_ms)
-        self.groups = Groups(settings, self.file("subscriptionGroup.json"), now_ms)
+        self.topics = Topics(lambda: self.settings, self.file("topics.json"), now_ms)
+        self.groups = Groups(lambda: self.settings, self.file("subscriptionGroup.json"), now_ms)
         step = settings.offset_version_step
         self.offsets = Offsets(self.file("consumerOffset.json"), step, now_ms)
         self._worker = ThreadWorker(asyncio.get_running_loop().call_soon_threadsafe)
@@ -104,7 +104,7 @@ class Broker:
         self.replication: Replication = Alone()
         self.escape: Escape = LocalEscape(self)
         self._servers: list[RemotingServer] = []
-        self.begun_ms = now_ms()
+        self.persist_failures = 0
 
     def file(self, name: str) -> ConfigFile:
         """Returns a file of the directory `config`."""
@@ -196,13 +196,15 @@ class Broker:
         ClientRequests(self)
         TopicRequests(self)
         GroupRequests(self)
-        modes = self.file("messageRequestMode.json")
-        BrokerRequests(self, lambda: self.configuration, self._configure, modes)
+        modes, root = self.file("messageRequestMode.json"), self._root
+        BrokerRequests(self, lambda: self.configuration, self._configure, modes, root)
         if port > SECOND_PORT_BELOW and settings.port:
             await self._listen(port - SECOND_PORT_BELOW, NOT_ON_SECOND_PORT)
         ha_port = await self.replication.start(settings.ha_port)
         ha_address = f"{settings.ha_address or self._own_address}:{ha_port}"
-        self.registrar = Registrar(settings, self.role, self.topics, self.remoting, ha_address)
+        self.registrar = Registrar(
+            lambda: self.settings, self.role, self.topics, self.remoting, ha_address
+        )
         for work in (self.registrar.run, self.puller.sweep, self._tick, self._scan, self._persist):
             self.tasks.spawn(work())
         if settings.acting_master:
@@ -285,6 +287,7 @@ class Broker:
         try:
             self.offsets.persist()
         except StorageFault as error:
+            self.persist_failures += 1
             log.error("rocketmq.not_persisted", reason=error.text)
         for special in self.specials:
             special.persist()

@@ -24,7 +24,7 @@ KEYS_MAX = 100_000
 
 @dataclass(slots=True)
 class Snapshot:
-    """What was counted in a span of time."""
+    """Count of a span of time."""
 
     sum: int = 0
     tps: float = 0.0

@@ -17,7 +17,7 @@ from convoymq.rocketmq.broker.values import (
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
-from convoymq.rocketmq.remoting.connection import Connection
+from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.values import DataVersion, TopicConfig, TopicList
 from convoymq.rocketmq.store.types import Message
 
@@ -35,7 +35,7 @@ class TopicRequests:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
-        for code, handler in {
+        handlers: dict[int, Handler] = {
             Request.UPDATE_AND_CREATE_TOPIC: self._update,
             Request.UPDATE_AND_CREATE_TOPIC_LIST: self._update_list,
             Request.GET_ALL_TOPIC_CONFIG: self._all,
@@ -47,7 +47,8 @@ class TopicRequests:
             Request.QUERY_CONSUME_TIME_SPAN: self._time_spans,
             Request.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self._system,
             Request.QUERY_CONSUME_QUEUE: self._entries,
-        }.items():
+        }
+        for code, handler in handlers.items():
             parts.register(code, handler)
 
     # --- settings ------------------------------------------------------------------------
@@ -208,7 +209,7 @@ class TopicRequests:
         return command.answer(
             body=json.dumps({
                 "subscriptionData": None if wanted is None else wanted.data,
-                "filterData": None if wanted or group is None else f"{group}@{topic} is not online!",
+                "filterData": None if wanted or not group else f"{group}@{topic} is not online!",
                 "queueData": rows,
                 "minQueueIndex": got.min,
                 "maxQueueIndex": got.max,

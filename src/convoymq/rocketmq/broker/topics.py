@@ -64,14 +64,14 @@ class Topics:
     """
 
     def __init__(
-        self, settings: BrokerSettings, file: ConfigFile, now_ms: Callable[[], int]
+        self, settings: Callable[[], BrokerSettings], file: ConfigFile, now_ms: Callable[[], int]
     ) -> None:
         self.changed: Callable[[list[TopicConfig]], None] = lambda _: None
         self._settings = settings
         self._file = file
         self._now_ms = now_ms
         found = file.read(TopicTable) or TopicTable()
-        self.table = {topic.topic_name: topic for topic in system_topics(settings)}
+        self.table = {topic.topic_name: topic for topic in system_topics(settings())}
         self.system = frozenset(self.table)
         self.table.update(found.topic_config_table)
         self.version: DataVersion = found.data_version
@@ -100,7 +100,7 @@ class Topics:
         found = self.table.get(template)
         if found is None or not found.perm & PERM_INHERIT:
             return None
-        if template == names.TEMPLATE and not self._settings.auto_create_topics:
+        if template == names.TEMPLATE and not self._settings().auto_create_topics:
             return None
         queues = max(0, min(queues, found.write_queue_nums))
         return self._put([

@@ -1,4 +1,4 @@
-"""What the parts of a broker see of each other.
+"""Interfaces between the parts of a broker.
 
 `service.Broker` is the only implementation of `BrokerParts`. Acting, delayed messages,
 transactions, pop and replication are handed these parts, register handlers for their own requests,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Role:
-    """What this broker is in its group.
+    """Role of this broker in its group.
 
     Args:
         id: 0 is a master's; slaves have larger ones.
@@ -65,7 +65,7 @@ one of the properties DELAY, TIMER_* and TRAN_MSG."""
 
 
 class Escape(Protocol):
-    """Where the messages of special services are put: here, or at another master."""
+    """Target of the messages of special services: this broker, or another master."""
 
     async def put(self, draft: Draft) -> Placed:
         """Stores a message in any queue of its topic."""

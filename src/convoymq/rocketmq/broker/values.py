@@ -49,7 +49,7 @@ def array_of(values: Iterable[bytes]) -> bytes:
 
 
 class SubscriptionData(msgspec.Struct, rename="camel"):
-    """What a group of consumers wants of a topic."""
+    """Subscription of a group of consumers to a topic."""
 
     topic: str
     sub_string: str = "*"
@@ -78,7 +78,7 @@ class ProducerData(msgspec.Struct, rename="camel"):
 
 
 class HeartbeatData(msgspec.Struct, rename="camel"):
-    """What a client runs."""
+    """Groups of a client."""
 
     client_id: str = msgspec.field(name="clientID")
     producer_data_set: list[ProducerData] = msgspec.field(default_factory=list)
@@ -152,7 +152,7 @@ class LockedBody(msgspec.Struct):
 
 
 class RequestMode(msgspec.Struct, rename="camel"):
-    """How the consumers of a group take the messages of a topic: PULL or POP."""
+    """Mode in which the consumers of a group take the messages of a topic: PULL or POP."""
 
     topic: str
     consumer_group: str

@@ -501,6 +501,10 @@ class MessageStore:
             at += len(part)
         return value
 
+    def topics(self) -> list[str]:
+        """Returns topics that have queues."""
+        return sorted({topic for topic, _ in self._queues.places()})
+
     def delete_topic(self, topic: str) -> None:
         """Removes a topic's queues; its records go with the files of the log."""
         self._queues.delete_topic(topic)
