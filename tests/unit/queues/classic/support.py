@@ -15,11 +15,11 @@ from convoymq.kernels.batch import record
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import Table
 from convoymq.node.notes import log_note
-from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.classic.log import FILE_BYTES_MAX
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import MEMORY_TARGET_BYTES, HostParts
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient
+from convoymq.queues.mirrored.host import MirroredHost
 from convoymq.routing.policies import Policies, effective_settings
 from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.routing.types import QueueType
@@ -203,7 +203,7 @@ class Node:
         self.routes = Routes()
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.worker = ThreadWorker(self.later.append)
-        self.host = ClassicHost(
+        self.host = MirroredHost(
             HostParts(
                 node_id=node,
                 incarnation=1,
