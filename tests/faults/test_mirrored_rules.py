@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-import pika  # type: ignore[import-untyped]
-import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
@@ -107,70 +105,6 @@ def test_an_unsynchronised_mirror_follows_a_stopped_master_only_where_policies_s
     connection.close()
 
 
-def test_limits_dead_letters_expiry_and_single_consumers_outlive_a_promotion(
-    cluster: LocalCluster,
-) -> None:
-    set_policy(cluster, ALL)
-    connection = connect(cluster, 2)
-    channel = connection.channel()
-    channel.queue_declare("dead", durable=True, arguments={"x-queue-type": "quorum"})
-    home = connect(cluster, 1)
-    home.channel().queue_declare(
-        QUEUE,
-        durable=True,
-        arguments={
-            "x-queue-type": "classic", "x-max-length": 5, "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": "dead", "x-single-active-consumer": True,
-        },
-    )  # fmt: skip
-    home.close()
-    until(lambda: has_mirrors(cluster, 2), "no synchronised mirrors")
-    got: dict[str, list[int]] = {"first": [], "second": []}
-    channels = {}
-    for tag, found in got.items():
-        channels[tag] = connection.channel()
-        channels[tag].basic_qos(prefetch_count=1)
-        channels[tag].basic_consume(
-            QUEUE,
-            lambda _channel, _method, _properties, body, found=found: found.append(int(body)),
-            consumer_tag=tag,
-        )
-
-    def pumped(condition: Any) -> bool:
-        connection.process_data_events(0.05)
-        return bool(condition())
-
-    fill_at(cluster, 3, range(4))
-    until(lambda: pumped(lambda: got["first"] == [0]), "the active consumer gets nothing")
-    cluster.kill(1, signal.SIGKILL)
-    # What the former master delivered comes again, to the same consumer.
-    until(lambda: pumped(lambda: got["first"] == [0, 0]), "nothing is delivered again")
-    assert got["second"] == []
-    fill_at(cluster, 3, range(4, 10))
-    # One is held, five are ready: the oldest of the others are dead.
-    until(lambda: pumped(lambda: cluster.messages_in("dead") == 4), "the limit is forgotten")
-    fill_at(cluster, 3, [10], expiration="1")
-    channels["first"].basic_cancel("first")
-    channels["first"].close()
-    until(lambda: pumped(lambda: bool(got["second"])), "the other consumer gets nothing")
-    assert got["second"][0] == 0
-    channels["second"].basic_nack(0, multiple=True, requeue=False)
-
-    def dead() -> list[int]:
-        return sorted(int(body) for body in fetch_all(channel, "dead"))
-
-    letters: list[int] = []
-
-    def all_dead() -> bool:
-        letters.extend(dead())
-        channels["second"].basic_nack(0, multiple=True, requeue=False)
-        return len(letters) == 11
-
-    until(lambda: pumped(all_dead), f"{letters} are dead")
-    assert sorted(letters) == list(range(11))
-    connection.close()
-
-
 @pytest.mark.parametrize("home", [1, 2])
 def test_the_master_moves_where_policies_and_drains_want_it_while_clients_stay(
     cluster: LocalCluster, home: int
@@ -212,14 +146,4 @@ def test_a_drained_node_has_no_master_and_no_mirror(cluster: LocalCluster) -> No
     until(lambda: len(row(cluster, 2)["slave_nodes"]) == 1, "no other mirror")
     connection = connect(cluster, 3)
     assert [int(body) for body in fetch_all(connection.channel(), QUEUE)] == list(range(10))
-    connection.close()
-
-
-def fill_at(cluster: LocalCluster, node: int, numbers: Any, **more: Any) -> None:
-    connection = connect(cluster, node)
-    channel = connection.channel()
-    channel.confirm_delivery()
-    for number in numbers:
-        properties = pika.BasicProperties(delivery_mode=2, **more)
-        channel.basic_publish("", QUEUE, b"%d" % number, properties)
     connection.close()

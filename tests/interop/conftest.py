@@ -13,10 +13,12 @@ import pytest
 from benchmarks.systems import connect
 
 from tests.clusters import Cluster, cluster_under_test, version_tuple
+from tests.interop.helpers import api, eventually, set_policy
 from tests.raw_amqp import RawPeer
 
 HERE = Path(__file__).parent
 CLASSIC = {"x-queue-type": "classic"}
+MIRRORING = "policies/%2F/interop-mirroring"
 _numbers = itertools.count(1)
 
 
@@ -144,6 +146,37 @@ def declare(channel: Any, names: Names) -> Callable[..., str]:
         queue = names.queue(stem)
         spelt = {name.replace("_", "-"): value for name, value in arguments.items()}
         channel.queue_declare(queue, durable=True, arguments={**CLASSIC, **spelt})
+        return queue
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def mirroring(cluster: Cluster) -> Iterator[None]:
+    """Queues whose stem begins with `mirrored-` have mirrors on all nodes."""
+    pattern = r"^interop-\d+\.mirrored-"
+    definition = {"ha-mode": "all"}
+    if cluster.system == "convoy":
+        set_policy(cluster, MIRRORING, {"pattern": pattern, "definition": definition})
+    yield
+    if cluster.system == "convoy":
+        set_policy(cluster, MIRRORING, None)
+
+
+@pytest.fixture(params=["plain", "mirrored"])
+def declare_classic(
+    request: pytest.FixtureRequest, cluster: Cluster, declare: Callable[..., str], mirroring: None
+) -> Callable[..., str]:
+    """As `declare`; in one case with synchronised mirrors on the other nodes."""
+    if request.param == "mirrored" and cluster.system != "convoy":
+        pytest.skip("policies are set by ConvoyMQ's HTTP API")
+
+    def made(stem: str = "q", **arguments: object) -> str:
+        if request.param == "plain":
+            return declare(stem, **arguments)
+        queue = declare(f"mirrored-{stem}", **arguments)
+        path = f"queues/%2F/{queue}"
+        eventually(lambda: len(api(cluster, "GET", path).get("synchronised_slave_nodes", ())) == 2)
         return queue
 
     return made

@@ -27,7 +27,7 @@ def deaths(properties: Any) -> list[tuple[str, str, int]]:
 def test_a_rejected_message_tells_of_its_death(
     channel: Any,
     names: Names,
-    declare: Callable[..., str],
+    declare_classic: Callable[..., str],
     open_connection: Callable[[int], Any],
     node: int,
     kind: str,
@@ -35,7 +35,7 @@ def test_a_rejected_message_tells_of_its_death(
     """From every node, to a target of either type, with the keys in CC."""
     exchange = names.exchange()
     channel.exchange_declare(exchange, "direct", durable=True)
-    work = declare("work", x_dead_letter_exchange=exchange)
+    work = declare_classic("work", x_dead_letter_exchange=exchange)
     dead = names.queue("dead")
     channel.queue_declare(dead, durable=True, arguments={"x-queue-type": kind})
     channel.queue_bind(dead, exchange, work)
@@ -66,11 +66,11 @@ def test_a_rejected_message_tells_of_its_death(
 
 
 def test_a_retry_by_time_to_live_counts_its_rounds(
-    channel: Any, names: Names, declare: Callable[..., str]
+    channel: Any, names: Names, declare_classic: Callable[..., str]
 ) -> None:
     """The usual retry: rejected into a queue with a TTL, which sends it back."""
     wait = names.queue("wait")
-    work = declare("work", x_dead_letter_exchange="", x_dead_letter_routing_key=wait)
+    work = declare_classic("work", x_dead_letter_exchange="", x_dead_letter_routing_key=wait)
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": work}
     channel.queue_declare(wait, durable=True, arguments={**CLASSIC, **back, "x-message-ttl": 100})
     publish_confirmed(channel, work, [b"task"])
@@ -82,14 +82,18 @@ def test_a_retry_by_time_to_live_counts_its_rounds(
     assert deaths(inbox.deliveries[3][1]) == [(wait, "expired", 3), (work, "rejected", 3)]
 
 
-def test_what_is_too_much_is_a_dead_letter(channel: Any, declare: Callable[..., str]) -> None:
-    dead = declare("dead")
+def test_what_is_too_much_is_a_dead_letter(
+    channel: Any, declare_classic: Callable[..., str]
+) -> None:
+    dead = declare_classic("dead")
     to_dead = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": dead}
-    head = declare("head", x_max_length=2, **to_dead)
+    head = declare_classic("head", x_max_length=2, **to_dead)
     publish_confirmed(channel, head, [b"1", b"2", b"3", b"4"])
     inbox = Inbox(channel, dead, auto_ack=True)
     assert inbox.wait(2) == [b"1", b"2"]
-    refusing = declare("refusing", x_max_length=1, x_overflow="reject-publish-dlx", **to_dead)
+    refusing = declare_classic(
+        "refusing", x_max_length=1, x_overflow="reject-publish-dlx", **to_dead
+    )
     publish_confirmed(channel, refusing, [b"a"])
     with pytest.raises(pika.exceptions.NackError):
         channel.basic_publish("", refusing, b"b")

@@ -25,17 +25,17 @@ def publish(channel: Any, queue: str, *messages: tuple[bytes, int | None]) -> No
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_higher_priorities_come_first(
-    channel: Any, declare: Declare, open_connection: Any, node: int
+    channel: Any, declare_classic: Declare, open_connection: Any, node: int
 ) -> None:
-    queue = declare(x_max_priority=9)
+    queue = declare_classic(x_max_priority=9)
     there = open_connection(node).channel()
     publish(there, queue, (b"a", 0), (b"b", 9), (b"c", None), (b"d", 9), (b"e", 200), (b"f", 4))
     there.basic_qos(prefetch_count=10)
     assert Inbox(there, queue).wait(6) == [b"b", b"d", b"e", b"f", b"a", b"c"]
 
 
-def test_a_small_prefetch_keeps_the_order_strict(channel: Any, declare: Declare) -> None:
-    queue = declare(x_max_priority=2)
+def test_a_small_prefetch_keeps_the_order_strict(channel: Any, declare_classic: Declare) -> None:
+    queue = declare_classic(x_max_priority=2)
     publish(channel, queue, (b"a", 0), (b"b", 0))
     channel.basic_qos(prefetch_count=1)
     inbox = Inbox(channel, queue)
@@ -45,8 +45,8 @@ def test_a_small_prefetch_keeps_the_order_strict(channel: Any, declare: Declare)
     assert inbox.wait(2)[1:] == [b"c"]
 
 
-def test_a_limit_drops_from_the_lowest_priority(channel: Any, declare: Declare) -> None:
-    queue = declare(x_max_priority=5, x_max_length=2)
+def test_a_limit_drops_from_the_lowest_priority(channel: Any, declare_classic: Declare) -> None:
+    queue = declare_classic(x_max_priority=5, x_max_length=2)
     publish(channel, queue, (b"a", 5), (b"b", 0), (b"c", 1), (b"d", 5))
     eventually(lambda: channel.queue_declare(queue, passive=True).method.message_count == 2)
     assert fetch_all(channel, queue) == [b"a", b"d"]
@@ -64,9 +64,9 @@ def test_other_numbers_of_priorities_are_refused(channel: Any, names: Names, val
 
 
 def test_several_consumers_that_nack_restore_the_order(
-    channel: Any, declare: Declare, open_connection: Any
+    channel: Any, declare_classic: Declare, open_connection: Any
 ) -> None:
-    queue = declare()
+    queue = declare_classic()
     publish_confirmed(channel, queue, [b"%d" % n for n in range(6)])
     inboxes = []
     for node in (0, 1, 2):
@@ -88,9 +88,9 @@ def test_several_consumers_that_nack_restore_the_order(
 
 
 def test_an_exclusive_consumer_has_the_queue_for_itself(
-    channel: Any, declare: Declare, open_connection: Any
+    channel: Any, declare_classic: Declare, open_connection: Any
 ) -> None:
-    queue = declare()
+    queue = declare_classic()
     inbox = Inbox(channel, queue, exclusive=True)
     other = open_connection(1).channel()
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
@@ -102,16 +102,16 @@ def test_an_exclusive_consumer_has_the_queue_for_itself(
 
 
 def test_single_active_and_consumer_priorities(
-    channel: Any, declare: Declare, open_connection: Any
+    channel: Any, declare_classic: Declare, open_connection: Any
 ) -> None:
-    single = declare("single", x_single_active_consumer=True)
+    single = declare_classic("single", x_single_active_consumer=True)
     first, second = (Inbox(open_connection(n).channel(), single, auto_ack=True) for n in (0, 1))
     publish_confirmed(channel, single, [b"a", b"b"])
     assert first.wait(2) == [b"a", b"b"]
     first.channel.basic_cancel(first.tag)
     publish_confirmed(channel, single, [b"c"])
     assert second.wait(1) == [b"c"]
-    plain = declare("plain")
+    plain = declare_classic("plain")
     low = Inbox(open_connection(0).channel(), plain, auto_ack=True, arguments={"x-priority": -1})
     high = Inbox(open_connection(1).channel(), plain, auto_ack=True, arguments={"x-priority": 5})
     publish_confirmed(channel, plain, [b"a", b"b"])
@@ -121,9 +121,9 @@ def test_single_active_and_consumer_priorities(
 
 @pytest.mark.parametrize("condition", ["if_unused", "if_empty"])
 def test_conditions_of_deleting(
-    channel: Any, declare: Declare, open_connection: Any, condition: str
+    channel: Any, declare_classic: Declare, open_connection: Any, condition: str
 ) -> None:
-    queue = declare()
+    queue = declare_classic()
     publish_confirmed(channel, queue, [b"x"])
     inbox = Inbox(channel, queue, auto_ack=condition == "if_empty")
     other = open_connection(0).channel()
@@ -141,14 +141,16 @@ def test_conditions_of_deleting(
     open_connection(0).channel().queue_delete(queue, **{condition: True})
 
 
-def test_lazy_is_accepted(channel: Any, declare: Declare) -> None:
-    queue = declare(x_queue_mode="lazy")
+def test_lazy_is_accepted(channel: Any, declare_classic: Declare) -> None:
+    queue = declare_classic(x_queue_mode="lazy")
     publish_confirmed(channel, queue, [b"x"])
     assert fetch_all(channel, queue) == [b"x"]
 
 
-def test_the_api_shows_the_backing_queue(channel: Any, declare: Declare, cluster: Cluster) -> None:
-    queue = declare()
+def test_the_api_shows_the_backing_queue(
+    channel: Any, declare_classic: Declare, cluster: Cluster
+) -> None:
+    queue = declare_classic()
     publish_confirmed(channel, queue, [b"%d" % n for n in range(10)])
     row = api(cluster, "GET", f"queues/%2F/{quote(queue, safe='')}")
     status = row["backing_queue_status"]

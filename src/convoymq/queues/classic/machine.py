@@ -30,10 +30,9 @@ leaving is in no other place.
 
 Rules that differ from a quorum queue: a returned message goes back to its original position; a
 consumer can be exclusive; expiry and length limits act on the heads of the priorities only, and a
-limit drops from the lowest one (ADR 0127). Nothing is handed out
-after its time: with a time of 0 a message is handed out in the batch that brings it, or not at all.
-With single active consumer and `single_active_strict`, the next one becomes active when a cancelled
-one holds nothing any more, as in a quorum queue (ADR 0027).
+limit drops from the lowest one (ADR 0127). Nothing is handed out after its time: with a time of 0
+in the batch that brings it, or not at all. With single active consumer and `single_active_strict`,
+the next one becomes active when a cancelled one holds nothing any more, as there (ADR 0027).
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ from convoymq.queues.classic.backing import (
 from convoymq.queues.classic.leaving import Leaving
 from convoymq.queues.classic.limits import DROP_HEAD, REJECT_PUBLISH, Limits
 from convoymq.queues.classic.reservation_holder import ReservationHolder
-from convoymq.queues.classic.runs import Block, Consumer, Run, Session, runs_of
+from convoymq.queues.classic.runs import Block, Consumer, Former, Run, Session, runs_of
 from convoymq.queues.reservations import Answer, Reservations
 
 Effect = tuple[Any, ...]
@@ -138,7 +137,9 @@ class ClassicMachine:
         """The ready messages."""
         self.backing.set_time_to_live(0, limits.message_ttl_ms)
         self.unfinished = False
-        """True while more is to be dropped than was dropped at once."""
+        """More is to be dropped than was dropped at once."""
+        self.may_exceed = False
+        """Messages came, or came back, since the length was looked at."""
         self.unsettled_count = 0
         self.next_position = 0
         self.sessions: dict[int, Session] = {}
@@ -149,6 +150,8 @@ class ClassicMachine:
         self.active: Consumer | None = None
         self.reservations = Reservations(ReservationHolder(self))
         self.had_consumer = False
+        self.former: Former | None = None
+        """Consumers of a former master may still come back."""
         self.last_used_ms = 0
         self.now_ms = 0
         """Time of the present input."""
@@ -264,6 +267,7 @@ class ClassicMachine:
         if limits.message_ttl_ms != self.limits.message_ttl_ms:
             self.backing.set_time_to_live(self.next_position, limits.message_ttl_ms)
         self.limits = limits
+        self.may_exceed = True
 
     def delete(self, reason: str) -> None:
         """Ends all consumers; the shell resolves what clients still wait for."""
@@ -309,6 +313,7 @@ class ClassicMachine:
 
     def _add(self, block: Block) -> None:
         self.next_position += block.count
+        self.may_exceed = True
         self.backing.memory_bytes += block.length
         self.enqueued.append(block)
         for run in runs_of(block, [], 0, self.limits.message_ttl_ms):
@@ -327,10 +332,10 @@ class ClassicMachine:
 
     def _drop_excess(self) -> None:
         """Drops messages at the head of the lowest priority until the queue does not overflow."""
+        drops = self.limits.overflow == DROP_HEAD
         for _ in range(DROPS_MAX):
-            if not self._overflows():
-                return
-            line = self.backing.bottom()
+            line = self.backing.bottom() if drops and self._overflows() else None
+            self.may_exceed = line is not None
             if line is None:
                 return
             self._leave_unacknowledged(self.take(line, self._excess(line)), OVER_LENGTH)
@@ -393,13 +398,8 @@ class ClassicMachine:
 
     def choose_active(self) -> None:
         """Single active consumer: the first one in line, unless a reservation is active."""
-        if (
-            self.limits.single_active
-            and self.active is None
-            and self.service
-            and not self.reservations
-        ):
-            self.active = self.service[0]
+        if self.limits.single_active and self.active is None and not self.reservations:
+            self.active = (self.former or Former()).choose(self.service)
 
     def _give_way(self, consumer: Consumer) -> None:
         """Single active consumer: a cancelled one makes room; if strict, when it holds nothing."""
@@ -429,7 +429,7 @@ class ClassicMachine:
 
     def check_unused(self) -> None:
         """Tells when the last of all consumers and reservations has left."""
-        if self.had_consumer and not self.consumer_count:
+        if self.had_consumer and not self.consumer_count and self.former is None:
             self.effects.append((UNUSED,))
 
     def _get(self, session_id: int, session: Session, settle: bool, now_ms: int) -> None:
@@ -495,6 +495,7 @@ class ClassicMachine:
         """Returns messages that were checked out to their old places."""
         for run in runs:
             self.unsettled_count -= run.count
+            self.may_exceed = True
             run.acquired_count += 1
             self.backing.give_back(run)
 
@@ -507,7 +508,7 @@ class ClassicMachine:
         self._hand_out_ready()
         if self.backing.may_expire and not self.limits.keeps_all:
             self._expire(now_ms)
-        if self.limits.overflow == DROP_HEAD:
+        if self.may_exceed:
             self._drop_excess()
 
     def _hand_out_ready(self) -> None:

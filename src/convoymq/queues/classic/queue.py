@@ -170,6 +170,8 @@ class ClassicQueue(Replaceable, Queue):
 class LocalQueue(Freezable, HomeReservations, ClassicQueue):
     """The queue itself, at its home node."""
 
+    _keeps_length = False
+    """What was too much at the opening has left."""
     _runs_ahead = False
     """No message of this round may reach a client before the log says that it was handed out."""
 
@@ -272,13 +274,16 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             # Others want the memory of a queue that does nothing.
             self._stays = 0
             self._carry_out()
-        if expires is None and not machine.backing.may_expire and not machine.reservations:
+        if not self._keeps_length and machine.former is None:
+            self._keeps_length = machine.may_exceed = True
+        is_due = expires is not None or machine.backing.may_expire or machine.reservations
+        if not is_due and not machine.may_exceed:
             return
         machine.tick(now_ms)
         self._carry_out()
         if (
             expires is not None
-            and not self.machine.consumer_count
+            and not (self.machine.consumer_count or self.machine.former)
             and now_ms - self.machine.last_used_ms >= expires
         ):
             self.host.on_expired(self)

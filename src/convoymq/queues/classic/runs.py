@@ -237,6 +237,24 @@ class Consumer:
         return taken
 
 
+@dataclass(slots=True)
+class Former:
+    """Consumers of a former master of the queue."""
+
+    session: int = 0
+    """Session of the single active one, until it is back; 0 = none is waited for."""
+    number: int = 0
+
+    def choose(self, service: list[Consumer]) -> Consumer | None:
+        """Returns the consumer that becomes the active one; None: there is none yet."""
+        known = (self.session, self.number)
+        for consumer in service:
+            if not self.session or (consumer.session, consumer.number) == known:
+                self.session = 0
+                return consumer
+        return None
+
+
 class Session:
     """One channel's command stream."""
 

@@ -39,6 +39,7 @@ from convoymq.queues.mirrored.instructions import (
     HandedOut,
     Instruction,
     Messages,
+    Serves,
     Settled,
     Stopping,
     SyncBegin,
@@ -94,6 +95,9 @@ class MirrorCopy:
         """Session -> seq of its first command since the CUT: this copy may lack earlier ones."""
         self.refused: dict[int, int] = {}
         """Session -> seq of its last command whose messages the master refused, if there is one."""
+        self.served: tuple[int, int] | None = None
+        """Session and number of the single active consumer, (0, 0): there is none; None: the queue
+        never had a consumer."""
         self.stopping_master = 0
         """The master whose node is being stopped: it did not fail."""
         self._new_log = new_log
@@ -162,6 +166,8 @@ class MirrorCopy:
                 self._note_session(session, seq, refused)
             case Depth(depth):
                 self._compare(depth)
+            case Serves(session, number):
+                self.served = session, number
             case SyncBegin(members):
                 if self.member in members:
                     self.state = State.SYNCING

@@ -334,6 +334,8 @@ class MirroredHost(PartitionedHost):
                 self._fronts[group] = front
                 master.clients = front.clients
             self.queues[group] = master
+            if copy is not None:
+                master.succeed(copy.served)
             self._lead(record, own)
             master.wait_for_mirrors()
             self.note(

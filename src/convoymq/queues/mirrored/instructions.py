@@ -85,8 +85,26 @@ class Stopping(msgspec.Struct, array_like=True, tag=10):
     """The master's node is being stopped."""
 
 
+class Serves(msgspec.Struct, array_like=True, tag=11):
+    """The queue has had consumers."""
+
+    session: int
+    """Of the single active consumer; 0: there is none."""
+    number: int
+
+
 Instruction: TypeAlias = (
-    Messages | Settled | HandedOut | Applied | Cut | Depth | SyncBegin | Synced | SyncEnd | Stopping
+    Messages
+    | Settled
+    | HandedOut
+    | Applied
+    | Cut
+    | Depth
+    | SyncBegin
+    | Synced
+    | SyncEnd
+    | Stopping
+    | Serves
 )
 _DECODER = msgspec.msgpack.Decoder(list[Instruction])
 _ENCODER = msgspec.msgpack.Encoder()

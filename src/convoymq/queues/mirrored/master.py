@@ -7,7 +7,7 @@ what a client is told of as safe is stored by every mirror that takes part.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.metadata.machine import QueueRecord
@@ -17,11 +17,11 @@ from convoymq.queues.classic.backing import Line
 from convoymq.queues.classic.gates import Gate
 from convoymq.queues.classic.machine import APPLIED, GET_CONSUMER, WINDOW_DEFAULT
 from convoymq.queues.classic.queue import LocalQueue
-from convoymq.queues.classic.runs import Consumer, Session
+from convoymq.queues.classic.runs import Consumer, Former, Session
 from convoymq.queues.interface import Row
 from convoymq.queues.mirrored.copy import SESSIONS_MAX
 from convoymq.queues.mirrored.features import FEATURES
-from convoymq.queues.mirrored.instructions import Cut, Depth, HandedOut, Stopping
+from convoymq.queues.mirrored.instructions import Cut, Depth, HandedOut, Serves, Stopping
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.policy import MirrorPolicy, policy_from
 from convoymq.queues.mirrored.sync import Synchronisation
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from convoymq.queues.mirrored.host import MirroredHost
     from convoymq.shells.ring.shell import RingMember
 
+GATHER_MS = 5_000
+"""Consumers of a former master have so long to come back."""
 AHEAD = 1000
 """So many messages count as handed out when one is: after a failover they may come with
 `redelivered` although nobody has got them."""
@@ -76,6 +78,9 @@ class MasterQueue(LocalQueue):
         """The same, as every mirror has it, and the disk."""
         self._telling: deque[tuple[Gate, dict[int, int]]] = deque()
         self._new: dict[int, int] = {}
+        self._served: tuple[int, int] | None = None
+        """See `MirrorCopy.served`."""
+        self._gathers_until_ms = 0
         super().__init__(
             host, record, arguments, settings, directory, takes_over=sessions is not None
         )
@@ -112,6 +117,8 @@ class MasterQueue(LocalQueue):
                     told = max(line.delivered_to, self._told.get(line.level, 0))
                     if told:
                         self.log.tell(HandedOut(told, line.level))
+                if self._served is not None:
+                    self.log.tell(Serves(*self._served))
         self.send()
 
     def on_room(self) -> None:
@@ -243,9 +250,40 @@ class MasterQueue(LocalQueue):
     # --- sessions ------------------------------------------------------------------------
 
     def resume_all(self, places: Iterable[tuple[int, int, int, int]]) -> None:
-        """Clients go on with their sessions."""
+        """Clients of a node go on with their sessions."""
+        sessions = set()
         for place in places:
             self.resume(*place)
+            sessions.add(place[0])
+        former = self.machine.former
+        if former is not None and former.session not in sessions:
+            self._give_up_active({session >> 56 for session in sessions})
+
+    def succeed(self, served: tuple[int, int] | None) -> None:
+        """Consumers of a former master may come back. Until then the queue is not unused, what it
+        has is not too much, and the former's active consumer alone can be active."""
+        self._served = served
+        self.machine.had_consumer = served is not None
+        self._gathers_until_ms = self.host.clock.monotonic_ms() + GATHER_MS
+        former = self.machine.former = Former(*(served or (0, 0)))
+        node = former.session >> 56
+        self._give_up_active(set() if self.host.is_up(node) else {node})
+
+    def _give_up_active(self, nodes: Collection[int]) -> None:
+        """Consumers of these nodes that are not back do not come back."""
+        former = self.machine.former
+        if former is not None and former.session >> 56 in nodes:
+            former.session = 0
+            self.machine.choose_active()
+
+    def tick(self, now_ms: int) -> None:
+        """See `LocalQueue`."""
+        machine = self.machine
+        if machine.former and self.host.clock.monotonic_ms() >= self._gathers_until_ms:
+            machine.former = None
+            machine.choose_active()
+            machine.check_unused()
+        super().tick(now_ms)
 
     def resume(self, session: int, first: int, got: int, answered: int) -> None:
         """A client goes on with a session of a former master.
@@ -294,6 +332,7 @@ class MasterQueue(LocalQueue):
                     self._remember(session)
                     # It begins anew by `resume` only: frames of the broken link may be late.
                     self.machine.ended.append(session)
+            self._give_up_active({node})
             while len(self._known) > SESSIONS_MAX:
                 oldest = next(iter(self._known))
                 del self._known[oldest]
@@ -305,7 +344,16 @@ class MasterQueue(LocalQueue):
             for effect in self.machine.effects:
                 if effect[0] == APPLIED:
                     self.log.add_applied(effect[1], effect[2], max(effect[3], default=0))
+            self._tell_consumers()
         super()._carry_out()
+
+    def _tell_consumers(self) -> None:
+        active = self.machine.active
+        if self.machine.had_consumer and self.machine.former is None:
+            served = (active.session, active.number) if active is not None else (0, 0)
+            if served != self._served:
+                self._served = served
+                self.log.tell(Serves(*served))
 
     # --- Queue ---------------------------------------------------------------------------
 

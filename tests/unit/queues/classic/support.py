@@ -126,8 +126,13 @@ class Channel:
 
 
 class Timer:
+    def __init__(self, time: Time, call: tuple[Any, ...]) -> None:
+        self.time = time
+        self.call = call
+
     def cancel(self) -> None:
-        pass
+        if self.call in self.time.calls:
+            self.time.calls.remove(self.call)
 
 
 class Time:
@@ -145,7 +150,7 @@ class Time:
 
     def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> Timer:
         self.calls.append((self.ms + delay_ms, callback, arguments))
-        return Timer()
+        return Timer(self, self.calls[-1])
 
     def random(self) -> float:
         return 0.5
@@ -168,7 +173,8 @@ class Wire:
         self.down: set[int] = set()
 
     def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
-        self.nodes[node].inbox.append((self.node, b"".join([frame, *body])))
+        if node in self.nodes:
+            self.nodes[node].inbox.append((self.node, b"".join([frame, *body])))
 
     def is_connected(self, node: int) -> bool:
         return node in self.nodes and node not in self.down
@@ -217,7 +223,7 @@ class Node:
                 call_soon=self.later.append,
                 wanted=lambda: None,
                 await_room=lambda node, item: self.lines.setdefault(node, []).append(item),
-                record_members=lambda _command, _answer: None,
+                record_members=self.record_members,
                 has_majority=lambda: True,
                 running_nodes=lambda: sorted(nodes),
                 incarnation_of=lambda _node: 1,
@@ -231,6 +237,9 @@ class Node:
         )
         self.host.file_bytes_max = file_bytes_max
         nodes[node] = self
+
+    def record_members(self, command: Any, answer: Any) -> None:
+        """The tree of one node has no other members."""
 
     def on_unused(self, record: QueueRecord) -> None:
         self.reports.append(("unused", record.group))

@@ -19,6 +19,19 @@ def restart(nodes: dict[int, Node], node: int, directory: Path, time: Time) -> N
     return Node(node, nodes, directory, time)
 
 
+def test_what_is_too_much_after_a_restart_goes(
+    nodes: dict[int, Node], tmp_path: Path, time: Time
+) -> None:
+    record = queue_record(durable=True)
+    channel = nodes[1].channel(nodes[1].open(record, x_max_length=2))
+    channel.consume(prefetch=2)
+    channel.publish(*[b"%d" % n for n in range(4)])
+    settle(nodes)
+    queue = restart(nodes, 1, tmp_path, time).open(record, x_max_length=2)
+    time.pass_by(host_module.TICK_MS)
+    assert queue.machine.ready_count == 2
+
+
 @pytest.mark.parametrize("place", [1, 2])
 @pytest.mark.parametrize("durable", [False, True])
 def test_messages_are_confirmed_and_delivered_in_order(
