@@ -171,7 +171,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
     """The queue itself, at its home node."""
 
     _keeps_length = False
-    """What was too much at the opening has left."""
+    """Excess of messages at the opening has left."""
     _runs_ahead = False
     """No message of this round may reach a client before the log says that it was handed out."""
 
