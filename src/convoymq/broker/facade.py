@@ -107,7 +107,7 @@ class Broker:
             make_route_version: see `RouteVersions`.
             open_directory: returns a folder of that name, where the node keeps its data.
             new_session: numbers a session of this node.
-            wake: asks for an `end_of_round`.
+            wake: asks for an `end_of_round`, which is called if `round_due` is set.
             reply_backlog_max_bytes: direct replies to a node are dropped while more waits to be
                 written to it.
             make_members: makes what records members and forgets nodes; called at the end of
@@ -140,7 +140,10 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
         self._make_parts(incarnation, stored_groups, node or NodeView())
-        self._hosts = self._make_hosts(open_directory, wake)
+        self._wake = wake
+        self.round_due = False
+        """A queue that is kept on one node has work for `end_of_round`."""
+        self._hosts = self._make_hosts(open_directory)
         self.local.hosts = self._hosts
 
     def _make_parts(
@@ -279,9 +282,7 @@ class Broker:
             traces=self.traces,
         )
 
-    def _make_hosts(
-        self, open_directory: Callable[[str], Directory], wake: Callable[[], None]
-    ) -> dict[str, QueueHost]:
+    def _make_hosts(self, open_directory: Callable[[str], Directory]) -> dict[str, QueueHost]:
         parts = HostParts(
             node_id=self.node_id,
             incarnation=self._incarnations[self.node_id],
@@ -293,7 +294,7 @@ class Broker:
             node_name_of=self.nodes.name_of,
             call_soon=self._call_soon,
             on_routes=self.route_versions.bump,
-            wanted=wake,
+            wanted=self._want_round,
             await_room=self.host.await_room,
             record_members=self.metadata.submit,
             has_majority=self.nodes.has_majority,
@@ -421,8 +422,13 @@ class Broker:
             self.traces.stop()
             await self._loop.run_in_executor(None, self.traces.join, traces_timeout_s)
 
+    def _want_round(self) -> None:
+        self.round_due = True
+        self._wake()
+
     def end_of_round(self) -> None:
         """Seals the open batches of queues that are kept on one node."""
+        self.round_due = False
         run_each(self._hosts.values(), lambda host: host.end_of_round(), pass_on)
 
     def _tick(self) -> None:

@@ -68,15 +68,18 @@ class Rounds:
         """Makes the steps of every round from the parts that there are. Queues with a home come
         first: what they send leaves with the same flush of the links."""
 
+        def end_homes() -> None:
+            if broker is not None and broker.round_due:
+                broker.end_of_round()
+
         def release_deferred() -> None:
             if host.deferred.release_due:
                 host.deferred.release()
                 links.flush()
 
-        homes = () if broker is None else (broker.end_of_round,)
         flushes = [edge.flush for edge in edges if edge.flush is not None]
         self._replicas = host.end_of_round
-        self._steps = (*homes, host.end_of_round, links.flush, *flushes, release_deferred)
+        self._steps = (end_homes, host.end_of_round, links.flush, *flushes, release_deferred)
 
     def close(self) -> None:
         """Ends the rounds: nothing is carried out any more."""

@@ -29,7 +29,9 @@ def fail(error: BrokerError) -> None:
     pytest.fail(str(error))
 
 
-def made(loop: Any, done: list[str], failing: str = "") -> tuple[Rounds, list[BrokerError]]:
+def made(
+    loop: Any, done: list[str], failing: str = "", *, due: bool = True
+) -> tuple[Rounds, list[BrokerError]]:
     """Rounds of all parts, of which one fails."""
 
     def step(name: str) -> Any:
@@ -43,7 +45,7 @@ def made(loop: Any, done: list[str], failing: str = "") -> tuple[Rounds, list[Br
     failures: list[BrokerError] = []
     found = Rounds(loop, LOG, failures.append)
     parts: Any = SimpleNamespace(
-        broker=SimpleNamespace(end_of_round=step("broker")),
+        broker=SimpleNamespace(round_due=due, end_of_round=step("broker")),
         host=SimpleNamespace(
             end_of_round=step("replicas"),
             deferred=SimpleNamespace(release_due=True, release=step("deferred")),
@@ -65,6 +67,14 @@ def test_a_step_of_a_round_that_fails_keeps_no_other_from_its_turn(failing: str)
     expected = ["broker", "replicas", "links", "edge", "deferred", "links"]
     assert done == [name for name in expected if name != failing]
     assert [type(each) for each in failures] == [ReplicaStopped] * (failing == "replicas")
+
+
+def test_queues_with_a_home_have_a_part_in_the_rounds_that_they_ask_for() -> None:
+    """At low rates a round is for one message, and each step that does nothing costs it."""
+    done: list[str] = []
+    found, _ = made(Loop(), done, due=False)
+    found.end()
+    assert done == ["replicas", "links", "edge", "deferred", "links"]
 
 
 def test_a_round_ends_once_however_often_it_is_asked_for() -> None:

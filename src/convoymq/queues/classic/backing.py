@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """The backing queue of a classic queue: its ready messages, in memory and on disk (ADR 0126).
 
 A *line* holds the ready messages of one priority, in the order of their positions:

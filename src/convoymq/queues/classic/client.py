@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """One channel's command stream into a classic queue, local or on another node.
 
 Both kinds build the same commands; only the way of the sealed batch and of the answers differs.

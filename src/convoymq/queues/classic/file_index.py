@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Index of a file of a queue's log: from it a queue is recovered without reading its messages.
 
 The log keeps the index of the file that it writes, and stores it beside a file that is full

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Effects of a classic queue that wait for its disk, in their order. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """All classic queues of a node: those that live here, and the handles of those that live elsewhere.
 
 Between nodes, raw CONTROL frames carry what the local case passes by reference. Towards the home

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Log of a classic queue: append-only files, one directory per queue.
 
 Format (little-endian): a file starts with the 16 bytes `CVCQ` · u16 version 1 · 10 spare bytes.

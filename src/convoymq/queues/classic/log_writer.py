@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Writes and flushes the files of all classic queues of a node, one batch after the other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """The classic queue's rules: a single-node FIFO that decides everything in memory.
 
 Input is the sealed batch of commands that publishers and consumers built in one round (the entry

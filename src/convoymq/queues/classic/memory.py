@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """The memory of a node's classic queues: one target for all, shared by what they give out.
 
 While all together stay below the target nothing is paged out. Above it, a queue keeps as much as it

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """A node's handle of a classic queue: `LocalQueue` at its home, `RemoteQueue` everywhere else.
 
 A local queue seals its open batch at the end of a round, lets the machine apply it, writes what

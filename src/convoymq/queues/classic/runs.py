@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Blocks of a classic queue, ranges of their records that share a fate, and who holds them."""
 
 from __future__ import annotations

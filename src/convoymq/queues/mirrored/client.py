@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """A channel's command stream into a classic queue that may get another master.
 
 The new master goes on with the session: commands that have no answer are sent again under their

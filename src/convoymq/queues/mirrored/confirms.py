@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Writes of a master that wait for its own disk and for its mirrors. Pure.
 
 A write is done when the master's disk has it and every mirror that takes part has said that it

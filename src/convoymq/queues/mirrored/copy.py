@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """A mirror: the copy of a queue on another node than its master's.
 
 | state   | meaning                                                               |

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """A node's handle of a classic queue whose master is elsewhere, or became one later.
 
 When the master goes, clients stay: what they send waits until another master is known, which gets

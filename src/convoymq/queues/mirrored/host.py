@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """All classic queues of a node, with those of their mirrors that it has.
 
 What this node has of a queue follows from the record in the tree, whichever changes it missed:

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Instructions of a master to its mirrors: what one broadcast on the ring says.
 
 A payload is a msgpack list of lists, each of which begins with its kind. A payload without

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Log of a queue that may have mirrors: what is added goes to them as well.
 
 One flush is one broadcast, unless the ring has no room: what is added meanwhile goes out in one

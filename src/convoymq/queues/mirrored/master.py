@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """The master of a mirrored queue: a classic queue whose log goes to its mirrors as well.
 
 Every classic queue is one: without mirrors nothing differs. A mirror takes part from a CUT on, and

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Classic queues of a node that reaches no majority of its cluster (ADR 0133).
 
 | handling | without a majority | after it |

@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from convoymq.logformat.entry import ENTRY_HEADER_SIZE
-from convoymq.model.errors import PeerError, check
+from convoymq.model.errors import InvariantViolated, PeerError, check
 from convoymq.replication.raft.changes import MembershipChanges
 from convoymq.replication.raft.elections import Elections
 from convoymq.replication.raft.lost_data import LostData
@@ -580,10 +580,10 @@ class RaftCore:
 
     def append_own(self, entry: LogEntry) -> None:
         """Appends an entry that this leader made: index last + 1, current term."""
-        check(
-            self.role == LEADER and entry.term == self.term,
-            f"group {self.group}: entry of term {entry.term} made by {self.node} in {self.term}",
-        )
+        # Once a message at low rates: the text is made when it is needed.
+        if self.role != LEADER or entry.term != self.term:
+            made = f"entry of term {entry.term} made by {self.node} in {self.term}"
+            raise InvariantViolated(f"group {self.group}: {made}")
         self.log.append(entry)
         if entry.kind == ENTRY_MEMBERSHIP:
             self._adopt(entry.index, entry)
@@ -673,10 +673,9 @@ class RaftCore:
 
     def on_applied(self, index: int) -> None:
         """The shell has applied everything up to `index`."""
-        check(
-            self.applied_index <= index <= self.commit_index,
-            f"group {self.group}: applied {index}, committed {self.commit_index}",
-        )
+        if not self.applied_index <= index <= self.commit_index:
+            done = f"applied {index}, committed {self.commit_index}"
+            raise InvariantViolated(f"group {self.group}: {done}")
         self.applied_index = index
 
     # Membership.

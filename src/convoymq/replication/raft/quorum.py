@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Arithmetic of majorities."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Guaranteed multicast on a ring, for one member of it. Sans-IO.
 
 | state    | becomes  | when                                                               |

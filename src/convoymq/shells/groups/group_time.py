@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """The time that a group's entries carry.
 
 It follows the leader's wall clock, but it never falls and never stands still. When the wall clock

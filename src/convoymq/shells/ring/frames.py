@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Frames between neighbours of a ring (docs/formats/entries-and-frames.md).
 
 A CONTROL frame of kind `ring`: group in `a`, (sender << 32 | receiver) in `c`, version of the

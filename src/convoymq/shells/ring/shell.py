@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Runs the members of rings that are on one node, each with a core of `replication.ring`.
 
 The owner of a ring (a host of mirrored queues) opens its member and tells the shell of every newer
