@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from convoymq.kernels.batch import PublishTarget
-from convoymq.model.errors import PreconditionFailed, Refused
+from convoymq.model.errors import PreconditionFailed, Refused, Subject
 from convoymq.model.refusals import OLDER_NODES, in_use, not_empty, queue_subject
 from convoymq.model.tables import Field
 from convoymq.queues.reservation_reads import Fields, ReservedRun, Room, RunsRequest, no_wait
@@ -338,6 +338,11 @@ class Queue(ABC):
     applied it)."""
 
     @property
+    def subject(self) -> Subject:
+        """Returns the queue in texts of refusals."""
+        return queue_subject(self.vhost, self.name)
+
+    @property
     def serves_attributes(self) -> bool:
         """Returns whether messages may carry an expiration, or a priority above the default one."""
         return self.features.serves_expiration
@@ -379,8 +384,7 @@ class Queue(ABC):
     def synchronise(self, *, cancels: bool = False) -> None:
         """Begins to bring mirrors up to date that are not synchronised, or ends that. Raises
         PreconditionFailed: the queue has no mirrors."""
-        subject = queue_subject(self.vhost, self.name)
-        raise PreconditionFailed(f"{subject} is not mirrored", subject=subject)
+        raise PreconditionFailed(f"{self.subject} is not mirrored", subject=self.subject)
 
     # --- migration to another type (ADR 0128) ----------------------------------------------------
 
@@ -458,9 +462,9 @@ class Queue(ABC):
         """
         messages, consumers = await self.counts()
         if if_unused and consumers:
-            raise in_use(queue_subject(self.vhost, self.name))
+            raise in_use(self.subject)
         if if_empty and messages:
-            raise not_empty(queue_subject(self.vhost, self.name))
+            raise not_empty(self.subject)
         return messages
 
     async def reservation(self, op: Mapping[str, object]) -> Row:

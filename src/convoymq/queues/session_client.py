@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand, PublishTarget
-from convoymq.model.errors import BrokerError, Subject, Unavailable
-from convoymq.model.refusals import missing, queue_subject
+from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.model.refusals import missing
 from convoymq.queues.handing_over import publish_again, publish_for_closed
 from convoymq.queues.interface import ClientEvents, Queue, QueueClient
 from convoymq.queues.sessions import APPLIED_OK
@@ -267,7 +267,7 @@ class SessionClient(QueueClient):
                 command.tags = None
             elif command.type in SILENT and command.note is not None:
                 note, command.note = command.note, None
-                note(0, Unavailable(f"{self._subject()} did not answer"))
+                note(0, Unavailable(f"{self.queue.subject} did not answer"))
         if refused:
             self._events.on_published(self, refused, False)
 
@@ -385,7 +385,7 @@ class SessionClient(QueueClient):
 
     def on_deleted(self) -> None:
         """The queue is gone: everything that waits is answered, publishes as safe."""
-        self._events_end(missing(self._subject()), published_ok=True)
+        self._events_end(missing(self.queue.subject), published_ok=True)
 
     def fail(self) -> None:
         """An error of our own in what this client or its channel did with an answer: all that is
@@ -429,12 +429,9 @@ class SessionClient(QueueClient):
         elif command.type in SILENT and command.note is not None:
             command.note(0, None if published_ok else error)
 
-    def _subject(self) -> Subject:
-        return queue_subject(self.queue.vhost, self.queue.name)
-
     def _refusal(self, reason: object) -> BrokerError:
         """Returns the machine's reason as the error that the channel shows."""
-        subject = self._subject()
+        subject = self.queue.subject
         if reason == "deleted":
             return missing(subject)
         return Unavailable(f"{subject} refused: {reason}")

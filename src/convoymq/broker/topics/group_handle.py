@@ -26,7 +26,6 @@ from convoymq.model.errors import BrokerError, PreconditionFailed, Subject
 from convoymq.model.refusals import (
     invalid_argument,
     missing,
-    queue_subject,
     unserved_by_group,
 )
 from convoymq.queues.interface import (
@@ -115,7 +114,7 @@ class GroupClient(QueueClient):
 
     def _check(self, spec: ConsumerSpec) -> Wanted:
         """Raises BrokerError."""
-        subject = queue_subject(self.queue.vhost, self.queue.name)
+        subject = self.queue.subject
         if spec.no_ack:
             raise unserved_by_group("automatic acknowledgement", subject)
         if spec.exclusive:
@@ -243,7 +242,7 @@ class GroupClient(QueueClient):
         self._soon(lambda: self._events.on_purged(self, 0, error))
 
     def _unserved(self, what: str) -> PreconditionFailed:
-        return unserved_by_group(what, queue_subject(self.queue.vhost, self.queue.name))
+        return unserved_by_group(what, self.queue.subject)
 
     def pause(self, consumer: int) -> None:
         """Nothing more until `resume`."""
@@ -316,7 +315,7 @@ class GroupHandle(Queue):
             await self._create(*self.group_name, position, advance)
         is_strict = self.record.mode != WEAK
         if state is not None and is_strict and state.has_lost_data(self.record.state.kept):
-            raise GroupDataExpired(queue_subject(self.vhost, self.name))
+            raise GroupDataExpired(self.subject)
 
     async def ready(self, timeout: float) -> None:
         """See `Queue`: members wait by themselves."""
@@ -350,7 +349,7 @@ class GroupHandle(Queue):
 
     def end(self) -> None:
         """The topic or the group is gone."""
-        self.ended = missing(queue_subject(self.vhost, self.name))
+        self.ended = missing(self.subject)
         for client in list(self.clients):
             client.on_deleted()
 

@@ -30,7 +30,6 @@ from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.refusals import (
     exclusive_consumer,
     get_on_single_active_consumer,
-    queue_subject,
 )
 from convoymq.queues.classic.machine import (
     APPLIED,
@@ -125,8 +124,7 @@ class ClassicClient(QueueClient):
     def get(self, *, no_ack: bool) -> None:
         """basic.get."""
         if self.queue.limits.single_active:
-            subject = queue_subject(self.queue.vhost, self.queue.name)
-            self._got_nothing(get_on_single_active_consumer(subject, "classic"))
+            self._got_nothing(get_on_single_active_consumer(self.queue.subject, "classic"))
             return
         self._questions.append((CMD_GET, 0))
         self._target.command(CMD_GET, FLAG_SETTLE_AT_ONCE if no_ack else 0, 0, 0, b"", no_ack)
@@ -166,8 +164,7 @@ class ClassicClient(QueueClient):
             self._events.on_get(self, result)
         elif kind == SUBSCRIBED:
             self._questions.remove((CMD_CHECKOUT, effect[2]))
-            subject = queue_subject(self.queue.vhost, self.queue.name)
-            error = exclusive_consumer(subject) if effect[3] else None
+            error = exclusive_consumer(self.queue.subject) if effect[3] else None
             if error is None:
                 self._consumers.add(effect[2])
             self._events.on_subscribed(self, effect[2], error)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from convoymq.kernels.batch import CMD_SESSION_CLOSE, CommandBuilder
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
-from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
-from convoymq.model.refusals import missing, queue_subject
+from convoymq.model.errors import NotFound, Refused, StorageFault, Unavailable
+from convoymq.model.refusals import missing
 from convoymq.model.rounds import run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.backing import RUN_BYTES, Line
@@ -161,11 +161,6 @@ class ClassicQueue(Replaceable, Queue):
     @abstractmethod
     async def ready(self, timeout: float) -> None:
         """Raises NotFound when the queue cannot be used."""
-
-    @property
-    def subject(self) -> Subject:
-        """Returns the queue in texts of refusals."""
-        return queue_subject(self.vhost, self.name)
 
 
 class LocalQueue(Freezable, HomeReservations, ClassicQueue):

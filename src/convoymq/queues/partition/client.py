@@ -172,7 +172,7 @@ class PartitionClient(StreamClient):
 
         def unknown(_duplicates: int, error: BrokerError | None) -> None:
             if self._runs.pop(seq, None) is not None:
-                subject = self._subject()
+                subject = self.queue.subject
                 sent.done(None, error or Unavailable(f"{subject} ended the session"))
 
         announced = encode_runs(producer, epoch, runs)
@@ -269,7 +269,7 @@ class PartitionClient(StreamClient):
             elif tags:
                 events.on_published(self, tags, False)
             elif note is not None:
-                note(0, Unavailable(f"{self._subject()} takes no messages: {code.value}"))
+                note(0, Unavailable(f"{self.queue.subject} takes no messages: {code.value}"))
 
     def _take_refused(
         self, first: int, last: int
@@ -290,7 +290,7 @@ class PartitionClient(StreamClient):
 
     def purge(self) -> None:
         """Refused."""
-        error = managed_queue(self._subject())
+        error = managed_queue(self.queue.subject)
         self._soon(lambda: self._events.on_purged(self, 0, error))
 
     # --- the end -------------------------------------------------------------------------
@@ -301,13 +301,13 @@ class PartitionClient(StreamClient):
         publishes = isinstance(self._events, PartitionPublisherEvents) or bool(self._runs)
         if self.closed or not publishes or not self.opening:
             return
-        error = Unavailable(f"{self._subject()} is sealed, and does not answer")
+        error = Unavailable(f"{self.queue.subject} is sealed, and does not answer")
         # Its commands will never all arrive: it goes on in a new session, if it does.
         self._events_end(error, published_ok=False, renew=True)
 
     def on_deleted(self) -> None:
         """The partition is gone. What was under way may have been refused before."""
-        self._events_end(missing(self._subject()), published_ok=False)
+        self._events_end(missing(self.queue.subject), published_ok=False)
 
     def _events_end(self, error: BrokerError, *, published_ok: bool, renew: bool = False) -> None:
         unanswered = [*self._told.values(), *self._untold]

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Unpack
 from convoymq.kernels import batch
 from convoymq.model.clock import Timer
 from convoymq.model.errors import BrokerError, Unavailable
-from convoymq.model.refusals import missing, queue_subject
+from convoymq.model.refusals import missing
 from convoymq.queues.interface import ClientEvents, QueueFeatures
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.null_events import NullEvents
@@ -138,7 +138,7 @@ class PartitionQueue(StreamQueue):
         `done` gets its outcome, however long that takes; NotFound when the partition is
         deleted."""
         if self.deleted:
-            done(None, missing(queue_subject(self.vhost, self.name)))
+            done(None, missing(self.subject))
             return
         client = self._teller
         if client is None:

@@ -361,7 +361,7 @@ class QuorumClient(SessionClient):
 
     def _give_up_questions(self) -> None:
         """Answers all questions at once: their channel closes with the first one's error."""
-        subject = self._subject()
+        subject = self.queue.subject
         self._deadlines.clear()
         waiting = [command for command, _ in self._unanswered.values()]
         waiting += [command for command in self._target.pending if command.type in _ASKING]
@@ -588,16 +588,16 @@ class QuorumClient(SessionClient):
 
     def _reservation_error(self, status: int, reply: object) -> BrokerError | None:
         if status != APPLIED_OK:
-            return reservation_refused(str(reply), self._subject())
+            return reservation_refused(str(reply), self.queue.subject)
         if reply is None:
             return Unavailable("the queue's answer was lost")
         return None
 
     def _refusal(self, reason: object) -> BrokerError:
         if reason == "exclusive":
-            return exclusive_consumer(self._subject())
+            return exclusive_consumer(self.queue.subject)
         if reason == "single_active":
-            return get_on_single_active_consumer(self._subject(), "quorum")
+            return get_on_single_active_consumer(self.queue.subject, "quorum")
         return super()._refusal(reason)
 
 

@@ -39,7 +39,6 @@ from convoymq.model.refusals import (
     conditional_delete,
     in_use,
     not_empty,
-    queue_subject,
 )
 from convoymq.queues import handing_over
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
@@ -495,7 +494,7 @@ class QuorumQueue(GroupQueue):
         that was confirmed before is part."""
         if not if_unused and not if_empty:
             return (await self.counts())[0]
-        subject = queue_subject(self.vhost, self.name)
+        subject = self.subject
         question = {"op": DELETE_CHECK, "if_unused": if_unused, "if_empty": if_empty}
         try:
             answer = await self._reservation_client.ask(question)

@@ -155,7 +155,7 @@ class StreamClient(SessionClient):
         self.queue.clock.call_later(0, lambda: None if self.closed else answer())
 
     def _refuse(self, spec: ConsumerSpec) -> BrokerError | None:
-        subject = self._subject()
+        subject = self.queue.subject
         if spec.prefetch <= 0:
             return consumer_without_prefetch(subject)
         if spec.no_ack:
@@ -310,12 +310,12 @@ class StreamClient(SessionClient):
 
     def get(self, *, no_ack: bool) -> None:
         """Refused."""
-        error = get_from_stream(self._subject())
+        error = get_from_stream(self.queue.subject)
         self._soon(lambda: self._events.on_get(self, GetResult(error=error)))
 
     def purge(self) -> None:
         """Refused."""
-        error = purge_of_stream(self._subject())
+        error = purge_of_stream(self.queue.subject)
         self._soon(lambda: self._events.on_purged(self, 0, error))
 
     def pause(self, consumer: int) -> None:
