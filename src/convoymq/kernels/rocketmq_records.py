@@ -50,7 +50,7 @@ _PROPERTIES_MAX = cython.declare(cython.Py_ssize_t, 0x7FFF)
 _FIXED = cython.declare(cython.Py_ssize_t, 72)
 """Bytes of a record without hosts, body, topic and its length, properties and theirs."""
 _BATCH_HEAD = cython.declare(cython.Py_ssize_t, 20)
-_LEVELS_MAX = cython.declare(cython.Py_ssize_t, 64)
+_SECTOR = cython.declare(cython.Py_ssize_t, 512)
 
 _schedule_topic = cython.declare(bytes, b"SCHEDULE_TOPIC_XXXX")
 
@@ -510,7 +510,7 @@ def scan(
         if (
             not _parse(p, size, f)
             or cython.cast(int64_t, load64(p + 28)) != physical + at
-            or (check and not _is_body_whole(p, f))
+            or (check and not _is_whole(p, f))
         ):
             kind = 4
             break
@@ -528,11 +528,24 @@ def scan(
 
 
 @cython.cfunc
-def _is_body_whole(p: cython.p_uchar, f: Fields) -> cython.bint:
-    if f.body_size == 0:
-        return True
-    crc: uint32_t = _crc32(memory_view(p + f.body, f.body_size))
-    return crc & _CRC_BITS == load32(p + 8)
+def _is_whole(p: cython.p_uchar, f: Fields) -> cython.bint:
+    """Compares the checksum of the body. Properties have none: but where a write was cut short,
+    sectors of zeros lie."""
+    if f.body_size:
+        crc: uint32_t = _crc32(memory_view(p + f.body, f.body_size))
+        if crc & _CRC_BITS != load32(p + 8):
+            return False
+    at: cython.Py_ssize_t = f.properties
+    stop: cython.Py_ssize_t
+    physical: cython.Py_ssize_t = load64(p + 28)
+    while at < f.size:
+        stop = min(f.size, at + _SECTOR - (physical + at) % _SECTOR)
+        while at < stop and p[at] == 0:
+            at += 1
+        if at == stop:
+            return False
+        at = stop
+    return True
 
 
 def is_record(record, physical: int64_t) -> bool:
@@ -546,7 +559,7 @@ def is_record(record, physical: int64_t) -> bool:
         load32(p) == n
         and _parse(p, n, f) != 0
         and cython.cast(int64_t, load64(p + 28)) == physical
-        and _is_body_whole(p, f)
+        and _is_whole(p, f)
     )
 
 

@@ -12,7 +12,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from convoymq.model.errors import StorageFault
-from convoymq.storage.types import Directory, Done, File, Worker
+from convoymq.rocketmq.store.jobs import Interrupted, Jobs
+from convoymq.storage.types import Directory, Done, File
 
 CACHE_BYTES = 32 << 20
 """Of the log's end that stay in memory."""
@@ -46,7 +47,7 @@ class CommitLog:
         directory: Directory,
         path: str,
         size: int,
-        worker: Worker,
+        jobs: Jobs,
         *,
         is_sync: bool,
         on_stored: Callable[[], None],
@@ -54,7 +55,7 @@ class CommitLog:
         self._directory = directory
         self._path = path
         self.size = size
-        self._worker = worker
+        self._jobs = jobs
         self._is_sync = is_sync
         self._on_stored = on_stored
         self.begin = 0
@@ -143,16 +144,18 @@ class CommitLog:
                 file.sync()
 
         self._busy = True
-        self._worker.submit(work, lambda _none, error: self._flushed(end, files, error))
+        self._jobs.submit(work, lambda _none, error: self._flushed(end, files, error))
 
     def _flushed(self, end: int, files: list[File], error: BaseException | None) -> None:
         self._busy = False
         if error is not None:
-            self._dirty.update(base_of(file.name) for file in files)
-            self._fail(error)
+            bases = (base_of(file.name) for file in files)
+            self._dirty.update(base for base in bases if base < self.end)
+            if not isinstance(error, Interrupted):
+                self._fail(error)
             return
-        # A truncation may have come between.
-        self.flushed = max(self.flushed, min(end, self.end))
+        self.flushed = end
+        self.failure = None
         if self._is_sync:
             self.written = self.flushed
             self._stored()
@@ -272,7 +275,8 @@ class CommitLog:
         name = f"{self._path}/{file_name(base)}"
         is_new = create and not self._directory.exists(name)
         file = self._directory.open(name, create=is_new)
-        if is_new:
+        if file.size() < self.size:
+            # New, or the disk was full when it was.
             file.truncate(self.size)
             self._directory.sync(self._path)
         self._files[base] = file
@@ -288,7 +292,7 @@ class CommitLog:
         self.end = self.written = self.flushed = end
 
     def truncate(self, offset: int) -> None:
-        """Removes all from an offset on. Nothing may be waiting to be flushed.
+        """Removes all from an offset on. Jobs are interrupted.
 
         Raises:
             OSError: the log is as long as it was, or its end is damaged.

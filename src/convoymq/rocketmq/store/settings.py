@@ -22,6 +22,14 @@ def parse_delays(text: str) -> list[int]:
     return delays
 
 
+def parse_hours(text: str) -> frozenset[int]:
+    """Returns hours of the day. Raises ValueError."""
+    hours = frozenset(int(word) for word in text.split(";") if word)
+    if not all(0 <= hour < 24 for hour in hours):
+        raise ValueError(f"deleteWhen: {text} are no hours of a day")
+    return hours
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings(Section):
     """Files of a store: their sizes, when they are flushed, and when they go."""
@@ -42,6 +50,53 @@ class StoreSettings(Section):
         "operating system has it; a power failure loses what was not flushed yet.",
         choices=("ASYNC_FLUSH", "SYNC_FLUSH"),
     )  # fmt: skip
+    flush_ms: int = key(
+        "flushIntervalCommitLog", 500, "Time between two flushes of the commit log with "
+        "ASYNC_FLUSH.", unit="ms", low=10, high=60_000,
+    )  # fmt: skip
+    flush_pages: int = key(
+        "flushCommitLogLeastPages", 4,
+        "Pages of 4096 bytes below which the commit log is not flushed.", low=0, high=1 << 20,
+    )  # fmt: skip
+    flush_thorough_ms: int = key(
+        "flushCommitLogThoroughInterval", 10_000,
+        "Time after which the commit log is flushed whatever there is.",
+        unit="ms", low=10, high=3_600_000,
+    )  # fmt: skip
+    queue_flush_ms: int = key(
+        "flushIntervalConsumeQueue", 1000,
+        "Time between two writes of consume queues and index, which follow from the log.",
+        unit="ms", low=10, high=60_000,
+    )  # fmt: skip
+    index_enabled: bool = key("messageIndexEnable", True, "Messages can be found by key.")
+    index_slots: int = key(
+        "maxHashSlotNum", 5_000_000, "Hash slots of an index file. A directory keeps its number.",
+        low=1, high=100_000_000,
+    )  # fmt: skip
+    index_units: int = key(
+        "maxIndexNum", 20_000_000, "Keys of an index file. A directory keeps its number.",
+        low=2, high=100_000_000,
+    )  # fmt: skip
+    query_count_max: int = key(
+        "maxMsgsNumBatch", 64, "Messages that a query by key finds.", low=1, high=1024
+    )
+    reserved_hours: int = key(
+        "fileReservedTime", 72, "How long messages are kept.", unit="h", low=1, high=87_600
+    )
+    delete_when: str = key(
+        "deleteWhen",
+        "04",
+        "Hours of the day (00 to 23, UTC, with `;` between) at which old files go.",
+    )
+    disk_ratio_max: int = key(
+        "diskMaxUsedSpaceRatio", 75,
+        "Share of the disk in use from which on old files go at any hour.",
+        unit="percent", low=10, high=95,
+    )  # fmt: skip
+    remove_forcibly: bool = key(
+        "cleanFileForciblyEnable", True,
+        "From 85 percent of the disk on, the oldest files go before their time.",
+    )  # fmt: skip
     message_bytes_max: int = key(
         "maxMessageSize", 4 << 20, "Size of a message's body.", unit="bytes", low=1, high=1 << 29
     )
@@ -59,3 +114,4 @@ class StoreSettings(Section):
         if self.queue_file_bytes % ENTRY_BYTES:
             raise ValueError(f"mappedFileSizeConsumeQueue must be a multiple of {ENTRY_BYTES}")
         parse_delays(self.delay_levels)
+        parse_hours(self.delete_when)

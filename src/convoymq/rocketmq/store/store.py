@@ -12,18 +12,23 @@ Every method is called on one thread. The owner calls `kick` at the end of a tur
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from crc32c import crc32c
 
 from convoymq.kernels import rocketmq_records as records
 from convoymq.model.errors import StorageFault
-from convoymq.rocketmq.store.commit_log import CommitLog, file_name
+from convoymq.rocketmq.store.checkpoint import load
+from convoymq.rocketmq.store.commit_log import CommitLog
 from convoymq.rocketmq.store.consume_queues import ENTRY, ConsumeQueues, is_topic
-from convoymq.rocketmq.store.settings import StoreSettings, parse_delays
+from convoymq.rocketmq.store.derived import Derived
+from convoymq.rocketmq.store.index import Index
+from convoymq.rocketmq.store.jobs import Jobs
+from convoymq.rocketmq.store.recovery import Recovery
+from convoymq.rocketmq.store.settings import StoreSettings, parse_delays, parse_hours
 from convoymq.rocketmq.store.types import (
     Boundary,
-    Damage,
     Draft,
     GetStatus,
     Got,
@@ -33,8 +38,9 @@ from convoymq.rocketmq.store.types import (
     PutStatus,
     Run,
     StoreReport,
+    stored_ms_of,
 )
-from convoymq.storage.types import Directory, Done, File, Worker
+from convoymq.storage.types import Directory, Done, Worker
 
 BLANK = b"\xcb\xd4\x31\x94"
 GET_BYTES_MAX = 256 << 10
@@ -43,6 +49,16 @@ SEEN_MAX = 16_000
 """Entries that one read looks at."""
 SCAN_BYTES = 4 << 20
 QUEUES_MAX = 1 << 16
+PAGE_BYTES = 4096
+RECORD_BYTES_MAX = 64 << 20
+RECORD_BYTES_MORE = 256 << 10
+"""Of a record beside its body."""
+HEAD_BYTES = 80
+"""Of a record, up to when it was stored."""
+CLEAN_MS = 10_000
+FILES_REMOVED_MAX = 10
+DISK_RATIO_FORCED = 0.85
+DISK_RATIO_FULL = 0.9
 _REFUSALS = {
     records.ILLEGAL: PutStatus.MESSAGE_ILLEGAL,
     records.PROPERTIES_TOO_LONG: PutStatus.PROPERTIES_SIZE_EXCEEDED,
@@ -54,8 +70,11 @@ class MessageStore:
 
     Args:
         directory: `storePathRootDir`.
-        clock: wall clock in ms.
+        worker: writes and flushes the log.
+        background: writes what follows from it, which may take longer; None: the same.
+        clock: wall clock in ms: it names files of the index.
         store_host: address and port of this broker, as records have them.
+        disk_used: share of the disk that is in use.
     """
 
     def __init__(
@@ -66,30 +85,40 @@ class MessageStore:
         *,
         clock: Callable[[], int],
         store_host: bytes,
+        background: Worker | None = None,
+        disk_used: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._directory = directory
         self._settings = settings
-        self._worker = worker
-        self._clock = clock
         self.store_host = store_host
+        self._disk_used = disk_used
         self._delays = parse_delays(settings.delay_levels)
+        jobs = Jobs(worker)
+        slow_jobs = jobs if background is None else Jobs(background)
+        self._jobs = {jobs, slow_jobs}
         self._log = CommitLog(
-            directory, "commitlog", settings.log_file_bytes, worker,
+            directory, "commitlog", settings.log_file_bytes, jobs,
             is_sync=settings.is_sync, on_stored=self._dispatch,
         )  # fmt: skip
+        unsynced: set[str] = set()
         self._queues = ConsumeQueues(
-            directory, settings.queue_file_bytes, worker, lambda: self._log.begin
+            directory, settings.queue_file_bytes, lambda: self._log.begin, self._is_entry, unsynced
         )
+        self._index = Index(directory, settings.index_slots, settings.index_units, clock, unsynced)
+        self._derived = Derived(
+            directory, self._log, self._queues, self._index, slow_jobs,
+            interval_ms=settings.queue_flush_ms, unsynced=unsynced,
+        )  # fmt: skip
         self._next_offsets: dict[tuple[str, int], int] = {}
         """Queue offset of the next message that is put."""
         self._undispatched: deque[tuple[int, bytes]] = deque()
-        self.dispatched = 0
-        """Physical offset up to which messages can be read."""
         self._rest = bytearray()
         """Of a record that a master has sent in part."""
         self._rest_wanted = 0
         self._raw_end = 0
         """Physical offset behind the last whole record of a master."""
+        self._flushed_ms = 0
+        self._cleaned_ms = 0
         self.on_dispatched: list[Callable[[Message], None]] = []
         """Called with each message when it can be read, in the order of the log."""
         self.on_run: list[Callable[[Run], None]] = []
@@ -102,85 +131,51 @@ class MessageStore:
         report = StoreReport(was_aborted=self._directory.exists("abort"))
         for path in ("commitlog", "consumequeue", "index", "config"):
             self._directory.make(path)
-        bases = self._log.bases()
-        report.is_fresh = not bases
-        begin = bases[0] if bases else 0
-        self._log.begin_at(begin, begin)
-        self._queues.open()
-        self._queues.load_limit = begin
-        self._recover(bases, begin, report)
+        checkpoint = load(self._directory)
+        recovery = Recovery(
+            self._directory, self._log, self._queues, self._index, self._delays,
+            max(self._settings.message_bytes_max, RECORD_BYTES_MAX) + RECORD_BYTES_MORE,
+            checkpoint, report, checkpoint.log_ms,
+        )  # fmt: skip
+        recovery.run()
+        self._derived.checkpoint = checkpoint
+        self._derived.dispatched = self._raw_end = self._log.end
+        self._derived.stored_ms = recovery.stored_ms
+        if report.was_aborted:
+            self._derived.save_now()
         self._directory.open("abort", create=True).close()
         self._directory.sync()
         return report
 
-    def _recover(self, bases: list[int], begin: int, report: StoreReport) -> None:
-        """Reads the log from a file's begin on: dispatches what is whole, cuts the rest."""
-        size = self._settings.log_file_bytes
-        end = begin
-        for base in bases:
-            if base != end:
-                break
-            file = self._directory.open(f"commitlog/{file_name(base)}")
-            if file.size() != size:
-                raise StorageFault(
-                    f"commitlog/{file_name(base)} has {file.size()} bytes, and "
-                    f"mappedFileSizeCommitLog says {size}"
-                )
-            end, reason = self._recover_file(file, base, report)
-            file.close()
-            if end < base + size:
-                if reason:
-                    report.damages.append(
-                        Damage(
-                            file=f"commitlog/{file_name(base)}", offset=end - base, reason=reason
-                        )
-                    )
-                break
-        last = bases[-1] + size if bases else end
-        self._log.begin_at(begin, max(last, end))
-        self._log.truncate(end)
-        self._log.begin_at(begin, end)
-        self._queues.load_limit = end
-        self.dispatched = end
-
-    def _recover_file(self, file: File, base: int, report: StoreReport) -> tuple[int, str]:
-        """Returns where the whole records of a file end, and why if it is damage."""
-        size = self._settings.log_file_bytes
-        at = 0
-        want = SCAN_BYTES
-        while at < size:
-            data = file.pread(min(want, size - at), at)
-            why, read, length, count, _stored, runs, _keys = records.scan(
-                data, 0, base + at, True, self._delays
-            )
-            report.records_checked += count
-            for run in runs:
-                self._enter(Run(*run))
-            at += read
-            if why == records.ENDED or (why == records.CUT and read and length <= size - at):
-                want = max(SCAN_BYTES, length)
-                continue
-            if why == records.CUT and at + len(data) - read < size and length <= size - at:
-                want = max(2 * want, length)
-                continue
-            if why == records.BLANK and length == size - at:
-                return base + size, ""
-            if why == records.ZEROS:
-                return base + at, ""
-            return base + at, "no whole record lies here"
-        return base + size, ""
-
     def close(self) -> None:
-        """Writes everything and ends in order. No job of the worker may be under way.
+        """Writes everything and ends in order.
 
         Raises:
             OSError: the next start recovers as after a crash.
         """
-        self._log.finish()
-        self._dispatch()
-        self._queues.finish()
-        self._directory.remove("abort")
-        self._directory.sync()
+        with self._interrupted():
+            self._log.finish()
+            self._dispatch()
+            self._derived.save_now()
+            self._queues.close()
+            self._directory.remove("abort")
+            self._directory.sync()
+
+    @contextmanager
+    def _interrupted(self) -> Iterator[None]:
+        """Has no job run meanwhile: those that wait are given up."""
+        with ExitStack() as stack:
+            for jobs in self._jobs:
+                stack.enter_context(jobs.interrupted())
+            self._index.entered(None)
+            yield
+
+    def _is_entry(self, topic: str, queue_id: int, offset: int, physical: int) -> bool:
+        """Returns whether a message of a queue lies at a physical offset."""
+        message = self._read(physical)
+        return message is not None and (topic, queue_id, offset) == (
+            message.topic, message.queue_id, message.queue_offset,
+        )  # fmt: skip
 
     # --- put
 
@@ -211,10 +206,9 @@ class MessageStore:
 
     def put(self, drafts: Sequence[Draft], now_ms: int) -> list[Placed]:
         """Appends messages: `kick` stores them. Those of one draft get consecutive offsets."""
-        if self._log.failure is not None or self._rest or self.dispatched < self._raw_end:
-            return [Placed(PutStatus.SERVICE_NOT_AVAILABLE)] * len(drafts)
-        if self._log.is_full:
-            return [Placed(PutStatus.OS_PAGE_CACHE_BUSY)] * len(drafts)
+        refused = self._refused()
+        if refused is not None:
+            return [Placed(refused)] * len(drafts)
         drafts = [self._checked(draft) for draft in drafts]
         placed: list[Placed] = []
         while len(placed) < len(drafts):
@@ -235,6 +229,15 @@ class MessageStore:
                 room = self._log.room
                 self._append(room.to_bytes(4, "big") + BLANK + bytes(room - 8))
         return placed
+
+    def _refused(self) -> PutStatus | None:
+        """Returns why nothing can be put at the moment."""
+        is_half = bool(self._rest) or self.dispatched < self._raw_end
+        if is_half or self._log.failure is not None or self._disk_used() > DISK_RATIO_FULL:
+            return PutStatus.SERVICE_NOT_AVAILABLE
+        if self._log.is_full or self._derived.is_full:
+            return PutStatus.OS_PAGE_CACHE_BUSY
+        return None
 
     @property
     def _id_start(self) -> str:
@@ -268,6 +271,11 @@ class MessageStore:
 
     # --- dispatch
 
+    @property
+    def dispatched(self) -> int:
+        """Returns the physical offset up to which messages can be read."""
+        return self._derived.dispatched
+
     def _dispatch(self) -> None:
         """Makes readable what is stored."""
         stored = self._log.stored
@@ -276,23 +284,30 @@ class MessageStore:
             if start + len(block) > stored:
                 return
             self._undispatched.popleft()
-            *_, runs, _keys = records.scan(block, 0, start, False, self._delays)
-            self.dispatched = start + len(block)
-            for row in runs:
-                run = Run(*row)
-                self._enter(run)
-                for listener in self.on_run:
-                    listener(run)
-                if self.on_dispatched:
-                    for message in self.messages(run):
-                        for call in self.on_dispatched:
-                            call(message)
+            _, _, _, count, stored_ms, rows, keys = records.scan(
+                block, 0, start, False, self._delays
+            )
+            self._derived.dispatched = start + len(block)
+            if count:
+                self._derived.stored_ms = stored_ms
+            if self._settings.index_enabled:
+                self._index.add(keys)
+            runs = [Run(*row) for row in rows]
+            for run in runs:
+                if is_topic(run.topic) and run.queue_id >= 0:
+                    self._queues.append(run.topic, run.queue_id, run.queue_offset, run.entries)
+            for run in runs:
+                self._tell(run)
 
-    def _enter(self, run: Run) -> None:
-        if is_topic(run.topic) and 0 <= run.queue_id < QUEUES_MAX:
-            self._queues.append(run.topic, run.queue_id, run.queue_offset, run.entries)
+    def _tell(self, run: Run) -> None:
+        for listener in self.on_run:
+            listener(run)
+        if self.on_dispatched:
+            for message in self.messages(run):
+                for call in self.on_dispatched:
+                    call(message)
 
-    def messages(self, run: Run) -> Iterable[Message]:
+    def messages(self, run: Run) -> Iterator[Message]:
         """Yields the messages of a run that was just dispatched."""
         for physical, size, _ in ENTRY.iter_unpack(run.entries):
             record = self._log.read(physical, size)
@@ -300,10 +315,19 @@ class MessageStore:
                 yield Message(record)
 
     def tick(self, now_ms: int) -> None:
-        """Does what time asks for: flushes, retries."""
+        """Does what time asks for: writes, flushes, tries again, removes old files."""
         self._log.kick()
-        self._log.flush()
-        self._queues.write_out()
+        waiting = self._log.written - self._log.flushed
+        passed = now_ms - self._flushed_ms
+        settings = self._settings
+        is_due = passed >= settings.flush_ms and waiting >= settings.flush_pages * PAGE_BYTES
+        if is_due or self._log.failure or not 0 <= passed < settings.flush_thorough_ms:
+            self._flushed_ms = now_ms
+            self._log.flush()
+        self._derived.tick(now_ms)
+        if not 0 <= now_ms - self._cleaned_ms < CLEAN_MS:
+            self._cleaned_ms = now_ms
+            self.clean(now_ms)
 
     # --- read
 
@@ -319,10 +343,13 @@ class MessageStore:
 
     def message_at(self, physical: int) -> Message | None:
         """Returns the message whose record begins at an offset; None when none does."""
-        head = self._log.read(physical, 8)
-        if head is None or physical >= self.dispatched:
+        return self._read(physical) if physical < self.dispatched else None
+
+    def _read(self, physical: int) -> Message | None:
+        head = self._log.read(physical, 4)
+        if head is None:
             return None
-        record = self._log.read(physical, int.from_bytes(head[:4], "big"))
+        record = self._log.read(physical, int.from_bytes(head, "big"))
         if record is None or not records.is_record(record, physical):
             return None
         return Message(record)
@@ -420,7 +447,20 @@ class MessageStore:
 
     def query(self, topic: str, key: str, count: int, begin_ms: int, end_ms: int) -> list[Message]:
         """Returns messages with a key (KEYS, UNIQ_KEY), newest first."""
-        return []
+        found: dict[int, Message] = {}
+        count = min(count, self._settings.query_count_max)
+        for physical in self._index.find(records.key_hash(topic, key), begin_ms, end_ms):
+            if len(found) >= count:
+                break
+            message = self.message_at(physical)
+            if message is not None and message.topic == topic and key in message.keys:
+                found[physical] = message
+        return list(found.values())
+
+    @property
+    def indexed(self) -> tuple[int, int]:
+        """Returns time and physical offset up to which messages can be found by key."""
+        return self._derived.stored_ms, self.dispatched
 
     # --- replication
 
@@ -440,7 +480,7 @@ class MessageStore:
             if self._log.end != self._log.begin or self._rest:
                 raise StorageFault(f"the log ends at {self._log.end}, not at {offset}")
             self._log.begin_at(offset, offset)
-            self.dispatched = offset
+            self._derived.dispatched = offset
         size = self._settings.log_file_bytes
         view = memoryview(block)
         while view:
@@ -478,14 +518,20 @@ class MessageStore:
         What was sent in part goes as well: a slave that is to take messages itself truncates at
         `whole`.
         """
-        self._log.truncate(offset)
-        self._queues.truncate(offset)
+        with self._interrupted():
+            self._index.truncate(offset)
+            self._derived.lower(offset)
+            self._queues.truncate(offset)
+            self._log.truncate(offset)
+        left = [(at, block[: offset - at]) for at, block in self._undispatched if at < offset]
+        self._undispatched = deque(left)
         self._next_offsets.clear()
-        left = [(start, block[: offset - start]) for start, block in self._undispatched]
-        self._undispatched = deque(row for row in left if row[1] and row[0] < offset)
+        for at, block in left:
+            *_, rows, _ = records.scan(block, 0, at, False, self._delays)
+            for topic, queue_id, first, count, _, _ in rows:
+                self._next_offsets[topic, queue_id] = first + count
         self._rest.clear()
         self._raw_end = min(self._raw_end, offset)
-        self.dispatched = min(self.dispatched, offset)
 
     def checksum(self, offset: int, length: int) -> int | None:
         """Returns the CRC32C of the `length` bytes before an offset; None if they are not there."""
@@ -505,12 +551,43 @@ class MessageStore:
         """Returns topics that have queues."""
         return sorted({topic for topic, _ in self._queues.places()})
 
+    # --- removal
+
     def delete_topic(self, topic: str) -> None:
         """Removes a topic's queues; its records go with the files of the log."""
-        self._queues.delete_topic(topic)
+        with self._interrupted():
+            self._queues.delete_topic(topic)
         for place in [place for place in self._next_offsets if place[0] == topic]:
             del self._next_offsets[place]
 
     def clean(self, now_ms: int) -> int:
-        """Removes files that are too old. Returns how many."""
-        return 0
+        """Removes files of the log that are too old, with what led to them. Returns how many."""
+        expired = self._expired(now_ms)
+        if expired <= self._log.begin:
+            return 0
+        with self._interrupted():
+            removed = self._log.remove_before(expired)
+            self._queues.remove_before()
+            self._index.remove_before(self._log.begin)
+        return removed
+
+    def _expired(self, now_ms: int) -> int:
+        """Returns where the files end that are to go."""
+        settings, used = self._settings, self._disk_used()
+        hour = now_ms // 3_600_000 % 24
+        is_forced = used > DISK_RATIO_FORCED and settings.remove_forcibly
+        is_time = hour in parse_hours(settings.delete_when)
+        end = self._log.begin
+        if not is_time and used * 100 <= settings.disk_ratio_max:
+            return end
+        # A file is as old as its last message: about as old as the first of the next file.
+        for _ in range(FILES_REMOVED_MAX):
+            following = end - end % self._log.size + self._log.size
+            head = self._log.read_some(following, HEAD_BYTES) if following < self._log.end else b""
+            if len(head) < HEAD_BYTES:
+                break
+            age_ms = now_ms - stored_ms_of(head)
+            if not is_forced and age_ms <= settings.reserved_hours * 3_600_000:
+                break
+            end = following
+        return end

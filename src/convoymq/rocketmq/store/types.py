@@ -202,7 +202,7 @@ class Message:
     @property
     def stored_ms(self) -> int:
         """Returns when it was stored."""
-        return int(_LONG.unpack_from(self.record, self._born_end)[0])
+        return stored_ms_of(self.record)
 
     @property
     def store_host(self) -> bytes:
@@ -244,6 +244,12 @@ class Message:
         return self._properties
 
     @property
+    def keys(self) -> list[str]:
+        """Returns the keys that it is found by."""
+        found = self.properties
+        return [*found.get("KEYS", "").split(" "), found.get("UNIQ_KEY", "")]
+
+    @property
     def tags_code(self) -> int:
         """Returns the hash of its tag, as consume queues have it; 0 without one."""
         return java_hash(self.properties.get("TAGS", ""))
@@ -255,6 +261,12 @@ class Message:
             self.sys_flag, self.born_ms, self.born_host, self.reconsume_times,
             self.prepared_offset,
         )  # fmt: skip
+
+
+def stored_ms_of(record: memoryview | bytes) -> int:
+    """Returns when a record was stored; the head of one will do."""
+    at = 68 if _INT.unpack_from(record, 36)[0] & SysFlag.BORN_V6 else 56
+    return int(_LONG.unpack_from(record, at)[0])
 
 
 def java_hash(text: str) -> int:

@@ -9,7 +9,7 @@ from convoymq.storage.files import MemoryDirectory
 from tests.unit.storage.inline import InlineWorker
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
-SMALL = {"log_file_bytes": 8192, "queue_file_bytes": 400}
+SMALL = {"log_file_bytes": 8192, "queue_file_bytes": 400, "index_slots": 50, "index_units": 200}
 
 
 class Opened:
