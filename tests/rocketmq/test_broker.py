@@ -382,5 +382,5 @@ async def test_a_damaged_log_is_said(tmp_path: Path) -> None:
         file.seek(place + 90)
         file.write(b"\xff" * 8)
     made = await Running.begin(tmp_path)
-    assert len(await made.client.all("damaged")) == 1
+    assert len(await made.client.all("damaged")) == 2
     await made.stop()

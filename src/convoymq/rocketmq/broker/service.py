@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,7 +44,7 @@ from convoymq.rocketmq.remoting.connection import Answered, Connection, Handler
 from convoymq.rocketmq.remoting.server import RemotingClient, RemotingServer, dispatch
 from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.store import MessageStore
-from convoymq.rocketmq.store.types import Draft, Placed, PutStatus
+from convoymq.rocketmq.store.types import Damage, Draft, Placed, PutStatus
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.threads import ThreadWorker
 
@@ -92,7 +93,8 @@ class Broker:
         self.groups = Groups(lambda: self.settings, self.file("subscriptionGroup.json"), now_ms)
         step = settings.offset_version_step
         self.offsets = Offsets(self.file("consumerOffset.json"), step, now_ms)
-        self._worker = ThreadWorker(asyncio.get_running_loop().call_soon_threadsafe)
+        post = asyncio.get_running_loop().call_soon_threadsafe
+        self._worker, self._slow_worker = ThreadWorker(post), ThreadWorker(post)
         self._own_address = settings.address or own_address()
         store_settings = configuration.section(StoreSettings)
         self.message_bytes_max = store_settings.message_bytes_max
@@ -233,14 +235,20 @@ class Broker:
     def _open_store(self, port: int) -> None:
         self.store = MessageStore(
             RealDirectory(self._root), self._store_settings, self._worker, clock=self.now_ms,
-            store_host=host_bytes((self._own_address, port)),
+            store_host=host_bytes((self._own_address, port)), background=self._slow_worker,
+            disk_used=self._disk_used,
         )  # fmt: skip
         report = self.store.open()
+        self.store.on_damage.append(_damaged)
         for damage in report.damages:
-            log.warning("rocketmq.damaged", file=damage.file, offset=damage.offset,
-                        reason=damage.reason)  # fmt: skip
+            _damaged(damage)
         log.info("rocketmq.store_open", root=str(self._root), was_aborted=report.was_aborted,
                  records=report.records_checked, end=self.store.max_offset)  # fmt: skip
+
+    def _disk_used(self) -> float:
+        """Returns the share of the disk that is in use."""
+        usage = shutil.disk_usage(self._root)
+        return usage.used / usage.total
 
     def _closed(self, connection: Connection) -> None:
         for call in self.on_closed:
@@ -258,6 +266,7 @@ class Broker:
         await self.remoting.stop()
         self.persist()
         self._worker.close()
+        self._slow_worker.close()
         self.store.close()
 
     # --- what is done again and again ----------------------------------------------------
@@ -291,3 +300,7 @@ class Broker:
             log.error("rocketmq.not_persisted", reason=error.text)
         for special in self.specials:
             special.persist()
+
+
+def _damaged(damage: Damage) -> None:
+    log.warning("rocketmq.damaged", file=damage.file, offset=damage.offset, reason=damage.reason)

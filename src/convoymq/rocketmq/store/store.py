@@ -20,7 +20,7 @@ from crc32c import crc32c
 from convoymq.kernels import rocketmq_records as records
 from convoymq.model.errors import StorageFault
 from convoymq.rocketmq.store.checkpoint import load
-from convoymq.rocketmq.store.commit_log import CommitLog
+from convoymq.rocketmq.store.commit_log import CommitLog, file_name
 from convoymq.rocketmq.store.consume_queues import ENTRY, ConsumeQueues, is_topic
 from convoymq.rocketmq.store.derived import Derived
 from convoymq.rocketmq.store.index import Index
@@ -29,6 +29,7 @@ from convoymq.rocketmq.store.recovery import Recovery
 from convoymq.rocketmq.store.settings import StoreSettings, parse_delays, parse_hours
 from convoymq.rocketmq.store.types import (
     Boundary,
+    Damage,
     Draft,
     GetStatus,
     Got,
@@ -55,6 +56,8 @@ RECORD_BYTES_MORE = 256 << 10
 """Of a record beside its body."""
 HEAD_BYTES = 80
 """Of a record, up to when it was stored."""
+DAMAGES_MAX = 1000
+"""Damaged records that are named in one run."""
 CLEAN_MS = 10_000
 FILES_REMOVED_MAX = 10
 DISK_RATIO_FORCED = 0.85
@@ -117,12 +120,17 @@ class MessageStore:
         self._rest_wanted = 0
         self._raw_end = 0
         """Physical offset behind the last whole record of a master."""
+        self._used = 0.0
+        """Share of the disk that was in use when it was last asked for."""
         self._flushed_ms = 0
         self._cleaned_ms = 0
         self.on_dispatched: list[Callable[[Message], None]] = []
         """Called with each message when it can be read, in the order of the log."""
         self.on_run: list[Callable[[Run], None]] = []
         """Called with neighbours of a queue when they can be read: cheaper than each message."""
+        self._damaged: set[int] = set()
+        self.on_damage: list[Callable[[Damage], None]] = []
+        """Called with a record that a reader asked for and does not get."""
 
     # --- open and close
 
@@ -233,7 +241,7 @@ class MessageStore:
     def _refused(self) -> PutStatus | None:
         """Returns why nothing can be put at the moment."""
         is_half = bool(self._rest) or self.dispatched < self._raw_end
-        if is_half or self._log.failure is not None or self._disk_used() > DISK_RATIO_FULL:
+        if is_half or self._log.failure is not None or self._used > DISK_RATIO_FULL:
             return PutStatus.SERVICE_NOT_AVAILABLE
         if self._log.is_full or self._derived.is_full:
             return PutStatus.OS_PAGE_CACHE_BUSY
@@ -402,6 +410,8 @@ class MessageStore:
                 continue
             record = self._log.read(physical, size)
             if record is None or not records.is_record(record, physical):
+                if record is not None:
+                    self._found_damage(physical)
                 if not total:
                     got.status = GetStatus.MESSAGE_WAS_REMOVING
                 continue
@@ -412,6 +422,19 @@ class MessageStore:
             got.status = GetStatus.FOUND
             got.records.append(record)
             total += size
+
+    def _found_damage(self, physical: int) -> None:
+        """Names a damaged record, once."""
+        if physical in self._damaged or len(self._damaged) >= DAMAGES_MAX:
+            return
+        self._damaged.add(physical)
+        offset = physical % self._log.size
+        damage = Damage(
+            file=f"commitlog/{file_name(physical - offset)}", offset=offset,
+            reason="it is no whole record, and is passed over",
+        )  # fmt: skip
+        for call in self.on_damage:
+            call(damage)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Returns when a message of a queue was stored; -1 when it is not there."""
@@ -562,6 +585,7 @@ class MessageStore:
 
     def clean(self, now_ms: int) -> int:
         """Removes files of the log that are too old, with what led to them. Returns how many."""
+        self._used = self._disk_used()
         expired = self._expired(now_ms)
         if expired <= self._log.begin:
             return 0
@@ -573,7 +597,7 @@ class MessageStore:
 
     def _expired(self, now_ms: int) -> int:
         """Returns where the files end that are to go."""
-        settings, used = self._settings, self._disk_used()
+        settings, used = self._settings, self._used
         hour = now_ms // 3_600_000 % 24
         is_forced = used > DISK_RATIO_FORCED and settings.remove_forcibly
         is_time = hour in parse_hours(settings.delete_when)

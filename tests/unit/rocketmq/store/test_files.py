@@ -10,6 +10,7 @@ from convoymq.kernels import rocketmq_records as records
 from convoymq.model.errors import StorageFault
 from convoymq.rocketmq.store.checkpoint import Checkpoint, Progress, decode
 from convoymq.rocketmq.store.types import (
+    Damage,
     Draft,
     GetStatus,
     Message,
@@ -43,7 +44,11 @@ def test_a_damaged_message_is_not_served() -> None:
     flip(disk, places[5] + 120)
     again = Opened(disk)
     assert again.store.message_at(places[5]) is None
+    named: list[Damage] = []
+    again.store.on_damage.append(named.append)
+    assert again.store.get("a", 0, 4, 3).next == 7
     got = again.store.get("a", 0, 5, 1)
+    assert [damage.offset for damage in named] == [places[5]]
     assert (got.status, got.next) == (GetStatus.MESSAGE_WAS_REMOVING, 6)
     assert len(again.bodies("a", 0, 6)) == 34
 
@@ -131,6 +136,7 @@ def test_a_full_disk_takes_the_oldest_files_before_their_time() -> None:
     opened.store._disk_used = lambda: 0.86
     assert opened.store.clean(opened.now) > 0
     opened.store._disk_used = lambda: 0.91
+    opened.store.clean(opened.now)
     assert opened.store.put([Draft("a", 0, b"x")], 0)[0].status is PutStatus.SERVICE_NOT_AVAILABLE
 
 
