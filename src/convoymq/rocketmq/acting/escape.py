@@ -174,6 +174,10 @@ class Targets:
         turn = 0 if key is None else key.offset
         return Target(name, turn % writable[name])
 
+    def is_bound(self, key: Key | None) -> bool:
+        """Returns whether an attempt may have been stored somewhere."""
+        return key in self._bound
+
     def attempt(self, key: Key | None, target: Target) -> None:
         """A message is sent to a target."""
         if key is not None:

@@ -36,7 +36,8 @@ from convoymq.rocketmq.remoting.values import (
 
 log = structlog.get_logger()
 
-ASK_TIMEOUT_S = 3.0
+ASK_TIMEOUT_S = 1.0
+"""One that hangs must not keep a slave from what others say."""
 MEMBER_TOPIC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
@@ -71,7 +72,7 @@ class NameServers:
 
     def __init__(self, addresses: str, own: Identity, remoting: RemotingClient) -> None:
         self.addresses = tuple(a for a in (x.strip() for x in addresses.split(";")) if a)
-        self._own = own
+        self.own = own
         self._remoting = remoting
         self._silent: set[str] = set()
 
@@ -81,7 +82,7 @@ class NameServers:
         self, topics: TopicTable, *, addresses: tuple[str, ...] | None = None
     ) -> Registered | None:
         """Registers with every name server, or some; returns None when none took it."""
-        own = self._own
+        own = self.own
         body = json.dumps(RegisterBrokerBody(topics))
         fields = self._names() | {
             "haServerAddr": own.ha_address,
@@ -104,19 +105,19 @@ class NameServers:
 
     async def unregister(self) -> None:
         """Says that this replica ends."""
-        fields, timeout_s = self._names(), self._own.heartbeat_timeout_s
+        fields, timeout_s = self._names(), self.own.heartbeat_timeout_s
         await self._ask_all(Request.UNREGISTER_BROKER, fields, b"", timeout_s)
 
     async def heartbeat(self, version: DataVersion) -> None:
         """Says that this replica is alive. Name servers that cannot be reached are passed over."""
         fields = self._names()
-        code = Request.QUERY_DATA_VERSION if self._own.is_old_compatible else (
+        code = Request.QUERY_DATA_VERSION if self.own.is_old_compatible else (
             Request.BROKER_HEARTBEAT
         )  # fmt: skip
-        body = json.dumps(version) if self._own.is_old_compatible else b""
+        body = json.dumps(version) if self.own.is_old_compatible else b""
 
         async def one(address: str) -> None:
-            timeout_s = self._own.heartbeat_timeout_s
+            timeout_s = self.own.heartbeat_timeout_s
             try:
                 connection = await self._remoting.connected(address, timeout_s)
                 connection.send(request(code, fields, body, one_way=True))
@@ -134,7 +135,7 @@ class NameServers:
 
     async def members(self) -> dict[int, str] | None:
         """Returns the replicas of this broker: id -> address; None when no name server answers."""
-        own = self._own
+        own = self.own
         if own.is_old_compatible:
             route = await self._routes(MEMBER_TOPIC_PREFIX + own.name)
             if route is None:
@@ -156,7 +157,7 @@ class NameServers:
 
     @property
     def _key(self) -> tuple[str, str]:
-        return self._own.cluster, self._own.name
+        return self.own.cluster, self.own.name
 
     async def route(self, topic: str) -> RouteData | None:
         """Returns where a topic is, as the first name server says that has it."""
@@ -184,14 +185,14 @@ class NameServers:
         found: dict[str, dict[int, str]] = {}
         for answer in taken:
             for name, data in json.loads(answer.body, ClusterInfo).broker_addr_table.items():
-                if data.cluster == self._own.cluster:
+                if data.cluster == self.own.cluster:
                     found.setdefault(name, {}).update(data.broker_addrs)
         return found
 
     # --- requests -----------------------------------------------------------------------------
 
     def _names(self) -> dict[str, str]:
-        own = self._own
+        own = self.own
         return {
             "brokerName": own.name,
             "brokerAddr": own.address,

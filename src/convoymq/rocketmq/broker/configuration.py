@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from convoymq.model.config.keys import Section
+from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.settings import UNSERVED, BrokerSettings
 from convoymq.rocketmq.settings import build_all, keys_of, read_pairs, text_of
 from convoymq.rocketmq.store.settings import StoreSettings
 
 S = TypeVar("S", bound=Section)
 
-SECTIONS: tuple[type[Section], ...] = (BrokerSettings, StoreSettings)
+SECTIONS: tuple[type[Section], ...] = (
+    BrokerSettings, StoreSettings, ActingSettings,
+)  # fmt: skip
 """Every part adds its own."""
 
 

@@ -104,6 +104,14 @@ class Offsets:
         """Returns all offsets, with their version."""
         return OffsetTable(self.table, self.version)
 
+    def replace(self, table: OffsetTable) -> None:
+        """Takes over what a master has, as RocketMQ's slaves do: offsets that only this replica has
+        are kept."""
+        for key, offsets in table.offset_table.items():
+            self.table.setdefault(key, {}).update(offsets)
+        self.version = table.data_version
+        self._is_changed = True
+
     def merge(self, table: OffsetTable) -> None:
         """Takes over what another replica has; of two offsets the larger one is kept."""
         for key, offsets in table.offset_table.items():

@@ -13,7 +13,10 @@ import structlog
 
 from convoymq.model.errors import StorageFault
 from convoymq.model.tasks import Tasks
+from convoymq.rocketmq.acting.bridge import Intake
 from convoymq.rocketmq.acting.locks import LockTable
+from convoymq.rocketmq.acting.service import Group
+from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.broker_requests import BrokerRequests
 from convoymq.rocketmq.broker.client_requests import ClientRequests, tell_members
 from convoymq.rocketmq.broker.clients import Clients
@@ -71,12 +74,17 @@ class Broker:
 
     Args:
         now_ms: wall clock.
+        neighbours: other brokers of this process, where messages may escape to.
     """
 
     def __init__(
-        self, configuration: Configuration, now_ms: Callable[[], int] = wall_clock_ms
+        self,
+        configuration: Configuration,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        neighbours: Callable[[], Sequence[Intake]] = tuple,
     ) -> None:
         self.configuration = configuration
+        self.neighbours = neighbours
         settings = self.settings = configuration.section(BrokerSettings)
         self.now_ms = now_ms
         self.role = Role(settings.id, settings.name, settings.cluster)
@@ -109,12 +117,14 @@ class Broker:
         self.persist_failures = 0
 
     def file(self, name: str) -> ConfigFile:
-        """Returns a file of the directory `config`."""
+        """See `BrokerParts`."""
         return ConfigFile(self.config_path / name)
 
-    def register(self, code: int, handler: Handler) -> None:
+    def register(self, code: int, handler: Handler) -> Handler | None:
         """See `BrokerParts`."""
+        before = self._handlers.get(code)
         self._handlers[code] = handler
+        return before
 
     # --- messages ------------------------------------------------------------------------
 
@@ -207,13 +217,14 @@ class Broker:
         self.registrar = Registrar(
             lambda: self.settings, self.role, self.topics, self.remoting, ha_address
         )
+        self.group = Group(
+            self, self.configuration.section(ActingSettings), neighbours=self.neighbours
+        )
         for work in (self.registrar.run, self.puller.sweep, self._tick, self._scan, self._persist):
             self.tasks.spawn(work())
         if settings.acting_master:
             self.tasks.spawn(self.registrar.beat())
-        if self.role.runs_special_services:
-            for special in self.specials:
-                special.start()
+        self.group.start()
         return port
 
     def _configure(self, configuration: Configuration) -> None:
@@ -295,6 +306,7 @@ class Broker:
         """Writes files of what changed since the last time."""
         try:
             self.offsets.persist()
+            self.group.persist()
         except StorageFault as error:
             self.persist_failures += 1
             log.error("rocketmq.not_persisted", reason=error.text)

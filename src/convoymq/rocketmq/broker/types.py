@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from convoymq.model.tasks import Tasks
     from convoymq.rocketmq.acting.locks import LockTable
     from convoymq.rocketmq.broker.clients import Clients
+    from convoymq.rocketmq.broker.config_files import ConfigFile
     from convoymq.rocketmq.broker.groups import Groups
     from convoymq.rocketmq.broker.offsets import Offsets
+    from convoymq.rocketmq.broker.pull import Puller
     from convoymq.rocketmq.broker.registering import Registrar
     from convoymq.rocketmq.broker.settings import BrokerSettings
     from convoymq.rocketmq.broker.stats import Stats
@@ -77,6 +79,22 @@ class Escape(Protocol):
         """Returns one message of a broker."""
 
 
+class SlaveLink(Protocol):
+    """A slave that is connected. `slave`: its id, which RocketMQ's do not say."""
+
+    @property
+    def host(self) -> str:
+        """Returns its address, without a port."""
+
+    @property
+    def slave(self) -> int | None:
+        """Returns its broker id; None for one of RocketMQ's, which does not say."""
+
+    @property
+    def silent_ms(self) -> int:
+        """Returns how long ago it was heard."""
+
+
 class Replication(Protocol):
     """The other replicas of this broker, as sends and administration see them."""
 
@@ -96,11 +114,28 @@ class Replication(Protocol):
     def refusal(self) -> PutStatus | None:
         """Returns why nothing may be appended now."""
 
-    def set_master(self, ha_address: str | None) -> None:
-        """Names the master that this slave copies; None: nobody."""
+    def set_master(self, ha_address: str | None, address: str | None = None) -> None:
+        """Names the master that this slave copies; None: nobody.
 
-    def links(self) -> Sequence[object]:
+        Args:
+            address: where the master answers requests. Without one nothing is compared.
+        """
+
+    def links(self) -> Sequence[SlaveLink]:
         """Returns the slaves that are connected."""
+
+    def begin(self) -> bool:
+        """Takes writes, now or as soon as enough slaves were compared. Returns whether now."""
+
+    def set_alive(self, count: int | None) -> None:
+        """Says how many replicas name servers list, this one among them."""
+
+    async def compare_with(self, address: str) -> bool:
+        """Compares this master's log with a slave's, and fetches what is missing here. Returns
+        False when that has to be tried again."""
+
+    def master_silent_ms(self) -> int | None:
+        """Returns how long ago a slave heard of its master; None: it transfers nothing."""
 
 
 class SpecialService(Protocol):
@@ -133,6 +168,7 @@ class BrokerParts(Protocol):
     locks: LockTable
     stats: Stats
     registrar: Registrar
+    puller: Puller
     escape: Escape
     replication: Replication
     remoting: RemotingClient
@@ -147,8 +183,11 @@ class BrokerParts(Protocol):
     def now_ms(self) -> int:
         """Returns milliseconds since 1970."""
 
-    def register(self, code: int, handler: Handler) -> None:
-        """Has requests with a code answered by a handler; the last one registered is used."""
+    def register(self, code: int, handler: Handler) -> Handler | None:
+        """Has requests with a code answered by a handler from now on; returns the one before."""
+
+    def file(self, name: str) -> ConfigFile:
+        """Returns a file of the directory `config`."""
 
     def prepared(self, draft: Draft) -> Draft:
         """Returns a draft as special services change it. Raises Refusal."""
@@ -185,12 +224,27 @@ class Alone:
     def refusal(self) -> PutStatus | None:
         """Returns None."""
 
-    def set_master(self, ha_address: str | None) -> None:
+    def set_master(self, ha_address: str | None, address: str | None = None) -> None:
         """Has no meaning."""
 
-    def links(self) -> Sequence[object]:
+    def links(self) -> Sequence[SlaveLink]:
         """Returns nobody."""
         return ()
+
+    def begin(self) -> bool:
+        """Returns True."""
+        return True
+
+    def set_alive(self, count: int | None) -> None:
+        """Has no meaning."""
+
+    async def compare_with(self, address: str) -> bool:
+        """Returns True."""
+        return True
+
+    def master_silent_ms(self) -> int | None:
+        """Returns None."""
+        return None
 
 
 class LocalEscape:

@@ -101,8 +101,14 @@ class Request(IntEnum):
     SET_MESSAGE_REQUEST_MODE = 401
     GET_ALL_MESSAGE_REQUEST_MODE = 402
     GET_BROKER_MEMBER_GROUP = 901
+    ADD_BROKER = 902
+    REMOVE_BROKER = 903
     BROKER_HEARTBEAT = 904
     NOTIFY_MIN_BROKER_ID_CHANGE = 905
+    EXCHANGE_BROKER_HA_INFO = 906
+    HAND_OVER_SERVICES = 29_203
+    """Ours, as is what follows: RocketMQ's brokers answer it with 3."""
+    GET_ESCAPE_KEYS = 29_204
 
 
 class Answer(IntEnum):

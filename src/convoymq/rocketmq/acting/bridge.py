@@ -1,0 +1,320 @@
+"""Carries escape out: puts messages of special services into the own store, that of another master
+of this process, or another broker; and takes those of others in, each once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from convoymq.model.errors import PeerError, Unavailable
+from convoymq.rocketmq.acting.escape import (
+    KEY_FIELD,
+    KEY_PROPERTY,
+    Key,
+    Outcome,
+    Target,
+    Targets,
+    key_of,
+    specific_queue,
+)
+from convoymq.rocketmq.acting.key_log import KeyLog
+from convoymq.rocketmq.acting.name_servers import NameServers
+from convoymq.rocketmq.acting.settings import ActingSettings
+from convoymq.rocketmq.broker.send import Header
+from convoymq.rocketmq.broker.types import BrokerParts
+from convoymq.rocketmq.remoting.codes import Answer, Request
+from convoymq.rocketmq.remoting.command import Command, Refusal, request
+from convoymq.rocketmq.remoting.connection import Connection
+from convoymq.rocketmq.remoting.values import MASTER_ID, PERM_WRITE, RouteData
+from convoymq.rocketmq.store.types import (
+    Draft,
+    Message,
+    Placed,
+    PutStatus,
+    decode_properties,
+)
+
+if TYPE_CHECKING:
+    from convoymq.rocketmq.remoting.connection import Answered, Handler
+
+log = structlog.get_logger()
+
+SEND_TIMEOUT_S = 3.0
+PULL_TIMEOUT_S = 10.0
+ROUTES_MAX = 10_000
+_STORED = {
+    Answer.SUCCESS: PutStatus.PUT_OK,
+    Answer.FLUSH_DISK_TIMEOUT: PutStatus.FLUSH_DISK_TIMEOUT,
+    Answer.SLAVE_NOT_AVAILABLE: PutStatus.SLAVE_NOT_AVAILABLE,
+    Answer.FLUSH_SLAVE_TIMEOUT: PutStatus.FLUSH_SLAVE_TIMEOUT,
+}
+_REFUSED = frozenset((
+    *(Answer.SYSTEM_BUSY, Answer.MESSAGE_ILLEGAL, Answer.SERVICE_NOT_AVAILABLE),
+    *(Answer.NO_PERMISSION, Answer.TOPIC_NOT_EXIST, Answer.INVALID_PARAMETER),
+))  # fmt: skip
+"""Nothing was stored. Of any other code nobody can tell."""
+FAILED = Placed(PutStatus.PUT_TO_REMOTE_BROKER_FAIL)
+
+
+class Intake:
+    """Takes in what escapes from others: the target's side.
+
+    A send without a key goes to the handler that was there before.
+    """
+
+    def __init__(self, parts: BrokerParts, keys: KeyLog) -> None:
+        self._parts = parts
+        self._keys = keys
+        self._under_way: dict[Key, asyncio.Future[Placed]] = {}
+        self._others: dict[int, Handler | None] = {
+            code: parts.register(code, self._send)
+            for code in (Request.SEND_MESSAGE, Request.SEND_MESSAGE_V2)
+        }
+
+    def _send(self, connection: Connection, command: Command) -> Answered:
+        text = command.fields.get(KEY_FIELD)
+        key = None if text is None else key_of(text)
+        other = self._others[command.code]
+        if key is None and other is not None:
+            return other(connection, command)
+        return self._send_once(command, key)
+
+    async def _send_once(self, command: Command, key: Key | None) -> Command:
+        if key is None:
+            raise Refusal(Answer.INVALID_PARAMETER, "no key of an escaped message")
+        header = Header(command)
+        topic = self._parts.topics.get(header.needed("b"))
+        if topic is None or not topic.perm & PERM_WRITE:
+            raise Refusal(Answer.TOPIC_NOT_EXIST, f"topic[{header.needed('b')}] takes nothing here")
+        queue = header.number("e")
+        if not 0 <= queue < topic.write_queue_nums:
+            raise Refusal(Answer.INVALID_PARAMETER, f"request queueId[{queue}] is illegal")
+        draft = Draft(
+            topic.topic_name, queue, bytes(command.body), (header.get("i") or "").encode(),
+            header.number("h"), header.number("f"), header.number("g"),
+            reconsume_times=header.number("j", 0),
+        )  # fmt: skip
+        placed = await self.take(draft, key)
+        code = next((c for c, status in _STORED.items() if status is placed.status), None)
+        if code is None:
+            is_refused = placed.status is PutStatus.SERVICE_NOT_AVAILABLE
+            refusal = Answer.SERVICE_NOT_AVAILABLE if is_refused else Answer.SYSTEM_ERROR
+            raise Refusal(refusal, placed.status.name)
+        fields = {
+            "msgId": placed.message_id,
+            "queueId": str(queue),
+            "queueOffset": str(placed.queue_offset),
+        }
+        return command.answer(code, fields)
+
+    def serves(self, topic: str) -> bool:
+        """Returns whether this broker takes messages of a topic."""
+        found = self._parts.topics.get(topic)
+        is_writable = found is not None and found.perm & PERM_WRITE and found.write_queue_nums > 0
+        return self._parts.role.is_master and bool(is_writable)
+
+    async def take_any(self, draft: Draft, key: Key | None) -> Placed:
+        """Stores a message of a neighbour in a queue of its topic, which `serves` knows."""
+        topic = self._parts.topics.get(draft.topic)
+        assert topic is not None
+        draft = replace(draft, queue_id=draft.queue_id % topic.write_queue_nums)
+        if key is not None:
+            return await self.take(draft, key)
+        (placed,) = await self._parts.put([draft])
+        return placed
+
+    async def take(self, draft: Draft, key: Key) -> Placed:
+        """Stores a message, unless it is stored already. A repeat has no place."""
+        known = self._under_way.get(key)
+        if known is not None:
+            return await asyncio.shield(known)
+        if not self._parts.role.is_master:
+            return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
+        if self._keys.has(key):
+            log.info("rocketmq.escape_repeated", key=str(key))
+            return Placed(PutStatus.PUT_OK)
+        ended = self._under_way[key] = asyncio.get_running_loop().create_future()
+        try:
+            (placed,) = await self._parts.put([draft])
+        except BaseException:
+            ended.set_result(FAILED)
+            raise
+        finally:
+            del self._under_way[key]
+        if not ended.done():
+            ended.set_result(placed)
+        return placed
+
+
+class Bridge:
+    """See the module text: `broker.types.Escape`.
+
+    Args:
+        neighbours: other brokers of this process.
+    """
+
+    def __init__(
+        self,
+        parts: BrokerParts,
+        settings: ActingSettings,
+        name_servers: NameServers,
+        neighbours: Callable[[], Sequence[Intake]],
+    ) -> None:
+        self._parts = parts
+        self._settings = settings
+        self._name_servers = name_servers
+        self._neighbours = neighbours
+        self._targets = Targets(parts.role.name)
+        self._routes: dict[str, tuple[int, RouteData]] = {}
+
+    # --- putting ------------------------------------------------------------------------------
+
+    async def put(self, draft: Draft) -> Placed:
+        """Stores a message in any queue of its topic, wherever it may be written to."""
+        return await self._put(draft, is_specific=False)
+
+    async def put_to_specific_queue(self, draft: Draft) -> Placed:
+        """Stores a message in the same queue each time, as long as its topic's route is."""
+        return await self._put(draft, is_specific=True)
+
+    async def _put(self, draft: Draft, *, is_specific: bool) -> Placed:
+        parts = self._parts
+        if parts.role.id == MASTER_ID:
+            (placed,) = await parts.put([draft])
+            return placed
+        if not parts.role.is_acting:
+            return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
+        key = key_of(decode_properties(draft.properties).get(KEY_PROPERTY, ""))
+        for neighbour in () if self._targets.is_bound(key) else self._neighbours():
+            if neighbour.serves(draft.topic):
+                return await neighbour.take_any(draft, key)
+        if not self._settings.remote_escape:
+            return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
+        return await self._send(draft, key, is_specific=is_specific)
+
+    async def _send(self, draft: Draft, key: Key | None, *, is_specific: bool) -> Placed:
+        route = await self._route(draft.topic)
+        if route is None:
+            return FAILED
+        masters = {d.broker_name: d.broker_addrs[MASTER_ID] for d in route.broker_datas
+                   if MASTER_ID in d.broker_addrs}  # fmt: skip
+        writable = [
+            (q.broker_name, q.write_queue_nums)
+            for q in route.queue_datas
+            if q.perm & PERM_WRITE and q.broker_name in masters
+            and q.broker_name != self._parts.role.name and q.write_queue_nums > 0
+        ]  # fmt: skip
+        if is_specific:
+            target = specific_queue(draft.topic, self._parts.role.address, writable) if (
+                writable
+            ) else None  # fmt: skip
+        else:
+            target = self._targets.choose(key, dict(writable))
+        if target is None:
+            self._routes.pop(draft.topic, None)
+            return FAILED
+        status, outcome = await self._attempt(draft, key, target, masters[target.broker])
+        self._targets.ended(key, outcome)
+        if outcome is not Outcome.STORED:
+            self._routes.pop(draft.topic, None)
+        return Placed(status)
+
+    async def _attempt(
+        self, draft: Draft, key: Key | None, target: Target, address: str
+    ) -> tuple[PutStatus, Outcome]:
+        failed = PutStatus.PUT_TO_REMOTE_BROKER_FAIL
+        try:
+            connection = await self._parts.remoting.connected(address, SEND_TIMEOUT_S)
+        except Unavailable as error:
+            self._log_failure(draft, target, error.text)
+            return failed, Outcome.REFUSED
+        self._targets.attempt(key, target)
+        try:
+            answer = await connection.request(self._request(draft, key, target), SEND_TIMEOUT_S)
+        except (Unavailable, PeerError) as error:
+            self._log_failure(draft, target, error.text)
+            return failed, Outcome.UNKNOWN
+        status = next((s for code, s in _STORED.items() if code == answer.code), None)
+        if status is not None:
+            return status, Outcome.STORED
+        self._log_failure(draft, target, answer.remark or f"code {answer.code}")
+        return failed, Outcome.REFUSED if answer.code in _REFUSED else Outcome.UNKNOWN
+
+    def _log_failure(self, draft: Draft, target: Target, reason: str) -> None:
+        log.warning("rocketmq.escape_failed", topic=draft.topic, target=target.broker,
+                    reason=reason)  # fmt: skip
+
+    def _request(self, draft: Draft, key: Key | None, target: Target) -> Command:
+        role = self._parts.role
+        properties = draft.properties.decode("utf-8", "surrogateescape")
+        found = decode_properties(draft.properties)
+        fields = {
+            "a": found.get("PGROUP") or f"InnerProducerGroup_{role.name}_{role.id}",
+            "b": draft.topic,
+            "c": "TBW102",
+            "d": "8",
+            "e": str(target.queue),
+            "f": str(draft.sys_flag),
+            "g": str(draft.born_ms),
+            "h": str(draft.flag),
+            "i": properties,
+            "j": str(draft.reconsume_times),
+            "k": "false",
+            "m": "false",
+            "n": target.broker,
+        }
+        if key is not None:
+            fields[KEY_FIELD] = str(key)
+        return request(Request.SEND_MESSAGE_V2, fields, draft.body)
+
+    async def _route(self, topic: str) -> RouteData | None:
+        now_ms = self._parts.now_ms()
+        made_ms, route = self._routes.get(topic, (0, None))
+        if route is None or not 0 <= now_ms - made_ms < self._settings.route_ms:
+            route = await self._name_servers.route(topic)
+            if route is not None:
+                if len(self._routes) >= ROUTES_MAX:
+                    self._routes.clear()
+                self._routes[topic] = now_ms, route
+        return route
+
+    # --- getting ------------------------------------------------------------------------------
+
+    async def get(self, topic: str, queue_id: int, offset: int, broker: str) -> Message | None:
+        """Returns one message of a broker; None if it is not there, or nobody answers."""
+        if broker in ("", self._parts.role.name):
+            got = self._parts.store.get(topic, queue_id, offset, 1, 1 << 30, None)
+            return Message(got.records[0]) if got.records else None
+        brokers = await self._name_servers.brokers() or {}
+        addresses = brokers.get(broker, {})
+        if not addresses:
+            return None
+        role = self._parts.role
+        fields = {
+            "consumerGroup": f"InnerConsumerGroup_{role.name}_{role.id}",
+            "topic": topic,
+            "queueId": str(queue_id),
+            "queueOffset": str(offset),
+            "maxMsgNums": "1",
+            "sysFlag": "4",
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "0",
+            "subscription": "*",
+            "subVersion": "0",
+            "expressionType": "TAG",
+        }
+        try:
+            connection = await self._parts.remoting.connected(
+                addresses[min(addresses)], SEND_TIMEOUT_S
+            )
+            answer = await connection.request(request(Request.PULL_MESSAGE, fields), PULL_TIMEOUT_S)
+        except Unavailable as error:
+            log.info("rocketmq.member_silent", address=addresses[min(addresses)], reason=error.text)
+            return None
+        if answer.code != Answer.SUCCESS or len(answer.body) < 4:
+            return None
+        return Message(memoryview(bytes(answer.body)))

@@ -1,0 +1,134 @@
+"""Metadata of a group's replicas: what a slave copies from its master, again and again, and what a
+master that gets online takes over of a slave.
+
+| code | what | a slave takes it | a master takes it over |
+|---|---|---|---|
+| 21 | topics | when the version differs | all of both (`merging.joined`) |
+| 43 | consumer offsets | as they are | the larger of each queue |
+| 45, 60 | delay levels, timed messages | what is ahead of its own | what is ahead of its own |
+| 201 | groups | when the version differs | all of both |
+| 402 | how groups are consumed | as it is | – |
+
+RocketMQ's master takes neither topics nor groups over, and offsets by their version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from convoymq.model.errors import PeerError, Unavailable
+from convoymq.rocketmq.acting.merging import after, joined
+from convoymq.rocketmq.broker.types import BrokerParts
+from convoymq.rocketmq.broker.values import GroupTable, OffsetTable
+from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.codes import Answer, Request
+from convoymq.rocketmq.remoting.command import request
+from convoymq.rocketmq.remoting.values import DataVersion, TopicTable
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+TIMEOUT_S = 3.0
+
+
+class DelayOffsets(msgspec.Struct, rename="camel"):
+    """Offsets of delay levels: level -> offset."""
+
+    offset_table: dict[int, int] = msgspec.field(default_factory=dict)
+    data_version: DataVersion = DataVersion()
+
+
+class Follower(Protocol):
+    """Special services, as far as they follow those of another replica."""
+
+    def follow(self, levels: dict[int, int], check_point: bytes) -> None:
+        """Takes over what is ahead of its own.
+
+        Args:
+            levels: of delayed messages (45).
+            check_point: of timed messages (60), 56 bytes.
+        """
+
+    def pass_over(self, keys: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Passes over records that have left: `topic:queue` -> ranges of offsets."""
+
+
+class Metadata:
+    """See the module text."""
+
+    def __init__(self, parts: BrokerParts, follower: Follower | None) -> None:
+        self._parts = parts
+        self._follower = follower
+
+    async def _ask(self, address: str, code: int) -> bytes:
+        connection = await self._parts.remoting.connected(address, TIMEOUT_S)
+        answer = await connection.request(request(code), TIMEOUT_S)
+        if answer.code != Answer.SUCCESS:
+            raise Unavailable(f"{address} answers {code} with {answer.code}: {answer.remark}")
+        return bytes(answer.body)
+
+    async def _read(self, address: str, code: int, kind: type[T]) -> T:
+        return json.loads(await self._ask(address, code), kind)
+
+    # --- a slave copies -----------------------------------------------------------------------
+
+    async def copy(self, master: str) -> None:
+        """Copies what the master has. Raises Unavailable, PeerError, StorageFault."""
+        parts = self._parts
+        topics = await self._read(master, Request.GET_ALL_TOPIC_CONFIG, TopicTable)
+        if topics.data_version != parts.topics.version:
+            parts.topics.replace(topics)
+        parts.offsets.replace(
+            await self._read(master, Request.GET_ALL_CONSUMER_OFFSET, OffsetTable)
+        )
+        groups = await self._read(master, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, GroupTable)
+        if groups.data_version != parts.groups.version:
+            parts.groups.replace(groups)
+        await self.copy_progress(master)
+
+    async def copy_progress(self, master: str) -> None:
+        """Copies how far special services are. Raises Unavailable, PeerError."""
+        if self._follower is None:
+            return
+        levels = await self._read(master, Request.GET_ALL_DELAY_OFFSET, DelayOffsets)
+        check_point = await self._ask(master, Request.GET_TIMER_CHECK_POINT)
+        self._follower.follow(levels.offset_table, check_point)
+
+    # --- a master takes over --------------------------------------------------------------------
+
+    async def take_over(self, member: str) -> bool:
+        """Takes over what a slave knows; returns whether it was there to tell."""
+        parts = self._parts
+        try:
+            await self.copy_progress(member)
+            offsets = await self._read(member, Request.GET_ALL_CONSUMER_OFFSET, OffsetTable)
+            topics = await self._read(member, Request.GET_ALL_TOPIC_CONFIG, TopicTable)
+            groups = await self._read(member, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, GroupTable)
+        except (Unavailable, PeerError) as error:
+            log.info("rocketmq.member_silent", address=member, reason=error.text)
+            return False
+        parts.offsets.merge(offsets)
+        own = parts.topics.content()
+        table = joined(
+            own.topic_config_table, own.data_version, topics.topic_config_table, topics.data_version
+        )
+        if table != own.topic_config_table:
+            version = after(own.data_version, topics.data_version, parts.now_ms())
+            parts.topics.replace(TopicTable(table, version))
+        known = parts.groups.content()
+        joined_groups = joined(
+            known.subscription_group_table, known.data_version,
+            groups.subscription_group_table, groups.data_version,
+        )  # fmt: skip
+        if joined_groups != known.subscription_group_table:
+            version = after(known.data_version, groups.data_version, parts.now_ms())
+            forbidden = joined(
+                known.forbidden_table, known.data_version,
+                groups.forbidden_table, groups.data_version,
+            )  # fmt: skip
+            parts.groups.replace(GroupTable(joined_groups, forbidden, version))
+        return True

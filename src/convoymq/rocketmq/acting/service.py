@@ -1,0 +1,456 @@
+"""A replica in its group: carries out what `roles.py` and `preonline.py` decide.
+
+Three loops: the members of the group are asked for each second, the steps of a change are carried
+out in order as soon as something was heard, and a slave copies its master's metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+import msgspec
+import structlog
+
+from convoymq.model.errors import BrokerError, PeerError, Unavailable
+from convoymq.rocketmq.acting import preonline, roles
+from convoymq.rocketmq.acting.bridge import Bridge, Intake
+from convoymq.rocketmq.acting.escape import KeyTable
+from convoymq.rocketmq.acting.key_log import KeyLog
+from convoymq.rocketmq.acting.lock_requests import LockRequests
+from convoymq.rocketmq.acting.metadata import Follower, Metadata
+from convoymq.rocketmq.acting.roles import MASTER_ID, Roles, RoleSettings, State
+from convoymq.rocketmq.acting.settings import ActingSettings
+from convoymq.rocketmq.broker.types import BrokerParts, SlaveLink
+from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.codes import Answer, Request
+from convoymq.rocketmq.remoting.command import Command, request
+from convoymq.rocketmq.remoting.connection import Connection
+
+log = structlog.get_logger()
+
+TICK_S = 0.05
+ASK_TIMEOUT_S = 3.0
+COPY_S = 10.0
+"""RocketMQ's slave: 60 s."""
+COPY_PROGRESS_S = 3.0
+
+
+class _Keys(msgspec.Struct, rename="camel"):
+    """Keys of escaped messages: `topic:queue` -> ranges of offsets."""
+
+    ranges: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+
+
+class Group:
+    """See the module text. Without `enableSlaveActingMaster` it only starts special services, and
+    has a slave follow its master.
+
+    Args:
+        neighbours: other brokers of this process.
+    """
+
+    def __init__(
+        self,
+        parts: BrokerParts,
+        settings: ActingSettings,
+        follower: Follower | None = None,
+        neighbours: Callable[[], Sequence[Intake]] = tuple,
+    ) -> None:
+        self.failures = 0
+        """Steps that were tried in vain."""
+        self._parts = parts
+        self._settings = settings
+        own = parts.settings
+        role = parts.role
+        self._roles = Roles(
+            RoleSettings(
+                id=role.id,
+                address=role.address,
+                acting_enabled=own.acting_master,
+                replicas=settings.replicas,
+                lease_ms=max(own.not_active_timeout_ms - 2 * own.heartbeat_ms, own.heartbeat_ms),
+            )
+        )
+        self._name_servers = parts.registrar.servers
+        self._heard = asyncio.Event()
+        self._keys = KeyLog(role.name, parts.store, parts.file("escapeKeys.json"))
+        self.intake = Intake(parts, self._keys)
+        parts.escape = Bridge(parts, settings, self._name_servers, neighbours)
+        locks = LockRequests(
+            parts, settings.replicas, lambda: self._roles.members, is_strict=settings.lock_strictly
+        )
+        parts.puller.guards.append(locks.guard)
+        self._metadata = Metadata(parts, follower)
+        self._follower = follower
+        self._followed: str | None = None
+        """The master that this slave copies."""
+        self._listed: dict[int, str] = {}
+        """Other members, as pre-online sees them."""
+        self._copied_s = self._progress_copied_s = float("-inf")
+        parts.register(Request.NOTIFY_MIN_BROKER_ID_CHANGE, self._on_min_id)
+        parts.register(Request.EXCHANGE_BROKER_HA_INFO, self._exchange)
+        parts.register(Request.HAND_OVER_SERVICES, self._hand_over)
+        parts.register(Request.GET_ESCAPE_KEYS, self._get_keys)
+        parts.registrar.on_master.append(self._on_registered)
+        self._reflect()
+
+    @property
+    def state(self) -> State:
+        """Returns what this replica is."""
+        return self._roles.state
+
+    def start(self) -> None:
+        """Begins."""
+        if not self._roles.is_isolated:
+            self._parts.replication.begin()
+        for work in (self._poll(), self._carry_out(), self._copy()):
+            self._parts.tasks.spawn(work)
+
+    @property
+    def master(self) -> str | None:
+        """Returns the address of the master that this slave copies."""
+        return self._followed
+
+    @property
+    def services_run(self) -> bool:
+        """Returns whether special services run here."""
+        return self._roles.services_run
+
+    @property
+    def members(self) -> dict[int, str]:
+        """Returns the other replicas that name servers list."""
+        return self._roles.members
+
+    @property
+    def _ha(self) -> str:
+        return self._name_servers.own.ha_address
+
+    def persist(self) -> None:
+        """Writes the file of keys. Raises StorageFault."""
+        self._keys.persist()
+
+    @staticmethod
+    def _now_ms() -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def _wake(self) -> None:
+        self._reflect()
+        self._heard.set()
+
+    def _reflect(self) -> None:
+        """Shows the parts of the broker what it is now."""
+        role, core = self._parts.role, self._roles
+        before = role.is_isolated, role.is_acting, role.min_id
+        role.is_isolated = core.is_isolated
+        role.is_acting = core.state is State.ACTING
+        role.min_id = core.min_id
+        role.min_address = core.members.get(core.min_id, role.address)
+        if before != (role.is_isolated, role.is_acting, role.min_id):
+            log.info("rocketmq.role", broker=role.name, id=role.id, state=core.state.value,
+                     min_id=core.min_id)  # fmt: skip
+
+    # --- what is heard --------------------------------------------------------------------------
+
+    def _on_min_id(self, connection: Connection, command: Command) -> Command:
+        fields = command.fields
+        if fields.get("brokerName", self._parts.role.name) == self._parts.role.name:
+            self._roles.on_min_id(
+                command.number("minBrokerId"), command.needed("minBrokerAddr"),
+                fields.get("offlineBrokerAddr"), fields.get("haBrokerAddr"),
+            )  # fmt: skip
+            self._wake()
+        return command.answer()
+
+    def _on_registered(self, master: str, ha_address: str) -> None:
+        self._roles.on_registered(master, ha_address or None)
+        self._wake()
+
+    async def _poll(self) -> None:
+        """Asks name servers for the members of the group."""
+        if not self._parts.settings.acting_master:
+            return
+        while True:
+            asked_ms = self._now_ms()
+            try:
+                members = await self._name_servers.members()
+            except PeerError as error:
+                log.info("rocketmq.member_silent", address="name server", reason=error.text)
+                members = None
+            if members is not None:
+                self._parts.replication.set_alive(len(members) or None)
+                self._roles.on_members(members, asked_ms)
+                self._wake()
+            passed_ms = self._now_ms() - asked_ms
+            await asyncio.sleep(max(0, self._settings.poll_ms - passed_ms) / 1000)
+
+    def _look_at_links(self) -> None:
+        """Enters what replication links show."""
+        core, now_ms = self._roles, self._now_ms()
+        replication = self._parts.replication
+        if self._parts.role.id != MASTER_ID:
+            silent_ms = replication.master_silent_ms()
+            if self._followed is not None and silent_ms is not None:
+                core.on_link(self._followed, now_ms - silent_ms)
+            elif self._followed is not None:
+                core.on_link_ended(self._followed)
+            return
+        for number, address in core.members.items():
+            link = self._link_of(number, address)
+            if link is None:
+                core.on_link_ended(address)
+            else:
+                core.on_link(address, now_ms - link.silent_ms)
+
+    def _link_of(self, number: int | None, address: str) -> SlaveLink | None:
+        """Returns a slave's link: one of RocketMQ's shows its host only."""
+        host = address.rpartition(":")[0].strip("[]")
+        return next(
+            (
+                link
+                for link in self._parts.replication.links()
+                if link.slave == number or (link.slave is None and link.host == host)
+            ),
+            None,
+        )
+
+    # --- steps of a change ------------------------------------------------------------------------
+
+    async def _carry_out(self) -> None:
+        while True:
+            if self._roles.needs_pre_online:
+                await self._get_online()
+            self._look_at_links()
+            step = self._roles.next_step(self._now_ms())
+            if step is None:
+                self._heard.clear()
+                try:
+                    async with asyncio.timeout(TICK_S):
+                        await self._heard.wait()
+                except TimeoutError:
+                    pass
+                continue
+            try:
+                await self._do(step)
+            except BrokerError as error:
+                self.failures += 1
+                log.warning("rocketmq.step_failed", step=type(step).__name__, reason=error.text)
+                self._roles.failed(step, self._now_ms())
+            else:
+                self._roles.done(step)
+            self._reflect()
+
+    async def _do(self, step: roles.Step) -> None:
+        parts = self._parts
+        match step:
+            case roles.RunServices(run=True):
+                if self._roles.state is State.ACTING:
+                    await self._learn_keys()
+                for service in parts.specials:
+                    service.start()
+                log.info("rocketmq.services_started", broker=parts.role.name, id=parts.role.id)
+            case roles.RunServices():
+                for service in parts.specials:
+                    await service.stop()
+                log.info("rocketmq.services_stopped", broker=parts.role.name, id=parts.role.id)
+            case roles.Register():
+                await parts.registrar.register_all()
+            case roles.Detach():
+                parts.remoting.close(step.master)
+                self._followed = None
+                parts.replication.set_master(None)
+                log.info("rocketmq.detached", master=step.master)
+            case roles.AskHaAddress():
+                self._roles.on_ha_address(step.master, await self._ha_address(step.master))
+            case roles.Attach():
+                self._attach(step.master, step.ha_address)
+            case roles.WakePulls():
+                parts.wake_pulls()
+            case _:
+                assert_never(step)
+
+    def _attach(self, master: str, ha_address: str) -> None:
+        self._followed = master
+        self._parts.replication.set_master(ha_address, master)
+        self._copied_s = self._progress_copied_s = float("-inf")
+        log.info("rocketmq.attached", master=master, ha_address=ha_address)
+
+    async def _ha_address(self, master: str) -> str:
+        """Returns where a master's log is, "" if it does not say. Raises Unavailable."""
+        answer = await self._ask(master, Request.EXCHANGE_BROKER_HA_INFO, {})
+        return answer.fields.get("masterHaAddress", "")
+
+    async def _ask(self, address: str, code: int, fields: dict[str, str]) -> Command:
+        connection = await self._parts.remoting.connected(address, ASK_TIMEOUT_S)
+        return await connection.request(request(code, fields), ASK_TIMEOUT_S)
+
+    # --- pre-online -------------------------------------------------------------------------------
+
+    async def _get_online(self) -> None:
+        begun_ms = self._now_ms()
+        while True:
+            steps = preonline.pre_online(self._parts.role.id, skips=self._settings.skips_pre_online)
+            online = await self._run(steps)
+            if online.is_fresh(self._now_ms()):
+                break
+        self._parts.replication.begin()
+        self._roles.on_pre_online_ended(online.members, online.ha_address, self._now_ms())
+        self._reflect()
+        log.info("rocketmq.online", broker=self._parts.role.name, id=self._parts.role.id,
+                 state=self._roles.state.value, took_ms=self._now_ms() - begun_ms)  # fmt: skip
+
+    async def _run(self, steps: preonline.Steps) -> preonline.Online:
+        result: preonline.Result = None
+        while True:
+            try:
+                step = steps.send(result)
+            except StopIteration as stop:
+                online: preonline.Online = stop.value
+                return online
+            try:
+                result = await self._do_online(step)
+            except (BrokerError, TimeoutError) as error:
+                self.failures += 1
+                log.info("rocketmq.pre_online_waits", step=type(step).__name__, reason=str(error))
+                result = None
+
+    async def _do_online(self, step: preonline.Step) -> preonline.Result:
+        parts = self._parts
+        match step:
+            case preonline.Wait():
+                await asyncio.sleep(step.ms / 1000)
+                return None
+            case preonline.AskMembers():
+                members = await self._name_servers.members()
+                if members is None:
+                    return None
+                own = parts.role.id
+                self._listed = {n: a for n, a in members.items() if n != own}
+                return self._listed
+            case preonline.TellHaAddress():
+                fields = {
+                    "masterHaAddress": self._ha,
+                    "masterFlushOffset": str(parts.store.max_offset),
+                    "masterAddress": parts.role.address,
+                }
+                answer = await self._ask(step.address, Request.EXCHANGE_BROKER_HA_INFO, fields)
+                return answer.code == Answer.SUCCESS
+            case preonline.CompareTails():
+                return await parts.replication.compare_with(step.address)
+            case preonline.AwaitLink():
+                return await self._await_link(step)
+            case preonline.TakeOver():
+                return await self._take_over(step.address)
+            case preonline.AskMaster():
+                return await self._ha_address(step.address)
+            case preonline.Follow():
+                self._attach(step.address, step.ha_address)
+                return True
+            case _:
+                assert_never(step)
+
+    async def _await_link(self, step: preonline.AwaitLink) -> bool:
+        replication = self._parts.replication
+        number = self._parts.role.id
+        slaves = {address: n for n, address in self._listed.items()}
+        async with asyncio.timeout(step.timeout_ms / 1000):
+            while True:
+                if number != MASTER_ID:
+                    is_there = replication.master_silent_ms() is not None
+                else:
+                    is_there = self._link_of(slaves.get(step.address), step.address) is not None
+                if is_there:
+                    return True
+                await asyncio.sleep(TICK_S / 5)
+
+    async def _take_over(self, member: str) -> int | None:
+        """Takes special services and metadata over; returns when that began."""
+        begun_ms = self._now_ms()
+        fields = {"brokerName": self._parts.role.name}
+        answer = await self._ask(member, Request.HAND_OVER_SERVICES, fields)
+        if answer.code not in (Answer.SUCCESS, Answer.REQUEST_CODE_NOT_SUPPORTED):
+            raise Unavailable(f"{member} hands nothing over: {answer.remark}")
+        if not await self._metadata.take_over(member):
+            return None
+        await self._learn_keys()
+        return begun_ms
+
+    async def _hand_over(self, connection: Connection, command: Command) -> Command:
+        """A master gets online: this slave's special services end before it is answered."""
+        self._roles.on_hand_over(self._now_ms())
+        self._wake()
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            while self._roles.services_run:
+                await asyncio.sleep(TICK_S / 5)
+        return command.answer()
+
+    def _exchange(self, connection: Connection, command: Command) -> Command:
+        """Tells a slave where this master's log is, or follows a master that says so (906)."""
+        parts = self._parts
+        ha_address = command.fields.get("masterHaAddress")
+        if ha_address is None:
+            if parts.role.id != MASTER_ID:
+                return command.answer()
+            fields = {
+                "masterHaAddress": self._ha,
+                "masterFlushOffset": str(parts.store.max_offset),
+                "masterAddress": parts.role.address,
+            }
+            return command.answer(fields=fields)
+        if parts.role.id != MASTER_ID:
+            self._attach(command.needed("masterAddress"), ha_address)
+            self._wake()
+        return command.answer()
+
+    # --- keys of what escaped ---------------------------------------------------------------
+
+    async def _learn_keys(self) -> None:
+        """Has special services pass over what other brokers have of ours. Raises Unavailable."""
+        brokers = await self._name_servers.brokers()
+        if brokers is None:
+            raise Unavailable("no name server answers")
+        own = self._parts.role
+        table = KeyTable()
+        for name, replicas in brokers.items():
+            if name != own.name:
+                await self._learn_from(name, replicas, table)
+        if self._follower is not None:
+            self._follower.pass_over(table.of(own.name))
+
+    async def _learn_from(self, name: str, replicas: dict[int, str], table: KeyTable) -> None:
+        """Asks a broker; its master, or whoever else has its log."""
+        own = self._parts.role
+        for _, address in sorted(replicas.items()):
+            try:
+                fields = {"brokerName": own.name}
+                answer = await self._ask(address, Request.GET_ESCAPE_KEYS, fields)
+                if answer.code == Answer.SUCCESS:
+                    table.merge(own.name, json.loads(answer.body, _Keys).ranges)
+                return
+            except (BrokerError, ValueError) as error:
+                log.info("rocketmq.member_silent", address=address, reason=str(error))
+
+    def _get_keys(self, connection: Connection, command: Command) -> Command:
+        ranges = self._keys.of(command.needed("brokerName"))
+        return command.answer(body=json.dumps(_Keys(ranges)))
+
+    # --- a slave copies metadata -----------------------------------------------------------------
+
+    async def _copy(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            master = self._roles.master
+            now_s = asyncio.get_running_loop().time()
+            if master is None or self._roles.is_isolated:
+                continue
+            try:
+                if now_s - self._copied_s >= COPY_S:
+                    self._copied_s = self._progress_copied_s = now_s
+                    await self._metadata.copy(master)
+                elif now_s - self._progress_copied_s >= COPY_PROGRESS_S:
+                    self._progress_copied_s = now_s
+                    await self._metadata.copy_progress(master)
+            except BrokerError as error:
+                log.info("rocketmq.member_silent", address=master, reason=error.text)

@@ -1,0 +1,330 @@
+"""Groups of brokers in this process: roles, locks, escape, metadata, with a real name server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from convoymq.rocketmq.acting.escape import KEY_FIELD, KEY_PROPERTY
+from convoymq.rocketmq.acting.locks import Queue
+from convoymq.rocketmq.acting.roles import State
+from convoymq.rocketmq.broker.client_requests import place_of
+from convoymq.rocketmq.broker.service import Broker
+from convoymq.rocketmq.broker.values import LockBody, LockedBody, MessageQueue
+from convoymq.rocketmq.namesrv.service import NameServer
+from convoymq.rocketmq.namesrv.settings import NamesrvSettings
+from convoymq.rocketmq.namesrv.tables import Registration, Replica
+from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.codes import Answer, Request
+from convoymq.rocketmq.remoting.values import RouteData, TopicConfig, TopicTable
+from convoymq.rocketmq.store.types import Draft, PutStatus, encode_properties
+from tests.patience import PATIENCE_S
+from tests.rocketmq.broker_client import Client, configuration
+from tests.running import until
+
+
+class Groups:
+    """A name server and brokers of any names and ids."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.now_ms = lambda: int(asyncio.get_running_loop().time() * 1000)
+        self.name_server = NameServer(
+            NamesrvSettings(port=0, host="127.0.0.1", kv_path=str(directory / "kv.json"),
+                            scan_ms=20, support_acting_master=True), self.now_ms
+        )  # fmt: skip
+        self.address = ""
+        self.brokers: list[Broker] = []
+        self.clients: list[Client] = []
+        self.ports: dict[Broker, int] = {}
+
+    async def start(self) -> None:
+        self.address = f"127.0.0.1:{await self.name_server.start()}"
+
+    async def broker(self, name: str, number: int = 0, **settings: object) -> Broker:
+        """Starts a broker; again with the same files if it was stopped."""
+        chosen = {
+            "brokerName": name, "brokerId": number, "namesrvAddr": self.address,
+            "brokerRole": "SLAVE" if number else "ASYNC_MASTER", "slaveReadEnable": True,
+            "enableSlaveActingMaster": True, "enableRemoteEscape": True, "totalReplicas": 2,
+            "brokerHeartbeatInterval": 50, "brokerNotActiveTimeoutMillis": 5000,
+            "syncBrokerMemberGroupPeriod": 50, "loadBalancePollNameServerInterval": 100,
+            "compatibleWithOldNameSrv": False,
+        } | settings  # fmt: skip
+        made = Broker(configuration(self.directory / f"{name}-{number}", **chosen))
+        self.brokers.append(made)
+        self.ports[made] = await made.start()
+        return made
+
+    async def online(self, name: str, number: int = 0, **settings: object) -> Broker:
+        """Starts a broker and waits until clients find it."""
+        made = await self.broker(name, number, **settings)
+        await until(lambda: made.group.state is not State.ISOLATED)
+
+        async def is_listed() -> bool:
+            members = await made.registrar.servers.members()
+            return members is not None and members.get(number) == made.role.address
+
+        await eventually(is_listed)
+        return made
+
+    def client(self, broker: Broker) -> Client:
+        made = Client(self.ports[broker])
+        self.clients.append(made)
+        return made
+
+    async def stop_broker(self, broker: Broker) -> None:
+        self.brokers.remove(broker)
+        await broker.stop()
+
+    async def stop(self) -> None:
+        for client in self.clients:
+            await client.remoting.stop()
+        for broker in self.brokers:
+            await broker.stop()
+        await self.name_server.stop()
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Waits for a condition that has to be awaited."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await condition():  # type: ignore[misc]
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def groups(tmp_path: Path) -> AsyncIterator[Groups]:
+    made = Groups(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def queue(number: int = 0) -> MessageQueue:
+    return MessageQueue("orders", "n", number)
+
+
+async def lock(client: Client, client_id: str, *queues: MessageQueue) -> list[MessageQueue]:
+    body = LockBody(consumer_group="g", client_id=client_id, mq_set=list(queues))
+    answer = await client.ask(Request.LOCK_BATCH_MQ, body)
+    assert answer.code == Answer.SUCCESS
+    return json.loads(answer.body, LockedBody).locked
+
+
+async def unlock(client: Client, client_id: str, *queues: MessageQueue) -> None:
+    body = LockBody(consumer_group="g", client_id=client_id, mq_set=list(queues))
+    assert (await client.ask(Request.UNLOCK_BATCH_MQ, body)).code == Answer.SUCCESS
+
+
+# --- roles -------------------------------------------------------------------------------------
+
+
+def listed(groups: Groups, name: str, number: int, port: int, ha_address: str = "") -> Replica:
+    """Has the name server list a replica that is not there."""
+    replica = Replica(cluster="c", broker=name, id=number, address=f"127.0.0.1:{port}")
+    registration = Registration(
+        replica=replica, ha_address=ha_address, enable_acting_master=True,
+        topics=TopicTable({"a": TopicConfig("a"), "b": TopicConfig("b")}),
+    )  # fmt: skip
+    groups.name_server.tables.register(registration, object(), groups.now_ms())
+    return replica
+
+
+@pytest.mark.provokes(
+    "rocketmq.role", "rocketmq.online", "rocketmq.services_started", "rocketmq.services_stopped",
+    "rocketmq.member_silent",
+)  # fmt: skip
+async def test_a_slave_alone_acts_until_a_master_takes_over(groups: Groups) -> None:
+    listed(groups, "gone", 0, 1)
+    slave = await groups.online("n", 1)
+    assert slave.group.state is State.ACTING
+    await until(lambda: slave.group.services_run)
+    client = groups.client(slave)
+    assert (await client.send("TBW102")).code == Answer.SERVICE_NOT_AVAILABLE
+    answer = await client.ask(Request.HAND_OVER_SERVICES, brokerName="n")
+    assert answer.code == Answer.SUCCESS
+    assert not slave.group.services_run
+
+
+@pytest.mark.provokes("rocketmq.pre_online_waits")
+async def test_a_master_waits_for_the_members_that_are_listed(groups: Groups) -> None:
+    """They may have what it lacks."""
+    slave = listed(groups, "n", 1, 1)
+    master = await groups.broker("n", 0)
+    await until(lambda: master.group.failures)
+    assert master.role.is_isolated
+    groups.name_server.tables.unregister([slave])
+    await until(lambda: master.group.state is State.MASTER)
+
+
+@pytest.mark.provokes("rocketmq.step_failed")
+async def test_a_replica_that_skips_pre_online_is_online_at_once(groups: Groups) -> None:
+    """Its master is listed and does not answer: what has to be asked of it is asked again."""
+    listed(groups, "n", 0, 1)
+    slave = await groups.online("n", 1, skipPreOnline=True)
+    assert slave.group.state is State.SLAVE
+    await until(lambda: slave.group.failures)
+
+
+@pytest.mark.provokes("rocketmq.attached", "rocketmq.detached")
+async def test_a_slave_follows_where_slaves_do_not_act(groups: Groups) -> None:
+    listed(groups, "n", 0, 1, "127.0.0.1:2")
+    slave = await groups.online("n", 1, enableSlaveActingMaster=False)
+    await until(lambda: slave.group.master == "127.0.0.1:1")
+    listed(groups, "n", 0, 3, "127.0.0.1:4")
+    await slave.registrar.register_all()
+    await until(lambda: slave.group.master == "127.0.0.1:3")
+    assert slave.group.state is State.SLAVE
+
+
+async def test_of_two_slaves_the_smaller_acts(groups: Groups) -> None:
+    first = await groups.online("n", 1)
+    second = await groups.online("n", 2)
+    assert (first.group.state, second.group.state) == (State.ACTING, State.SLAVE)
+    await groups.stop_broker(first)
+    await until(lambda: second.group.state is State.ACTING)
+
+
+async def test_an_isolated_replica_serves_nothing(groups: Groups) -> None:
+    groups.address = "127.0.0.1:9"
+    master = await groups.broker("n", 0)
+    assert master.role.is_isolated
+    client = groups.client(master)
+    assert (await client.send("TBW102")).code == Answer.SERVICE_NOT_AVAILABLE
+
+
+# --- metadata ----------------------------------------------------------------------------------
+
+
+# --- locks -------------------------------------------------------------------------------------
+
+
+def place(number: int) -> Queue:
+    return place_of(queue(number))
+
+
+async def test_one_of_two_locks_alone_where_it_is_not_strict(groups: Groups) -> None:
+    slave = await groups.online("n", 1)
+    assert await lock(groups.client(slave), "a", queue()) == [queue()]
+
+
+async def test_a_pull_without_the_lock_waits_for_its_next_turn(groups: Groups) -> None:
+    """RocketMQ's broker answers whoever asks: the former holder of the lock reads on."""
+    master = await groups.online("n", 0)
+    master.topics.create(TopicConfig("orders", 4, 4, 6))
+    first, second = groups.client(master), groups.client(master)
+    await first.heartbeat("a", orders="*")
+    await second.heartbeat("b", orders="*")
+    assert await lock(first, "a", queue())
+    assert (await first.pull("orders")).code == Answer.PULL_NOT_FOUND
+    assert (await second.pull("orders")).code == Answer.SYSTEM_BUSY
+    await unlock(first, "a", queue())
+    assert await lock(second, "b", queue())
+    assert (await first.pull("orders")).code == Answer.SYSTEM_BUSY
+    assert (await second.pull("orders")).code == Answer.PULL_NOT_FOUND
+
+
+# --- escape ------------------------------------------------------------------------------------
+
+
+def draft(offset: int, topic: str = "orders") -> Draft:
+    properties = encode_properties({KEY_PROPERTY: f"n:SCHEDULE_TOPIC_XXXX:3:{offset}"})
+    return Draft(topic, 0, b"late", properties)
+
+
+async def count(broker: Broker, topic: str = "orders") -> int:
+    config = broker.topics.get(topic)
+    assert config is not None
+    return sum(broker.store.queue_max(topic, n) for n in range(config.write_queue_nums))
+
+
+@pytest.mark.provokes("rocketmq.escape_repeated")
+async def test_a_message_escapes_once(groups: Groups) -> None:
+    """RocketMQ stores what it is sent: a time-out, or a master that returns, doubles it."""
+    target = await groups.online("m", 0, totalReplicas=1)
+    target.topics.create(TopicConfig("orders", 4, 4, 6))
+    acting = await groups.online("n", 1)
+    await eventually(lambda: route_of(groups, "orders"))
+    for offset in (5, 6, 6, 7, 5):
+        placed = await acting.escape.put(draft(offset))
+        assert placed.status is PutStatus.PUT_OK
+    await until(lambda: target.store.dispatched == target.store.max_offset)
+    assert await count(target) == 3
+    # After a restart the log tells.
+    await groups.stop_broker(target)
+    (groups.directory / "m-0" / "config" / "escapeKeys.json").unlink()
+    target = await groups.online("m", 0, totalReplicas=1)
+    await eventually(lambda: route_of(groups, "orders"))
+    async with asyncio.timeout(PATIENCE_S):
+        while (await acting.escape.put(draft(6))).status is not PutStatus.PUT_OK:
+            await asyncio.sleep(0.05)
+    assert await count(target) == 3
+    answer = await groups.client(target).ask(Request.GET_ESCAPE_KEYS, brokerName="n")
+    assert json.loads(answer.body, dict[str, dict[str, list[list[int]]]]) == {
+        "ranges": {"SCHEDULE_TOPIC_XXXX:3": [[5, 8]]}
+    }
+
+
+async def route_of(groups: Groups, topic: str) -> RouteData | None:
+    return groups.name_server.tables.route(topic)
+
+
+@pytest.mark.provokes("rocketmq.escape_failed")
+async def test_a_message_that_cannot_escape_waits(groups: Groups) -> None:
+    acting = await groups.online("n", 1)
+    failed = PutStatus.PUT_TO_REMOTE_BROKER_FAIL
+    assert (await acting.escape.put(draft(1))).status is failed
+    target = await groups.online("m", 0, totalReplicas=1)
+    target.topics.create(TopicConfig("orders", 1, 1, 4))
+    target.topics.create(TopicConfig("writable", 1, 1, 6))
+    await eventually(lambda: route_of(groups, "orders"))
+    # Nobody may write to the topic.
+    assert (await acting.escape.put(draft(1))).status is failed
+    await eventually(lambda: route_of(groups, "writable"))
+    # The name server has not heard yet that the topic takes nothing any more.
+    target.topics.table["writable"].perm = 4
+    assert (await acting.escape.put(draft(2, "writable"))).status is failed
+    target.topics.table["writable"].perm = 6
+    async with asyncio.timeout(PATIENCE_S):
+        while (await acting.escape.put(draft(2, "writable"))).status is not PutStatus.PUT_OK:
+            await asyncio.sleep(0.05)
+    assert await count(target, "writable") == 1
+
+
+async def test_records_of_pop_escape_to_one_queue(groups: Groups) -> None:
+    target = await groups.online("m", 0, totalReplicas=1)
+    target.topics.create(TopicConfig("revive", 8, 8, 6))
+    acting = await groups.online("n", 1)
+    await eventually(lambda: route_of(groups, "revive"))
+    for offset in range(6):
+        placed = await acting.escape.put_to_specific_queue(draft(offset, "revive"))
+        assert placed.status is PutStatus.PUT_OK
+    await until(lambda: target.store.dispatched == target.store.max_offset)
+    assert [target.store.queue_max("revive", n) for n in range(8)].count(6) == 1
+    (number,) = [n for n in range(8) if target.store.queue_max("revive", n)]
+    message = await acting.escape.get("revive", number, 2, "m")
+    assert message is not None
+    assert message.properties[KEY_PROPERTY].endswith(":2")
+    assert await acting.escape.get("revive", number, 77, "m") is None
+    assert await acting.escape.get("revive", 0, 0, "gone") is None
+
+
+async def test_without_remote_escape_nothing_leaves(groups: Groups) -> None:
+    target = await groups.online("m", 0, totalReplicas=1)
+    target.topics.create(TopicConfig("orders", 1, 1, 6))
+    acting = await groups.online("n", 1, enableRemoteEscape=False)
+    await eventually(lambda: route_of(groups, "orders"))
+    assert (await acting.escape.put(draft(1))).status is PutStatus.SERVICE_NOT_AVAILABLE
+
+
+async def test_a_broken_key_is_refused(groups: Groups) -> None:
+    target = await groups.online("m", 0, totalReplicas=1)
+    target.topics.create(TopicConfig("orders", 1, 1, 6))
+    answer = await groups.client(target).send("orders", **{KEY_FIELD: "nonsense"})
+    assert answer.code == Answer.SUCCESS
+
+
+# --- what does not go well -----------------------------------------------------------------------
