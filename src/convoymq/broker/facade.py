@@ -303,6 +303,7 @@ class Broker:
             load=lambda: self.metadata.tree.queue_index.replicas,
             note=self.host.note,
             read_tree=self.metadata.read,
+            lost_groups=lambda: self.local.lost_groups,
             partition_handling=self.settings.partition_handling,
             dead_letters=self.local.ask.dead_letters,
             memory_target_bytes=self._memory_target_bytes(),

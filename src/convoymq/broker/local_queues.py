@@ -37,6 +37,7 @@ from convoymq.queues.group_queue import FlowLimits, GroupQueue
 from convoymq.queues.handing_over import KEEPS_ALL
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.mirrored.policy import CopyAge
 from convoymq.queues.partition.driver import TOPIC_ARGUMENT
 from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
 from convoymq.queues.session_audit import Ask as AskSessions
@@ -215,9 +216,9 @@ class LocalQueues:
         if host is not None:
             host.follow(record, self._arguments(record), self.settings_of(record))
 
-    def copy_of(self, group: int) -> int:
+    def copy_of(self, group: int) -> CopyAge:
         """See `QueueHost.copy_of`."""
-        return max((host.copy_of(group) for host in self.hosts.values()), default=0)
+        return max((host.copy_of(group) for host in self.hosts.values()), default=CopyAge())
 
     @property
     def is_behind(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
+import msgspec
 import structlog
 
 from convoymq.broker.group_requests import DONE, Answer, GroupOperations, GroupRequests
@@ -17,8 +18,8 @@ from convoymq.broker.local_queues import LocalQueues
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import ChangeView
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
-from convoymq.queues.mirrored.policy import heir, policy_from
+from convoymq.model.errors import BrokerError, PeerError, PreconditionFailed, Unavailable
+from convoymq.queues.mirrored.policy import CopyAge, heir, policy_from
 from convoymq.replication.ring.views import RingView
 
 log = structlog.get_logger()
@@ -108,14 +109,14 @@ class RingRecovery(GroupOperations):
         )
         # False: another view was recorded meanwhile, which is looked at next.
         if await self._store.execute(command, ASK_TIMEOUT_S):
-            is_complete = copies[node] in (view.master, *view.synchronised)
+            is_complete = copies[node].member in (view.master, *view.synchronised)
             log.warning(
                 "queue.ring_refounded", node=self._nodes.node_id, vhost=record.vhost,
                 queue=record.name, copy=name(node), complete=is_complete,
             )  # fmt: skip
 
-    async def _copies(self, record: QueueRecord) -> dict[int, int]:
-        """Returns node -> number of the member whose copy it has, of nodes that run."""
+    async def _copies(self, record: QueueRecord) -> dict[int, CopyAge]:
+        """Returns node -> copy that it has, of nodes that run."""
         nodes = self._nodes.running()
         answers = await asyncio.gather(
             *(
@@ -124,15 +125,16 @@ class RingRecovery(GroupOperations):
             ),
             return_exceptions=True,
         )
-        found: dict[int, int] = {}
+        found: dict[int, CopyAge] = {}
         for node, answer in zip(nodes, answers, strict=True):
             if isinstance(answer, BrokerError):
                 # A node that cannot say it has none to give.
                 continue
             if isinstance(answer, BaseException):
                 raise answer
-            if isinstance(answer[1], int) and answer[1] > 0:
-                found[node] = answer[1]
+            age = _age(node, answer[1])
+            if age.member:
+                found[node] = age
         return found
 
     def _running(self, view: RingView) -> Collection[int]:
@@ -152,4 +154,11 @@ class RingRecovery(GroupOperations):
         return bool(set(self._running(view)) & set(view.synchronised))
 
     async def _on_copy(self, group: int, _arguments: list[object]) -> Answer:
-        return DONE, self._local.copy_of(group)
+        return DONE, [*self._local.copy_of(group)]
+
+
+def _age(node: int, answer: object) -> CopyAge:
+    try:
+        return msgspec.convert(answer, CopyAge)
+    except msgspec.ValidationError as error:
+        raise PeerError(f"malformed copy of a queue on node {node}: {error}") from error

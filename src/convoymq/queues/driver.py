@@ -23,6 +23,7 @@ from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.group_queue import FlowLimits, GroupQueue, Host, group_state
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.mirrored.policy import CopyAge
 from convoymq.queues.reservation_reads import Ask
 from convoymq.replication.machine import Machine
 from convoymq.routing.queue_types import PlacementKind, TypeRules, add_type
@@ -143,6 +144,8 @@ class HostParts:
     """(event, fields by name): logs an event of a queue."""
     read_tree: Callable[[Answer], object]
     """Calls back when this node's tree has all that was recorded before the call."""
+    lost_groups: Callable[[], int] = int
+    """Returns the last group whose data the node may have lost with its disk."""
     partition_handling: str = "pause_minority"
     """Handling of partitions by hosted queues (`queues.mirrored.partitions`)."""
     dead_letters: DeadLetterOptions | None = None
@@ -188,8 +191,8 @@ class QueueHost(Protocol):
     def delete(self, group: int) -> None:
         """The queue is gone from the tree; maybe it was none of this type."""
 
-    def copy_of(self, group: int) -> int:
-        """Returns which member's copy of a mirrored queue this node has; 0 = it has none."""
+    def copy_of(self, group: int) -> CopyAge:
+        """Returns which copy of a mirrored queue this node has."""
 
     def remove_orphans(self, known: set[int]) -> None:
         """Deletes data of queues that the tree does not have any more."""

@@ -61,7 +61,7 @@ class Simulation(ABC):
     def run(self) -> None:
         """Chaos, then quiet. Raises what broke."""
         self._begin()
-        self._run_until(self._chaos_us)
+        self._first_phase()
         self.quiet = True
         self._heal()
         limit_us = self.scheduler.now_us + self._patience_us()
@@ -73,6 +73,9 @@ class Simulation(ABC):
             if self.scheduler.now_us >= limit_us:
                 self._give_up(waiting)
         self._final_checks()
+
+    def _first_phase(self) -> None:
+        self._run_until(self._chaos_us)
 
     @abstractmethod
     def _begin(self) -> None:

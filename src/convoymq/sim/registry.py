@@ -12,6 +12,7 @@ LOADS = {
     "classic": "convoymq.sim.classic.world:ClassicLoad",
     "ring": "convoymq.sim.ring.world:RingLoad",
     "mirrored": "convoymq.sim.mirrored.world:MirroredLoad",
+    "recovery": "convoymq.sim.mirrored.recovery:RecoveryLoad",
     "migrations": "convoymq.sim.migrations.world:MigrationLoad",
     "topics": "convoymq.sim.topics.world:TopicLoad",
 }

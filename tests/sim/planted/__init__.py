@@ -24,6 +24,7 @@ from tests.sim.planted import (  # noqa: F401
     mirrored,
     mixed,
     queues,
+    recovery,
     ring,
     streams,
 )

@@ -47,6 +47,7 @@ from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.driver import HostParts
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import Row
+from convoymq.queues.mirrored.policy import CopyAge
 from convoymq.storage.threads import ThreadWorker
 from convoymq.storage.types import Directory, Worker
 from convoymq.transport.frame_kinds import KIND_CLASSIC, KIND_CLASSIC_COUNTS, KIND_RESERVATION
@@ -339,9 +340,9 @@ class ClassicHost:
         here = (queue.left() for queue in self._running())
         return sum(here, Counter(self._ended_left))
 
-    def copy_of(self, group: int) -> int:
+    def copy_of(self, group: int) -> CopyAge:
         """See `QueueHost`."""
-        return 0
+        return CopyAge()
 
     def remove_orphans(self, known: set[int]) -> None:
         """Deletes the files of queues that the tree does not know any more."""

@@ -23,6 +23,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
@@ -48,11 +49,14 @@ from convoymq.queues.mirrored.instructions import (
     SyncEnd,
     decode,
 )
+from convoymq.queues.mirrored.policy import CopyAge
 from convoymq.storage.types import Directory
 
+T = TypeVar("T")
 SESSIONS_MAX = 65_536
 """Sessions of which a mirror knows how far they are; those that were silent longest go first."""
 MEMBER_FILE = "member"
+SEEN_FILE = "seen"
 
 
 class State(Enum):
@@ -90,6 +94,8 @@ class MirrorCopy:
         self.state = State.WAITING
         self.is_synchronised = False
         """The view in force says so."""
+        self.seen = 0
+        """Version of the newest view that the files name."""
         self.sessions: dict[int, int] = {}
         """Session -> seq of its last command that the master has done."""
         self.begun: dict[int, int] = {}
@@ -306,17 +312,36 @@ def write_member(
     writer.retire(file)
 
 
+def write_seen(files: Directory, writer: LogWriter, group: int, age: CopyAge) -> None:
+    """Writes the newest view that a copy was part of. Not flushed: it is asked for only when
+    several nodes are lost, and what is older then takes a copy for older than it is."""
+    file = NewFile(files, str(group), f"{group}/{SEEN_FILE}", sync=False)
+    writer.write(file, 0, [msgspec.msgpack.encode(age)], False, lambda _error: None)
+    writer.retire(file)
+
+
 def read_member(files: Directory, group: int) -> int | None:
     """Returns the number of the member that wrote the files of a queue; None: there is none, or
     the file is damaged."""
+    found = _read(files, f"{group}/{MEMBER_FILE}", tuple[int, int])
+    return found[0] if found is not None else None
+
+
+def read_age(files: Directory, group: int) -> CopyAge:
+    """Returns how new the files of a queue are."""
+    number = read_member(files, group) or 0
+    seen = _read(files, f"{group}/{SEEN_FILE}", CopyAge)
+    return seen if seen is not None and seen.member == number else CopyAge(number)
+
+
+def _read(files: Directory, path: str, kind: type[T]) -> T | None:
     try:
-        file = files.open(f"{group}/{MEMBER_FILE}")
+        file = files.open(path)
     except OSError:
         return None
     try:
-        number, _ = msgspec.msgpack.decode(file.pread(file.size(), 0), type=tuple[int, int])
+        return msgspec.msgpack.decode(file.pread(file.size(), 0), type=kind)
     except msgspec.DecodeError:
         return None
     finally:
         file.close()
-    return number

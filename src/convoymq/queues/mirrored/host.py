@@ -22,14 +22,13 @@ ask a master to begin or end a synchronisation.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
-from convoymq.metadata.commands import ChangeView
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.errors import BrokerError, PeerError, PreconditionFailed
+from convoymq.model.errors import PeerError, PreconditionFailed
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS
@@ -37,24 +36,30 @@ from convoymq.queues.classic.limits import priority_max
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.driver import HostParts
 from convoymq.queues.mirrored.client import MirroredClient
-from convoymq.queues.mirrored.copy import MirrorCopy, read_member, write_member
+from convoymq.queues.mirrored.copy import (
+    MirrorCopy,
+    read_age,
+    read_member,
+    write_member,
+    write_seen,
+)
 from convoymq.queues.mirrored.handle import WAIT_MS_MAX, MirroredHandle, Place
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.master import MasterQueue
-from convoymq.queues.mirrored.partitions import PartitionedHost
-from convoymq.queues.mirrored.policy import gives_way, policy_from, wanted_nodes
+from convoymq.queues.mirrored.policy import (
+    CopyAge,
+)
+from convoymq.queues.mirrored.proposals import ProposingHost
 from convoymq.queues.mirrored.ring_end import RingEnd
-from convoymq.replication.ring.views import Member, RingView, founded
-from convoymq.shells.ring.shell import RingMember, RingParts, RingRecord, RingShell
+from convoymq.replication.ring.views import Member
+from convoymq.shells.ring.shell import RingMember, RingParts, RingShell
 from convoymq.storage.types import Directory, Worker
 from convoymq.transport.frame_kinds import KIND_MIRROR_CLIENTS, KIND_MIRROR_STORED
 
 ASK, TAKEN, NOT_YET, SYNC, CANCEL_SYNC = 1, 2, 3, 4, 5
-FAILED_AGAIN_MS = 10_000
-"""Time before a node gets a mirror again that could not write one."""
 
 
-class MirroredHost(PartitionedHost):
+class MirroredHost(ProposingHost):
     """See the module text."""
 
     client_class = MirroredClient
@@ -66,16 +71,11 @@ class MirroredHost(PartitionedHost):
         self.sync_batch_size = parts.mirror_sync_batch_size
         self.sync_bytes_per_s = parts.mirror_sync_bytes_per_s
         self.counts_timeout_s = COUNTS_TIMEOUT_S
-        self.restart_wait_ms = parts.mirror_restart_wait_ms
         super().__init__(parts, worker)
-        self._copies: dict[int, MirrorCopy] = {}
-        self._proposed: set[int] = set()
-        """Groups for which a view of this host is under way."""
         self._opening: set[int] = set()
         """Groups whose master is being opened."""
-        self._failed_ms: dict[tuple[int, int], int] = {}
-        """(group, node) -> since when a mirror on it has failed."""
-        self._started_ms = parts.clock.monotonic_ms()
+        self._void: dict[int, int] = {}
+        """Group -> number of the member of this node whose copy was given up."""
         self._shell = RingShell(
             RingParts(
                 node=parts.node_id,
@@ -195,21 +195,21 @@ class MirroredHost(PartitionedHost):
             front.delete()
         self._forget_ring(group)
         self._records.pop(group, None)
-        for key in [key for key in self._failed_ms if key[0] == group]:
-            del self._failed_ms[key]
+        self._failures.forget(group)
 
     def _forget_ring(self, group: int) -> None:
         """Leaves the ring of a queue; a copy is void."""
         self._shell.close(group)
         self._rings.pop(group, None)
+        self._void.pop(group, None)
         copy = self._copies.pop(group, None)
         if copy is not None:
             copy.end(removes=True)
 
-    def copy_of(self, group: int) -> int:
+    def copy_of(self, group: int) -> CopyAge:
         """See `QueueHost`."""
         ring = self._rings.get(group)
-        return ring.member if ring is not None else read_member(self._directory, group) or 0
+        return read_age(self._directory, group) if ring is None else CopyAge(ring.member)
 
     def remove_orphans(self, known: set[int]) -> None:
         """See `QueueHost`."""
@@ -258,6 +258,8 @@ class MirroredHost(PartitionedHost):
         if own is None or own.incarnation != self._parts.incarnation:
             self._leave(record)
             self._found_again(record)
+        elif self._void.get(group) == own.number:
+            self._withdraw(record, own)
         elif own.number == view.master:
             self._lead(record, own)
         else:
@@ -267,7 +269,10 @@ class MirroredHost(PartitionedHost):
             handle.follow(record)
 
     def _open_ring(self, record: QueueRecord, own: Member) -> RingMember:
-        known = self._rings.get(record.group)
+        known, view = self._rings.get(record.group), record.view
+        assert view is not None
+        age = CopyAge(own.number, view.version, own.number in view.synchronised)
+        write_seen(self._directory, self.writer, record.group, age)
         if known is not None and known.member == own.number:
             return known
         self._shell.close(record.group)
@@ -281,6 +286,7 @@ class MirroredHost(PartitionedHost):
         if master is None:
             self._open_master(record)
             return
+        self._note_failures(master, record.view)
         master.record = record
         member = self._open_ring(record, own)
         if master.member is not member:
@@ -490,141 +496,11 @@ class MirroredHost(PartitionedHost):
         copy.end(removes=True)
         del self._copies[group]
         self._shell.close(group)
-        ring = self._rings.pop(group, None)
-        if ring is not None:
-            self._submit(record, ring.view.with_failed(number), lambda _reply, _error: None)
-
-    def _take_over(self, record: QueueRecord, own: Member) -> None:
-        """Proposes this node's mirror as the master, if it is its turn."""
-        view = record.view
-        assert view is not None
-        if view.is_live(view.master) or view.master in view.failed:
-            # Until what it has sent is complete everywhere, nobody knows how far it was.
-            return
-        full = view.full()
-        ready = [number for number in full if number in view.synchronised]
-        if not ready and self._may_take_over_unsynchronised(record):
-            ready = full
-        if ready and ready[0] == own.number:
-            self._propose(record.group, view.promoted(own.number))
-
-    def _may_take_over_unsynchronised(self, record: QueueRecord) -> bool:
-        assert record.view is not None
-        policy = policy_from(self._records[record.group][2])
-        copy = self._copies.get(record.group)
-        stopped = copy is not None and copy.stopping_master == record.view.master
-        return policy.promotes_on_shutdown if stopped else policy.promotes_on_failure
-
-    # --- views ---------------------------------------------------------------------------
-
-    def _submit(
-        self,
-        record: RingRecord,
-        view: RingView,
-        done: Callable[[object, BrokerError | None], None],
-    ) -> object:
-        command = ChangeView(vhost=record.vhost, name=record.name, group=record.group, view=view)
-        return self._parts.record_members(command, done)
-
-    def _propose(self, group: int, view: RingView) -> None:
-        """Has a view recorded, unless another one of this host is under way."""
-        if group in self._proposed or not self._parts.has_majority():
-            return
-        record = self._records[group][0] if group in self._records else self.queues[group].record
-        self._proposed.add(group)
-        self._submit(record, view, lambda _reply, _error: self._proposed.discard(group))
-
-    def follow_policy(self, master: MasterQueue) -> None:
-        """Proposes the next view on the way to what the policy of a queue wants."""
-        record = master.record
-        policy = master.mirror_policy
-        view = record.view
-        if self._stopped or master.frozen or (view is None and not policy.mode):
-            return
-        if view is None:
-            wanted = self._wanted_nodes(master, ())
-            if len(wanted) > 1:
-                self._propose(record.group, founded(self.node_id, self._parts.incarnation))
-            return
-        if master.member is None or master.member.view != view or not master.is_marked:
-            return
-        mirrors = [
-            each
-            for each in sorted(view.members, key=lambda each: each.number)
-            if view.is_live(each.number) and each.node != self.node_id
-        ]
-        wanted = self._wanted_nodes(master, [each.node for each in mirrors])
-        for each in mirrors:
-            if each.node not in wanted:
-                self._propose(record.group, view.with_failed(each.number))
-                return
-        for node in wanted:
-            if view.live_at(node) is None:
-                self._propose(
-                    record.group,
-                    view.joined(node, self._parts.incarnation_of(node), left=view.master),
-                )
-                return
-        running = self._parts.running_nodes()
-        if gives_way(
-            policy,
-            master=self.node_id,
-            synchronised=[m.node for m in mirrors if m.number in view.synchronised],
-            running=running,
-            named={self.node_name(node): node for node in running},
-        ):
-            # As if it had failed: the oldest of them follows when its broadcasts are complete.
-            self._propose(record.group, view.with_failed(view.master))
-
-    def _wanted_nodes(self, master: MasterQueue, mirrors: Iterable[int]) -> tuple[int, ...]:
-        now = self.clock.monotonic_ms()
-        group = master.group
-        running = [
-            node
-            for node in self._parts.running_nodes()
-            if now - self._failed_ms.get((group, node), now - FAILED_AGAIN_MS) >= FAILED_AGAIN_MS
-        ]
-        return wanted_nodes(
-            master.mirror_policy,
-            master=self.node_id,
-            mirrors=list(mirrors),
-            running=running,
-            named={self.node_name(node): node for node in running},
-            load=self._parts.load(),
-        )
-
-    def _found_again(self, record: QueueRecord) -> None:
-        """Begins another ring from this node's files, if the recorded one is over and these are the
-        ones to go on with."""
-        view = record.view
-        assert view is not None
-        own = view.live_at(self.node_id)
-        live = [each for each in view.members if view.is_live(each.number)]
-        others = [each for each in live if each is not own]
-        number = read_member(self._directory, record.group)
-        if own is not None and own.number == view.master and view.full() == [own.number]:
-            # Nobody else ever had anything of this ring, whoever wrote the files before it.
-            number = view.master
-        elif any(self._is_running(each) for each in others):
-            if own is not None:
-                self._propose(record.group, view.with_failed(own.number))
-            elif number == view.master and not view.synchronised:
-                # Nobody may take over from the copy that is here.
-                self._propose(record.group, view.refounded(self.node_id, self._parts.incarnation))
-            return
-        if number is None:
-            return
-        if number != view.master:
-            if own is None or own.number != number or number not in view.synchronised:
-                return
-            if self.clock.monotonic_ms() - self._started_ms < self.restart_wait_ms:
-                return
-        self._propose(record.group, view.refounded(self.node_id, self._parts.incarnation))
-
-    def _is_running(self, member: Member) -> bool:
-        """Returns whether a member's run of its node can be reached."""
-        newest = self._parts.incarnation_of(member.node)
-        return member.incarnation == newest and self.is_up(member.node)
+        self._rings.pop(group, None)
+        self._void[group] = number
+        own = record.view.live_at(self.node_id) if record.view is not None else None
+        if own is not None:
+            self._withdraw(record, own)
 
     # --- clients -------------------------------------------------------------------------
 
@@ -774,6 +650,8 @@ class MirroredHost(PartitionedHost):
             own = record.view.live_at(self.node_id)
             if own is None or own.incarnation != self._parts.incarnation:
                 self._found_again(record)
+            elif self._void.get(group) == own.number:
+                self._withdraw(record, own)
             elif group in self._copies:
                 self._take_over(record, own)
         run_each(list(self.handles()), lambda queue: self._look_after(queue, now), pass_on)

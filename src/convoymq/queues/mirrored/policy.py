@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from convoymq.replication.ring.views import RingView
 
@@ -11,6 +12,19 @@ ALL = "all"
 EXACTLY = "exactly"
 NODES = "nodes"
 SYNC_BATCH_SIZE = 4096
+FAILED_AGAIN_MS = 10_000
+"""Time before a node gets a mirror again that could not write one."""
+
+
+class CopyAge(NamedTuple):
+    """Age of a node's copy of a queue."""
+
+    member: int = 0
+    """Number of the ring's member that wrote it; 0 = there is none."""
+    version: int = 0
+    """The newest view that the member was part of, as far as the files say."""
+    synchronised: bool = False
+    """Whether that view says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +94,30 @@ def wanted_nodes(
     return (master,)
 
 
+class MirrorFailures:
+    """Mirrors that failed on nodes that run: their disks refuse something. Such a node gets another
+    one after a while, or the ring would change without a pause."""
+
+    def __init__(self) -> None:
+        self._since_ms: dict[tuple[int, int], int] = {}
+        """(group, node) -> time of the last failure."""
+
+    def note(self, group: int, node: int, now_ms: int) -> None:
+        """A mirror is in the ring no more, and its node runs."""
+        self._since_ms[group, node] = now_ms
+
+    def forget(self, group: int) -> None:
+        """A queue is gone."""
+        for key in [key for key in self._since_ms if key[0] == group]:
+            del self._since_ms[key]
+
+    def without(self, group: int, nodes: Iterable[int], now_ms: int) -> list[int]:
+        """Returns the nodes of them that may have a mirror now."""
+        since_ms = self._since_ms
+        due = now_ms - FAILED_AGAIN_MS
+        return [node for node in nodes if since_ms.get((group, node), due) <= due]
+
+
 def gives_way(
     policy: MirrorPolicy,
     *,
@@ -104,24 +142,27 @@ def gives_way(
 
 
 def heir(
-    view: RingView, copies: Mapping[int, int], *, follows_unsynchronised: bool, forced: bool
+    view: RingView, copies: Mapping[int, CopyAge], *, follows_unsynchronised: bool, forced: bool
 ) -> int:
     """Returns the node whose copy a queue goes on with when its master is lost for good and no
     member of its ring runs; 0 = none may.
 
     The first of these that is there: a synchronised copy, another copy of the view, a copy of a
-    former ring. The oldest of the view comes first, the youngest of former rings.
+    former ring. The oldest of the view comes first. Of former rings, the copy that was synchronised
+    in the newest view comes first: a member's number says when it came, not how long it stayed.
 
     Args:
-        copies: node -> number of the member whose copy it has, on running nodes.
+        copies: node -> copy that it has, on running nodes.
         follows_unsynchronised: the policy lets a copy of the view follow that lacks messages.
         forced: an operator accepts what any copy lacks.
     """
-    nodes = {number: node for node, number in copies.items() if number}
+    nodes = {copy.member: node for node, copy in copies.items() if copy.member}
     recorded = [number for number in sorted(nodes) if view.is_live(number)]
     for number in recorded:
         if number in view.synchronised:
             return nodes[number]
     if recorded and (forced or follows_unsynchronised):
         return nodes[recorded[0]]
-    return nodes[max(nodes)] if nodes and forced else 0
+    if not nodes or not forced:
+        return 0
+    return max(copies, key=lambda n: (copies[n].synchronised, copies[n].version, copies[n].member))

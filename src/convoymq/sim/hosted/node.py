@@ -155,6 +155,7 @@ class QueueNode(HostedNode):
 
     world: QueueWorld
     host: WatchedHost
+    lost_groups = 0
 
     @property
     def queues(self) -> Mapping[int, Queue]:  # type: ignore[override]
@@ -188,6 +189,7 @@ class QueueNode(HostedNode):
                 memory_target_bytes=world.memory_target_bytes,
                 mirror_restart_wait_ms=world.restart_wait_ms,
                 read_tree=partial(world.read_tree, self),
+                lost_groups=lambda: self.lost_groups,
                 partition_handling=world.partition_handling,
             ),
             worker,

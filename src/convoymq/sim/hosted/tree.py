@@ -4,7 +4,7 @@ reaches a majority of the nodes. Proposals and answers may be lost."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 
 from convoymq.metadata.commands import ChangeView, DeclareQueue, PutVhost
@@ -33,10 +33,10 @@ class LateWorld(World):
 
     def has_majority(self, node: int) -> bool:
         """Returns whether a node reaches more than half of all."""
-        network = self.network
+        members, network = self.voters(), self.network
         reached = [
             peer
-            for peer in self.nodes
+            for peer in members
             if peer == node
             or (
                 network.is_connected(node, peer)
@@ -44,7 +44,11 @@ class LateWorld(World):
                 and not network.is_cut(peer, node)
             )
         ]
-        return 2 * len(reached) > len(self.nodes)
+        return 2 * len(reached) > len(members)
+
+    def voters(self) -> Collection[int]:
+        """Returns the nodes of the cluster."""
+        return self.nodes
 
     def _later(
         self, process: Process | None, call: Callable[..., object], *arguments: object

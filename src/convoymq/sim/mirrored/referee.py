@@ -85,7 +85,7 @@ class MirroredReferee(QueueReferee):
         self.size = size
         self.view: RingView | None = None
         """The view in the tree."""
-        self._sent: dict[bytes, bool] = {}
+        self.sent: dict[bytes, bool] = {}
         """Message -> whether it was confirmed."""
         self._transient: set[bytes] = set()
         self._founders: set[int] = {0, 1}
@@ -135,17 +135,22 @@ class MirroredReferee(QueueReferee):
             if self.newest is not None:
                 self.newest.number = view.master
 
+    def on_forced(self) -> None:
+        """An operator lets the queue go on with a copy that may lack messages."""
+        if self.view is not None:
+            self._informed[self.view.master] = False
+
     # What channels say.
 
     def on_sent(self, identity: bytes, traits: Traits) -> None:
         """See `QueueReferee`."""
-        self._sent[identity] = False
+        self.sent[identity] = False
         if not traits.persistent:
             self._transient.add(identity)
 
     def on_confirmed(self, identity: bytes) -> None:
         """See `QueueReferee`."""
-        self._sent[identity] = True
+        self.sent[identity] = True
         if self.newest is None or not self._has(self.newest, identity):
             self.fail(f"{identity.hex()} is confirmed, and the newest master never had it")
 
@@ -180,7 +185,7 @@ class MirroredReferee(QueueReferee):
 
     def on_found(self, life: Life, identity: bytes, position: int) -> None:
         """A master has a message at its opening."""
-        if identity not in self._sent:
+        if identity not in self.sent:
             self.fail(f"master {life.number} has {identity.hex()}, which nobody published")
         is_known = identity in life.had or position in life.alive
         if is_known and identity not in self.twice:
@@ -190,7 +195,7 @@ class MirroredReferee(QueueReferee):
         """A message comes to a master."""
         may_lack = life.number in self._founders or life.number in self._unsynchronised
         # One that was cut off may hear of it late, and confirms nothing any more.
-        is_again = self._sent[identity] and life is self.newest
+        is_again = self.sent[identity] and life is self.newest
         if is_again or (identity in life.had and not may_lack):
             self.fail(f"{identity.hex()} comes to master {life.number} again")
         if identity in life.had:
@@ -199,7 +204,7 @@ class MirroredReferee(QueueReferee):
     def _compare(self, life: Life) -> None:
         missing = [
             identity
-            for identity, confirmed in self._sent.items()
+            for identity, confirmed in self.sent.items()
             if confirmed and not self._has(life, identity)
         ]
         if life.number in self._founders:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
+from typing import ClassVar
 
 from convoymq.model.tables import Table
 from convoymq.replication.ring.views import RingView
@@ -108,7 +109,7 @@ class MirroredLoad(QueueLoad):
 
     text = "mirrored queues: a master and its mirrors on a ring, channels on every node"
     world_class = MirroredWorld
-    kinds = (
+    kinds: ClassVar[tuple[str, ...]] = (
         *NETWORK,
         "crash",
         "torn",

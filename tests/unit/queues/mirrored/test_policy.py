@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from convoymq.queues.mirrored.policy import MirrorPolicy, gives_way, heir, policy_from, wanted_nodes
+from convoymq.queues.mirrored.policy import (
+    CopyAge,
+    MirrorPolicy,
+    gives_way,
+    heir,
+    policy_from,
+    wanted_nodes,
+)
 from convoymq.replication.ring.views import founded
 
 NAMED = {"a": 1, "b": 2, "c": 3, "d": 4}
@@ -83,16 +90,25 @@ def test_settings_of_mirrors(settings: dict[str, object], policy: MirrorPolicy) 
         ({6: 7, 5: 5}, True, True, 5),
         ({8: 0}, True, True, 0),
         ({}, True, True, 0),
+        # A member that came early may have stayed longest: the view says so, not its number.
+        ({6: (6, 30, True), 7: (9, 12, True)}, True, True, 6),
+        # One that lacked messages when it was lost lacks them still.
+        ({6: (6, 12, True), 7: (9, 30, False)}, True, True, 6),
+        ({6: (6, 12, False), 7: (9, 30, False)}, True, True, 7),
     ],
 )
 def test_the_best_copy_that_is_there_follows_a_lost_master(
-    copies: dict[int, int], lenient: bool, forced: bool, node: int
+    copies: dict[int, int | tuple[int, int, bool]], lenient: bool, forced: bool, node: int
 ) -> None:
+    ages = {
+        each: CopyAge(found) if isinstance(found, int) else CopyAge(*found)
+        for each, found in copies.items()
+    }
     view = founded(1, 1)
     for member in range(2, 6):
         view = view.joined(member, 1).caught_up(member)
     view = view.with_synchronised(2).with_synchronised(4)
-    assert heir(view, copies, follows_unsynchronised=lenient, forced=forced) == node
+    assert heir(view, ages, follows_unsynchronised=lenient, forced=forced) == node
 
 
 LISTED = {"ha-mode": "nodes", "ha-params": ("b", "c", "elsewhere")}
