@@ -271,7 +271,8 @@ class MirroredHost(ProposingHost):
     def _open_ring(self, record: QueueRecord, own: Member) -> RingMember:
         known, view = self._rings.get(record.group), record.view
         assert view is not None
-        age = CopyAge(own.number, view.version, own.number in view.synchronised)
+        number = own.number
+        age = CopyAge(number, view.version, number in view.synchronised, number == view.master)
         write_seen(self._directory, self.writer, record.group, age)
         if known is not None and known.member == own.number:
             return known

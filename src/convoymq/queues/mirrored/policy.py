@@ -25,6 +25,12 @@ class CopyAge(NamedTuple):
     """The newest view that the member was part of, as far as the files say."""
     synchronised: bool = False
     """Whether that view says so."""
+    leads: bool = False
+    """Whether the member is the master of that view: others may have got less of it."""
+
+    def rank(self) -> tuple[bool, int, bool, int]:
+        """Returns what is greater for a newer copy."""
+        return self.synchronised, self.version, self.leads, -self.member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,4 +171,4 @@ def heir(
         return nodes[recorded[0]]
     if not nodes or not forced:
         return 0
-    return max(copies, key=lambda n: (copies[n].synchronised, copies[n].version, copies[n].member))
+    return max(nodes.values(), key=lambda node: copies[node].rank())

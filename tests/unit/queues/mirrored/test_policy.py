@@ -86,7 +86,7 @@ def test_settings_of_mirrors(settings: dict[str, object], policy: MirrorPolicy) 
         ({3: 3, 5: 5}, False, True, 3),
         # Copies of former rings.
         ({6: 7, 7: 8, 8: 0}, True, False, 0),
-        ({6: 7, 7: 8, 8: 0}, False, True, 7),
+        ({6: 7, 7: 8, 8: 0}, False, True, 6),
         ({6: 7, 5: 5}, True, True, 5),
         ({8: 0}, True, True, 0),
         ({}, True, True, 0),
@@ -95,10 +95,14 @@ def test_settings_of_mirrors(settings: dict[str, object], policy: MirrorPolicy) 
         # One that lacked messages when it was lost lacks them still.
         ({6: (6, 12, True), 7: (9, 30, False)}, True, True, 6),
         ({6: (6, 12, False), 7: (9, 30, False)}, True, True, 7),
+        ({6: (6, 12, True), 7: (9, 12, True, True)}, True, True, 7),
     ],
 )
 def test_the_best_copy_that_is_there_follows_a_lost_master(
-    copies: dict[int, int | tuple[int, int, bool]], lenient: bool, forced: bool, node: int
+    copies: dict[int, int | tuple[int, int, bool] | tuple[int, int, bool, bool]],
+    lenient: bool,
+    forced: bool,
+    node: int,
 ) -> None:
     ages = {
         each: CopyAge(found) if isinstance(found, int) else CopyAge(*found)
