@@ -24,9 +24,9 @@ class CopyAge(NamedTuple):
     version: int = 0
     """The newest view that the member was part of, as far as the files say."""
     synchronised: bool = False
-    """Whether that view says so."""
+    """Mark of that view for the member."""
     leads: bool = False
-    """Whether the member is the master of that view: others may have got less of it."""
+    """The member is the master of that view: others may have got less of it."""
 
     def rank(self) -> tuple[bool, int, bool, int]:
         """Returns what is greater for a newer copy."""
