@@ -59,13 +59,18 @@ Ranges: TypeAlias = "list[tuple[int, int]]"
 
 
 class OffsetSet:
-    """A set of offsets, as ranges that do not touch."""
+    """A set of offsets, as ranges that do not touch.
 
-    __slots__ = ("firsts", "lasts")
+    Args:
+        ranges_max: the lowest range is dropped for one more; 0: there is no limit.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_ranges_max", "firsts", "lasts")
+
+    def __init__(self, ranges_max: int = 0) -> None:
         self.firsts: list[int] = []
         self.lasts: list[int] = []
+        self._ranges_max = ranges_max
 
     def has(self, offset: int) -> bool:
         """Returns whether an offset is in the set."""
@@ -81,7 +86,7 @@ class OffsetSet:
             last = max(last, self.lasts[end - 1])
         self.firsts[begin:end] = [first]
         self.lasts[begin:end] = [last]
-        if len(self.firsts) > RANGES_MAX:
+        if 0 < self._ranges_max < len(self.firsts):
             del self.firsts[0], self.lasts[0]
 
 
@@ -98,7 +103,10 @@ class KeyTable:
 
     def add(self, key: Key) -> None:
         """Enters a key."""
-        self._offsets.setdefault(key[:3], OffsetSet()).add(key.offset, key.offset + 1)
+        self._find(key[:3]).add(key.offset, key.offset + 1)
+
+    def _find(self, source: tuple[str, str, int]) -> OffsetSet:
+        return self._offsets.setdefault(source, OffsetSet(RANGES_MAX))
 
     def of(self, broker: str) -> dict[str, Ranges]:
         """Returns what comes from a broker: `topic:queue` -> ranges."""
@@ -116,7 +124,7 @@ class KeyTable:
         """Enters what `of` returned elsewhere. Raises ValueError."""
         for source, ranges in table.items():
             topic, _, queue = source.rpartition(":")
-            offsets = self._offsets.setdefault((broker, topic, int(queue)), OffsetSet())
+            offsets = self._find((broker, topic, int(queue)))
             for first, last in ranges:
                 if not 0 <= first < last:
                     raise ValueError(f"a range of keys from {first} to {last}")

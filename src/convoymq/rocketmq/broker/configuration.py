@@ -10,12 +10,13 @@ from convoymq.model.config.keys import Section
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.settings import UNSERVED, BrokerSettings
 from convoymq.rocketmq.settings import build_all, keys_of, read_pairs, text_of
+from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.store.settings import StoreSettings
 
 S = TypeVar("S", bound=Section)
 
 SECTIONS: tuple[type[Section], ...] = (
-    BrokerSettings, StoreSettings, ActingSettings,
+    BrokerSettings, StoreSettings, ActingSettings, SpecialSettings,
 )  # fmt: skip
 """Every part adds its own."""
 

@@ -45,6 +45,8 @@ from convoymq.rocketmq.remoting.codes import Request
 from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.connection import Answered, Connection, Handler
 from convoymq.rocketmq.remoting.server import RemotingClient, RemotingServer, dispatch
+from convoymq.rocketmq.special.service import SpecialServices
+from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.store import MessageStore
 from convoymq.rocketmq.store.types import Damage, Draft, Placed, PutStatus
@@ -206,6 +208,11 @@ class Broker:
         self.sender, self.puller = Sender(self), Puller(self)
         self.on_closed += (self.sender.closed, self.clients.closed)
         ClientRequests(self)
+        services = SpecialServices(
+            self, self.configuration.section(SpecialSettings), self._store_settings
+        )
+        self.specials.append(services)
+        self.tasks.spawn(services.run())
         TopicRequests(self)
         GroupRequests(self)
         modes, root = self.file("messageRequestMode.json"), self._root
@@ -218,7 +225,7 @@ class Broker:
             lambda: self.settings, self.role, self.topics, self.remoting, ha_address
         )
         self.group = Group(
-            self, self.configuration.section(ActingSettings), neighbours=self.neighbours
+            self, self.configuration.section(ActingSettings), services, self.neighbours
         )
         for work in (self.registrar.run, self.puller.sweep, self._tick, self._scan, self._persist):
             self.tasks.spawn(work())

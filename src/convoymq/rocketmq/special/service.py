@@ -1,0 +1,386 @@
+"""Special services of a broker: puts what the state gives out, asks producers, keeps the files.
+
+| file of `config` | holds |
+|---|---|
+| `delayOffset.json` | offsets of delay levels |
+| `timercheck` | the checkpoint of timers, and the position in the log (`state.py`) |
+| `consumerOrderInfo.json` | ordered pops |
+| `consumerOffset.json` | offsets of half messages, ends, and of the log of pop, among consumers' |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from convoymq.model.errors import StorageFault, SyntaxFault, Unavailable
+from convoymq.model.replaced_files import replace_file
+from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Key
+from convoymq.rocketmq.acting.metadata import DelayOffsets
+from convoymq.rocketmq.broker.types import BrokerParts
+from convoymq.rocketmq.broker.values import next_version
+from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.codes import Answer, Request
+from convoymq.rocketmq.remoting.command import Command, Refusal, request
+from convoymq.rocketmq.remoting.connection import Connection
+from convoymq.rocketmq.remoting.values import DataVersion
+from convoymq.rocketmq.special.levels import DelayLevels
+from convoymq.rocketmq.special.log_view import StoreLog
+from convoymq.rocketmq.special.names import (
+    FIRST_POP_TIME,
+    HALF_TOPIC,
+    OP_TOPIC,
+    REAL_QUEUE,
+    REAL_TOPIC,
+    REVIVE_GROUP,
+    REVIVE_TOPIC_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_DEQUEUED_MS,
+    TIMER_ENQUEUED_MS,
+    TIMER_TOPIC,
+    TRANSACTION_GROUP,
+    UNIQUE_KEY,
+    changed,
+    whole,
+)
+from convoymq.rocketmq.special.outbox import Batch
+from convoymq.rocketmq.special.pop import Pops
+from convoymq.rocketmq.special.pop_service import PopService
+from convoymq.rocketmq.special.prepare import Preparation
+from convoymq.rocketmq.special.rewriting import rewritten
+from convoymq.rocketmq.special.settings import SpecialSettings
+from convoymq.rocketmq.special.state import Part, Saved, SpecialState
+from convoymq.rocketmq.special.transactions import Check, End, Refused, Transactions
+from convoymq.rocketmq.special.wheel import Checkpoint, TimerWheel
+from convoymq.rocketmq.store.settings import StoreSettings, parse_delays
+from convoymq.rocketmq.store.types import Draft, Placed, PutStatus, Run, decode_properties
+
+log = structlog.get_logger()
+
+TICK_S = 0.1
+STORED = frozenset((
+    PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT, PutStatus.FLUSH_SLAVE_TIMEOUT,
+    PutStatus.SLAVE_NOT_AVAILABLE,
+))  # fmt: skip
+NEVER = frozenset((PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED))
+"""Trying again would not help."""
+_OURS = (KEY_PROPERTY, TIMER_ENQUEUED_MS, TIMER_DEQUEUED_MS, FIRST_POP_TIME)
+"""Properties that a message can do without."""
+_SYSTEM = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC))
+
+
+class SpecialServices:
+    """See the module text.
+
+    Args:
+        parts: a broker whose store is open.
+    """
+
+    name = "special"
+
+    def __init__(
+        self, parts: BrokerParts, settings: SpecialSettings, store_settings: StoreSettings
+    ) -> None:
+        self._parts = parts
+        self._settings = settings
+        self._in_flight = 0
+        self._ending: dict[int, asyncio.Future[None]] = {}
+        """Half messages whose end is being stored."""
+        self._offsets_file = parts.file("delayOffset.json")
+        self._checkpoint_path = parts.file("timercheck").path
+        self._version = DataVersion()
+        delays_ms = parse_delays(store_settings.delay_levels)
+        view, name = StoreLog(parts.store), parts.role.name
+        self.state = SpecialState(
+            view,
+            DelayLevels(name, delays_ms, view.read),
+            TimerWheel(name, view.read),
+            Transactions(
+                name, view.read,
+                immunity_ms=settings.transaction_immunity_ms,
+                interval_ms=settings.transaction_interval_ms,
+                checks_max=settings.transaction_checks_max,
+            ),
+            Pops(name, parts.role.cluster, is_v2=settings.retry_topic_v2),
+        )  # fmt: skip
+        self._saved = self._load()
+        self.state.open(self._saved)
+        self._take_positions()
+        self.pop = PopService(parts, settings, self.state.pops)
+        parts.store.on_run.append(self._on_run)
+        parts.before_put.append(
+            Preparation(
+                len(delays_ms),
+                parts.now_ms,
+                may_time=parts.settings.timer_wheel,
+                delay_max_s=settings.timer_delay_max_s,
+            )
+        )
+        parts.register(Request.END_TRANSACTION, self._end_transaction)
+        parts.register(Request.GET_ALL_DELAY_OFFSET, self._delay_offsets)
+        parts.register(Request.GET_TIMER_CHECK_POINT, self._timer_checkpoint)
+        parts.register(Request.GET_TIMER_METRICS, self._timer_metrics)
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def _load(self) -> Saved:
+        """Raises StorageFault."""
+        offsets = self._offsets_file.read(DelayOffsets) or DelayOffsets()
+        self._version = offsets.data_version
+        checkpoint = Checkpoint()
+        try:
+            checkpoint = Checkpoint.decode(self._checkpoint_path.read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            # Without it, more of the log is read.
+            log.warning("rocketmq.timer_checkpoint_unreadable", reason=str(error))
+        get = self._parts.offsets.get
+        revive = self.state.pops.revive_topic
+        queues = range(self._parts.settings.revive_queues)
+        return Saved(
+            checkpoint,
+            offsets.offset_table,
+            *self._transaction_offsets(),
+            # RocketMQ's offset is that of the last one that was revived.
+            {queue: get(REVIVE_GROUP, revive, queue) + 1 for queue in queues},
+        )
+
+    def _transaction_offsets(self) -> tuple[int, int]:
+        get = self._parts.offsets.get
+        half, ends = (get(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_TOPIC))
+        return max(0, half), max(0, ends)
+
+    def _take_positions(self) -> None:
+        for (topic, group, queue), offset in self.state.pops.take_positions().items():
+            if offset > self._parts.offsets.get(group, topic, queue):
+                self._parts.offsets.commit(group, topic, queue, offset)
+
+    def saved(self) -> Saved:
+        """Returns what to save now, and what other replicas are told."""
+        parts = self._parts
+        saved = self.state.saved(parts.now_ms())
+        self._take_positions()
+        for topic, offset in ((HALF_TOPIC, saved.half), (OP_TOPIC, saved.ends)):
+            if offset > parts.offsets.get(TRANSACTION_GROUP, topic, 0):
+                parts.offsets.commit(TRANSACTION_GROUP, topic, 0, offset)
+        for queue, offset in saved.revived.items():
+            if offset - 1 > parts.offsets.get(REVIVE_GROUP, self.state.pops.revive_topic, queue):
+                parts.offsets.commit(REVIVE_GROUP, self.state.pops.revive_topic, queue, offset - 1)
+        if dict(saved.levels) != dict(self._saved.levels):
+            self._version = next_version(self._version, parts.now_ms())
+        self._saved = saved
+        return saved
+
+    def persist(self) -> None:
+        """Writes the files; offsets of consumers are written before the checkpoint."""
+        saved = self.saved()
+        try:
+            self._parts.offsets.persist()
+            self._offsets_file.write(DelayOffsets(dict(saved.levels), self._version))
+            self.pop.persist()
+            replace_file(self._checkpoint_path, saved.checkpoint.encode())
+        except (StorageFault, OSError) as error:
+            # The log is read from the last checkpoint that was written.
+            log.error("rocketmq.not_persisted", reason=str(error))
+
+    # --- the log ---------------------------------------------------------------------------------
+
+    def _on_run(self, run: Run) -> None:
+        if run.topic in _SYSTEM or run.topic.startswith(REVIVE_TOPIC_PREFIX):
+            for message in self._parts.store.messages(run):
+                self.state.on_record(message)
+
+    # --- running ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to give out what is due."""
+        # They may have come from another replica.
+        self.state.transactions.restore(*self._transaction_offsets())
+        self.state.start(is_acting=self._parts.role.is_acting)
+        log.info("rocketmq.special_services", running=True, acting=self._parts.role.is_acting)
+
+    async def stop(self) -> None:
+        """Ends when nothing is being put any more, and persists."""
+        self.state.is_running = False
+        while self._in_flight:
+            await asyncio.sleep(TICK_S / 10)
+        self.state.stop()
+        self.pop.wake_all()
+        self.persist()
+        log.info("rocketmq.special_services", running=False, acting=False)
+
+    async def run(self) -> None:
+        """Works as long as the broker runs, on slaves too: they follow the log."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_ms = self._parts.now_ms()
+            batches, checks = self.state.tick(now_ms)
+            for part, batch in batches:
+                self._in_flight += 1
+                self._parts.tasks.spawn(self._put_batch(part, batch))
+            for check in checks:
+                self._check(check)
+            self._take_positions()
+
+    async def _put_batch(self, part: Part, batch: Batch) -> None:
+        count = 0
+        try:
+            if self._parts.role.is_master:
+                # The own log takes them in this order, and all at once.
+                stored = await asyncio.gather(*(self._put(part, key) for key in batch.keys))
+                for key, is_stored in zip(batch.keys, stored, strict=True):
+                    if is_stored:
+                        part.on_key(key)
+                count = stored.index(False) if False in stored else len(stored)
+            else:
+                for key in batch.keys:
+                    if not await self._put(part, key):
+                        break
+                    count += 1
+        finally:
+            self._in_flight -= 1
+            self.state.settle(part, batch, count, self._parts.now_ms())
+
+    async def _put(self, part: Part, key: Key) -> bool:
+        """Puts a message; returns whether it is dealt with."""
+        try:
+            found = await self._draft(part, key)
+            if found is None:
+                return True
+            escape = self._parts.escape
+            put = escape.put_to_specific_queue if isinstance(part, Pops) else escape.put
+            found.properties += f"{KEY_PROPERTY}\x01{key}\x02".encode()
+            placed = await put(found)
+            if placed.status is PutStatus.PROPERTIES_SIZE_EXCEEDED:
+                # Rather twice after a crash than never.
+                placed = await put(changed(found, _OURS, {}, decode_properties(found.properties)))
+        except Refusal as refusal:
+            log.warning("rocketmq.special_message_refused", key=str(key), reason=refusal.text)
+            return True
+        except Unavailable as error:
+            log.info("rocketmq.special_message_waits", key=str(key), reason=error.text)
+            return False
+        if placed.status in NEVER:
+            log.warning("rocketmq.special_message_refused", key=str(key), reason=placed.status.name)
+            return True
+        if placed.status not in STORED:
+            log.info("rocketmq.special_message_waits", key=str(key), reason=placed.status.name)
+        return placed.status in STORED
+
+    async def _draft(self, part: Part, key: Key) -> Draft | None:
+        """Returns what to put for a key; None: nothing. Raises Unavailable."""
+        if not isinstance(part, Pops):
+            return part.draft(key, self._parts.now_ms())
+        wanted = part.wanted(key)
+        if wanted is None:
+            return None
+        point, offset = wanted
+        message = await self._parts.escape.get(
+            point.topic, point.queue, offset, point.broker or self._parts.role.name
+        )
+        if message is None:
+            return None
+        draft = part.draft(point, message)
+        self._parts.topics.create_for_retry(draft.topic, 1)
+        return draft
+
+    # --- transactions ----------------------------------------------------------------------------
+
+    def _check(self, check: Check) -> None:
+        """Asks a producer about a half message; without one, it is not asked."""
+        client = self._parts.clients.any_producer(check.group)
+        message = self._parts.store.message_at(check.physical)
+        if client is None or message is None or not isinstance(client.channel, Connection):
+            return
+        properties = message.properties
+        topic = properties.get(REAL_TOPIC, "")
+        unique = properties.get(UNIQUE_KEY, "")
+        fields = {
+            "topic": topic,
+            "tranStateTableOffset": str(check.offset),
+            "commitLogOffset": str(check.physical),
+            "msgId": unique,
+            "transactionId": unique,
+            "offsetMsgId": message.message_id,
+            "bname": self._parts.role.name,
+        }
+        body = rewritten(message, topic, whole(properties.get(REAL_QUEUE), 0), properties)
+        client.channel.send(request(Request.CHECK_TRANSACTION_STATE, fields, body, one_way=True))
+        self.state.transactions.checked(check.offset)
+
+    async def _end_transaction(self, _connection: Connection, command: Command) -> Command | None:
+        parts = self._parts
+        if not parts.role.runs_special_services:
+            raise Refusal(
+                Answer.SLAVE_NOT_AVAILABLE, "Message store is slave mode, so end transaction is "
+                "forbidden. ",
+            )  # fmt: skip
+        number = command.number("commitOrRollback")
+        if number not in (End.COMMIT, End.ROLLBACK):
+            return None
+        offset = command.number("tranStateTableOffset")
+        while (other := self._ending.get(offset)) is not None:
+            await other
+        try:
+            drafts = self.state.transactions.end(
+                parts.store.message_at(command.number("commitLogOffset")),
+                end=End(number),
+                group=command.needed("producerGroup"),
+                offset=offset,
+                is_checked=command.fields.get("fromTransactionCheck") == "true",
+                now_ms=parts.now_ms(),
+            )
+        except Refused as refused:
+            code = Answer.ILLEGAL_OPERATION if refused.is_late else Answer.SYSTEM_ERROR
+            return command.answer(code, remark=refused.text)
+        if drafts:
+            self._ending[offset] = done = asyncio.get_running_loop().create_future()
+            try:
+                await self._store_end(offset, drafts)
+            finally:
+                del self._ending[offset]
+                done.set_result(None)
+        return command.answer()
+
+    async def _store_end(self, offset: int, drafts: list[Draft]) -> None:
+        """Stores an end. Raises Refusal."""
+        parts = self._parts
+        placed: list[Placed] = []
+        if parts.role.is_master:
+            placed = await parts.put(drafts)
+        elif len(drafts) > 1:
+            # What a slave knows of an end is the key at the other broker, or in memory: a half
+            # message that was rolled back is asked about once more after a crash.
+            placed = [await parts.escape.put(drafts[0])]
+        for found in placed:
+            if found.status not in STORED:
+                raise Refusal(Answer.SYSTEM_ERROR, found.status.name)
+        self.state.on_key(Key(parts.role.name, HALF_TOPIC, 0, offset))
+
+    # --- what other replicas ask -----------------------------------------------------------------
+
+    def _delay_offsets(self, _connection: Connection, command: Command) -> Command:
+        saved = self.saved()
+        return command.answer(body=json.dumps(DelayOffsets(dict(saved.levels), self._version)))
+
+    def _timer_checkpoint(self, _connection: Connection, command: Command) -> Command:
+        return command.answer(body=self.saved().checkpoint.encode())
+
+    def _timer_metrics(self, _connection: Connection, command: Command) -> Command:
+        body = {"dataVersion": self._version, "timingCount": {}}
+        return command.answer(body=json.dumps(body))
+
+    def follow(self, levels: dict[int, int], check_point: bytes) -> None:
+        """Takes over what is ahead in answers 45 and 60 of another replica. Raises SyntaxFault."""
+        try:
+            found = Checkpoint.decode(check_point)
+        except ValueError as error:
+            raise SyntaxFault(str(error)) from None
+        self.state.take_over(Saved(found, levels, *self._transaction_offsets()))
+
+    def pass_over(self, keys: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Passes over records that have left: `topic:queue` -> ranges of offsets."""
+        self.state.on_left(self._parts.role.name, keys)
