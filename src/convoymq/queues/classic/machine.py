@@ -156,9 +156,7 @@ class ClassicMachine:
         self.last_used_ms = 0
         self.now_ms = 0
         """Time of the present input."""
-        self.published = 0
-        self.delivered = 0
-        self.acknowledged = 0
+        self.published = self.delivered = self.acknowledged = 0
         self.leaving = Leaving()
         self._load = load
 
