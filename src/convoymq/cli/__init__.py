@@ -39,6 +39,10 @@ def _main(arguments: list[str]) -> None:
         from convoymq.cli.roles import broker
 
         sys.exit(broker(arguments[1:]))
+    if arguments[:1] == ["broker-container"]:
+        from convoymq.cli.roles import broker_container
+
+        sys.exit(broker_container(arguments[1:]))
     if arguments[:1] == ["perf"]:
         import typer
 

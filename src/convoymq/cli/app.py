@@ -337,6 +337,14 @@ def broker() -> None:
     raise typer.Exit(run(["--help"]))
 
 
+@app.command("broker-container")
+def broker_container() -> None:
+    """Run several RocketMQ brokers in one process: `convoy broker-container [-c FILE]`."""
+    from convoymq.cli.roles import broker_container as run
+
+    raise typer.Exit(run(["--help"]))
+
+
 @app.command()
 def status(
     data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",

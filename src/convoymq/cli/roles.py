@@ -1,4 +1,5 @@
-"""`convoy namesrv`, `convoy broker`: a role of RocketMQ's in this process, with its options."""
+"""`convoy namesrv`, `convoy broker`, `convoy broker-container`: a role of RocketMQ's in this
+process, with its options."""
 
 from __future__ import annotations
 
@@ -82,6 +83,28 @@ def broker(arguments: Sequence[str]) -> int:
             print(f"{name}={value}")
         return 0
     return run("broker", lambda: Broker(configuration), configuration.passed_over)
+
+
+def broker_container(arguments: Sequence[str]) -> int:
+    """`convoy broker-container`; returns the exit code."""
+    from convoymq.rocketmq.acting.container import Container, ContainerSettings
+
+    parser = argparse.ArgumentParser(
+        prog="convoy broker-container",
+        description="Run several RocketMQ brokers in one process, until SIGTERM or Ctrl-C.",
+    )
+    _add_options(parser)
+    chosen = parser.parse_args(arguments)
+    try:
+        settings, passed_over = Container.load(chosen.config, chosen.set)
+    except ConfigError as error:
+        print(f"convoy broker-container: {error.text}", file=sys.stderr)
+        return 2
+    if chosen.print:
+        for name, (field, _) in keys_of(ContainerSettings).items():
+            print(f"{name}={text_of(getattr(settings, field))}")
+        return 0
+    return run("broker-container", lambda: Container(settings), passed_over)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -201,6 +201,15 @@ class Broker:
 
     async def start(self) -> int:
         """Begins to serve; returns the port. Raises OSError, StorageFault."""
+        try:
+            return await self._start()
+        except BaseException:
+            for server in self._servers:
+                await server.stop()
+            self._worker.close()
+            raise
+
+    async def _start(self) -> int:
         settings = self.settings
         port = await self._listen(settings.port, frozenset())
         self.role.address = f"{self._own_address}:{port}"
