@@ -74,7 +74,7 @@ class ClientRequests:
             self._consumer(connection, command, data, consumer)
         for producer in data.producer_data_set:
             client = Client(connection, data.client_id, command.language, command.version)
-            parts.clients.register_producer(producer.group_name, client, parts.now_ms())
+            parts.clients.register_producer(producer.group_name, client, parts.steady_ms())
         return command.answer(
             fields={
                 "IS_SUPPORT_HEART_BEAT_V2": "true",
@@ -100,7 +100,7 @@ class ClientRequests:
         parts.clients.register_consumer(
             consumer,
             Client(connection, data.client_id, command.language, command.version),
-            parts.now_ms(),
+            parts.steady_ms(),
             with_topics=not (data.heartbeat_fingerprint and data.without_sub),
             notify=config.notify_consumer_ids_changed_enable,
         )
@@ -194,8 +194,8 @@ class ClientRequests:
 
     def _lock(self, connection: Connection, command: Command) -> Command:
         body = json.loads(command.body, LockBody)
-        parts, now_ms = self._parts, self._parts.now_ms()
-        epoch = parts.locks.propose(body.consumer_group, now_ms)
+        parts, now_ms = self._parts, self._parts.steady_ms()
+        epoch = parts.locks.propose(body.consumer_group, parts.now_ms())
         held = [
             queue for queue in body.mq_set
             if parts.locks.lock(body.consumer_group, body.client_id, place_of(queue), epoch, now_ms)

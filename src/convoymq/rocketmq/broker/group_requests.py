@@ -129,13 +129,14 @@ class GroupRequests:
         return command.answer(body=json.dumps({"connectionSet": _connections(found.values())}))
 
     def _all_producers(self, connection: Connection, command: Command) -> Command:
+        now_ms, steady_ms = self._parts.now_ms(), self._parts.steady_ms()
         table = {
             group: [
-                {"clientId": c.client_id, "remoteIP": c.client_addr, "language": c.language,
-                 "version": c.version, "lastUpdateTimestamp": heard_ms}
-                for c, heard_ms in zip(
-                    _connections(members.values()), [m.heard_ms for m in members.values()],
-                    strict=True,
+                {"clientId": row.client_id, "remoteIP": row.client_addr, "language": row.language,
+                 "version": row.version,
+                 "lastUpdateTimestamp": now_ms - (steady_ms - member.heard_ms)}
+                for row, member in zip(
+                    _connections(members.values()), members.values(), strict=True
                 )
             ]
             for group, members in self._parts.clients.producers.items()

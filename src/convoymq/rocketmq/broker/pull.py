@@ -289,7 +289,7 @@ class Puller:
         wait_ms = pull.command.number("suspendTimeoutMillis", 0)
         if not self._settings.long_polling:
             wait_ms = self._settings.short_polling_ms
-        pull.deadline_ms = self._parts.now_ms() + max(0, min(wait_ms, SUSPEND_MS_MAX))
+        pull.deadline_ms = self._parts.steady_ms() + max(0, min(wait_ms, SUSPEND_MS_MAX))
         self._held.setdefault(pull.place, []).append(pull)
         self._held_count += 1
         return True
@@ -305,7 +305,7 @@ class Puller:
     def _wake_arrived(self) -> None:
         arrived, self._arrived = self._arrived, set()
         for place in arrived:
-            self._wake(place, self._parts.now_ms())
+            self._wake(place, self._parts.steady_ms())
 
     def wake_all(self) -> None:
         """Answers all that wait."""
@@ -341,7 +341,7 @@ class Puller:
         """Answers pulls whose time is over, as long as it runs."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            now_ms = self._parts.now_ms()
+            now_ms = self._parts.steady_ms()
             for place, pulls in list(self._held.items()):
                 if any(p.deadline_ms <= now_ms or not p.connection.is_open for p in pulls):
                     self._wake(place, now_ms)

@@ -297,7 +297,7 @@ class Sender:
         limit = config.retry_max_times
         if header.command.version >= VERSION_MAX_RECONSUME_TIMES:
             limit = header.number("l", limit)
-        return reconsumed > limit or self._parts.locks.is_ordered(group, self._parts.now_ms())
+        return reconsumed > limit or self._parts.locks.is_ordered(group, self._parts.steady_ms())
 
     def _complete(self, properties: bytes, *, is_batch: bool = False) -> tuple[bytes, str]:
         """Returns properties with the broker's own, and the message's unique key."""

@@ -122,6 +122,10 @@ class Broker:
         """See `BrokerParts`."""
         return ConfigFile(self.config_path / name)
 
+    def steady_ms(self) -> int:
+        """See `BrokerParts`."""
+        return time.monotonic_ns() // 1_000_000
+
     def register(self, code: int, handler: Handler) -> Handler | None:
         """See `BrokerParts`."""
         before = self._handlers.get(code)
@@ -308,7 +312,7 @@ class Broker:
         """Forgets clients that are silent."""
         while True:
             await asyncio.sleep(min(SCAN_S, self.settings.client_timeout_ms / 4000))
-            for channel in self.clients.silent(self.now_ms() - self.settings.client_timeout_ms):
+            for channel in self.clients.silent(self.steady_ms() - self.settings.client_timeout_ms):
                 if isinstance(channel, Connection):
                     log.info("rocketmq.client_silent", peer=channel.name)
                     channel.close()

@@ -183,6 +183,9 @@ class BrokerParts(Protocol):
     def now_ms(self) -> int:
         """Returns milliseconds since 1970."""
 
+    def steady_ms(self) -> int:
+        """Returns milliseconds of a clock that never jumps, for time-outs."""
+
     def register(self, code: int, handler: Handler) -> Handler | None:
         """Has requests with a code answered by a handler from now on; returns the one before."""
 

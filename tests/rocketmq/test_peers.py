@@ -1,0 +1,199 @@
+"""RocketMQ's own clients and tools with `convoy namesrv` and `convoy broker`, and with RocketMQ's
+name server in the place of ours. Each client prints a line for each thing that it tries."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from convoymq.rocketmq.remoting.codes import Answer, Request
+from tests.patience import PATIENCE_S
+from tests.ports import single_port
+from tests.rocketmq.broker_client import Client
+from tests.rocketmq.test_upstream_namesrv import Server, wait_for
+from tests.rocketmq.upstream import JARS, JAVA, command, environment, mqadmin, needs_rocketmq
+
+CLIENTS = Path(__file__).parent / "clients"
+NODE_CLIENT = "ali-ons@3.12.0"
+STEPS_S = 40 * PATIENCE_S
+
+pytestmark = [pytest.mark.optional, needs_rocketmq]
+
+
+class BrokerProcess:
+    """`convoy broker` as a process."""
+
+    def __init__(self, directory: Path, names: str) -> None:
+        self.port = single_port()
+        self.log = directory / "broker.log"
+        config = directory / "broker.conf"
+        settings = {
+            "listenPort": self.port, "haListenPort": single_port(), "bindAddress": "127.0.0.1",
+            "brokerIP1": "127.0.0.1", "namesrvAddr": names, "enablePropertyFilter": "true",
+            "storePathRootDir": directory / "store", "mappedFileSizeCommitLog": 16 << 20,
+            "sendMessageThreadPoolNums": 4,
+        }  # fmt: skip
+        config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "convoymq.cli", "broker", "-c", str(config)],
+                stderr=log, stdout=log,
+            )  # fmt: skip
+        wait_for(self.log, "rocketmq.registered")
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        self.process.terminate()
+        assert self.process.wait(PATIENCE_S) == 0
+        assert "remoting.fault" not in self.log.read_text()
+
+
+class Peers:
+    """A name server, a broker, and what clients said that tried them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.names = Server(directory)
+        self.broker = BrokerProcess(directory, self.names.address)
+        self._said: dict[str, dict[str, str]] = {}
+
+    def said(self, name: str, *line: str) -> dict[str, str]:
+        """What a client said of each thing that it tried; it runs once."""
+        if name not in self._said:
+            done = subprocess.run(
+                [*line, self.names.address], capture_output=True, text=True, timeout=STEPS_S,
+                env=environment(self.directory), check=False,
+            )  # fmt: skip
+            words = [text.split(" ", 2) for text in done.stdout.splitlines()]
+            self._said[name] = {w[1]: w[0] for w in words if w[0] in ("ok", "bad") and len(w) > 1}
+            assert "end" in done.stdout.splitlines(), done.stdout + done.stderr
+            assert "bad" not in self._said[name].values(), done.stdout + done.stderr
+        return self._said[name]
+
+    def stop(self) -> None:
+        self.broker.stop()
+        self.names.stop()
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
+    made = Peers(tmp_path_factory.mktemp("peers"))
+    yield made
+    made.stop()
+
+
+def java(main: Path) -> list[str]:
+    return ["java", *JAVA, "-cp", f"{JARS}/*", str(main)]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *("send", "tags", "batch", "ordered", "pull", "query", "sql", "broadcast", "request"),
+        *("rebalance", "large"),
+    ],
+)
+def test_the_java_client(peers: Peers, step: str) -> None:
+    steps = java(CLIENTS / "Peer.java")
+    assert peers.said("java", *steps)[step] == "ok"
+
+
+@pytest.mark.parametrize("step", ["send", "batch", "push", "tags", "ordered"])
+def test_the_go_client(peers: Peers, step: str) -> None:
+    if shutil.which("go") is None:
+        pytest.skip("needs Go (https://go.dev/dl)")
+    target = peers.directory / "go-peer"
+    if not target.exists():
+        subprocess.run(
+            ["go", "build", "-o", str(target), "."], cwd=CLIENTS / "go", check=True,
+            timeout=STEPS_S,
+        )  # fmt: skip
+    assert peers.said("go", str(target))[step] == "ok"
+
+
+@pytest.mark.parametrize("step", ["send", "push", "tags"])
+async def test_the_node_client(peers: Peers, step: str) -> None:
+    """The client does not have topics made by its first message."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs Node and npm (Debian: apt-get install nodejs npm)")
+    directory = peers.directory / "node"
+    if not directory.exists():
+        directory.mkdir()
+        shutil.copy(CLIENTS / "peer.js", directory)
+        quiet = ["--silent", "--no-audit", "--no-fund"]
+        subprocess.run(
+            ["npm", "install", *quiet, NODE_CLIENT], cwd=directory, check=True, timeout=STEPS_S
+        )
+        client = Client(peers.broker.port)
+        made = await client.ask(
+            Request.UPDATE_AND_CREATE_TOPIC, topic="node-plain", defaultTopic="TBW102",
+            readQueueNums=4, writeQueueNums=4, perm=6, topicFilterType="SINGLE_TAG", order=False,
+        )  # fmt: skip
+        assert made.code == Answer.SUCCESS
+        await client.stop()
+    assert peers.said("node", "node", str(directory / "peer.js"))[step] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("updateTopic", "-c", "DefaultCluster", "-t", "admin"), "create topic to"),
+        (("topicStatus", "-t", "admin"), "broker-a"),
+        (("topicList",), "admin"),
+        (("sendMessage", "-t", "admin", "-p", "hello"), "SEND_OK"),
+        (("consumeMessage", "-t", "admin"), "BODY: hello"),
+        (("updateSubGroup", "-c", "DefaultCluster", "-g", "admins"), "create subscription group"),
+        (("clusterList",), "V5_3_3"),
+        (("clusterList", "-m"), "broker-a"),
+        (("consumerProgress",), "TOOLS_CONSUMER"),
+        (("deleteSubGroup", "-c", "DefaultCluster", "-g", "admins"), "success"),
+        (("deleteTopic", "-c", "DefaultCluster", "-t", "admin"), "success"),
+    ],
+)  # fmt: skip
+def test_mqadmin(peers: Peers, arguments: tuple[str, ...], text: str) -> None:
+    assert text in mqadmin(peers.directory / "admin", *arguments, "-n", peers.names.address)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("brokerStatus",), "brokerVersionDesc"),
+        (("getBrokerConfig",), "enablePropertyFilter"),
+        (("updateBrokerConfig", "-k", "traceOn", "-v", "false"), "success"),
+        (("brokerConsumeStats",), "Diff Total"),
+        (("cleanUnusedTopic",), "success"),
+    ],
+)  # fmt: skip
+def test_mqadmin_of_a_broker(peers: Peers, arguments: tuple[str, ...], text: str) -> None:
+    line = (*arguments, "-b", peers.broker.address, "-n", peers.names.address)
+    assert text in mqadmin(peers.directory / "admin", *line)
+
+
+def test_rocketmqs_name_server(tmp_path: Path) -> None:
+    """Our broker registers there, and RocketMQ's tools find it."""
+    port = single_port()
+    (tmp_path / "namesrv.conf").write_text(f"listenPort={port}\n")
+    with (tmp_path / "names.log").open("wb") as log:
+        process = subprocess.Popen(
+            command(tmp_path, "namesrv.NamesrvStartup", "-c", str(tmp_path / "namesrv.conf")),
+            env=environment(tmp_path), stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        names = f"127.0.0.1:{port}"
+        broker = BrokerProcess(tmp_path, names)
+        admin = tmp_path / "admin"
+        sent = mqadmin(admin, "updateTopic", "-c", "DefaultCluster", "-t", "there", "-n", names)
+        assert "create topic to" in sent
+        assert "SEND_OK" in mqadmin(admin, "sendMessage", "-t", "there", "-p", "x", "-n", names)
+        broker.stop()
+    finally:
+        process.kill()
+        process.wait()
