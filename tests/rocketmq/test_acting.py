@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from convoymq.rocketmq.acting.escape import KEY_FIELD, KEY_PROPERTY
+from convoymq.rocketmq.acting.lock_requests import place_of
 from convoymq.rocketmq.acting.locks import Queue
 from convoymq.rocketmq.acting.roles import State
-from convoymq.rocketmq.broker.client_requests import place_of
 from convoymq.rocketmq.broker.service import Broker
 from convoymq.rocketmq.broker.values import LockBody, LockedBody, MessageQueue
 from convoymq.rocketmq.namesrv.service import NameServer

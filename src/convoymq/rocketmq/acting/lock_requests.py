@@ -16,7 +16,6 @@ import structlog
 
 from convoymq.model.errors import PeerError, Unavailable
 from convoymq.rocketmq.acting.locks import Ballot, Queue, Vote
-from convoymq.rocketmq.broker.client_requests import place_of
 from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.broker.values import LockBody, LockedBody, MessageQueue
 from convoymq.rocketmq.remoting import json
@@ -84,9 +83,9 @@ class LockRequests:
 
     def _vote(self, ask: _Ask) -> _Answer:
         """Locks in this broker's table."""
-        locks, now_ms = self._parts.locks, self._parts.now_ms()
+        locks, now_ms = self._parts.locks, self._parts.steady_ms()
         group = ask.consumer_group
-        epoch = ask.epoch or locks.propose(group, now_ms)
+        epoch = ask.epoch or locks.propose(group, self._parts.now_ms())
         locked: list[MessageQueue] = []
         epochs: list[tuple[MessageQueue, int]] = []
         for queue in ask.mq_set:
@@ -98,7 +97,7 @@ class LockRequests:
         return _Answer(locked, epochs)
 
     async def _lock_strictly(self, command: Command, ask: _Ask) -> Command:
-        locks, now_ms = self._parts.locks, self._parts.now_ms()
+        locks, now_ms = self._parts.locks, self._parts.steady_ms()
         places = set(map(place_of, ask.mq_set))
         before = {p for p in places if locks.holder(ask.consumer_group, p, now_ms) == ask.client_id}
         ballot = await self._ballot(ask, 0)
@@ -175,9 +174,14 @@ class LockRequests:
         if client is None:
             return
         place = Queue(topic, self._parts.role.name, queue)
-        if not self._parts.locks.may_consume(group, client.id, place, self._parts.now_ms()):
+        if not self._parts.locks.may_consume(group, client.id, place, self._parts.steady_ms()):
             raise Refusal(Answer.SYSTEM_BUSY, HELD_BY_ANOTHER)
 
     def _client(self, connection: Connection, group: str) -> Client | None:
         consumers = self._parts.clients.consumers.get(group)
         return None if consumers is None else consumers.members.get(connection)
+
+
+def place_of(queue: MessageQueue) -> Queue:
+    """Returns a queue as locks have it."""
+    return Queue(queue.topic, queue.broker_name, queue.queue_id)

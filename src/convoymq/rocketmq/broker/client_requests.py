@@ -1,9 +1,8 @@
 """Requests of clients besides sends and pulls: heartbeats (34, 35, 46), members (38), offsets
-(14, 15, 29-32), locks of ordered queues (41, 42), messages by key or place (12, 33)."""
+(14, 15, 29-32), messages by key or place (12, 33)."""
 
 from __future__ import annotations
 
-from convoymq.rocketmq.acting.locks import Queue
 from convoymq.rocketmq.broker.clients import Client, Consumers
 from convoymq.rocketmq.broker.pull import check_expression
 from convoymq.rocketmq.broker.types import BrokerParts
@@ -12,9 +11,6 @@ from convoymq.rocketmq.broker.values import (
     CheckClientBody,
     ConsumerData,
     HeartbeatData,
-    LockBody,
-    LockedBody,
-    MessageQueue,
 )
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
@@ -51,8 +47,6 @@ class ClientRequests:
             Request.GET_MAX_OFFSET: self._max_offset,
             Request.GET_MIN_OFFSET: self._min_offset,
             Request.GET_EARLIEST_MSG_STORETIME: self._earliest,
-            Request.LOCK_BATCH_MQ: self._lock,
-            Request.UNLOCK_BATCH_MQ: self._unlock,
             Request.QUERY_MESSAGE: self._query,
             Request.VIEW_MESSAGE_BY_ID: self._view,
         }
@@ -190,24 +184,6 @@ class ClientRequests:
         time = self._parts.store.earliest_time(command.needed("topic"), command.number("queueId"))
         return command.answer(fields={"timestamp": str(time)})
 
-    # --- locks ---------------------------------------------------------------------------
-
-    def _lock(self, connection: Connection, command: Command) -> Command:
-        body = json.loads(command.body, LockBody)
-        parts, now_ms = self._parts, self._parts.steady_ms()
-        epoch = parts.locks.propose(body.consumer_group, parts.now_ms())
-        held = [
-            queue for queue in body.mq_set
-            if parts.locks.lock(body.consumer_group, body.client_id, place_of(queue), epoch, now_ms)
-        ]  # fmt: skip
-        return command.answer(body=json.dumps(LockedBody(held)))
-
-    def _unlock(self, connection: Connection, command: Command) -> Command:
-        body = json.loads(command.body, LockBody)
-        for queue in body.mq_set:
-            self._parts.locks.unlock(body.consumer_group, body.client_id, place_of(queue))
-        return command.answer()
-
     # --- messages ------------------------------------------------------------------------
 
     def _query(self, connection: Connection, command: Command) -> Command:
@@ -241,8 +217,3 @@ def with_records(answer: Command, messages: list[Message]) -> Command:
     """Returns an answer with the records of messages as its body."""
     answer.slices = [message.record for message in messages]
     return answer
-
-
-def place_of(queue: MessageQueue) -> Queue:
-    """Returns a queue as locks have it."""
-    return Queue(queue.topic, queue.broker_name, queue.queue_id)
