@@ -384,3 +384,36 @@ async def test_a_damaged_log_is_said(tmp_path: Path) -> None:
     made = await Running.begin(tmp_path)
     assert len(await made.client.all("damaged")) == 2
     await made.stop()
+
+
+@pytest.mark.parametrize(
+    "bytes_",
+    [
+        b"\x00\x00\x00\x03abc", b"\x7f\xff\xff\xff", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03",
+        b"\x00\x00\x00\x08\x00\x00\x00\x04{}{}", b"\x00\x00\x00\x06\x00\x00\x00\x02{}",
+        b"\x00\x00\x00\x08\x01\x00\x00\x04abcd", b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2\r\n",
+        b"\x00\x00\x00\x08\x05\x00\x00\x04abcd",
+    ],
+)  # fmt: skip
+async def test_what_is_no_command_ends_its_own_connection(running: Running, bytes_: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(bytes_)
+    assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+    writer.close()
+    assert (await running.client.send("unharmed")).code == Answer.SUCCESS
+
+
+@pytest.mark.parametrize("code", sorted(Request))
+@pytest.mark.parametrize("fields", ["none", "absurd"])
+async def test_absurd_requests_are_answered(running: Running, code: int, fields: str) -> None:
+    """Every code without fields, and with fields that nobody means: one answer, and no fault."""
+    names = (
+        *"abcdefghijklmn", "topic", "consumerGroup", "producerGroup", "group", "queueId",
+        "queueOffset", "maxMsgNums", "sysFlag", "offset", "timestamp", "commitOffset", "key",
+        "maxNum", "beginTimestamp", "endTimestamp", "delayLevel", "readQueueNums", "perm", "index",
+        "writeQueueNums", "count", "clientId", "msgId", "statsName", "statsKey", "srcGroup",
+        "destGroup", "groupName", "suspendTimeoutMillis", "subVersion", "brokerName",
+    )  # fmt: skip
+    given = dict.fromkeys(names, str(1 << 62)) if fields == "absurd" else {}
+    answer = await running.client.ask(code, b"\x00\xff{", **given)
+    assert "Error:" not in str(answer.remark), answer.remark

@@ -94,7 +94,7 @@ class Intake:
         if not 0 <= queue < topic.write_queue_nums:
             raise Refusal(Answer.INVALID_PARAMETER, f"request queueId[{queue}] is illegal")
         draft = Draft(
-            topic.topic_name, queue, bytes(command.body), (header.get("i") or "").encode(),
+            topic.topic_name, queue, bytes(command.body), (header.fields.get("i") or "").encode(),
             header.number("h"), header.number("f"), header.number("g"),
             reconsume_times=header.number("j", 0),
         )  # fmt: skip

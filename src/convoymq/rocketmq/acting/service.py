@@ -381,9 +381,12 @@ class Group:
         """A master gets online: this slave's special services end before it is answered."""
         self._roles.on_hand_over(self._now_ms())
         self._wake()
-        async with asyncio.timeout(ASK_TIMEOUT_S):
-            while self._roles.services_run:
-                await asyncio.sleep(TICK_S / 5)
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                while self._roles.services_run:
+                    await asyncio.sleep(TICK_S / 5)
+        except TimeoutError:
+            raise Unavailable("special services still run here") from None
         return command.answer()
 
     def _exchange(self, connection: Connection, command: Command) -> Command:

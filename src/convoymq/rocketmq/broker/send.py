@@ -96,30 +96,40 @@ def host_bytes(remote: tuple[str, int]) -> bytes:
 
 
 class Header:
-    """Fields of a send, by their long names."""
+    """Fields of a send, by their letters."""
 
-    __slots__ = ("_fields", "_v2", "command")
+    __slots__ = ("command", "fields")
 
     def __init__(self, command: Command) -> None:
         self.command = command
-        self._v2 = command.code in _HAS_LETTERS
-        self._fields = command.fields
-
-    def get(self, letter: str) -> str | None:
-        """Returns a field, by its letter."""
-        return self._fields.get(letter if self._v2 else _V2[letter])
+        self.fields = command.fields
+        if command.code not in _HAS_LETTERS:
+            self.fields = {
+                letter: self.fields[name] for letter, name in _V2.items() if name in self.fields
+            }
 
     def needed(self, letter: str) -> str:
         """Returns a field that has to be there. Raises SyntaxFault."""
-        return self.command.needed(letter if self._v2 else _V2[letter])
+        found = self.fields.get(letter)
+        return self.command.needed(self._name(letter)) if found is None else found
 
     def number(self, letter: str, default: int | None = None) -> int:
         """Returns a field that is a number. Raises SyntaxFault."""
-        return self.command.number(letter if self._v2 else _V2[letter], default)
+        try:
+            found = int(self.fields[letter])
+            if -(1 << 63) <= found < 1 << 63:
+                return found
+        except (KeyError, ValueError):
+            pass
+        # Says what is wrong.
+        return self.command.number(self._name(letter), default)
+
+    def _name(self, letter: str) -> str:
+        return letter if self.command.code in _HAS_LETTERS else _V2[letter]
 
     def is_set(self, letter: str) -> bool:
         """Returns whether a flag is set."""
-        return self.get(letter) == "true"
+        return self.fields.get(letter) == "true"
 
 
 _HAS_LETTERS = (
@@ -239,7 +249,7 @@ class Sender:
             flag = UNIT_SUBSCRIPTION if is_retry else UNIT
         topics = self._parts.topics
         found = topics.get(name) or topics.create_for_send(
-            name, header.get("c") or "", header.number("d", 0), flag
+            name, header.fields.get("c") or "", header.number("d", 0), flag
         )
         if found is None and is_retry:
             found = topics.create_for_retry(name, 1, flag)
@@ -264,7 +274,7 @@ class Sender:
         command = header.command
         is_batch = command.code == Request.SEND_BATCH_MESSAGE or header.is_set("m")
         reconsumed = header.number("j", 0)
-        properties = (header.get("i") or "").encode("utf-8", "surrogatepass")
+        properties = (header.fields.get("i") or "").encode("utf-8", "surrogatepass")
         if name.startswith(RETRY_PREFIX):
             if is_batch:
                 raise Refusal(
@@ -328,39 +338,46 @@ class Sender:
         turn, self._turn = self._turn, []
         placed = self._parts.put_now([sent.draft for sent in turn])
         waiting: list[tuple[_Sent, Placed]] = []
+        others: list[tuple[_Sent, Placed]] = []
         for sent, found in zip(turn, placed, strict=True):
-            if found.status is not PutStatus.PUT_OK or b"WAIT\x01false" in sent.draft.properties:
-                self._answer(sent, found)
-            else:
-                waiting.append((sent, found))
-        if not waiting:
-            return
-        end = max(found.physical + found.size for _, found in waiting)
-        self._parts.when_confirmed(end, partial(self._answer_turn, waiting))
+            is_asked = b"WAIT\x01false" not in sent.draft.properties
+            is_put = found.status is PutStatus.PUT_OK
+            (waiting if is_put and is_asked else others).append((sent, found))
+        if waiting:
+            end = max(found.physical + found.size for _, found in waiting)
+            self._parts.when_confirmed(end, partial(self._answer_turn, waiting))
+        self._answer_all(others)
 
     def _answer_turn(self, waiting: list[tuple[_Sent, Placed]], status: PutStatus) -> None:
-        for sent, found in waiting:
+        for _, found in waiting:
             found.status = status
-            self._answer(sent, found)
+        self._answer_all(waiting)
 
-    def _answer(self, sent: _Sent, placed: Placed) -> None:
+    def _answer_all(self, done: list[tuple[_Sent, Placed]]) -> None:
+        answers: dict[Connection, list[Command]] = {}
+        for sent, found in done:
+            if not sent.command.is_one_way:
+                answers.setdefault(sent.connection, []).append(self._answer(sent, found))
+            if found.status in _OK:
+                self._parts.stats.stored(sent.draft.topic, found.count, found.size)
+        for connection, commands in answers.items():
+            connection.send_all(commands)
+
+    def _answer(self, sent: _Sent, placed: Placed) -> Command:
         command, draft = sent.command, sent.draft
         code = _OK.get(placed.status)
         if code is None:
             refusal = refusal_of(placed.status, self._parts.message_bytes_max)
-            answer = command.answer(refusal.code, self._told, remark=refusal.text)
-        else:
-            self._parts.stats.stored(draft.topic, placed.count, placed.size)
-            fields = {
-                **self._told,
-                "msgId": placed.message_id,
-                "queueId": str(draft.queue_id),
-                "queueOffset": str(placed.queue_offset),
-            }
-            if sent.key:
-                fields["transactionId"] = sent.key
-            answer = command.answer(code, fields)
-        sent.connection.answer(command, answer)
+            return command.answer(refusal.code, self._told, remark=refusal.text)
+        fields = {
+            **self._told,
+            "msgId": placed.message_id,
+            "queueId": str(draft.queue_id),
+            "queueOffset": str(placed.queue_offset),
+        }
+        if sent.key:
+            fields["transactionId"] = sent.key
+        return command.answer(code, fields)
 
     # --- messages that come back ---------------------------------------------------------
 
@@ -422,7 +439,7 @@ class Sender:
             self._check_name(name)
             topic = self._create(header, name)
         self._check_topic(connection, header, topic)
-        properties = decode_properties((header.get("i") or "").encode())
+        properties = decode_properties((header.fields.get("i") or "").encode())
         problem = await self._push_reply(connection, header, properties)
         if self._settings.store_replies:
             draft, _ = self._draft(connection, header, topic)
@@ -446,7 +463,9 @@ class Sender:
             return f"push reply message fail, channel of <{to}> not found."
         now = str(self._parts.now_ms())
         properties["PUSH_REPLY_TIME"] = now
-        fields = {name: v for letter, name in _V2.items() if (v := header.get(letter)) is not None}
+        fields = {
+            name: v for letter, name in _V2.items() if (v := header.fields.get(letter)) is not None
+        }
         fields |= {
             "bornHost": connection.name,
             "storeHost": self._parts.role.address,

@@ -62,7 +62,7 @@ NOT_ON_SECOND_PORT = frozenset((
 ))  # fmt: skip
 TICK_S = 0.1
 SCAN_S = 10.0
-SPECIAL = (b"DELAY\x01", b"TIMER_", b"TRAN_MSG\x01true")
+DELAY, TIMER, HALF = b"DELAY\x01", b"TIMER_", b"TRAN_MSG\x01true"
 """Properties of messages that special services look after."""
 
 
@@ -136,7 +136,8 @@ class Broker:
 
     def prepared(self, draft: Draft) -> Draft:
         """See `BrokerParts`."""
-        if any(name in draft.properties for name in SPECIAL):
+        found = draft.properties
+        if DELAY in found or TIMER in found or HALF in found:
             for change in self.before_put:
                 draft = change(draft)
         return draft

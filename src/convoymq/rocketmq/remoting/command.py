@@ -125,22 +125,30 @@ def request(
     )
 
 
-class _Header(msgspec.Struct, rename="camel"):
+class _Head(msgspec.Struct, rename="camel"):
     code: int
     opaque: int
     language: str | int = "JAVA"
     version: int = 0
     flag: int = 0
     remark: str | None = None
+
+
+class _Header(_Head, rename="camel"):
+    ext_fields: dict[str, str] | None = None
+
+
+class _LooseHeader(_Head, rename="camel"):
     ext_fields: dict[str, msgspec.Raw] | None = None
 
 
-_header = msgspec.json.Decoder(_Header, strict=False)
+_header = msgspec.json.Decoder(_Header)
+_loose_header = msgspec.json.Decoder(_LooseHeader, strict=False)
 _encoder = msgspec.json.Encoder()
 
 
 def _text(raw: msgspec.Raw) -> str | None:
-    """Returns a field as text: some clients send numbers and booleans."""
+    """Returns a field as text."""
     content = bytes(raw)
     if content[:1] == b'"':
         return msgspec.json.decode(content, type=str)
@@ -154,12 +162,15 @@ def _language(value: str | int) -> int:
 
 
 def _decode_json(header: bytes, body: Body) -> Command:
-    found = _header.decode(header)
-    fields: dict[str, str] = {}
-    for name, raw in (found.ext_fields or {}).items():
-        text = _text(raw)
-        if text is not None:
-            fields[name] = text
+    found: _Head
+    try:
+        found = _header.decode(header)
+        fields = found.ext_fields or {}
+    except msgspec.ValidationError:
+        # Some clients send numbers and booleans.
+        found = _loose_header.decode(header)
+        texts = ((name, _text(raw)) for name, raw in (found.ext_fields or {}).items())
+        fields = {name: text for name, text in texts if text is not None}
     return Command(
         code=found.code,
         fields=fields,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias, cast
 
 import structlog
@@ -128,10 +127,10 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self._on_failed(command, error)
             return
-        if inspect.isawaitable(found):
-            self._tasks.spawn(self._answer_later(command, found))
-        elif found is not None:
+        if isinstance(found, Command):
             self.answer(command, found)
+        elif found is not None:
+            self._tasks.spawn(self._answer_later(command, found))
 
     async def _answer_later(self, command: Command, found: Awaitable[Command | None]) -> None:
         try:
@@ -167,6 +166,16 @@ class Connection(asyncio.Protocol):
             transport.writelines((head, *command.slices))
         else:
             transport.write(head)
+        self._check_output(transport)
+
+    def send_all(self, commands: Iterable[Command]) -> None:
+        """Sends commands without slices as one write."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.write(b"".join(map(encode, commands)))
+            self._check_output(transport)
+
+    def _check_output(self, transport: asyncio.Transport) -> None:
         if transport.get_write_buffer_size() > OUTPUT_BYTES_MAX:
             log.warning("remoting.peer_does_not_read", peer=self.name)
             transport.abort()
