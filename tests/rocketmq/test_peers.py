@@ -69,8 +69,8 @@ class Peers:
         """What a client said of each thing that it tried; it runs once."""
         if name not in self._said:
             done = subprocess.run(
-                [*line, self.names.address, *steps], capture_output=True, text=True, timeout=STEPS_S,
-                env=environment(self.directory), check=False,
+                [*line, self.names.address, *steps], capture_output=True, text=True,
+                timeout=STEPS_S, env=environment(self.directory), check=False,
             )  # fmt: skip
             words = [text.split(" ", 2) for text in done.stdout.splitlines()]
             self._said[name] = {w[1]: w[0] for w in words if w[0] in ("ok", "bad")}

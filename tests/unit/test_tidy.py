@@ -215,12 +215,13 @@ def test_module_level_names_are_used() -> None:
 
 def test_methods_are_called() -> None:
     """But those that a base of another library calls."""
-    classes = {
-        node.name: (path, node)
+    found = [
+        (path, node)
         for path in SOURCES
         for node in parsed(path).body
         if isinstance(node, ast.ClassDef)
-    }
+    ]
+    classes = {node.name: (path, node) for path, node in found}
 
     def is_ours(node: ast.ClassDef) -> bool:
         bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
@@ -232,7 +233,7 @@ def test_methods_are_called() -> None:
 
     unused = {
         f"{relative(path)}:{node.name}.{method.name}"
-        for path, node in classes.values()
+        for path, node in found
         if is_ours(node)
         for method in node.body
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
