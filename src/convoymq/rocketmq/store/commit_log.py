@@ -7,16 +7,19 @@ records are read by their place.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import OrderedDict, deque
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 from convoymq.model.errors import StorageFault
+from convoymq.model.rounds import pass_on, run_each
 from convoymq.rocketmq.store.jobs import Interrupted, Jobs
 from convoymq.storage.types import Directory, Done, File
 
 CACHE_BYTES = 32 << 20
 """Of the log's end that stay in memory."""
+CACHE_BYTES_MORE = 4 << 20
 READ_AHEAD_BYTES = 256 << 10
 CHUNKS_MAX = 32
 """Read from files and kept, so that neighbours need no read of their own."""
@@ -69,7 +72,9 @@ class CommitLog:
         """The end of the log, in memory."""
         self._cached_bytes = 0
         self._busy = False
-        self._waiting: deque[tuple[int, Done]] = deque()
+        self._waiting: list[tuple[int, int, Done]] = []
+        """By offset, and by number among those of one offset."""
+        self._numbers = 0
         self._files: OrderedDict[int, File] = OrderedDict()
         self._dirty: set[int] = set()
         """Files that were written since they were flushed."""
@@ -106,7 +111,8 @@ class CommitLog:
         if self.stored >= offset:
             call(None)
         else:
-            self._waiting.append((offset, call))
+            self._numbers += 1
+            heappush(self._waiting, (offset, self._numbers, call))
 
     def kick(self) -> None:
         """Writes what was appended: at once, or, where that is flushed, beside the last flush."""
@@ -163,16 +169,22 @@ class CommitLog:
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
-        waiting, self._waiting = self._waiting, deque()
-        for _, call in waiting:
-            call(error)
+        waiting, self._waiting = self._waiting, []
+        run_each(waiting, lambda each: each[2](error), pass_on)
 
     def _stored(self) -> None:
         self.failure = None
         self._shrink()
-        self._on_stored()
+        try:
+            self._on_stored()
+        finally:
+            self._answer()
+
+    def _answer(self) -> None:
+        answered = []
         while self._waiting and self._waiting[0][0] <= self.stored:
-            self._waiting.popleft()[1](None)
+            answered.append(heappop(self._waiting)[2])
+        run_each(answered, lambda call: call(None), pass_on)
 
     def _plan(self) -> list[tuple[File, list[bytes | memoryview], int]]:
         """Returns what is to be written, a row for each file."""
@@ -188,25 +200,22 @@ class CommitLog:
         return plan
 
     def _shrink(self) -> None:
-        """Forgets the oldest blocks that are stored."""
-        count = 0
-        stored = self.stored
+        """Forgets the oldest blocks that are stored: seldom, and many then."""
+        if self._cached_bytes <= CACHE_BYTES + CACHE_BYTES_MORE:
+            return
+        count, stored = 0, self.stored
         for start, block in zip(self._starts, self._blocks, strict=True):
             if self._cached_bytes <= CACHE_BYTES or start + len(block) > stored:
                 break
             self._cached_bytes -= len(block)
             count += 1
-        # Not for each block anew: what is left moves.
-        if count > 256 or count > len(self._starts) // 2:
-            del self._starts[:count]
-            del self._blocks[:count]
-        else:
-            self._cached_bytes += sum(map(len, self._blocks[:count]))
+        del self._starts[:count]
+        del self._blocks[:count]
 
     # --- read
 
     def read(self, offset: int, size: int) -> memoryview | None:
-        """Returns bytes of one file, a slice where they lie together; None when they are not there.
+        """Returns bytes of one block; None when they are not there.
 
         Raises:
             StorageFault: the file cannot be read.
@@ -217,9 +226,7 @@ class CommitLog:
             at = bisect_right(self._starts, offset) - 1
             start, block = self._starts[at], self._blocks[at]
             if offset + size > start + len(block):
-                # A master sent it in parts.
-                joined = b"".join(self._blocks[at : bisect_left(self._starts, offset + size)])
-                return memoryview(joined)[offset - start : offset - start + size]
+                return None
             return memoryview(block)[offset - start : offset - start + size]
         for start, chunk in self._chunks.items():
             if start <= offset and offset + size <= start + len(chunk):
@@ -298,6 +305,7 @@ class CommitLog:
             OSError: the log is as long as it was, or its end is damaged.
         """
         assert self.begin <= offset
+        self._fail_behind(offset)
         if offset >= self.end:
             return
         keep = bisect_right(self._starts, offset - 1)
@@ -307,21 +315,24 @@ class CommitLog:
             self._blocks[-1] = self._blocks[-1][: offset - self._starts[-1]]
         self._cached_bytes = sum(map(len, self._blocks))
         self._chunks.clear()
-        for base in self.bases():
+        for base in reversed(self.bases()):
             if base >= offset and base > self.begin:
-                self._files.pop(base, None)
-                self._dirty.discard(base)
-                self._directory.remove(f"{self._path}/{file_name(base)}")
+                self._remove(base)
             elif base + self.size > offset:
                 # What is cut must not be found by the next recovery.
                 file = self._file(base)
                 file.truncate(offset - base)
                 file.truncate(self.size)
                 file.sync()
-        self._directory.sync(self._path)
         self.end = offset
         self.written = min(self.written, offset)
         self.flushed = min(self.flushed, offset)
+
+    def _fail_behind(self, offset: int) -> None:
+        """Answers those who wait for what was cut."""
+        gone = [each for each in self._waiting if each[0] > offset]
+        self._waiting = sorted(each for each in self._waiting if each[0] <= offset)
+        run_each(gone, lambda each: each[2](Interrupted("the log was cut")), pass_on)
 
     def remove_before(self, offset: int) -> int:
         """Removes files that lie before an offset, never the last. Returns how many."""
@@ -329,14 +340,19 @@ class CommitLog:
         for base in self.bases()[:-1]:
             if base + self.size > offset:
                 break
-            self._files.pop(base, None)
-            self._directory.remove(f"{self._path}/{file_name(base)}")
+            self._remove(base)
             self.begin = max(self.begin, base + self.size)
             removed += 1
         if removed:
             self._chunks.clear()
-            self._directory.sync(self._path)
         return removed
+
+    def _remove(self, base: int) -> None:
+        """Removes a file, the first or the last: durably, so that there is never a hole."""
+        self._files.pop(base, None)
+        self._dirty.discard(base)
+        self._directory.remove(f"{self._path}/{file_name(base)}")
+        self._directory.sync(self._path)
 
     def finish(self) -> None:
         """Makes everything durable, at once, and closes the files. Raises OSError."""

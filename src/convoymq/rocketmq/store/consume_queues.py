@@ -25,6 +25,8 @@ WAITING_BYTES_MAX = 64 << 20
 """Of all queues: more than this and nothing more is put."""
 HOLE_MAX = 1 << 16
 """Entries without a message that a queue may have between two."""
+REMOVED_AT_ONCE = 100
+"""Queues whose old files are looked for in one turn."""
 ALL = 1 << 62
 ENTRY = struct.Struct(">qiq")
 PRE_BLANK = ENTRY.pack(0, 0x7FFFFFFF, 0)
@@ -89,6 +91,8 @@ class ConsumeQueues:
         self._dirty: dict[tuple[str, int], ConsumeQueue] = {}
         """Queues with entries in memory."""
         self._waiting_bytes = 0
+        self._outdated: list[ConsumeQueue] = []
+        """Queues whose oldest messages may be gone."""
         self._files: OrderedDict[str, File] = OrderedDict()
         self._unsynced = unsynced
         self.load_limit = ALL
@@ -139,7 +143,8 @@ class ConsumeQueues:
         self._waiting_bytes += len(entries)
 
     def read(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
-        """Returns at most `count` entries from number `offset` on; less at the end of a file."""
+        """Returns at most `count` entries from number `offset` on; less at the end of a file, none
+        where a file is missing."""
         if not queue.min <= offset < queue.max:
             return b""
         if offset >= queue.written:
@@ -149,8 +154,16 @@ class ConsumeQueues:
         at = offset * ENTRY_BYTES
         base = at - at % self._file_bytes
         length = min(count * ENTRY_BYTES, base + self._file_bytes - at)
-        data = self._file(f"{queue.path}/{file_name(base)}").pread(length, at - base)
+        try:
+            data = self._file(f"{queue.path}/{file_name(base)}").pread(length, at - base)
+        except FileNotFoundError:
+            return b""
         return data[: len(data) - len(data) % ENTRY_BYTES]
+
+    def next_file(self, offset: int) -> int:
+        """Returns the number of the first entry of the file behind that of an entry."""
+        per_file = self._file_bytes // ENTRY_BYTES
+        return offset - offset % per_file + per_file
 
     def entry(self, queue: ConsumeQueue, offset: int) -> tuple[int, int, int]:
         """Returns physical offset, size and tags code of one message."""
@@ -291,11 +304,11 @@ class ConsumeQueues:
         return self._is_entry_of(queue.topic, queue.queue_id, offset, physical)
 
     def correct_min(self, queue: ConsumeQueue) -> None:
-        """Passes over entries whose messages are gone."""
+        """Passes over entries whose messages are gone; not over a file that is missing."""
         begin = self._log_begin()
         queue.min = self._search(
             queue, queue.min, queue.max,
-            lambda physical, size: size != 0x7FFFFFFF and physical >= begin,
+            lambda physical, size: size != 0x7FFFFFFF and (physical >= begin or not size),
         )  # fmt: skip
 
     def _search(
@@ -348,10 +361,14 @@ class ConsumeQueues:
             self._forget(f"{queue.path}/{file_name(base)}")
         queue.min = queue.max = queue.written = offset
 
-    def remove_before(self) -> None:
-        """Removes files all of whose messages are gone, never the last of a queue. Nothing is
-        being written."""
-        for queue in self._queues.values():
+    def begin_removal(self) -> None:
+        """Has files removed all of whose messages are gone, step by step (`remove_some`)."""
+        self._outdated = list(self._queues.values())
+
+    def remove_some(self) -> None:
+        """Removes such files of some queues, never the last of a queue: that one is written."""
+        for _ in range(min(len(self._outdated), REMOVED_AT_ONCE)):
+            queue = self._outdated.pop()
             self.correct_min(queue)
             for base in self.bases(queue)[:-1]:
                 if (base + self._file_bytes) // ENTRY_BYTES > queue.min:
@@ -369,5 +386,6 @@ class ConsumeQueues:
         start = f"consumequeue/{topic}/"
         for name in [name for name in self._files if name.startswith(start)]:
             self._files.pop(name).close()
+        self._outdated = [queue for queue in self._outdated if queue.topic != topic]
         self._unsynced -= {name for name in self._unsynced if name.startswith(start)}
         self._directory.remove(f"consumequeue/{topic}")

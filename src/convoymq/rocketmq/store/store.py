@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from crc32c import crc32c
 
 from convoymq.kernels import rocketmq_records as records
 from convoymq.model.errors import StorageFault
+from convoymq.model.rounds import pass_on, run_each
 from convoymq.rocketmq.store.checkpoint import load
 from convoymq.rocketmq.store.commit_log import CommitLog, file_name
 from convoymq.rocketmq.store.consume_queues import ENTRY, ConsumeQueues, is_topic
@@ -62,6 +64,7 @@ CLEAN_MS = 10_000
 FILES_REMOVED_MAX = 10
 DISK_RATIO_FORCED = 0.85
 DISK_RATIO_FULL = 0.9
+_ILLEGAL = Draft("", 0, b"")
 _REFUSALS = {
     records.ILLEGAL: PutStatus.MESSAGE_ILLEGAL,
     records.PROPERTIES_TOO_LONG: PutStatus.PROPERTIES_SIZE_EXCEEDED,
@@ -94,6 +97,7 @@ class MessageStore:
         self._directory = directory
         self._settings = settings
         self.store_host = store_host
+        self._id_start = store_host.hex().upper()
         self._disk_used = disk_used
         self._delays = parse_delays(settings.delay_levels)
         jobs = Jobs(worker)
@@ -116,7 +120,8 @@ class MessageStore:
         """Queue offset of the next message that is put."""
         self._undispatched: deque[tuple[int, bytes]] = deque()
         self._rest = bytearray()
-        """Of a record that a master has sent in part."""
+        """Of a record that a master has sent in part: it follows the log, and goes into it when it
+        is whole, so that what lies there is whole after a power failure or not there."""
         self._rest_wanted = 0
         self._raw_end = 0
         """Physical offset behind the last whole record of a master."""
@@ -189,8 +194,9 @@ class MessageStore:
 
     @property
     def max_offset(self) -> int:
-        """Returns the physical offset behind the last byte, stored or not."""
-        return self._log.end
+        """Returns the physical offset behind the last byte, stored or not, of a whole record or
+        not."""
+        return self._log.end + len(self._rest)
 
     @property
     def min_offset(self) -> int:
@@ -200,7 +206,7 @@ class MessageStore:
     @property
     def whole(self) -> int:
         """Returns the physical offset behind the last whole record."""
-        return self._log.end - len(self._rest)
+        return self._log.end
 
     @property
     def flushed(self) -> int:
@@ -231,7 +237,7 @@ class MessageStore:
                 if places is None:
                     placed.append(Placed(_REFUSALS[size]))
                     continue
-                ids = ",".join(f"{self._id_start}{place:016X}" for place in places)
+                ids = ",".join([f"{self._id_start}{place:016X}" for place in places])
                 placed.append(Placed(PutStatus.PUT_OK, places[0], size, offset, now_ms, ids, count))
             if len(placed) < len(drafts):
                 room = self._log.room
@@ -247,20 +253,15 @@ class MessageStore:
             return PutStatus.OS_PAGE_CACHE_BUSY
         return None
 
-    @property
-    def _id_start(self) -> str:
-        return self.store_host.hex().upper()
-
     def _checked(self, draft: Draft) -> Draft:
         """Returns the draft, which is none that can be stored if it must not be."""
         place = (draft.topic, draft.queue_id)
-        if (
-            not is_topic(draft.topic)
-            or not 0 <= draft.queue_id < QUEUES_MAX
-            or len(draft.body) > self._settings.message_bytes_max
-        ):
-            return Draft("", 0, b"")
+        if len(draft.body) > self._settings.message_bytes_max:
+            return _ILLEGAL
+        # The queues that are in the table have been looked at.
         if place not in self._next_offsets:
+            if not is_topic(draft.topic) or not 0 <= draft.queue_id < QUEUES_MAX:
+                return _ILLEGAL
             self._next_offsets[place] = self.queue_max(*place)
         return draft
 
@@ -285,7 +286,8 @@ class MessageStore:
         return self._derived.dispatched
 
     def _dispatch(self) -> None:
-        """Makes readable what is stored."""
+        """Makes readable what is stored. The error of a listener is raised when all others had
+        their turn with what one put has appended."""
         stored = self._log.stored
         while self._undispatched:
             start, block = self._undispatched[0]
@@ -304,16 +306,13 @@ class MessageStore:
             for run in runs:
                 if is_topic(run.topic) and run.queue_id >= 0:
                     self._queues.append(run.topic, run.queue_id, run.queue_offset, run.entries)
-            for run in runs:
-                self._tell(run)
+            run_each(runs, self._tell, pass_on)
 
     def _tell(self, run: Run) -> None:
-        for listener in self.on_run:
-            listener(run)
+        run_each(self.on_run, lambda listener: listener(run), pass_on)
         if self.on_dispatched:
             for message in self.messages(run):
-                for call in self.on_dispatched:
-                    call(message)
+                run_each(self.on_dispatched, partial(_call, message), pass_on)
 
     def messages(self, run: Run) -> Iterator[Message]:
         """Yields the messages of a run that was just dispatched."""
@@ -333,6 +332,7 @@ class MessageStore:
             self._flushed_ms = now_ms
             self._log.flush()
         self._derived.tick(now_ms)
+        self._queues.remove_some()
         if not 0 <= now_ms - self._cleaned_ms < CLEAN_MS:
             self._cleaned_ms = now_ms
             self.clean(now_ms)
@@ -392,6 +392,8 @@ class MessageStore:
         else:
             entries = self._queues.read(queue, offset, SEEN_MAX if matches else count)
             self._collect(got, entries, offset, min(count, GET_COUNT_MAX), bytes_max, matches)
+            if not entries:
+                got.next = min(self._queues.next_file(offset), queue.max)
         return got
 
     def _collect(
@@ -489,8 +491,11 @@ class MessageStore:
 
     def read_raw(self, offset: int, limit: int) -> memoryview:
         """Returns bytes of the log, at most `limit`; empty at its end or before its begin."""
-        if not self._log.begin <= offset < self._log.end:
+        if not self._log.begin <= offset < self.max_offset:
             return memoryview(b"")
+        if offset >= self._log.end:
+            start = offset - self._log.end
+            return memoryview(bytes(self._rest[start : start + limit]))
         return self._log.read_some(offset, limit)
 
     def append_raw(self, offset: int, block: bytes) -> None:
@@ -499,30 +504,27 @@ class MessageStore:
         Raises:
             StorageFault: they do not go on where this log ends, or are no records.
         """
-        if offset != self._log.end:
-            if self._log.end != self._log.begin or self._rest:
-                raise StorageFault(f"the log ends at {self._log.end}, not at {offset}")
+        if offset != self.max_offset:
+            if self.max_offset != self.min_offset:
+                raise StorageFault(f"the log ends at {self.max_offset}, not at {offset}")
             self._log.begin_at(offset, offset)
             self._derived.dispatched = offset
-        size = self._settings.log_file_bytes
         view = memoryview(block)
         while view:
-            part = bytes(view[: size - self._log.end % size])
-            self._take(part)
-            self._log.append(part)
-            view = view[len(part) :]
+            left = self._log.size - self.max_offset % self._log.size
+            self._take(view[:left])
+            view = view[left:]
         self._next_offsets.clear()
 
-    def _take(self, part: bytes) -> None:
-        """Finds the whole records of what a master has sent: they are dispatched when stored."""
-        start = self._log.end - len(self._rest)
+    def _take(self, part: memoryview) -> None:
+        """Appends the whole records of what a master has sent, and keeps the rest."""
         # Not joined anew for each part of a large record.
         if self._rest and len(self._rest) + len(part) < self._rest_wanted:
             self._rest += part
             return
-        data = bytes(self._rest) + part if self._rest else part
+        start, data = self._log.end, bytes(self._rest) + part
         why, read, wanted, *_ = records.scan(data, 0, start, False, self._delays)
-        left = self._settings.log_file_bytes - (start + read) % self._settings.log_file_bytes
+        left = self._log.size - (start + read) % self._log.size
         if why == records.BLANK:
             if wanted != left:
                 raise StorageFault(f"a blank of {wanted} bytes at {start + read}")
@@ -532,8 +534,8 @@ class MessageStore:
         self._rest = bytearray(data[read:])
         self._rest_wanted = wanted
         if read:
-            self._undispatched.append((start, data[:read]))
-            self._raw_end = start + read
+            self._append(data[:read])
+            self._raw_end = self._log.end
 
     def truncate(self, offset: int) -> None:
         """Removes the end of the log, from the begin of a record on. Raises OSError.
@@ -559,11 +561,11 @@ class MessageStore:
     def checksum(self, offset: int, length: int) -> int | None:
         """Returns the CRC32C of the `length` bytes before an offset; None if they are not there."""
         at = offset - length
-        if at < self._log.begin or offset > self._log.end:
+        if at < self._log.begin or offset > self.max_offset:
             return None
         value = 0
         while at < offset:
-            part = self._log.read_some(at, min(offset - at, SCAN_BYTES))
+            part = self.read_raw(at, min(offset - at, SCAN_BYTES))
             if not part:
                 return None
             value = crc32c(part, value)
@@ -591,7 +593,7 @@ class MessageStore:
             return 0
         with self._interrupted():
             removed = self._log.remove_before(expired)
-            self._queues.remove_before()
+            self._queues.begin_removal()
             self._index.remove_before(self._log.begin)
         return removed
 
@@ -615,3 +617,7 @@ class MessageStore:
                 break
             end = following
         return end
+
+
+def _call(message: Message, listener: Callable[[Message], None]) -> None:
+    listener(message)

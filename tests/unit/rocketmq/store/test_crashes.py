@@ -180,6 +180,57 @@ def test_stores_outlive_power_failures(flush: str) -> None:
         Run(seed, flush).run()
 
 
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_slaves_outlive_power_failures(flush: str) -> None:
+    """Parts that end anywhere: a slave has the beginning of its master's log, and may go on."""
+    for seed in range(SEEDS):
+        random_ = random.Random(seed)
+        run = Run(seed, "ASYNC_FLUSH")
+        master = run.open()
+        for _ in range(20):
+            run.send(master)
+        master.settle()
+        disk, durable = Disk(), 0
+        for _ in range(4):
+            disk.left = random_.choice((-1, random_.randrange(1, 80)))
+            try:
+                slave = Opened(disk, flush=flush)
+                durable = feed(slave, master, random_, durable)
+                if random_.random() < 0.3:
+                    slave.close()
+            except PowerLost:
+                pass
+            disk.left = -1
+            disk.crash(lambda: random_.random() < 0.5)  # noqa: B023
+        slave = Opened(disk, flush=flush)
+        end = slave.store.max_offset
+        assert durable <= end == slave.store.whole
+        if end:
+            assert slave.store.checksum(end, end) == master.store.checksum(end, end)
+        run.disk = disk
+        run.check(slave)
+
+
+def feed(slave: Opened, master: Opened, random_: random.Random, durable: int) -> int:
+    """Gives a slave some more of the log. Returns how much of it was reported as durable."""
+    for _ in range(random_.randrange(1, 40)):
+        store, at = slave.store, slave.store.max_offset
+        if part := master.store.read_raw(at, random_.randrange(1, 1500)):
+            store.append_raw(at, bytes(part))
+        store.kick()
+        if random_.random() < 0.7:
+            slave.worker.run()
+        if random_.random() < 0.3:
+            slave.now += random_.choice((100, 1500, 11_000))
+            store.tick(slave.now)
+        if random_.random() < 0.05:
+            durable = min(durable, store.whole)
+            store.truncate(store.whole)
+        if store.dispatched <= store.flushed:
+            durable = max(durable, store.dispatched)
+    return durable
+
+
 PLANTED = {
     "the log is not flushed": (files.MemoryFile, "sync", lambda _file: None),
     "a checkpoint is early": (Derived, "_is_flushed", lambda _self, _checkpoint: True),

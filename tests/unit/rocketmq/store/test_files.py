@@ -75,6 +75,16 @@ def test_a_missing_file_hides_those_before_it() -> None:
     assert again.bodies("a", 0, again.store.queue_min("a", 0))[-1] == bytes([59]) * 300
 
 
+def test_a_missing_file_of_a_queue_is_passed_over() -> None:
+    opened, _ = filled(60)
+    disk = opened.close()
+    disk.remove(f"consumequeue/a/0/{400:020d}")
+    again = Opened(disk)
+    got = again.store.get("a", 0, 25, 5)
+    assert (got.status, got.next, got.max) == (GetStatus.OFFSET_FOUND_NULL, 40, 60)
+    assert len(again.bodies("a", 0, 40)) == 20
+
+
 @pytest.mark.parametrize("changed", [{"log_file_bytes": 4096}, {"queue_file_bytes": 200}])
 def test_a_directory_keeps_the_sizes_of_its_files(changed: dict[str, int]) -> None:
     opened, _ = filled()
@@ -112,6 +122,7 @@ def test_old_files_go_at_their_hour_and_take_queues_and_index_with_them() -> Non
         opened.settle()
     day = 24 * HOUR_MS
     opened.store.clean(2 * day + 3 * HOUR_MS)
+    opened.store.tick(opened.now)
     begin = opened.store.min_offset
     assert begin > 0
     oldest = opened.store.earliest_time("a", 0)
@@ -120,6 +131,8 @@ def test_old_files_go_at_their_hour_and_take_queues_and_index_with_them() -> Non
     assert opened.store.get("a", 0, 0, 1).status is GetStatus.OFFSET_TOO_SMALL
     while opened.store.clean(2 * day + 4 * HOUR_MS + 1):
         pass
+    opened.store.tick(opened.now)
+    opened.settle()
     assert opened.store.min_offset > begin
     assert opened.store.queue_max("a", 0) == 320
     assert len(opened.disk.list("consumequeue/a/0")) == 1

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from convoymq.model.errors import StorageFault
+from convoymq.rocketmq.store.jobs import Interrupted
 from convoymq.rocketmq.store.types import (
     Boundary,
     Draft,
@@ -208,3 +209,35 @@ def test_the_end_of_a_log_is_cut() -> None:
     assert opened.put(Draft("a", 2, b"after"))[0].queue_offset == 20
     again = Opened(opened.close())
     assert again.bodies("a", 2)[19:] == [drafts(200, size=300)[59].body, b"after"]
+
+
+def test_those_who_wait_for_what_is_cut_hear_of_it() -> None:
+    """Whoever waits for less goes on, in the order of offsets."""
+    opened = Opened(flush="SYNC_FLUSH")
+    placed = opened.store.put(drafts(4), 0)
+    ends = [one.physical + one.size for one in placed]
+    told: list[tuple[int, type]] = []
+    for number in (3, 1, 0, 2):
+        opened.store.when_flushed(
+            ends[number], lambda error, number=number: told.append((number, type(error)))
+        )
+    opened.store.truncate(ends[1])
+    assert sorted(told) == [(2, Interrupted), (3, Interrupted)]
+    opened.settle()
+    assert told[2:] == [(0, type(None)), (1, type(None))]
+
+
+def test_a_listener_that_fails_keeps_nothing_from_the_others() -> None:
+    opened = Opened()
+    told: list[int] = []
+
+    def fail(_message: Message) -> None:
+        raise ValueError("planted")
+
+    opened.store.on_dispatched += [fail, lambda message: told.append(message.queue_offset)]
+    (placed,) = opened.store.put([Draft("a", 0, b"x")], 0)
+    opened.store.when_flushed(placed.physical + placed.size, lambda _error: told.append(-1))
+    with pytest.raises(ValueError, match="planted"):
+        opened.store.kick()
+    assert told == [0, -1]
+    assert opened.bodies("a") == [b"x"]
