@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.optional, needs_rocketmq]
 class BrokerProcess:
     """`convoy broker` as a process."""
 
-    def __init__(self, directory: Path, names: str) -> None:
+    def __init__(self, directory: Path, names: str, **more: object) -> None:
         self.port = single_port()
         self.log = directory / "broker.log"
         config = directory / "broker.conf"
@@ -37,7 +37,7 @@ class BrokerProcess:
             "brokerIP1": "127.0.0.1", "namesrvAddr": names, "enablePropertyFilter": "true",
             "storePathRootDir": directory / "store", "mappedFileSizeCommitLog": 16 << 20,
             "sendMessageThreadPoolNums": 4,
-        }  # fmt: skip
+        } | more  # fmt: skip
         config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

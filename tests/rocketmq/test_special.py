@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from convoymq.model.errors import SyntaxFault
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command
+from convoymq.rocketmq.remoting.values import TopicConfig
+from convoymq.rocketmq.special.names import HALF_TOPIC
 from convoymq.rocketmq.special.pop_records import Receipt
+from convoymq.rocketmq.special.service import SpecialServices
 from convoymq.rocketmq.store.types import Message
 from tests.rocketmq.broker_client import Client, Running, records
+from tests.rocketmq.test_acting import Groups
 from tests.running import until
 
 LEVELS = "1s 2s 1h"
@@ -30,7 +36,7 @@ async def begin(directory: Path, **settings: object) -> Running:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     """One broker for all tests of the file: each has topics and groups of its own."""
-    made = await begin(tmp_path_factory.mktemp("broker"))
+    made = await begin(tmp_path_factory.mktemp("broker"), recallMessageEnable=True)
     yield made
     await made.stop()
 
@@ -137,6 +143,38 @@ async def test_what_waits_outlives_a_restart(tmp_path: Path) -> None:
     assert len(point.body) == 56
     assert (await running.client.ask(Request.GET_TIMER_METRICS)).code == Answer.SUCCESS
     await running.stop()
+
+
+async def test_a_timed_message_is_recalled(running: Running) -> None:
+    client, topic = running.client, "recall"
+    await client.send(topic, b"now")
+    gone = await client.send(topic, b"gone", i=properties(TIMER_DELAY_MS=1500))
+    await client.send(topic, b"stays", i=properties(TIMER_DELAY_MS=1500))
+    handle = gone.fields["recallHandle"]
+    done = await client.ask(Request.RECALL_MESSAGE, topic=topic, recallHandle=handle)
+    assert (done.code, done.fields["msgId"]) == (Answer.SUCCESS, gone.fields["transactionId"])
+    await client.send(topic, b"last", i=properties(TIMER_DELAY_MS=2500))
+    found = await pull_all(client, topic, 3)
+    assert [bytes(m.body) for m in found] == [b"now", b"stays", b"last"]
+    over = await client.ask(Request.RECALL_MESSAGE, topic=topic, recallHandle=handle)
+    assert (over.code, over.remark) == (604, "recall failed, timestamp invalid")
+
+
+@pytest.mark.parametrize(
+    ("topic", "handle", "code"),
+    [
+        ("recalls", "", 604), ("recalls", "!", 604), ("recalls", "djEgYSBi", 604),
+        ("recalls", base64.urlsafe_b64encode(b"v1 other b 1 u").decode(), 604),
+        ("recalls", base64.urlsafe_b64encode(b"v1 recalls x 1 u").decode(), 604),
+        ("nowhere", "x", 17),
+    ],
+)  # fmt: skip
+async def test_a_wrong_recall_is_refused(
+    running: Running, topic: str, handle: str, code: int
+) -> None:
+    await running.client.send("recalls")
+    answer = await running.client.ask(Request.RECALL_MESSAGE, topic=topic, recallHandle=handle)
+    assert answer.code == code
 
 
 # --- transactions --------------------------------------------------------------------------------
@@ -368,3 +406,58 @@ async def test_wrong_acknowledgements_are_refused(running: Running) -> None:
         Request.PEEK_MESSAGE, consumerGroup="g", topic=topic, queueId=0, maxMsgNums=4
     )
     assert len(records(peeked)) == 1
+
+
+# --- an acting slave -----------------------------------------------------------------------------
+
+
+async def test_an_acting_slave_goes_on_with_what_its_master_left(tmp_path: Path) -> None:
+    """Its log is all that it has. RocketMQ's slave refuses END_TRANSACTION."""
+    groups = Groups(tmp_path)
+    await groups.start()
+    levels = {"messageDelayLevel": "1s 4s 1h", "totalReplicas": 1, "transactionTimeOut": 3000}
+    master = await groups.online("n", 0, **levels)
+    client = groups.client(master)
+    await client.send("orders", b"now")
+    for body, asked in ((b"level", {"DELAY": 2}), (b"time", {"TIMER_DELAY_MS": 4000})):
+        await client.send("orders", body, i=properties(**asked))
+    await client.send("orders", b"early", i=properties(DELAY=1))
+    ended = await half(client, "orders", b"ended")
+    await half(client, "orders", b"open")
+    await pull_all(client, "orders", 2)
+    await groups.stop_broker(master)
+    shutil.copytree(tmp_path / "n-0" / "commitlog", tmp_path / "n-1" / "commitlog")
+    target = await groups.online("m", 0, **levels)
+    target.topics.create(TopicConfig("orders", 1, 1, 6))
+    acting = await groups.online("n", 1, messageDelayLevel="1s 4s 1h", transactionTimeOut=3000)
+    await until(lambda: acting.role.is_acting)
+    answer = None
+    while answer is None or answer.code != Answer.SUCCESS:
+        # The name server may not know the topic's new place yet.
+        answer = await end(groups.client(acting), ended, 8)
+        await asyncio.sleep(0.05)
+    found = await pull_all(groups.client(target), "orders", 3)
+    assert sorted(bytes(m.body) for m in found) == [b"ended", b"level", b"time"]
+    await until(lambda: target.store.queue_max(HALF_TOPIC, 0) == 1)
+    services = acting.specials[0]
+    assert isinstance(services, SpecialServices)
+    await until(lambda: len(services.state.transactions) == 0)
+    assert target.store.queue_max("orders", 0) == 3
+    await groups.stop()
+
+
+async def test_what_left_is_passed_over(running: Running) -> None:
+    """As a master does when it gets online: what other replicas say is taken over."""
+    client, topic = running.client, "left"
+    await client.send(topic, b"now")
+    await client.send(topic, b"later", i=properties(DELAY=2))
+    services = running.broker.specials[0]
+    assert isinstance(services, SpecialServices)
+    levels = services.state.levels.offsets
+    services.pass_over({"SCHEDULE_TOPIC_XXXX:1": [(levels[2], levels[2] + 1)]})
+    await client.send(topic, b"last", i=properties(DELAY=2))
+    assert [bytes(m.body) for m in await pull_all(client, topic, 2)] == [b"now", b"last"]
+    services.follow({1: 0, 2: 0, 3: 7}, bytes(56))
+    assert services.state.levels.offsets[3] == 7
+    with pytest.raises(SyntaxFault, match="has 3 bytes"):
+        services.follow({}, b"abc")

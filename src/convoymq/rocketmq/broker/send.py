@@ -28,6 +28,7 @@ from convoymq.rocketmq.remoting.codes import VERSION_MAX_RECONSUME_TIMES, Answer
 from convoymq.rocketmq.remoting.command import Command, Refusal, request
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import PERM_WRITE, TopicConfig
+from convoymq.rocketmq.special.recall import handle_of
 from convoymq.rocketmq.store.types import (
     Draft,
     Placed,
@@ -377,6 +378,9 @@ class Sender:
         }
         if sent.key:
             fields["transactionId"] = sent.key
+        if draft.topic == names.TIMER:
+            handle = handle_of(draft, self._parts.role.name)
+            fields |= {} if handle is None else {"recallHandle": handle}
         return command.answer(code, fields)
 
     # --- messages that come back ---------------------------------------------------------

@@ -49,10 +49,17 @@ from convoymq.rocketmq.special.outbox import Batch
 from convoymq.rocketmq.special.pop import Pops
 from convoymq.rocketmq.special.pop_service import PopService
 from convoymq.rocketmq.special.prepare import Preparation
+from convoymq.rocketmq.special.recall import Recalls
 from convoymq.rocketmq.special.rewriting import rewritten
 from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.special.state import Part, Saved, SpecialState
-from convoymq.rocketmq.special.transactions import Check, End, Refused, Transactions
+from convoymq.rocketmq.special.transactions import (
+    RESERVED_MS,
+    Check,
+    End,
+    Refused,
+    Transactions,
+)
 from convoymq.rocketmq.special.wheel import Checkpoint, TimerWheel
 from convoymq.rocketmq.store.settings import StoreSettings, parse_delays
 from convoymq.rocketmq.store.types import Draft, Placed, PutStatus, Run, decode_properties
@@ -108,6 +115,7 @@ class SpecialServices:
         self._saved = self._load()
         self.state.open(self._saved)
         self._take_positions()
+        Recalls(parts, settings)
         self.pop = PopService(parts, settings, self.state.pops)
         parts.store.on_run.append(self._on_run)
         parts.before_put.append(
@@ -278,10 +286,13 @@ class SpecialServices:
         if wanted is None:
             return None
         point, offset = wanted
-        message = await self._parts.escape.get(
-            point.topic, point.queue, offset, point.broker or self._parts.role.name
-        )
+        own = self._parts.role.name
+        broker = point.broker or own
+        message = await self._parts.escape.get(point.topic, point.queue, offset, broker)
         if message is None:
+            # Another broker may only be silent.
+            if broker != own and self._parts.now_ms() - point.revive_ms < RESERVED_MS:
+                raise Unavailable(f"broker {broker} does not show its message")
             return None
         draft = part.draft(point, message)
         self._parts.topics.create_for_retry(draft.topic, 1)
