@@ -14,6 +14,7 @@ LOADS = {
     "mirrored": "convoymq.sim.mirrored.world:MirroredLoad",
     "recovery": "convoymq.sim.mirrored.recovery:RecoveryLoad",
     "migrations": "convoymq.sim.migrations.world:MigrationLoad",
+    "group": "convoymq.sim.broker_group.world:BrokerGroupLoad",
     "topics": "convoymq.sim.topics.world:TopicLoad",
 }
 """Name of a load (`--load NAME`) -> its class. Only the chosen one is imported."""

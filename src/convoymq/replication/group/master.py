@@ -122,6 +122,9 @@ class Master:
         self._save = save
         self._book = book
         self._compared: set[object] = set()
+        self._asked: dict[int, str] = {}
+        """Slave -> its address, in the order of their questions."""
+        self._compare_due_ms = 0
         self._refused: dict[str, int] = {}
         """Host of an unchecked slave with a longer log -> the end of that log."""
         self._numbers = 0
@@ -144,8 +147,10 @@ class Master:
 
     # --- life -------------------------------------------------------------------------------
 
-    def tail(self, ask: Ask) -> Tail:
-        """Answers another member's question."""
+    def tail(self, ask: Ask, slave: int, address: str) -> Tail:
+        """Answers a slave's question; it may be asked in return (`next_to_compare`)."""
+        if slave in self._asked or len(self._asked) < LINKS_MAX:
+            self._asked[slave] = address
         return tail_of(
             self.log, ask, MASTER_ID, self.session, self._book, takes_writes=self.takes_writes
         )
@@ -172,6 +177,7 @@ class Master:
         """Compares with a slave, fetches what is missing here; yields questions to the slave and is
         sent its answers. One at a time. Raises Forked."""
         while not self.takes_writes:
+            self._trim()
             common = yield from common_end(self.log)
             if self._goes_on_alone():
                 break
@@ -196,6 +202,20 @@ class Master:
         """Returns whether the life began while a slave was asked."""
         return self.takes_writes
 
+    def next_to_compare(self, now_ms: int) -> str | None:
+        """Returns the address of a slave with which to compare now, because the life cannot begin
+        yet. What has asked is compared with again and again, while it is linked."""
+        if self.takes_writes or now_ms < self._compare_due_ms:
+            return None
+        for slave, address in list(self._asked.items()):
+            del self._asked[slave]
+            if slave not in self._compared:
+                self._compare_due_ms = now_ms + self.settings.wait_ms
+                if any(link.slave == slave for link in self.links.values()):
+                    self._asked[slave] = address
+                return address
+        return None
+
     def on_no_comparison(self, member: object) -> None:
         """A member is of RocketMQ's: it compares nothing, and what it has is not known."""
         self._compared.add(member)
@@ -211,12 +231,21 @@ class Master:
             start += len(block)
         return True
 
+    def _trim(self) -> None:
+        """Ends the log with a message: what fills up a file is no surplus."""
+        end = whole_end(self.log)
+        if end < self.log.max_offset:
+            self._shorten(end)
+
     def _cut(self, offset: int) -> None:
-        check(not self.takes_writes, "a master's log is cut in its life")
         self._write(Book(lives=self._book.lives))
+        self._shorten(offset)
+        self._compared.clear()
+
+    def _shorten(self, offset: int) -> None:
+        check(not self.takes_writes, "a master's log is cut in its life")
         self.log.truncate(offset)
         self.session += 1
-        self._compared.clear()
         for link in list(self.links.values()):
             self._end(link, "the log was cut")
 
@@ -314,16 +343,27 @@ class Master:
         if link.slave is not None:
             limit = max(limit, CHECKED_BLOCK_BYTES)
         offset = link.next
-        if offset < self.log.max_offset:
-            block = self.log.read_raw(offset, limit)
-            if len(block):
-                link.next += len(block)
-                link.sent_ms = now_ms
-                return [HEADER.pack(offset, len(block)), block]
+        parts = self._read(offset, limit)
+        if parts:
+            size = sum(map(len, parts))
+            link.next += size
+            link.sent_ms = now_ms
+            return [HEADER.pack(offset, size), *parts]
         if now_ms - link.sent_ms >= self.settings.heartbeat_ms:
             link.sent_ms = now_ms
             return [HEADER.pack(offset, 0)]
         return []
+
+    def _read(self, offset: int, limit: int) -> list[bytes | memoryview]:
+        parts: list[bytes | memoryview] = []
+        while limit and offset < self.log.max_offset:
+            part = self.log.read_raw(offset, limit)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            limit -= len(part)
+        return parts
 
     # --- sends ------------------------------------------------------------------------------
 

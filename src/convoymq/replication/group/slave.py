@@ -25,10 +25,6 @@ from convoymq.replication.group.stream import WORD, BlockReader, hello, is_recor
 from convoymq.replication.group.tails import STOPS, Step, common_end, slave_step, whole_end
 from convoymq.replication.group.types import Ask, GroupSettings, Log, SlaveState, Tail
 
-RETRY_MS = 5_000
-"""After an error, as RocketMQ's slaves wait."""
-WAIT_MS = 500
-"""Until a master that is not online yet may have fetched what it lacks."""
 UNCHECKED = -1
 
 
@@ -123,7 +119,7 @@ class Slave:
                 self.state = SlaveState.SUSPEND
                 return False
             if step is Step.WAIT:
-                self._due_ms = now_ms + WAIT_MS
+                self._due_ms = now_ms + self.settings.wait_ms
                 return False
             self._write(Book(lives=master.lives))
             self._master_session = master.session
@@ -153,7 +149,11 @@ class Slave:
     def on_disconnected(self, reason: str, now_ms: int) -> None:
         """The link has ended, could not be made, or the comparison failed."""
         if self.state is not SlaveState.SHUTDOWN:
-            self.state, self.reason, self._due_ms = SlaveState.READY, reason, now_ms + RETRY_MS
+            self.state, self.reason, self._due_ms = (
+                SlaveState.READY,
+                reason,
+                now_ms + self.settings.retry_ms,
+            )
 
     def on_data(self, data: bytes | memoryview, now_ms: int) -> None:
         """Bytes of the master arrived. Raises PeerError: the link has to end."""
@@ -190,9 +190,10 @@ class Slave:
         self._reported_ms = now_ms
         return WORD.pack(self._reported)
 
+    def silent_ms(self, now_ms: int) -> int | None:
+        """Returns how long ago the master was heard; None: nothing is transferred."""
+        return now_ms - self._heard_ms if self.state is SlaveState.TRANSFER else None
+
     def is_silent(self, now_ms: int) -> bool:
         """Returns whether the link has to end: nothing arrived for too long."""
-        return (
-            self.state is SlaveState.TRANSFER
-            and now_ms - self._heard_ms >= self.settings.silence_ms
-        )
+        return (self.silent_ms(now_ms) or 0) >= self.settings.silence_ms

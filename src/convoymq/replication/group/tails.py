@@ -33,9 +33,9 @@ class Common:
 
     end: int
     other: Tail
-    """As it was at the end of the comparison."""
+    """As it was at the begin of the comparison: it may grow meanwhile."""
     is_known: bool = True
-    """The logs have a message in common, or one of them is empty, or both begin at the same place."""
+    """The logs have a message in common, or begin at the same place, or one of them is empty."""
 
 
 class Step(Enum):
@@ -84,8 +84,8 @@ def common_end(log: Log) -> Generator[Ask, Tail, Common]:
         if found is None or found[0] < low or found[1] <= floor:
             floor = target
             continue
-        other = yield Ask(start=found[0], end=found[1])
-        if other.checksum == log.crc32c(*found):
+        answer = yield Ask(start=found[0], end=found[1])
+        if answer.checksum == log.crc32c(*found):
             end, floor, is_known = found[1], target, True
         else:
             bad = found[1]

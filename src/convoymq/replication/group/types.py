@@ -29,7 +29,7 @@ class Log(Protocol):
         """Returns the size of one of its files."""
 
     def read_raw(self, offset: int, limit: int) -> memoryview:
-        """Returns up to `limit` bytes from an offset on; fewer at the end of a file."""
+        """Returns up to `limit` bytes from an offset on, fewer as suits; empty only at the end."""
 
     def append_raw(self, offset: int, block: bytes | memoryview) -> None:
         """Appends bytes at its end. An empty log begins at any offset."""
@@ -60,7 +60,7 @@ class SlaveState(Enum):
     """Connecting, or waiting until it may."""
     TRANSFER = "TRANSFER"
     SUSPEND = "SUSPEND"
-    """Stopped: it has messages that its master lacks and nobody may overwrite: an operator has to decide."""
+    """Stopped: an operator has to say which of two logs counts."""
     SHUTDOWN = "SHUTDOWN"
     """Following nobody."""
 
@@ -93,6 +93,10 @@ class GroupSettings:
     """`haSendHeartbeatInterval`."""
     silence_ms: int = 20_000
     """`haHousekeepingInterval`: a link on which nothing arrives for so long is ended."""
+    retry_ms: int = 5_000
+    """A slave waits so long after an error, as RocketMQ's do."""
+    wait_ms: int = 500
+    """A slave waits so long for a master that may yet fetch what it lacks."""
 
     @property
     def copies_min(self) -> int:

@@ -33,14 +33,15 @@ from convoymq.rocketmq.broker.stats import Stats
 from convoymq.rocketmq.broker.topic_requests import TopicRequests
 from convoymq.rocketmq.broker.topics import Topics
 from convoymq.rocketmq.broker.types import (
-    Alone,
     BeforePut,
     Escape,
     LocalEscape,
     Replication,
     Role,
+    S,
     SpecialService,
 )
+from convoymq.rocketmq.ha.service import open_replication
 from convoymq.rocketmq.remoting.codes import Request
 from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.connection import Answered, Connection, Handler
@@ -69,6 +70,21 @@ DELAY, TIMER, HALF = b"DELAY\x01", b"TIMER_", b"TRAN_MSG\x01true"
 def wall_clock_ms() -> int:
     """Returns milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+class Both:
+    """An answer that waits for the disk and for slaves: the first failure is its status."""
+
+    def __init__(self, call: Callable[[PutStatus], None]) -> None:
+        self._call = call
+        self._status: PutStatus | None = None
+
+    def part(self, status: PutStatus) -> None:
+        """One of the two is known."""
+        if self._status is None:
+            self._status = status
+        else:
+            self._call(status if self._status is PutStatus.PUT_OK else self._status)
 
 
 class Broker:
@@ -113,10 +129,14 @@ class Broker:
         self.before_put: list[BeforePut] = []
         self.specials: list[SpecialService] = []
         self.on_closed: list[Callable[[Connection], None]] = []
-        self.replication: Replication = Alone()
+        self.replication: Replication
         self.escape: Escape = LocalEscape(self)
         self._servers: list[RemotingServer] = []
         self.persist_failures = 0
+
+    def section(self, kind: type[S]) -> S:
+        """See `BrokerParts`."""
+        return self.configuration.section(kind)
 
     def file(self, name: str) -> ConfigFile:
         """See `BrokerParts`."""
@@ -151,21 +171,15 @@ class Broker:
             return [Placed(refusal) for _ in drafts]
         placed = self.store.put(drafts, self.now_ms())
         self.store.kick()
+        self.replication.on_appended()
         return placed
 
     def when_confirmed(self, offset: int, call: Callable[[PutStatus], None]) -> None:
         """See `BrokerParts`."""
         if self.settings.role == SYNC_MASTER:
-            self.tasks.spawn(self._when_copied(offset, call))
-        else:
-            self._when_stored(offset, call)
-
-    async def _when_copied(self, offset: int, call: Callable[[PutStatus], None]) -> None:
-        stored: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
-        self._when_stored(offset, stored.set_result)
-        copied = await self.replication.confirmed(offset, self.settings.slave_timeout_ms / 1000)
-        status = await stored
-        call(copied if status is PutStatus.PUT_OK else status)
+            call = Both(call).part
+            self.replication.when_copied(offset, self.settings.slave_timeout_ms / 1000, call)
+        self._when_stored(offset, call)
 
     def _when_stored(self, offset: int, call: Callable[[PutStatus], None]) -> None:
         """Calls once: when the log is stored, or when that takes too long."""
@@ -271,6 +285,7 @@ class Broker:
             disk_used=self._disk_used,
         )  # fmt: skip
         report = self.store.open()
+        self.replication = open_replication(self, report, self.config_path)
         self.store.on_damage.append(_damaged)
         for damage in report.damages:
             _damaged(damage)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
+from convoymq.model.config.keys import Section
 from convoymq.rocketmq.remoting.connection import Handler
 from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.rocketmq.store.types import Draft, Message, Placed, PutStatus
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from convoymq.rocketmq.broker.topics import Topics
     from convoymq.rocketmq.remoting.server import RemotingClient
     from convoymq.rocketmq.store.store import MessageStore
+
+S = TypeVar("S", bound=Section)
 
 
 @dataclass(slots=True)
@@ -108,11 +111,14 @@ class Replication(Protocol):
     async def stop(self) -> None:
         """Ends."""
 
-    async def confirmed(self, offset: int, timeout_s: float) -> PutStatus:
-        """Waits until enough replicas have the log up to an offset."""
-
     def refusal(self) -> PutStatus | None:
         """Returns why nothing may be appended now."""
+
+    def on_appended(self) -> None:
+        """Sends slaves what was appended."""
+
+    def when_copied(self, offset: int, timeout_s: float, call: Callable[[PutStatus], None]) -> None:
+        """Calls once: when enough replicas have the log up to an offset, or the time is over."""
 
     def set_master(self, ha_address: str | None, address: str | None = None) -> None:
         """Names the master that this slave copies; None: nobody.
@@ -180,6 +186,9 @@ class BrokerParts(Protocol):
     def message_bytes_max(self) -> int:
         """Returns the limit of a message's body."""
 
+    def section(self, kind: type[S]) -> S:
+        """Returns a section of the configuration."""
+
     def now_ms(self) -> int:
         """Returns milliseconds since 1970."""
 
@@ -206,48 +215,6 @@ class BrokerParts(Protocol):
 
     def wake_pulls(self) -> None:
         """Answers all pulls that wait."""
-
-
-class Alone:
-    """Replication of a broker that has no other replica."""
-
-    state = "TRANSFER"
-
-    async def start(self, port: int) -> int:
-        """Listens for nobody."""
-        return port
-
-    async def stop(self) -> None:
-        """Ends."""
-
-    async def confirmed(self, offset: int, timeout_s: float) -> PutStatus:
-        """Returns PUT_OK: nobody else is asked."""
-        return PutStatus.PUT_OK
-
-    def refusal(self) -> PutStatus | None:
-        """Returns None."""
-
-    def set_master(self, ha_address: str | None, address: str | None = None) -> None:
-        """Has no meaning."""
-
-    def links(self) -> Sequence[SlaveLink]:
-        """Returns nobody."""
-        return ()
-
-    def begin(self) -> bool:
-        """Returns True."""
-        return True
-
-    def set_alive(self, count: int | None) -> None:
-        """Has no meaning."""
-
-    async def compare_with(self, address: str) -> bool:
-        """Returns True."""
-        return True
-
-    def master_silent_ms(self) -> int | None:
-        """Returns None."""
-        return None
 
 
 class LocalEscape:

@@ -107,8 +107,10 @@ class Request(IntEnum):
     BROKER_HEARTBEAT = 904
     NOTIFY_MIN_BROKER_ID_CHANGE = 905
     EXCHANGE_BROKER_HA_INFO = 906
-    HAND_OVER_SERVICES = 29_203
+    COMPARE_LOGS = 29_201
     """Ours, as is what follows: RocketMQ's brokers answer it with 3."""
+    FETCH_LOG = 29_202
+    HAND_OVER_SERVICES = 29_203
     GET_ESCAPE_KEYS = 29_204
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051

@@ -13,6 +13,10 @@ from convoymq.replication.group.types import Ask, Fetch, Tail
 R = TypeVar("R")
 
 
+BLANK = 0xCBD43194
+"""Magic of what fills up a file."""
+
+
 def record(offset: int, body: bytes, life: int = 0) -> bytes:
     """A message with its place, and the time that makes it unlike any other there."""
     return struct.pack(">II20xqq", 44 + len(body), 0xDAA320A7, offset, life) + body
@@ -27,7 +31,17 @@ class MemoryLog:
         self.min_offset = begin
         self.data = bytearray()
         self.ends: list[tuple[int, int]] = []
-        self.flushed = begin
+        self.parsed = begin
+        self._flushed: int | None = None
+
+    @property
+    def flushed(self) -> int:
+        """All, unless a test says otherwise."""
+        return self.max_offset if self._flushed is None else self._flushed
+
+    @flushed.setter
+    def flushed(self, offset: int) -> None:
+        self._flushed = offset
 
     @property
     def max_offset(self) -> int:
@@ -45,21 +59,23 @@ class MemoryLog:
     def append_raw(self, offset: int, block: bytes | memoryview) -> None:
         if not self.data:
             self.min_offset = offset
-            self.flushed = offset
         assert offset == self.max_offset
         self.data += block
-        start = self.ends[-1][1] if self.ends else self.min_offset
-        while start + 4 <= self.max_offset:
-            size = int.from_bytes(self.data[start - self.min_offset :][:4])
+        start = self.parsed if self.ends else self.min_offset
+        while start + 8 <= self.max_offset:
+            at = start - self.min_offset
+            size, magic = struct.unpack_from(">II", self.data, at)
             if start + size > self.max_offset:
                 break
-            self.ends.append((start, start + size))
+            if magic != BLANK:
+                self.ends.append((start, start + size))
             start += size
+        self.parsed = start
 
     def truncate(self, offset: int) -> None:
         del self.data[offset - self.min_offset :]
         self.ends = [each for each in self.ends if each[1] <= offset]
-        self.flushed = min(self.flushed, offset)
+        self.parsed = offset
 
     def record_before(self, offset: int) -> tuple[int, int] | None:
         return next((each for each in reversed(self.ends) if each[1] <= offset), None)

@@ -9,11 +9,11 @@ import pytest
 
 from convoymq.model.errors import InvariantViolated
 from convoymq.replication.group.lives import Book, life_at
-from convoymq.replication.group.master import LINKS_MAX, WAITING_MAX, Forked, Link, Master
+from convoymq.replication.group.master import LINKS_MAX, Forked, Link, Master
 from convoymq.replication.group.stream import hello
 from convoymq.replication.group.tails import Step
 from convoymq.replication.group.types import Ask, GroupSettings, Tail, Verdict
-from tests.unit.replication.group.logs import MemoryLog, carry
+from tests.unit.replication.group.logs import BLANK, MemoryLog, carry
 
 SETTINGS = GroupSettings(replicas=3, in_sync=2)
 
@@ -92,11 +92,12 @@ def test_sends_that_nobody_confirms_end_in_time_and_others_do_not() -> None:
     assert bed.verdicts == [Verdict.SLAVE_TIMEOUT, Verdict.OK]
 
 
-def test_as_many_sends_as_may_wait_and_one_more() -> None:
+def test_as_many_sends_as_may_wait_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("convoymq.replication.group.master.WAITING_MAX", 3)
     bed = Bed()
     bed.link(1)
     end = bed.log.put(b"")
-    for _ in range(WAITING_MAX):
+    for _ in range(3):
         bed.master.wait(end, 0, 3_000, bed.verdicts.append)
     assert bed.verdicts == []
     bed.master.wait(end, 0, 3_000, bed.verdicts.append)
@@ -232,10 +233,29 @@ def test_a_master_that_may_lack_messages_fetches_them_before_it_takes_writes() -
     assert carry(master.compare(), slave.tail, full)[0] is Step.NOTHING
 
 
+def test_slaves_that_asked_are_compared_with_until_a_life_begins() -> None:
+    """Found by seed 121: both were linked while another was asked, and none asked again."""
+    master = returning(MemoryLog(), Book())
+    for slave in (1, 2):
+        master.tail(Ask(start=0, end=0), slave, f"h:{slave}")
+    link = master.on_connected("h", 0)
+    assert link is not None
+    master.on_data(link, hello(1, 1) + word(0), 0)
+    assert master.next_to_compare(0) == "h:1"
+    assert master.next_to_compare(1) is None
+    assert master.next_to_compare(500) == "h:2"
+    assert master.next_to_compare(1_000) == "h:1"
+    # The other one has no link: it will ask again.
+    assert master.next_to_compare(1_500) == "h:1"
+    carry(master.compare(), Slave(1, MemoryLog(), Book()).tail, MemoryLog())
+    assert master.next_to_compare(2_000) is None
+
+
 def test_a_life_begins_when_what_was_fetched_is_on_the_disk() -> None:
     own, full = MemoryLog(), MemoryLog()
     full.put(b"")
     master = returning(own, Book(), GroupSettings(replicas=2, in_sync=2, flushes=True))
+    own.flushed = 0
     carry(master.compare(), Slave(1, full, Book()).tail, full)
     assert not master.begin(1)
     own.flushed = own.max_offset
@@ -273,6 +293,18 @@ def test_a_master_cuts_what_a_later_life_went_on_without() -> None:
     third.put(b"", 3)
     with pytest.raises(Forked, match="may have acknowledged"):
         carry(returning(third, first).compare(), Slave(1, other, unproven).tail, other)
+
+
+def test_what_fills_up_a_file_is_no_surplus() -> None:
+    """Found by seed 1123: the log ended with it after a crash, and the slave's went on behind."""
+    own, full = MemoryLog(), MemoryLog()
+    for log in (own, full):
+        log.put(b"")
+        log.append_raw(44, struct.pack(">II92x", 100, BLANK))
+    full.put(b"")
+    master = returning(own, Book())
+    assert carry(master.compare(), Slave(1, full, Book()).tail, full)[0] is Step.FETCH
+    assert own.data == full.data
 
 
 def test_a_log_is_not_cut_in_a_life() -> None:

@@ -10,7 +10,7 @@ import pytest
 from convoymq.model.errors import PeerError
 from convoymq.replication.group.lives import Book
 from convoymq.replication.group.master import Link, Master
-from convoymq.replication.group.slave import RETRY_MS, WAIT_MS, Slave
+from convoymq.replication.group.slave import Slave
 from convoymq.replication.group.stream import BLOCK_BYTES_MAX
 from convoymq.replication.group.types import Ask, GroupSettings, SlaveState, Tail
 from tests.unit.replication.group.logs import MemoryLog, carry, record
@@ -48,14 +48,15 @@ def test_it_reports_at_once_after_each_append_and_every_five_seconds() -> None:
     assert not slave.is_silent(20_001)
     assert slave.is_silent(20_002)
     slave.on_disconnected("silence", 20_002)
-    assert not slave.is_due(20_002 + RETRY_MS - 1)
-    assert slave.is_due(20_002 + RETRY_MS)
+    assert not slave.is_due(20_002 + SETTINGS.retry_ms - 1)
+    assert slave.is_due(20_002 + SETTINGS.retry_ms)
     assert slave.report(99_999) is None
 
 
 def test_what_its_disk_may_lose_is_not_reported() -> None:
     log = MemoryLog()
     log.put(b"")
+    log.flushed = 0
     slave = unchecked(log, GroupSettings(flushes=True))
     assert not slave.is_due(0)
     log.flushed = 44
@@ -122,8 +123,11 @@ class Pair:
         self.slave.follow(0)
         self.link: Link | None = None
 
+    def asks(self, ask: Ask) -> Tail:
+        return self.master.tail(ask, 1, "h:1")
+
     def connect(self, now_ms: int = 0) -> bool:
-        if not carry(self.slave.compare(now_ms), self.master.tail, MemoryLog())[0]:
+        if not carry(self.slave.compare(now_ms), self.asks, MemoryLog())[0]:
             return False
         self.link = self.master.on_connected("h", now_ms)
         assert self.link is not None
@@ -165,8 +169,8 @@ def test_a_slave_waits_for_a_master_to_fetch_and_then_cuts_what_is_left() -> Non
     lives = Book(lives=Pair(own, copy, Book(), Book()).master.book.lives)
     pair = Pair(own, copy, Book(is_whole=True), lives)
     assert not pair.connect()
-    assert not pair.slave.is_due(WAIT_MS - 1)
-    assert pair.slave.is_due(WAIT_MS)
+    assert not pair.slave.is_due(SETTINGS.wait_ms - 1)
+    assert pair.slave.is_due(SETTINGS.wait_ms)
     assert pair.master.begin(9)
     assert pair.connect()
     assert pair.slave.cut_bytes == 51
@@ -182,7 +186,7 @@ def test_a_slave_with_messages_that_may_be_acknowledged_stops_and_says_so() -> N
     slave.follow(0)
     assert master.begin(1)
     own.put(b"another", 1)
-    assert not carry(slave.compare(0), master.tail, own)[0]
+    assert not carry(slave.compare(0), lambda ask: master.tail(ask, 1, "h:1"), own)[0]
     assert slave.state is SlaveState.SUSPEND
     assert "may have acknowledged" in slave.reason
     assert copy.max_offset == 56
@@ -192,10 +196,7 @@ def test_both_answer_what_they_have() -> None:
     own = MemoryLog()
     own.put(b"")
     pair = Pair(own, own, Book(), Book())
-    answers: list[Tail] = [
-        pair.master.tail(Ask(start=0, end=44)),
-        pair.slave.tail(Ask(start=0, end=44)),
-    ]
+    answers = [ask(Ask(start=0, end=44)) for ask in (pair.asks, pair.slave.tail)]
     assert [each.member for each in answers] == [0, 1]
     assert answers[0].checksum == answers[1].checksum is not None
     assert pair.slave.tail(Ask(start=0, end=45)).checksum is None

@@ -25,7 +25,7 @@ from convoymq.replication.group.tails import (
     slave_step,
     whole_end,
 )
-from convoymq.replication.group.types import Life, Tail
+from convoymq.replication.group.types import Ask, Life, Tail
 from tests.unit.replication.group.logs import MemoryLog, carry
 
 
@@ -57,6 +57,22 @@ def test_the_last_common_message_is_found_in_few_questions(seed: int) -> None:
     found, questions = compared(one, other)
     assert (found.end, found.is_known) == (end, True)
     assert questions <= 2 + 2 * (one.max_offset + 2).bit_length()
+
+
+def test_what_a_log_gets_meanwhile_is_no_surplus() -> None:
+    """Found by seed 21: a slave was sent the log while its master compared with it."""
+    one, other = MemoryLog(), MemoryLog()
+    for _ in range(40):
+        one.put(b"")
+    other.append_raw(0, one.read_raw(0, 440))
+
+    def grows(ask: Ask) -> Tail:
+        found = tail_of(other, ask, 1, 1, Book(), takes_writes=False)
+        other.append_raw(other.max_offset, one.read_raw(other.max_offset, 44))
+        return found
+
+    found, _ = carry(common_end(one), grows, other)
+    assert master_step(one, (), found) is Step.NOTHING
 
 
 def test_bodies_of_equal_bytes_are_no_agreement() -> None:

@@ -1,0 +1,1 @@
+"""Replication of a broker group over sockets: what `replication/group` decides, carried out."""

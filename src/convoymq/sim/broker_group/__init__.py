@@ -1,0 +1,1 @@
+"""Broker groups in the simulator: a master and its slaves."""
