@@ -203,18 +203,17 @@ class LocalQueues:
         queue = self.get(group)
         if queue is not None:
             queue.follow_members(record.members, record.config)
-        if record.placement is PlacementKind.RAFT:
+        is_group = record.placement is PlacementKind.RAFT
+        settings = {} if is_group and queue is None else self.settings_of(record)
+        if is_group:
             self._follow_members(record)
         else:
             self._open_own(record)
-            self._follow(record)
+            host = self.hosts.get(record.type.value)
+            if host is not None:
+                host.follow(record, self._arguments(record), settings)
         if queue is not None:
-            self._configure(record)
-
-    def _follow(self, record: QueueRecord) -> None:
-        host = self.hosts.get(record.type.value)
-        if host is not None:
-            host.follow(record, self._arguments(record), self.settings_of(record))
+            self._configure(record, settings)
 
     def copy_of(self, group: int) -> CopyAge:
         """See `QueueHost.copy_of`."""
@@ -260,7 +259,7 @@ class LocalQueues:
         self._open_own(record)
         successor = self.find(record)
         if successor is not None:
-            self._configure(record)
+            self._configure(record, self.settings_of(record))
             queue.replace(successor)
 
     def _end_queue(self, group: int) -> None:
@@ -394,7 +393,7 @@ class LocalQueues:
             self._become_member(record, queue)
         else:
             self.host.watch_group(record.group, record.members, queue)
-        self._configure(record)
+        self._configure(record, self.settings_of(record))
         return queue
 
     def _unused(self, group: int) -> None:
@@ -451,11 +450,11 @@ class LocalQueues:
             for node in {self.node, *queue.members}
         ]
 
-    def _configure(self, record: QueueRecord) -> None:
+    def _configure(self, record: QueueRecord, settings: Mapping[str, Setting]) -> None:
         """Tells the handle of a queue, if it is open, what its arguments and policies come to."""
         queue = self.get(record.group)
         if queue is not None:
-            queue.configure(self.settings_of(record))
+            queue.configure(settings)
 
     def settings_of(self, record: QueueRecord) -> Mapping[str, Setting]:
         """Returns what the arguments and policies of a queue come to."""

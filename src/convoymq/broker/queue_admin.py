@@ -76,17 +76,17 @@ class QueueAdmin:
         place.topology.queue(name, self._nodes.owner_name(owner))
         record = place.queues[name]
         queue = self._local.find(record)
+        if queue is not None:
+            if queue.ended is not None:
+                raise queue.ended
+            return queue
         subject = queue_subject(vhost, name)
-        if queue is None and not record.type.is_served:
+        if not record.type.is_served:
             raise unserved_queue_type(subject, record.type.value)
-        if queue is None and record.placement is not PlacementKind.RAFT:
+        if record.placement is not PlacementKind.RAFT:
             # It has no master, or its node is about to open it.
             raise timed_out(subject)
-        if queue is None:
-            raise Unavailable(f"{subject} is not open here yet")
-        if queue.ended is not None:
-            raise queue.ended
-        return queue
+        raise Unavailable(f"{subject} is not open here yet")
 
     async def delete_queue(
         self,

@@ -31,21 +31,19 @@ class AsyncMetadataStore(MetadataStore):
             Unavailable: no answer in time; the command may still be applied later.
             ResourceExhausted: too many commands wait.
         """
-        answer: asyncio.Future[tuple[object, BrokerError | None]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[object, BrokerError | None]] = loop.create_future()
 
         def done(reply: object, error: BrokerError | None) -> None:
             if not answer.done():
                 answer.set_result((reply, error))
 
         submitted = self.submit(command, done)
+        timer = loop.call_later(timeout, lambda: done(None, too_slow()))
         try:
-            async with asyncio.timeout(timeout):
-                reply, error = await answer
-        except TimeoutError:
-            raise too_slow() from None
+            reply, error = await answer
         finally:
+            timer.cancel()
             submitted.abandon()
         if error is not None:
             raise error

@@ -183,7 +183,10 @@ class Table:
 
     def get(self, key: str) -> Field | None:
         """Returns the first field of that key."""
-        return next((field for name, field in self._fields if name == key), None)
+        for name, field in self._fields:
+            if name == key:
+                return field
+        return None
 
     def items(self) -> tuple[tuple[str, Field], ...]:
         """Returns all fields in their order."""
@@ -447,6 +450,8 @@ def _read_length(data: bytes, offset: int, end: int) -> int:
 def _decode_table(data: bytes, offset: int, end: int, *, depth: int) -> Table:
     if end - offset > TABLE_BYTES_MAX:
         raise SyntaxFault(f"table of {end - offset} bytes, at most {TABLE_BYTES_MAX} are allowed")
+    if offset == end:
+        return EMPTY
     start = offset
     fields: list[tuple[str, Field]] = []
     while offset < end:

@@ -210,9 +210,9 @@ def check_arguments(subject: Subject, arguments: Table) -> QueueType:
     queue_type = QueueType(type_name_of(arguments))
     rules = rules_of(queue_type.value)
     assert rules is not None
-    present: list[str] = []
+    given, present = set(arguments), list[str]()
     for argument in _all_arguments():
-        field = arguments.get(argument.name)
+        field = arguments.get(argument.name) if argument.name in given else None
         if field is None:
             continue
         reason = argument.check(field, arguments)

@@ -97,6 +97,9 @@ class QueueType(_StoredType):
 class DestinationKind(Enum):
     """Kind of a binding's destination."""
 
+    # `Enum` hashes a member's name, in Python; a binding's end is looked up all the time.
+    __hash__ = object.__hash__
+
     QUEUE = "queue"
     EXCHANGE = "exchange"
 

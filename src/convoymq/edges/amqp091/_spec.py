@@ -33,6 +33,9 @@ TX = 90
 class FieldType(Enum):
     """Encoding of an argument in a frame."""
 
+    # See `DestinationKind`: each argument of a method is looked up by it.
+    __hash__ = object.__hash__
+
     OCTET = "octet"
     SHORT = "short"
     LONG = "long"

@@ -205,6 +205,8 @@ class ClassicLog:
         self._index = FileIndex(0, 0)
         self._indexes: dict[int, NewFile] = {}
         """Indexes that are being written, by file."""
+        self._may_exist = True
+        """The queue may have a directory."""
         self._active = 0
         self._end = 0
         #: Of the active file, as far as known.
@@ -476,6 +478,7 @@ class ClassicLog:
             self._writer.write(file, 0, [encoded], False, written)
             self._writer.retire(file)
         self._active += 1
+        self._may_exist = True
         before = self._index
         self._index = FileIndex(self._active, before.next_position)
         self._durable = 0
@@ -619,8 +622,10 @@ class ClassicLog:
             _give_up(file)
         self.close()
         self._live.clear()
-        with contextlib.suppress(OSError):
-            self._directory.remove(self._path)
+        if self._may_exist:
+            with contextlib.suppress(OSError):
+                self._directory.remove(self._path)
+                self._may_exist = False
 
     def _forget(self, number: int) -> None:
         file = self._files.get(number)

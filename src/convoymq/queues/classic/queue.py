@@ -60,6 +60,7 @@ EXPIRY_WAIT_MS_MAX = 60_000
 """The wall clock may jump: no timer for an expiry is set for longer."""
 STEPS = 16
 """Paging out is tried again when so small a part of what a queue may keep has come."""
+_NONE: Counter[int] = Counter()
 UNFINISHED_WAIT_MS = 1
 """Pause of a queue that drops many messages, before it drops more."""
 
@@ -540,7 +541,9 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
 
     def _flush(self, gate: Gate) -> None:
         blocks, self._unwritten = self._unwritten, []
-        moved, self._moved = self._moved, Counter()
+        moved = _NONE
+        if self._moved:
+            moved, self._moved = self._moved, Counter()
         self._moving += bool(moved)
 
         def done(failed: Exception | None) -> None:

@@ -296,6 +296,19 @@ def test_a_log_that_is_removed_before_its_first_write_leaves_nothing() -> None:
     assert bench.answers == [None]
 
 
+def test_a_log_without_a_file_is_removed_without_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that lives for one message is opened, which removes what may be left, and deleted."""
+    bench = Bench()
+    asked: list[str] = []
+    monkeypatch.setattr(bench.disk, "remove", asked.append)
+    bench.log.remove()
+    bench.log.remove()
+    assert asked == ["7"]
+    bench.add()
+    bench.log.remove()
+    assert asked == ["7", "7"]
+
+
 def _refuse(name: str, path: str, operation: str, part: str) -> None:
     if name == operation and part in path:
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
