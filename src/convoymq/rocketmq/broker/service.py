@@ -279,8 +279,10 @@ class Broker:
         return await server.listen(self.settings.host, port)
 
     def _open_store(self, port: int) -> None:
+        log_path = self._store_settings.log_path
         self.store = MessageStore(
             RealDirectory(self._root), self._store_settings, self._worker, clock=self.now_ms,
+            log_directory=RealDirectory(log_path) if log_path else None,
             store_host=host_bytes((self._own_address, port)), background=self._slow_worker,
             disk_used=self._disk_used,
         )  # fmt: skip

@@ -37,6 +37,7 @@ class CommitLog:
     """See the module text.
 
     Args:
+        directory: has the files, in `path` ("": in itself).
         size: of each file.
         is_sync: whether what is reported as stored is on the disk.
         on_stored: called when `stored` has grown.
@@ -55,7 +56,7 @@ class CommitLog:
         is_sync: bool,
         on_stored: Callable[[], None],
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._path = path
         self.size = size
         self._jobs = jobs
@@ -257,9 +258,7 @@ class CommitLog:
             length = min(max(size, READ_AHEAD_BYTES), base + self.size - offset)
             chunk = self._file(base).pread(min(length, self.written - offset), offset - base)
         except OSError as error:
-            raise StorageFault(
-                f"{self._path}/{file_name(base)}: cannot be read: {error}"
-            ) from error
+            raise StorageFault(f"{self.name_of(base)}: cannot be read: {error}") from error
         if len(chunk) < size:
             return None
         self._chunks[offset] = chunk
@@ -269,9 +268,13 @@ class CommitLog:
 
     # --- files
 
+    def name_of(self, base: int) -> str:
+        """Returns the name in `directory` of the file that begins at an offset."""
+        return f"{self._path}/{file_name(base)}" if self._path else file_name(base)
+
     def bases(self) -> list[int]:
         """Returns where the files begin, oldest first."""
-        names = self._directory.list(self._path)
+        names = self.directory.list(self._path)
         return sorted(int(name) for name in names if name.isdigit() and len(name) == 20)
 
     def _file(self, base: int, *, create: bool = False) -> File:
@@ -279,13 +282,13 @@ class CommitLog:
         if file is not None:
             self._files.move_to_end(base)
             return file
-        name = f"{self._path}/{file_name(base)}"
-        is_new = create and not self._directory.exists(name)
-        file = self._directory.open(name, create=is_new)
+        name = self.name_of(base)
+        is_new = create and not self.directory.exists(name)
+        file = self.directory.open(name, create=is_new)
         if file.size() < self.size:
             # New, or the disk was full when it was.
             file.truncate(self.size)
-            self._directory.sync(self._path)
+            self.directory.sync(self._path)
         self._files[base] = file
         if len(self._files) > FILES_OPEN_MAX:
             # Closed when the last job lets go of it.
@@ -351,8 +354,8 @@ class CommitLog:
         """Removes a file, the first or the last: durably, so that there is never a hole."""
         self._files.pop(base, None)
         self._dirty.discard(base)
-        self._directory.remove(f"{self._path}/{file_name(base)}")
-        self._directory.sync(self._path)
+        self.directory.remove(self.name_of(base))
+        self.directory.sync(self._path)
 
     def finish(self) -> None:
         """Makes everything durable, at once, and closes the files. Raises OSError."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from convoymq.kernels import rocketmq_records as records
 from convoymq.model.errors import StorageFault
 from convoymq.rocketmq.store.checkpoint import Checkpoint, Progress
-from convoymq.rocketmq.store.commit_log import CommitLog, file_name
+from convoymq.rocketmq.store.commit_log import CommitLog
 from convoymq.rocketmq.store.consume_queues import ALL, ConsumeQueues, is_topic
 from convoymq.rocketmq.store.index import Index
 from convoymq.rocketmq.store.types import Damage, Run, StoreReport, stored_ms_of
@@ -69,15 +69,16 @@ class Recovery:
             return
         self.queues.write_now()
         self.index.write_now()
-        self.directory.sync_all()
+        for directory in {id(each): each for each in (self.directory, self.log.directory)}.values():
+            directory.sync_all()
 
     def _contiguous(self) -> list[int]:
         """Returns the files that follow each other up to the last, which have their size then."""
         bases = self.log.bases()
         size = self.log.size
         for base in bases:
-            name = f"commitlog/{file_name(base)}"
-            file = self.directory.open(name)
+            name = self.log.name_of(base)
+            file = self.log.directory.open(name)
             length = file.size()
             if length > size or base % size:
                 raise StorageFault(
@@ -115,7 +116,7 @@ class Recovery:
         """Dispatches what is whole from an offset on. Returns where that ends."""
         end = start
         for base in bases:
-            file = self.directory.open(f"commitlog/{file_name(base)}")
+            file = self.log.directory.open(self.log.name_of(base))
             try:
                 end = self._replay_file(file, base, max(start, base))
             finally:
@@ -193,7 +194,7 @@ class Recovery:
     def _damaged(self, physical: int, reason: str) -> None:
         base = physical - physical % self.log.size
         self.report.damages.append(
-            Damage(file=f"commitlog/{file_name(base)}", offset=physical - base, reason=reason)
+            Damage(file=self.log.name_of(base), offset=physical - base, reason=reason)
         )
 
     def progress(self) -> Progress:

@@ -34,6 +34,10 @@ def parse_hours(text: str) -> frozenset[int]:
 class StoreSettings(Section):
     """Files of a store: their sizes, when they are flushed, and when they go."""
 
+    log_path: str = key(
+        "storePathCommitLog", "",
+        "Directory of the commit log; without it, `commitlog` in `storePathRootDir`.",
+    )  # fmt: skip
     log_file_bytes: int = key(
         "mappedFileSizeCommitLog", 1 << 30,
         "Size of a file of the commit log. A directory keeps the size that it was made with.",

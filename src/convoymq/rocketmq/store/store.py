@@ -22,7 +22,7 @@ from convoymq.kernels import rocketmq_records as records
 from convoymq.model.errors import StorageFault
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.rocketmq.store.checkpoint import load
-from convoymq.rocketmq.store.commit_log import CommitLog, file_name
+from convoymq.rocketmq.store.commit_log import CommitLog
 from convoymq.rocketmq.store.consume_queues import ENTRY, ConsumeQueues, is_topic
 from convoymq.rocketmq.store.derived import Derived
 from convoymq.rocketmq.store.index import Index
@@ -52,6 +52,7 @@ SEEN_MAX = 16_000
 """Entries that one read looks at."""
 SCAN_BYTES = 4 << 20
 QUEUES_MAX = 1 << 16
+LOG_PATH = "commitlog"
 PAGE_BYTES = 4096
 RECORD_BYTES_MAX = 64 << 20
 RECORD_BYTES_MORE = 256 << 10
@@ -76,6 +77,7 @@ class MessageStore:
 
     Args:
         directory: `storePathRootDir`.
+        log_directory: `storePathCommitLog`; None: the usual place in `directory`.
         worker: writes and flushes the log.
         background: writes what follows from it, which may take longer; None: the same.
         clock: wall clock in ms: it names files of the index.
@@ -91,6 +93,7 @@ class MessageStore:
         *,
         clock: Callable[[], int],
         store_host: bytes,
+        log_directory: Directory | None = None,
         background: Worker | None = None,
         disk_used: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -104,7 +107,8 @@ class MessageStore:
         slow_jobs = jobs if background is None else Jobs(background)
         self._jobs = {jobs, slow_jobs}
         self._log = CommitLog(
-            directory, "commitlog", settings.log_file_bytes, jobs,
+            log_directory or directory, "" if log_directory else LOG_PATH,
+            settings.log_file_bytes, jobs,
             is_sync=settings.is_sync, on_stored=self._dispatch,
         )  # fmt: skip
         unsynced: set[str] = set()
@@ -142,7 +146,7 @@ class MessageStore:
     def open(self) -> StoreReport:
         """Recovers. Raises StorageFault when the files are not such as these settings make."""
         report = StoreReport(was_aborted=self._directory.exists("abort"))
-        for path in ("commitlog", "consumequeue", "index", "config"):
+        for path in (LOG_PATH, "consumequeue", "index", "config"):
             self._directory.make(path)
         checkpoint = load(self._directory)
         recovery = Recovery(
@@ -432,7 +436,7 @@ class MessageStore:
         self._damaged.add(physical)
         offset = physical % self._log.size
         damage = Damage(
-            file=f"commitlog/{file_name(physical - offset)}", offset=offset,
+            file=self._log.name_of(physical - offset), offset=offset,
             reason="it is no whole record, and is passed over",
         )  # fmt: skip
         for call in self.on_damage:

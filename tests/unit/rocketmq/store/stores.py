@@ -15,13 +15,18 @@ SMALL = {"log_file_bytes": 8192, "queue_file_bytes": 400, "index_slots": 50, "in
 class Opened:
     """A store on a disk in memory, with files of a few records."""
 
-    def __init__(self, disk: MemoryDirectory | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        disk: MemoryDirectory | None = None,
+        log: MemoryDirectory | None = None,
+        **settings: object,
+    ) -> None:
         self.disk = MemoryDirectory() if disk is None else disk
         self.worker = InlineWorker()
         self.now = 1_000_000
         self.store = MessageStore(
             self.disk, StoreSettings(**{**SMALL, **settings}), self.worker,  # type: ignore[arg-type]
-            clock=lambda: self.now, store_host=HOST,
+            clock=lambda: self.now, store_host=HOST, log_directory=log,
         )  # fmt: skip
         self.report = self.store.open()
 

@@ -75,6 +75,18 @@ def test_a_missing_file_hides_those_before_it() -> None:
     assert again.bodies("a", 0, again.store.queue_min("a", 0))[-1] == bytes([59]) * 300
 
 
+def test_the_log_may_have_a_directory_of_its_own() -> None:
+    disk, log = MemoryDirectory(), MemoryDirectory()
+    opened = Opened(disk, log=log)
+    opened.put(*[Draft("a", 0, bytes(300))] * 60)
+    opened.disk.sync_all()
+    assert (len(log.list()), disk.list("commitlog")) == (3, [])
+    for _ in range(2):
+        again = Opened(disk, log=log)
+        assert len(again.bodies("a")) == 60
+        again.close()
+
+
 def test_a_missing_file_of_a_queue_is_passed_over() -> None:
     opened, _ = filled(60)
     disk = opened.close()
