@@ -357,13 +357,18 @@ class CommitLog:
         self.directory.remove(self.name_of(base))
         self.directory.sync(self._path)
 
-    def finish(self) -> None:
-        """Makes everything durable, at once, and closes the files. Raises OSError."""
+    def flush_now(self) -> None:
+        """Makes everything durable, at once. Jobs are interrupted. Raises OSError."""
         for file, buffers, offset in self._plan():
             file.pwrite(buffers, offset)
         for base in sorted(self._dirty):
             self._file(base).sync()
+        self._dirty.clear()
         self.written = self.flushed = self.end
+        self._stored()
+
+    def close(self) -> None:
+        """Closes the files."""
         for file in self._files.values():
             file.close()
         self._files.clear()

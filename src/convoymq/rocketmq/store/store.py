@@ -171,9 +171,9 @@ class MessageStore:
             OSError: the next start recovers as after a crash.
         """
         with self._interrupted():
-            self._log.finish()
-            self._dispatch()
+            self._log.flush_now()
             self._derived.save_now()
+            self._log.close()
             self._queues.close()
             self._directory.remove("abort")
             self._directory.sync()
@@ -583,9 +583,15 @@ class MessageStore:
     # --- removal
 
     def delete_topic(self, topic: str) -> None:
-        """Removes a topic's queues; its records go with the files of the log."""
+        """Removes a topic's queues; its records go with the files of the log. Raises OSError.
+
+        Cost: a flush. Else a start after a crash would read messages from before, and offsets of
+        a new topic of this name begin anew.
+        """
         with self._interrupted():
+            self._log.flush_now()
             self._queues.delete_topic(topic)
+            self._derived.save_now()
         for place in [place for place in self._next_offsets if place[0] == topic]:
             del self._next_offsets[place]
 

@@ -174,7 +174,11 @@ def test_a_topic_goes_and_begins_anew() -> None:
     assert (opened.store.queue_max("a", 0), opened.store.queue_max("b", 0)) == (0, 1)
     assert opened.disk.list("consumequeue") == ["b"]
     assert opened.put(Draft("a", 0, b"new"))[0].queue_offset == 0
-    assert Opened(opened.close()).bodies("a") == [b"new"]
+    opened.disk.sync_all()
+    crashed = Opened(opened.disk)
+    assert crashed.report.was_aborted
+    assert crashed.bodies("a") == [b"new"]
+    assert Opened(crashed.close()).bodies("a") == [b"new"]
 
 
 def test_messages_are_found_by_each_of_their_keys() -> None:
