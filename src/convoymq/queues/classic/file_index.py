@@ -106,10 +106,11 @@ class FileIndex:
         """Adds that positions of a level below this were handed out."""
         self.handed_out[level] = max(self.handed_out.get(level, 0), position)
 
-    def encode(self, size: int) -> bytes:
-        """Returns the index of the file, which has `size` bytes."""
+    def encode(self, size: int, path: str) -> bytes:
+        """Returns the index of the file at a path, which has `size` bytes."""
         fields = {
             "size": size,
+            "path": path,
             "next": self.next_position,
             "lines": [
                 [level, line.start, line.end, line.count, line.bytes, line.pairs.tobytes()]
@@ -126,8 +127,8 @@ class FileIndex:
         return MAGIC + _CHECKSUM.pack(crc32c(packed)) + packed
 
 
-def decode_index(number: int, data: bytes, size: int) -> FileIndex | None:
-    """Returns the index of a file that has `size` bytes; None: damaged, or of another file."""
+def decode_index(number: int, data: bytes, path: str) -> FileIndex | None:
+    """Returns the index of the file at a path; None: damaged, or of another file."""
     start = len(MAGIC) + _CHECKSUM.size
     if data[: len(MAGIC)] != MAGIC or len(data) < start:
         return None
@@ -135,10 +136,10 @@ def decode_index(number: int, data: bytes, size: int) -> FileIndex | None:
     if crc32c(packed) != _CHECKSUM.unpack_from(data, len(MAGIC))[0]:
         return None
     fields = msgspec.msgpack.decode(zlib.decompress(packed))
-    if fields["size"] != size:
+    if fields.get("path", path) != path:
         return None
     index = FileIndex(number, fields["next"])
-    index.size = size
+    index.size = fields["size"]
     for level, first, end, count, body_bytes, pairs in fields["lines"]:
         index.lines[level] = LineIndex(first, end, count, body_bytes, array("Q", pairs))
     index.copies = [Copy(*copy) for copy in fields["copies"]]

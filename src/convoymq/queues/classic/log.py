@@ -1,8 +1,8 @@
 # cython: annotation_typing=False
 """Log of a classic queue: append-only files, one directory per queue.
 
-Format (little-endian): a file starts with the 16 bytes `CVCQ` · u16 version 1 · 10 spare bytes.
-Records follow, each a multiple of 8 bytes:
+Format (little-endian): a file starts with the 16 bytes `CVCQ` · u16 version 1 · u16 spare · u32
+CRC32C of its path · u32 CRC32C of the 12 bytes before; both are 0 before 0.4.0. Records follow, each a multiple of 8 bytes:
 
     0   u32  length of the record, header included
     4   u32  CRC32C of the bytes from 8 on
@@ -50,11 +50,13 @@ from convoymq.queues.classic.log_writer import Buffers, Done, Writer
 from convoymq.queues.classic.runs import RECORD_HEADER, Place
 from convoymq.storage.types import Directory, File
 
-MAGIC = b"CVCQ" + struct.pack("<H", 1) + bytes(10)
+MAGIC = b"CVCQ" + struct.pack("<H", 1) + bytes(2)
+FILE_HEADER = 16
 MESSAGES = 1
 SETTLED = 2
 HANDED_OUT = 3
 FILE_BYTES_MAX = 64 << 20
+OLD_HEADER = MAGIC + bytes(8)
 
 _HEADER = struct.Struct("<IIBI3xQQ")
 _REST = struct.Struct("<BI3xQQ")
@@ -207,6 +209,8 @@ class ClassicLog:
         """Indexes that are being written, by file."""
         self._may_exist = True
         """The queue may have a directory."""
+        self._due: list[tuple[int, bytes]] = []
+        """Indexes to be written once the active file is there: number of the full file, content."""
         self._active = 0
         self._end = 0
         #: Of the active file, as far as known.
@@ -217,7 +221,10 @@ class ClassicLog:
         #: before it is: recovery ends at the gap.
         self._gaps: dict[tuple[int, int], Buffers] = {}
         self.damages: list[tuple[str, int, int]] = []
-        """(file, offset, length) of what could not be read since the queue last looked."""
+        """(file, offset, length) of what could not be read since the queue last looked; a length of
+        0: the whole file is missing."""
+        self.cut: list[tuple[str, int]] = []
+        """(file, offset) where recovery cut a torn tail."""
         self._damaged: set[tuple[str, int]] = set()
 
     # --- recovery ------------------------------------------------------------------------
@@ -227,6 +234,7 @@ class ClassicLog:
         unknown version."""
         names = self._directory.list(self._path)
         numbers = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
+        self._find_missing(numbers, [int(name[:-4]) for name in names if name.endswith(".idx")])
         newest = self._newest_with_a_record(numbers)
         for number in numbers:
             self._live[number] = 0
@@ -246,6 +254,29 @@ class ClassicLog:
             self._active = numbers[-1]
             # A damaged end stays: records are found at multiples of 8.
             self._end = self._buffered_from = -(-self._sizes[self._active] // 8) * 8
+            if self._is_foreign(self._files[self._active], self._active):
+                # Not a file to go on with.
+                self._end = self._file_bytes_max
+                self._roll_if_full()
+
+    def _find_missing(self, numbers: list[int], indexes: list[int]) -> None:
+        """Notes the files that are missing. Files go oldest first, and a file's index before the
+        file; a full one gets its index when the next one is there."""
+        due = {*numbers, *indexes, *(number + 1 for number in indexes)}
+        between = range(min(due), max(due)) if due else ()
+        for number in sorted((due | set(between)).difference(numbers)):
+            self._note_damage(self._name(number), 0, 0)
+            with contextlib.suppress(OSError):
+                self._directory.remove(self._index_name(number))
+
+    def _header(self, number: int) -> bytes:
+        named = MAGIC + struct.pack("<I", crc32c(self._name(number).encode()))
+        return named + struct.pack("<I", crc32c(named))
+
+    def _is_foreign(self, file: File, number: int) -> bool:
+        """Returns whether a file was written as another one."""
+        head = file.pread(FILE_HEADER, 0)
+        return _is_whole(head) and head[:8] == MAGIC and head != self._header(number)
 
     def _newest_with_a_record(self, numbers: list[int]) -> int:
         """Returns the newest file that begins with a whole record: all before it are durable."""
@@ -264,9 +295,12 @@ class ClassicLog:
             return None
         log, file = self._directory.open(self._name(number)), self._directory.open(name)
         try:
-            if log.pread(len(MAGIC), 0) != MAGIC:
+            if log.pread(FILE_HEADER, 0) not in (self._header(number), OLD_HEADER):
                 return None
-            return decode_index(number, file.pread(file.size(), 0), log.size())
+            index = decode_index(number, file.pread(file.size(), 0), self._name(number))
+            if index is not None and index.size > log.size():
+                self._note_damage(log.name, log.size(), index.size - log.size())
+            return index if index is not None and index.size == log.size() else None
         finally:
             log.close()
             file.close()
@@ -279,11 +313,11 @@ class ClassicLog:
     def _has_record(self, file: File, number: int) -> bool:
         """Returns whether the file begins with a whole record: then all files before it are
         durable."""
-        head = file.pread(len(MAGIC) + RECORD_HEADER, 0)
-        if head[: len(MAGIC)] != MAGIC or len(head) < len(MAGIC) + RECORD_HEADER:
+        head = file.pread(FILE_HEADER + RECORD_HEADER, 0)
+        if head[: len(MAGIC)] != MAGIC or len(head) < FILE_HEADER + RECORD_HEADER:
             return False
-        length = _HEADER.unpack_from(head, len(MAGIC))[0]
-        data = file.pread(length, len(MAGIC)) if length >= RECORD_HEADER else b""
+        length = _HEADER.unpack_from(head, FILE_HEADER)[0]
+        data = file.pread(length, FILE_HEADER) if length >= RECORD_HEADER else b""
         return self._read_record(data, number, 0) is not None
 
     def _read_file(self, file: File, number: int, *, may_be_torn: bool) -> Iterator[Found]:
@@ -298,6 +332,7 @@ class ClassicLog:
                 continue
             if may_be_torn and not self._was_durable(data, number, at):
                 file.truncate(at)
+                self.cut.append((file.name, at))
                 self._sizes[number] = at
                 return
             after = self._find_record(data, number, at + 8)
@@ -306,15 +341,19 @@ class ClassicLog:
 
     def _read_header(self, file: File, data: bytes, number: int, *, may_be_torn: bool) -> int:
         """Returns where the records of a file begin."""
-        size = len(MAGIC)
-        if data[:size] == MAGIC:
+        size = FILE_HEADER
+        own = self._header(number)
+        if data[:size] in (own, OLD_HEADER):
             return size
-        if data[:4] == MAGIC[:4] and len(data) >= size and not any(data[6:size]):
+        if self._is_foreign(file, number):
+            self._note_damage(file.name, 0, len(data))
+            return len(data)
+        if data[:4] == MAGIC[:4] and (_is_whole(data) or data[6:size] == OLD_HEADER[6:]):
             raise StorageFault("classic queue log of an unknown version", path=file.name, offset=4)
         if may_be_torn and not self._was_durable(data, number, 0):
             # The first write to the file was cut short: nothing in it was confirmed.
             file.truncate(0)
-            file.pwrite([MAGIC], 0)
+            file.pwrite([own], 0)
             self._sizes[number] = size
             return len(data)
         self._note_damage(file.name, 0, size)
@@ -423,8 +462,26 @@ class ClassicLog:
             self._write(number, offset, buffers, _nothing)
         buffers, self._buffers = self._buffers, []
         offset, self._buffered_from = self._buffered_from, self._end
-        self._write(self._active, offset, buffers, done)
+        active = self._active
+
+        def flushed(error: Exception | None) -> None:
+            if error is None and self._due and self._due[0][0] < active:
+                self._write_index()
+            done(error)
+
+        self._write(active, offset, buffers, flushed)
         return True
+
+    def _write_index(self) -> None:
+        """Writes the index of the oldest file that is due, as the next file is there."""
+        number, encoded = self._due.pop(0)
+        file = self._indexes[number]
+
+        def written(_error: Exception | None) -> None:
+            self._indexes.pop(number, None)
+
+        self._writer.write(file, 0, [encoded], False, written)
+        self._writer.retire(file)
 
     def _record(
         self, kind: int, position: int, body: memoryview | bytes, time_ms: int = 0
@@ -469,14 +526,8 @@ class ClassicLog:
             # Not flushed: recovery can do without it.
             number = self._active
             name = self._index_name(number)
-            file = self._indexes[number] = NewFile(self._directory, self._path, name, sync=False)
-            encoded = self._index.encode(self._end)
-
-            def written(_error: Exception | None) -> None:
-                self._indexes.pop(number, None)
-
-            self._writer.write(file, 0, [encoded], False, written)
-            self._writer.retire(file)
+            self._indexes[number] = NewFile(self._directory, self._path, name, sync=False)
+            self._due.append((number, self._index.encode(self._end, self._name(number))))
         self._active += 1
         self._may_exist = True
         before = self._index
@@ -485,9 +536,9 @@ class ClassicLog:
         name = self._name(self._active)
         self._files[self._active] = NewFile(self._directory, self._path, name, sync=self.sync)
         self._live[self._active] = 0
-        self._buffers = [MAGIC]
+        self._buffers = [self._header(self._active)]
         self._buffered_from = 0
-        self._end = self._sizes[self._active] = len(MAGIC)
+        self._end = self._sizes[self._active] = FILE_HEADER
         for level, position in before.handed_out.items():
             # Concerns messages that come to this file, or are moved to it; older files go.
             self.add_handed_out(position, level)
@@ -597,7 +648,7 @@ class ClassicLog:
                 data = file.pread(length, 0)
             finally:
                 file.close()
-            at = len(MAGIC)
+            at = FILE_HEADER
             while (at := self._find_record(data, number, at)) < len(data):
                 found = self._read_record(data, number, at)
                 assert found is not None
@@ -615,6 +666,7 @@ class ClassicLog:
             self._writer.retire(file)
         self._files.clear()
         self._gaps.clear()
+        self._due.clear()
 
     def remove(self) -> None:
         """Deletes everything."""
@@ -631,11 +683,12 @@ class ClassicLog:
         file = self._files.get(number)
         if file is not None:
             _give_up(file)
-        self._directory.remove(self._name(number))
         if self.sync:
+            # First: one without its file would say that the file is missing.
             if number in self._indexes:
                 self._indexes[number].give_up()
             self._directory.remove(self._index_name(number))
+        self._directory.remove(self._name(number))
         if file is not None:
             self._writer.retire(file)
             del self._files[number]
@@ -649,6 +702,11 @@ class ClassicLog:
 
     def _index_name(self, number: int) -> str:
         return f"{self._path}/{number:08d}.idx"
+
+
+def _is_whole(head: bytes) -> bool:
+    """Returns whether the header of a file is as it was written, since 0.4.0."""
+    return head[12:FILE_HEADER] == struct.pack("<I", crc32c(head[:12]))
 
 
 def _add_to(index: FileIndex, found: Found, level_max: int) -> None:

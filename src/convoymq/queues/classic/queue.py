@@ -230,6 +230,8 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             self._handed_out = {
                 line.level: line.delivered_to for line in self.machine.backing.lines
             }
+            for name, offset in self.log.cut:
+                host.note("storage.torn_tail", file=name, offset=offset)
             self._tell_of_damage(unreadable)
         else:
             self.log.remove()
@@ -630,7 +632,8 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         if damages or unreadable:
             file, offset, _ = damages[0] if damages else ("", 0, 0)
             facts = {"places": len(damages), "bytes": sum(length for _, _, length in damages)}
-            more = {"messages": unreadable, "file": file, "offset": offset}
+            missing = [name for name, _, length in damages if not length]
+            more = {"messages": unreadable, "file": file, "offset": offset, "missing": missing}
             place = {"vhost": self.vhost, "queue": self.name, "group": self.group}
             self.host.note("queue.records_dropped", **place, **facts, **more)
 

@@ -28,7 +28,7 @@ import msgspec
 
 from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.errors import PeerError, PreconditionFailed
+from convoymq.model.errors import PeerError, PreconditionFailed, StorageFault
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS
@@ -43,13 +43,13 @@ from convoymq.queues.mirrored.copy import (
     write_member,
     write_seen,
 )
+from convoymq.queues.mirrored.damage import DamagedCopies
 from convoymq.queues.mirrored.handle import WAIT_MS_MAX, MirroredHandle, Place
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.master import MasterQueue
 from convoymq.queues.mirrored.policy import (
     CopyAge,
 )
-from convoymq.queues.mirrored.proposals import ProposingHost
 from convoymq.queues.mirrored.ring_end import RingEnd
 from convoymq.replication.ring.views import Member
 from convoymq.shells.ring.shell import RingMember, RingParts, RingShell
@@ -59,7 +59,7 @@ from convoymq.transport.frame_kinds import KIND_MIRROR_CLIENTS, KIND_MIRROR_STOR
 ASK, TAKEN, NOT_YET, SYNC, CANCEL_SYNC = 1, 2, 3, 4, 5
 
 
-class MirroredHost(ProposingHost):
+class MirroredHost(DamagedCopies):
     """See the module text."""
 
     client_class = MirroredClient
@@ -333,11 +333,15 @@ class MirroredHost(ProposingHost):
             del self._copies[group]
             sessions = copy.known()
         front = self.queues.get(group)
+        others = set(record.view.synchronised) - {own.number}
 
         def make(_group: int) -> None:
             master = self.master_class(
                 self, record, arguments, settings, self._directory, sessions=sessions
             )
+            if master.is_damaged and others:
+                master.log.close()
+                raise StorageFault("its files are damaged")
             if isinstance(front, MirroredHandle) and front.ended is None:
                 self._fronts[group] = front
                 master.clients = front.clients
@@ -352,6 +356,10 @@ class MirroredHost(ProposingHost):
             )  # fmt: skip
 
         def fail(_group: int, error: Exception) -> None:
+            if others:
+                self._directory.remove(str(group))
+                self._give_up(group, own.number, error)
+                return
             closed = MirroredHandle(self, record, arguments, settings)
             self._crashed(closed, error)
 
@@ -484,24 +492,10 @@ class MirroredHost(ProposingHost):
     def _on_copy_failed(self, group: int, number: int, error: Exception) -> None:
         """A copy cannot be written or followed: it is given up, and begins anew later."""
         copy = self._copies.get(group)
-        if copy is None or copy.member != number:
-            return
-        record = self._records[group][0]
-        self.note(
-            "queue.mirror_failed",
-            vhost=record.vhost,
-            queue=record.name,
-            group=group,
-            reason=str(error),
-        )
-        copy.end(removes=True)
-        del self._copies[group]
-        self._shell.close(group)
-        self._rings.pop(group, None)
-        self._void[group] = number
-        own = record.view.live_at(self.node_id) if record.view is not None else None
-        if own is not None:
-            self._withdraw(record, own)
+        if copy is not None and copy.member == number:
+            copy.end(removes=True)
+            del self._copies[group]
+            self._give_up(group, number, error)
 
     # --- clients -------------------------------------------------------------------------
 

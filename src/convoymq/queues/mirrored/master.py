@@ -46,6 +46,8 @@ class MasterQueue(LocalQueue):
     features = FEATURES
     host: MirroredHost
     log: BroadcastLog
+    is_damaged = False
+    """Its files lack something."""
     is_marked = False
     """The files say durably which member they are."""
 
@@ -82,6 +84,8 @@ class MasterQueue(LocalQueue):
         self._served: tuple[int, int] | None = None
         """See `MirrorCopy.served`."""
         self._gathers_until_ms = 0
+        self._lacks = 0
+        """Messages that the mirrors have, and that cannot be read here."""
         super().__init__(
             host, record, arguments, settings, directory, takes_over=sessions is not None
         )
@@ -179,7 +183,21 @@ class MasterQueue(LocalQueue):
     def depth(self) -> int:
         """Returns how many messages mirrors should have."""
         machine = self.machine
-        return machine.ready_count + machine.unsettled_count + machine.leaving.count
+        here = machine.ready_count + machine.unsettled_count + machine.leaving.count
+        return here + self._lacks if self.has_equals else here
+
+    @property
+    def has_equals(self) -> bool:
+        """Returns whether a mirror has all that the queue has."""
+        return self.member is not None and len(self.member.view.synchronised) > 1
+
+    def _tell_of_damage(self, unreadable: int) -> None:
+        """See `LocalQueue`. A mirror that has all takes the place of a damaged master."""
+        self.is_damaged = self.is_damaged or bool(self.log.damages or unreadable)
+        self._lacks += unreadable
+        super()._tell_of_damage(unreadable)
+        if self.is_damaged and self.has_equals:
+            self.host.follow_policy(self)
 
     def on_stored(self, member: int, number: int) -> None:
         """A mirror has stored broadcasts up to a number."""

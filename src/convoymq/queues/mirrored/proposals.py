@@ -118,7 +118,7 @@ class ProposingHost(PartitionedHost):
                 )
                 return
         running = self._parts.running_nodes()
-        if gives_way(
+        if (master.is_damaged and master.has_equals) or gives_way(
             policy,
             master=self.node_id,
             synchronised=[m.node for m in mirrors if m.number in view.synchronised],

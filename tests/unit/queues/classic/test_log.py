@@ -9,6 +9,7 @@ import random
 import struct
 
 import pytest
+from crc32c import crc32c
 
 from convoymq.model.errors import StorageFault
 from convoymq.queues.classic.file_index import FileIndex
@@ -240,11 +241,14 @@ def test_a_damaged_header_costs_nothing() -> None:
     assert len(bench.log.damages) == 1
 
 
-def test_files_of_an_unknown_version_are_refused() -> None:
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_files_of_an_unknown_version_are_refused(is_checked: bool) -> None:
     bench = Bench()
     bench.add()
     bench.flush()
-    bench.disk.open("7/00000001.log").pwrite([b"\x02"], 4)
+    head = b"CVCQ\x02".ljust(12, b"\0")
+    check = struct.pack("<I", crc32c(head) if is_checked else 0)
+    bench.disk.open("7/00000001.log").pwrite([head + check], 0)
     with pytest.raises(StorageFault, match="unknown version"):
         bench.opened()
 

@@ -56,7 +56,7 @@ class RingNode(Node):
 class Cluster:
     """Three nodes; `queue` is the record of the queue that was declared last."""
 
-    def __init__(self, directory: Path, time: Time, size: int = 3) -> None:
+    def __init__(self, directory: Path, time: Time, size: int = 3, **more: Any) -> None:
         self.time = time
         self.nodes: dict[int, Node] = {}
         self.queue: QueueRecord
@@ -65,7 +65,7 @@ class Cluster:
         self.dead = FakeQueue(20, "dead")
         for number in range(1, size + 1):
             own_time = OwnTime(time)
-            node = RingNode(number, self.nodes, directory, own_time)
+            node = RingNode(number, self.nodes, directory, own_time, **more)
             node.cluster, node.own_time = self, own_time
             node.routes.queues = [self.dead]
 

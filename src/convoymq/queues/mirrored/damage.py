@@ -1,0 +1,54 @@
+"""Copies of mirrored queues whose files are damaged: another member that has all takes their place.
+
+| found by                              | where there is another synchronised member    |
+| a mirror that is to be the master     | it does not open, and leaves the ring         |
+| a master, in a part that is passed by | it gives way as on a drained node             |
+| a master that cannot go on            | it ends, and clients wait for the next master |
+
+Where there is none, what is intact is served, as by a plain queue.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from convoymq.metadata.records import QueueRecord
+from convoymq.model.errors import StorageFault
+from convoymq.queues.classic.queue import ClassicQueue
+from convoymq.queues.mirrored.master import MasterQueue
+from convoymq.queues.mirrored.proposals import ProposingHost
+from convoymq.shells.ring.shell import RingShell
+
+
+class DamagedCopies(ProposingHost):
+    """Part of `MirroredHost`; see the module text."""
+
+    _shell: RingShell
+    _void: dict[int, int]
+
+    @abstractmethod
+    def _depose(self, record: QueueRecord, *, keeps: bool = False) -> None:
+        """Ends a master of this node; its clients wait for another one."""
+
+    def _give_up(self, group: int, number: int, error: Exception) -> None:
+        """A member of this node leaves its ring, and begins anew later."""
+        record = self._records[group][0]
+        place = {"vhost": record.vhost, "queue": record.name, "group": group}
+        self.note("queue.mirror_failed", **place, reason=str(error))
+        self._shell.close(group)
+        self._rings.pop(group, None)
+        self._void[group] = number
+        own = record.view.live_at(self.node_id) if record.view is not None else None
+        if own is not None:
+            self._withdraw(record, own)
+
+    def _stop_failed(self, queue: ClassicQueue, error: Exception) -> None:
+        """See `ClassicHost`."""
+        is_fault = isinstance(error, (StorageFault, OSError)) and queue.ended is None
+        if not (is_fault and isinstance(queue, MasterQueue) and queue.has_equals):
+            super()._stop_failed(queue, error)
+            return
+        assert queue.member is not None
+        number = queue.member.member
+        self._depose(queue.record)
+        self._give_up(queue.group, number, error)

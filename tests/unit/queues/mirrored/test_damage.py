@@ -1,0 +1,112 @@
+"""Damaged files of mirrored queues: what is confirmed comes from a copy that has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.queues.classic.support import Channel, Time
+from tests.unit.queues.mirrored.support import Cluster
+
+MESSAGES = 40
+
+
+def fill(cluster: Cluster, size: int = 10) -> list[bytes]:
+    channel = cluster.channel(3)
+    bodies = [b"<%02d>" % n * size for n in range(MESSAGES)]
+    for tag, body in enumerate(bodies, 1):
+        channel.publish(body, tag=tag)
+        cluster.settle()
+    assert len([heard for heard in channel.heard if heard[0] == "published"]) == MESSAGES
+    return bodies
+
+
+def spoil(directory: Path, node: int, how: str) -> None:
+    """Spoils the body of a message, or the file that it is in."""
+    for path in sorted((directory / f"node-{node}" / "1").glob("*.log")):
+        data = path.read_bytes()
+        at = data.find(b"<30>")
+        if at < 0:
+            continue
+        if how == "flip":
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        elif how == "truncate":
+            path.write_bytes(data[:at])
+        elif how == "foreign":
+            other = min(path.parent.glob("*.log"))
+            path.write_bytes(other.read_bytes())
+        else:
+            path.unlink()
+        return
+    raise AssertionError("the message is in no file")
+
+
+def taken(cluster: Cluster, node: int = 3) -> list[bytes]:
+    channel: Channel = cluster.channel(node)
+    channel.consume()
+    cluster.pass_by(20_000)
+    return channel.deliveries()
+
+
+def events(cluster: Cluster, node: int) -> list[str]:
+    return [event for event, _ in cluster.nodes[node].notes]
+
+
+@pytest.mark.provokes("queue.mirror_failed")
+@pytest.mark.parametrize("how", ["truncate", "missing", "foreign"])
+def test_a_damaged_mirror_does_not_take_over(cluster: Cluster, tmp_path: Path, how: str) -> None:
+    for node in cluster.nodes.values():
+        node.host.file_bytes_max = 2_000
+    cluster.declare()
+    bodies = fill(cluster)
+    spoil(tmp_path, 2, how)
+    cluster.fail()
+    assert "queue.records_dropped" in events(cluster, 2)
+    assert "queue.mirror_failed" in events(cluster, 2)
+    assert cluster.queue.home == 3
+    # It begins anew.
+    cluster.until(lambda: len(cluster.master.member.view.live) == 2)
+    assert "queue.mirror_failed" not in events(cluster, 3)
+    assert taken(cluster) == bodies
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "foreign"])
+@pytest.mark.parametrize("size", [10, 2_000])
+def test_a_master_that_finds_damage_gives_way(tmp_path: Path, how: str, size: int) -> None:
+    cluster = Cluster(tmp_path, Time(), memory_target_bytes=1_000)
+    for node in cluster.nodes.values():
+        node.host.file_bytes_max = 60 * size
+    cluster.declare()
+    bodies = fill(cluster, size)
+    spoil(tmp_path, 1, how)
+    channel: Channel = cluster.channel(3)
+    channel.consume(prefetch=1)
+    for _ in range(3 * MESSAGES):
+        cluster.pass_by(250)
+        held = channel.got[-1:]
+        for _, number, _, _ in held:
+            channel.client.settle(1, [number, number])
+    cluster.pass_by(10_000)
+    assert "queue.records_dropped" in events(cluster, 1)
+    assert cluster.queue.home == 2
+    assert sorted(set(channel.deliveries())) == bodies
+    assert not {"queue.mirror_failed", "queue.crashed"} & {*events(cluster, 2), *events(cluster, 3)}
+    for node in cluster.nodes.values():
+        node.host.stop()
+
+
+def test_a_body_that_cannot_be_read(cluster: Cluster, tmp_path: Path) -> None:
+    """What is known of the message is in memory, its body is not."""
+    cluster.declare()
+    bodies = fill(cluster)
+    for run in cluster.master.machine._all_runs():
+        cluster.master.machine.drop_body(run.block)
+    spoil(tmp_path, 1, "flip")
+    channel: Channel = cluster.channel(3)
+    channel.consume()
+    cluster.pass_by(30_000)
+    assert cluster.queue.home == 2
+    assert channel.deliveries() == bodies
+    # Nothing that clients asked for was refused.
+    assert channel.heard == [("flow", True), ("flow", False), ("subscribed", 1, None)]
