@@ -2,7 +2,8 @@
 """Log of a classic queue: append-only files, one directory per queue.
 
 Format (little-endian): a file starts with the 16 bytes `CVCQ` · u16 version 1 · u16 spare · u32
-CRC32C of its path · u32 CRC32C of the 12 bytes before; both are 0 before 0.4.0. Records follow, each a multiple of 8 bytes:
+CRC32C of its path · u32 CRC32C of the 12 bytes before; both are 0 before 0.4.0. Records follow,
+each a multiple of 8 bytes:
 
     0   u32  length of the record, header included
     4   u32  CRC32C of the bytes from 8 on
@@ -223,6 +224,8 @@ class ClassicLog:
         self.damages: list[tuple[str, int, int]] = []
         """(file, offset, length) of what could not be read since the queue last looked; a length of
         0: the whole file is missing."""
+        self.without_file: list[FileIndex] = []
+        """Indexes that recovery found without their files."""
         self.cut: list[tuple[str, int]] = []
         """(file, offset) where recovery cut a torn tail."""
         self._damaged: set[tuple[str, int]] = set()
@@ -260,14 +263,23 @@ class ClassicLog:
                 self._roll_if_full()
 
     def _find_missing(self, numbers: list[int], indexes: list[int]) -> None:
-        """Notes the files that are missing. Files go oldest first, and a file's index before the
-        file; a full one gets its index when the next one is there."""
-        due = {*numbers, *indexes, *(number + 1 for number in indexes)}
-        between = range(min(due), max(due)) if due else ()
-        for number in sorted((due | set(between)).difference(numbers)):
-            self._note_damage(self._name(number), 0, 0)
-            with contextlib.suppress(OSError):
-                self._directory.remove(self._index_name(number))
+        """Notes the files that are missing. Files go oldest first; a full one gets its index when
+        the next one is there. An index without its file is of one that went, or is missing."""
+        for number in sorted(set(indexes).difference(numbers)):
+            file = self._directory.open(self._index_name(number))
+            index = decode_index(number, file.pread(file.size(), 0), self._name(number))
+            file.close()
+            self._directory.remove(self._index_name(number))
+            if index is not None:
+                self.without_file.append(index)
+        due = {*numbers, *(number + 1 for number in indexes if number in numbers)}
+        for number in sorted(due.union(range(min(due), max(due)) if due else ())):
+            if number not in numbers:
+                self.note_missing(number)
+
+    def note_missing(self, number: int) -> None:
+        """Notes that a file is not there."""
+        self._note_damage(self._name(number), 0, 0)
 
     def _header(self, number: int) -> bytes:
         named = MAGIC + struct.pack("<I", crc32c(self._name(number).encode()))

@@ -26,7 +26,7 @@ def recover(
     Args:
         keeps_transient: transient messages stay.
     Returns:
-        Number of messages whose header is damaged; they are dropped. Positions (first, last, …)
+        Number of messages whose header is damaged, or whose file is missing. Positions (first, last, …)
         that are gone because they are transient or damaged, which the log does not say.
     Raises:
         StorageFault, OSError.
@@ -34,6 +34,11 @@ def recover(
     backing = machine.backing
     indexes = list(log.recover(backing.level_max))
     gone, upto, handed_out, unreadable = _merge(indexes, keeps_transient=keeps_transient)
+    for index in log.without_file:
+        lost = _living(index, gone, [copy for other in indexes for copy in other.copies])
+        if lost:
+            log.note_missing(index.number)
+            unreadable += lost
     backing.recovered = Recovered(upto, gone, handed_out, now_ms)
     machine.next_position = upto
     for level, position in handed_out.items():
@@ -86,6 +91,21 @@ def _merge(
         for level, position in index.handed_out.items():
             handed_out[level] = max(handed_out.get(level, 0), position)
     return gone, upto, handed_out, unreadable
+
+
+def _living(index: FileIndex, gone: PositionSet, copies: list[Copy]) -> int:
+    """Returns how many persistent messages of a file are not gone, and nowhere else."""
+    dead = gone.copy()
+    for pairs in (index.transient, index.settled):
+        for i in range(0, len(pairs), 2):
+            dead.add(pairs[i], pairs[i + 1])
+    for copy in copies:
+        dead.add(copy.position, copy.position + copy.count - 1)
+    return sum(
+        line.pairs[i + 1] - line.pairs[i] + 1 - dead.count(line.pairs[i], line.pairs[i + 1])
+        for line in index.lines.values()
+        for i in range(0, len(line.pairs), 2)
+    )
 
 
 def _load_copies(log: ClassicLog, backing: Backing, indexes: Iterable[FileIndex]) -> list[Run]:

@@ -47,7 +47,7 @@ class MasterQueue(LocalQueue):
     host: MirroredHost
     log: BroadcastLog
     is_damaged = False
-    """Its files lack something."""
+    """Something in the files could not be read."""
     is_marked = False
     """The files say durably which member they are."""
 

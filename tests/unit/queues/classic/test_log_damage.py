@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from convoymq.queues.classic.limits import Limits
+from convoymq.queues.classic.log import ClassicLog
+from convoymq.queues.classic.machine import ClassicMachine
+from convoymq.queues.classic.recovery import recover
+from tests.unit.queues.classic.support import Node, Time, queue_record, settle
 from tests.unit.queues.classic.test_log import RECORD_BYTES, Bench
 
 MESSAGES = 12
@@ -35,20 +42,50 @@ def bench() -> Bench:
 
 
 @pytest.mark.parametrize("number", range(1, 7))
-def test_a_missing_file_is_named(bench: Bench, number: int) -> None:
-    bench.disk.remove(f"7/{number:08d}.log")
+def test_a_missing_file_is_named(tmp_path: Path, time: Time, number: int) -> None:
+    record = queue_record(durable=True)
+    node = Node(1, {}, tmp_path, time, file_bytes_max=200)
+    channel = node.channel(node.open(record))
+    for n in range(1, MESSAGES + 1):
+        channel.publish(b"%d" % n)
+        settle(node.nodes)
+    node.host.stop()
+    files = sorted((tmp_path / "node-1" / "1").glob("*.log"))
+    assert len(files) == 6
+    files[number - 1].unlink()
+    node = Node(1, {}, tmp_path, time)
+    channel = node.channel(node.open(record))
+    channel.consume()
+    settle(node.nodes)
     gone = (2 * number - 1, 2 * number)
-    assert bench.positions() == [n for n in range(1, MESSAGES + 1) if n not in gone]
-    assert bench.log.damages == [(f"7/{number:08d}.log", 0, 0)]
+    assert channel.deliveries() == [b"%d" % n for n in range(1, MESSAGES + 1) if n not in gone]
+    ((event, fields),) = node.notes
+    name = f"1/{number:08d}.log"
+    # What the newest one had nobody can say.
+    assert (event, fields["missing"]) == ("queue.records_dropped", [name])
+    assert fields["messages"] == (2 if number < 6 else 0)
+    node.host.stop()
+
+
+def recovered(bench: Bench) -> tuple[ClassicMachine, int]:
+    bench.log = ClassicLog(bench.disk, "7", bench.writer, sync=True, file_bytes_max=150)
+    machine = ClassicMachine(Limits(), lambda _place: (b"", 0), read=bench.log.read_batch)
+    unreadable, _ = recover(bench.log, machine, 0, keeps_transient=True)
+    # The messages of a bench have no headers.
+    return machine, unreadable - machine.ready_count
 
 
 def test_no_file_is_missing_when_the_oldest_went_in_order(bench: Bench) -> None:
-    bench.opened()
-    for number in range(2, 7):
-        bench.log.keep(number, 1)
-    bench.log.collect()
+    """Its index may come back when the power fails."""
+    index = content(bench, "00000001.idx")
+    bench.log.add_settled([1, 2])
     bench.flush()
-    assert bench.positions() == list(range(3, MESSAGES + 1))
+    recovered(bench)
+    bench.writer.run()
+    assert not bench.disk.exists("7/00000001.log")
+    put(bench, "00000001.idx", index)
+    machine, lost = recovered(bench)
+    assert (machine.ready_count, lost) == (MESSAGES - 2, 0)
     assert bench.log.damages == []
 
 

@@ -569,7 +569,7 @@ def test_a_torn_tail_is_cut(nodes: dict[int, Node], tmp_path: Path, time: Time) 
     Node(1, nodes, tmp_path, time)
     queue = nodes[1].open(record)
     assert queue.machine.ready_count == 1
-    assert nodes[1].notes == []
+    assert [event for event, _ in nodes[1].notes] == ["storage.torn_tail"]
 
 
 @pytest.mark.parametrize("durable", [False, True])
