@@ -26,8 +26,9 @@ def recover(
     Args:
         keeps_transient: transient messages stay.
     Returns:
-        Number of messages whose header is damaged, or whose file is missing. Positions (first, last, …)
-        that are gone because they are transient or damaged, which the log does not say.
+        Number of messages whose header is damaged, or whose file is missing. Positions
+        (first, last, …) that are gone because they are transient or damaged, which the log does
+        not say.
     Raises:
         StorageFault, OSError.
     """
