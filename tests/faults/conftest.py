@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -50,3 +53,32 @@ def start_cluster(tmp_path: Path) -> Iterator[StartCluster]:
 def cluster(start_cluster: StartCluster) -> LocalCluster:
     """Three nodes."""
     return start_cluster()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = os.geteuid() == 0 and shutil.which("mount") is not None
+    if made:
+        command = ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(place)]
+        made = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    if not made:
+        pytest.skip("needs root and permission to mount a tmpfs")
+    for number in (1, 2, 3):
+        # Only what the broker stores lies there: not its log file, nor the test's own files.
+        (place / str(number)).mkdir()
+        (tmp_path / "cluster" / f"node-{number}").mkdir(parents=True)
+        (tmp_path / "cluster" / f"node-{number}" / "data").symlink_to(place / str(number))
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def ballast(place: Path, left: int) -> Path:
+    """A file that leaves at most so many bytes free."""
+    path = place / "ballast"
+    with open(path, "wb", buffering=0) as file, suppress(OSError):
+        while (found := os.statvfs(place)).f_bavail * found.f_frsize > left:
+            file.write(bytes(4096))
+    return path

@@ -6,16 +6,14 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from convoymq.cli.cluster import LocalCluster, resident_bytes
-from tests.faults.conftest import StartCluster
+from tests.faults.conftest import StartCluster, ballast
 from tests.faults.traffic import (
     Traffic,
     connect,
@@ -120,35 +118,6 @@ def test_consumers_and_publishers_on_nodes_without_a_replica(
 
 
 # Room: a small file system of its own.
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 96 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    made = os.geteuid() == 0 and shutil.which("mount") is not None
-    if made:
-        command = ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(place)]
-        made = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    if not made:
-        pytest.skip("needs root and permission to mount a tmpfs")
-    for number in (1, 2, 3):
-        # Only what the broker stores lies there: not its log file, nor the test's own files.
-        (place / str(number)).mkdir()
-        (tmp_path / "cluster" / f"node-{number}").mkdir(parents=True)
-        (tmp_path / "cluster" / f"node-{number}" / "data").symlink_to(place / str(number))
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def ballast(place: Path, left: int) -> Path:
-    """A file that leaves at most so many bytes free."""
-    path = place / "ballast"
-    with open(path, "wb", buffering=0) as file, suppress(OSError):
-        while (found := os.statvfs(place)).f_bavail * found.f_frsize > left:
-            file.write(bytes(4096))
-    return path
 
 
 def test_publishers_are_blocked_while_the_disk_is_nearly_full(

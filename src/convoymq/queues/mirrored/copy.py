@@ -26,6 +26,7 @@ from enum import Enum
 from typing import TypeVar
 
 import msgspec
+from crc32c import crc32c
 
 from convoymq.kernels.batch import COMMAND_SIZE
 from convoymq.kernels.classic_records import level_of
@@ -307,8 +308,14 @@ def write_member(
 ) -> None:
     """Writes which member's copy the files of a queue are; `done`: it is durable."""
     file = NewFile(files, str(group), f"{group}/{MEMBER_FILE}", sync=True)
-    content: list[bytes | memoryview] = [msgspec.msgpack.encode([number, version])]
-    writer.write(file, 0, content, True, lambda error: done() if error is None else None)
+    content = msgspec.msgpack.encode([number, version])
+    writer.write(
+        file,
+        0,
+        [_checksum(file.name, content), content],
+        True,
+        lambda error: done() if error is None else None,
+    )
     writer.retire(file)
 
 
@@ -316,7 +323,8 @@ def write_seen(files: Directory, writer: LogWriter, group: int, age: CopyAge) ->
     """Writes the newest view that a copy was part of. Not flushed: it is asked for only when
     several nodes are lost, and what is older then takes a copy for older than it is."""
     file = NewFile(files, str(group), f"{group}/{SEEN_FILE}", sync=False)
-    writer.write(file, 0, [msgspec.msgpack.encode(age)], False, lambda _error: None)
+    content = msgspec.msgpack.encode(age)
+    writer.write(file, 0, [_checksum(file.name, content), content], False, lambda _error: None)
     writer.retire(file)
 
 
@@ -334,13 +342,21 @@ def read_age(files: Directory, group: int) -> CopyAge:
     return seen if seen is not None and seen.member == number else CopyAge(number)
 
 
+def _checksum(path: str, content: bytes) -> bytes:
+    """Returns what stands before the content of a file, which is that path's."""
+    return struct.pack("<I", crc32c(content, crc32c(path.encode())))
+
+
 def _read(files: Directory, path: str, kind: type[T]) -> T | None:
     try:
         file = files.open(path)
     except OSError:
         return None
     try:
-        return msgspec.msgpack.decode(file.pread(file.size(), 0), type=kind)
+        data = file.pread(file.size(), 0)
+        if data[:4] != _checksum(path, data[4:]):
+            return None
+        return msgspec.msgpack.decode(data[4:], type=kind)
     except msgspec.DecodeError:
         return None
     finally:

@@ -1,6 +1,7 @@
 """Copies of mirrored queues whose files are damaged: another member that has all takes their place.
 
 | found by                              | where there is another synchronised member    |
+| a node that starts, as all do         | its copy leaves the ring; another founds one  |
 | a mirror that is to be the master     | it does not open, and leaves the ring         |
 | a master, in a part that is passed by | it gives way as on a drained node             |
 | a master that cannot go on            | it ends, and clients wait for the next master |
@@ -15,9 +16,12 @@ from abc import abstractmethod
 from convoymq.metadata.records import QueueRecord
 from convoymq.model.errors import StorageFault
 from convoymq.queues.classic.queue import ClassicQueue
+from convoymq.queues.driver import HostParts
 from convoymq.queues.mirrored.master import MasterQueue
 from convoymq.queues.mirrored.proposals import ProposingHost
+from convoymq.replication.ring.views import Member
 from convoymq.shells.ring.shell import RingShell
+from convoymq.storage.types import Worker
 
 
 class DamagedCopies(ProposingHost):
@@ -26,15 +30,48 @@ class DamagedCopies(ProposingHost):
     _shell: RingShell
     _void: dict[int, int]
 
+    def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
+        self._looked_at: dict[int, bool] = {}
+        """Group of a ring that is over -> whether the files here are damaged."""
+        super().__init__(parts, worker)
+
     @abstractmethod
     def _depose(self, record: QueueRecord, *, keeps: bool = False) -> None:
         """Ends a master of this node; its clients wait for another one."""
 
+    def _is_damaged(self, record: QueueRecord, own: Member, number: int | None) -> bool:
+        """See `ProposingHost`."""
+        known = self._looked_at.get(record.group)
+        if known is None:
+            reason = self._damage_of(record, own, number)
+            known = self._looked_at[record.group] = bool(reason)
+            if reason:
+                self._name(record, reason)
+        return known
+
+    def _damage_of(self, record: QueueRecord, own: Member, number: int | None) -> str:
+        if number is None:
+            return "the file `member` is missing or damaged"
+        if number != own.number:
+            return ""
+        log = self.make_log(record, self._directory, sync=True)
+        try:
+            for _ in log.recover():
+                pass
+        except (StorageFault, OSError) as error:
+            return str(error)
+        finally:
+            log.close()
+        return ", ".join(sorted({name for name, _, _ in log.damages}))
+
+    def _name(self, record: QueueRecord, reason: str) -> None:
+        place = {"vhost": record.vhost, "queue": record.name, "group": record.group}
+        self.note("queue.mirror_failed", **place, reason=reason)
+
     def _give_up(self, group: int, number: int, error: Exception) -> None:
         """A member of this node leaves its ring, and begins anew later."""
         record = self._records[group][0]
-        place = {"vhost": record.vhost, "queue": record.name, "group": group}
-        self.note("queue.mirror_failed", **place, reason=str(error))
+        self._name(record, str(error))
         self._shell.close(group)
         self._rings.pop(group, None)
         self._void[group] = number

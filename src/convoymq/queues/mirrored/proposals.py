@@ -7,6 +7,7 @@ and what is still wanted is proposed again.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 
 from convoymq.metadata.commands import ChangeView
@@ -169,14 +170,30 @@ class ProposingHost(PartitionedHost):
                 # Nobody may take over from the copy that is here.
                 self._propose(record.group, view.refounded(self.node_id, self._parts.incarnation))
             return
+        if (
+            own is not None
+            and set(view.synchronised) - {own.number}
+            and self._is_damaged(record, own, number)
+        ):
+            # Another one has all.
+            self._withdraw(record, own)
+            return
         if number is None:
             return
         if number != view.master:
             if own is None or own.number != number or number not in view.synchronised:
                 return
-            if self.clock.monotonic_ms() - self._started_ms < self.restart_wait_ms:
+            if (
+                view.is_live(view.master)
+                and self.clock.monotonic_ms() - self._started_ms < self.restart_wait_ms
+            ):
                 return
         self._propose(record.group, view.refounded(self.node_id, self._parts.incarnation))
+
+    @abstractmethod
+    def _is_damaged(self, record: QueueRecord, own: Member, number: int | None) -> bool:
+        """Returns whether the files of a former run's member `own` are not what it had. `number`:
+        of the member that wrote them."""
 
     def _is_running(self, member: Member) -> bool:
         """Returns whether a member's run of its node can be reached."""

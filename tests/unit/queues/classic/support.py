@@ -212,7 +212,7 @@ class Node:
         self.host = MirroredHost(
             HostParts(
                 node_id=node,
-                incarnation=1,
+                incarnation=self.incarnation_of(node),
                 open_directory=lambda _name: RealDirectory(directory / f"node-{node}"),
                 clock=time,
                 control=self.control,
@@ -226,7 +226,7 @@ class Node:
                 record_members=self.record_members,
                 has_majority=lambda: True,
                 running_nodes=lambda: sorted(nodes),
-                incarnation_of=lambda _node: 1,
+                incarnation_of=self.incarnation_of,
                 load=dict,
                 read_tree=lambda answer: answer(True, None),
                 note=self.note,
@@ -237,6 +237,9 @@ class Node:
         )
         self.host.file_bytes_max = file_bytes_max
         nodes[node] = self
+
+    def incarnation_of(self, node: int) -> int:
+        return 1
 
     def record_members(self, command: Any, answer: Any) -> None:
         """The tree of one node has no other members."""

@@ -3,8 +3,9 @@ test says so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,14 @@ class OwnTime(Time):
 class RingNode(Node):
     """A node whose tree is that of its cluster."""
 
-    cluster: Cluster
     own_time: OwnTime
+
+    def __init__(self, node: int, *, cluster: Cluster, **more: Any) -> None:
+        self.cluster = cluster
+        super().__init__(node, **more)
+
+    def incarnation_of(self, node: int) -> int:
+        return self.cluster.incarnation
 
     def record_members(self, command: Any, answer: Any) -> None:
         self.later.append(lambda: answer(self.cluster.record_view(command), None))
@@ -63,11 +70,29 @@ class Cluster:
         self.arguments = Table.of({})
         self.settings: dict[str, object] = {}
         self.dead = FakeQueue(20, "dead")
-        for number in range(1, size + 1):
-            own_time = OwnTime(time)
-            node = RingNode(number, self.nodes, directory, own_time, **more)
-            node.cluster, node.own_time = self, own_time
+        self.incarnation = 0
+        self._make = partial(RingNode, nodes=self.nodes, directory=directory, **more)
+        self._start(range(1, size + 1))
+
+    def _start(self, numbers: Iterable[int]) -> None:
+        self.incarnation += 1
+        for number in numbers:
+            own_time = OwnTime(self.time)
+            node = self._make(number, cluster=self, time=own_time)
+            node.own_time = own_time
             node.routes.queues = [self.dead]
+
+    def restart(self, meanwhile: Callable[[], None]) -> None:
+        """All nodes are killed, and start again."""
+        numbers = sorted(self.nodes)
+        for node in self.nodes.values():
+            assert isinstance(node, RingNode)
+            node.own_time.runs = False
+            node.host.stop()
+        self.nodes.clear()
+        meanwhile()
+        self._start(numbers)
+        self._tell()
 
     # The tree.
 

@@ -110,3 +110,35 @@ def test_a_body_that_cannot_be_read(cluster: Cluster, tmp_path: Path) -> None:
     assert channel.deliveries() == bodies
     # Nothing that clients asked for was refused.
     assert channel.heard == [("flow", True), ("flow", False), ("subscribed", 1, None)]
+
+
+@pytest.mark.parametrize("how", ["truncate", "missing", "foreign", "member"])
+def test_a_damaged_last_master_does_not_open_the_queue(
+    cluster: Cluster, tmp_path: Path, how: str
+) -> None:
+    """All nodes were stopped: a mirror that has all opens it, and does not wait for the master."""
+    for node in cluster.nodes.values():
+        node.host.file_bytes_max = 2_000
+    cluster.declare()
+    bodies = fill(cluster)
+
+    def damage() -> None:
+        if how == "member":
+            path = tmp_path / "node-1" / "1" / "member"
+            path.write_bytes(path.read_bytes()[:-1] + b"\x02")
+        else:
+            spoil(tmp_path, 1, how)
+
+    cluster.restart(damage)
+    cluster.until(lambda: cluster.queue.home != 1)
+    assert events(cluster, 1)[0] == "queue.mirror_failed"
+    assert taken(cluster) == bodies
+
+
+def test_an_intact_last_master_opens_the_queue(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.declare()
+    bodies = fill(cluster)
+    cluster.restart(lambda: spoil(tmp_path, 2, "flip"))
+    cluster.settle()
+    assert cluster.queue.home == 1
+    assert taken(cluster) == bodies
