@@ -50,8 +50,11 @@ class DamagedCopies(ProposingHost):
         return known
 
     def _damage_of(self, record: QueueRecord, own: Member, number: int | None) -> str:
-        if number is None:
-            return "the file `member` is missing or damaged"
+        assert record.view is not None
+        if number is None and own.number == record.view.master:
+            # A disk that is new was never written to.
+            is_new = record.group <= self._parts.lost_groups()
+            return "" if is_new else "the file `member` is missing or damaged"
         if number != own.number:
             return ""
         log = self.make_log(record, self._directory, sync=True)
