@@ -13,7 +13,7 @@ REPLICATION ?=
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc test test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark replication wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc demo-groups test test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark replication wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -42,6 +42,9 @@ demo: setup ## A three-node cluster, 336,776 real events, a killed leader, a rep
 demo-cdc: setup ## A MariaDB database followed through a topic that is split, merged and moved
 	-@tools/install_mariadb.sh
 	$(BIN)/python examples/demo_cdc.py
+
+demo-groups: setup ## A RocketMQ broker group whose master is killed under load, a time line, counts
+	$(BIN)/python examples/demo_groups.py
 
 test: setup ## Everything that must be green
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types collect

@@ -328,3 +328,93 @@ async def test_a_broken_key_is_refused(groups: Groups) -> None:
 
 
 # --- what does not go well -----------------------------------------------------------------------
+
+
+# --- master and slaves ---------------------------------------------------------------------------
+
+
+@pytest.mark.provokes(
+    "rocketmq.role", "rocketmq.online", "rocketmq.services_started", "rocketmq.services_stopped",
+    "rocketmq.attached", "rocketmq.detached",
+)  # fmt: skip
+async def test_a_slave_acts_while_its_master_is_away(groups: Groups) -> None:
+    master = await groups.online("n", 0)
+    slave = await groups.online("n", 1)
+    assert (master.group.state, slave.group.state) == (State.MASTER, State.SLAVE)
+    await groups.stop_broker(master)
+    await until(lambda: slave.group.state is State.ACTING)
+    await until(lambda: slave.group.services_run)
+    client = groups.client(slave)
+    # Offsets, locks and their ends are served; sends are not.
+    assert (await client.ask(Request.GET_MAX_OFFSET, topic="TBW102", queueId=0)).code == 0
+    assert await lock(client, "c1", queue()) == [queue()]
+    assert (await client.send("TBW102")).code == Answer.SERVICE_NOT_AVAILABLE
+    back = await groups.online("n", 0)
+    await until(lambda: slave.group.state is State.SLAVE)
+    await until(lambda: not slave.group.services_run)
+    assert back.group.state is State.MASTER
+    assert (await groups.client(back).send("TBW102")).code in (0, Answer.NO_PERMISSION)
+
+
+async def test_old_name_servers_are_asked_by_route(groups: Groups) -> None:
+    master = await groups.online("n", 0, compatibleWithOldNameSrv=True)
+    slave = await groups.online("n", 1, compatibleWithOldNameSrv=True)
+    assert slave.group.state is State.SLAVE
+    await groups.stop_broker(master)
+    await until(lambda: slave.group.state is State.ACTING)
+
+
+async def test_a_slave_copies_and_a_master_takes_over(groups: Groups) -> None:
+    """RocketMQ's master takes offsets over by version, so that it may forget its own later ones or
+    the slave's, and neither topics nor groups."""
+    master = await groups.online("n", 0)
+    master.topics.create(TopicConfig("orders", 4, 4, 6))
+    master.offsets.commit("g", "orders", 0, 7)
+    master.offsets.commit("g", "orders", 1, 9)
+    master.groups.find("g")
+    slave = await groups.online("n", 1)
+    await until(lambda: slave.offsets.get("g", "orders", 0) == 7)
+    assert slave.topics.get("orders") is not None
+    assert "g" in slave.groups.table
+    await groups.stop_broker(master)
+    await until(lambda: slave.group.state is State.ACTING)
+    # Fewer commits than a version has.
+    slave.offsets.commit("g", "orders", 0, 12)
+    slave.offsets.commit("g", "orders", 1, 3)
+    slave.topics.create(TopicConfig("made-meanwhile", 2, 2, 6))
+    slave.groups.find("joined-meanwhile")
+    back = await groups.online("n", 0)
+    assert back.offsets.of("g", "orders") == {0: 12, 1: 9}
+    assert back.topics.get("made-meanwhile") is not None
+    assert back.topics.get("orders") is not None
+    assert "joined-meanwhile" in back.groups.table
+
+
+async def test_a_lock_needs_a_majority_where_it_is_strict(groups: Groups) -> None:
+    settings = {"lockInStrictMode": True, "totalReplicas": 3}
+    master = await groups.online("n", 0, **settings)
+    first = await groups.online("n", 1, **settings)
+    second = await groups.online("n", 2, **settings)
+    client = groups.client(master)
+    assert await lock(client, "a", queue(0), queue(1)) == [queue(0), queue(1)]
+    await until(lambda: len(first.group.members) == len(second.group.members) == 2)
+    await groups.stop_broker(master)
+    await until(lambda: first.group.state is State.ACTING)
+    acting = groups.client(first)
+    # The other replicas know the holder.
+    assert await lock(acting, "b", queue(0)) == []
+    assert await lock(acting, "a", queue(0)) == [queue(0)]
+    await unlock(acting, "a", queue(1))
+    await eventually(lambda: lock(acting, "b", queue(1)))
+    await groups.stop_broker(second)
+    await until(lambda: not first.group.members)
+    # One of three is no majority, and what it won alone is given back at once.
+    assert await lock(acting, "c", queue(2)) == []
+    assert first.locks.holder("g", place(2), first.now_ms()) is None
+
+
+async def test_a_slave_that_does_not_act_locks_nothing_for_clients(groups: Groups) -> None:
+    """RocketMQ's slave locks in its own table, beside its master's."""
+    await groups.online("n", 0)
+    slave = await groups.online("n", 1)
+    assert await lock(groups.client(slave), "a", queue()) == []

@@ -7,9 +7,11 @@ master that gets online takes over of a slave.
 | 43 | consumer offsets | as they are | the larger of each queue |
 | 45, 60 | delay levels, timed messages | what is ahead of its own | what is ahead of its own |
 | 201 | groups | when the version differs | all of both |
-| 402 | how groups are consumed | as it is | – |
 
-RocketMQ's master takes neither topics nor groups over, and offsets by their version.
+A slave asks each second what has changed (`GET_METADATA_VERSIONS`), and copies that. RocketMQ's
+master does not answer it, and is asked for everything each `COPY_S`; its own slaves do so once a
+minute, and may act without a topic that is a minute old. RocketMQ's master takes neither topics nor
+groups over, and offsets by their version.
 """
 
 from __future__ import annotations
@@ -20,19 +22,21 @@ from typing import Protocol, TypeVar
 import msgspec
 import structlog
 
-from convoymq.model.errors import PeerError, Unavailable
+from convoymq.model.errors import PeerError, Refused, Unavailable
 from convoymq.rocketmq.acting.merging import after, joined
 from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.broker.values import GroupTable, OffsetTable
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
-from convoymq.rocketmq.remoting.command import request
+from convoymq.rocketmq.remoting.command import Command, request
+from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import DataVersion, TopicTable
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 TIMEOUT_S = 3.0
+CHECK_POINT_BYTES = 56
 
 
 class DelayOffsets(msgspec.Struct, rename="camel"):
@@ -40,6 +44,14 @@ class DelayOffsets(msgspec.Struct, rename="camel"):
 
     offset_table: dict[int, int] = msgspec.field(default_factory=dict)
     data_version: DataVersion = DataVersion()
+
+
+class Versions(msgspec.Struct, rename="camel", frozen=True):
+    """Versions of a master's metadata; `commits`: of consumer offsets since its start."""
+
+    topics: DataVersion = DataVersion()
+    groups: DataVersion = DataVersion()
+    commits: int = -1
 
 
 class Follower(Protocol):
@@ -63,18 +75,35 @@ class Metadata:
     def __init__(self, parts: BrokerParts, follower: Follower | None) -> None:
         self._parts = parts
         self._follower = follower
+        self._copied = Versions()
+        parts.register(Request.GET_METADATA_VERSIONS, self._versions)
+
+    def _versions(self, _connection: Connection, command: Command) -> Command:
+        parts = self._parts
+        versions = Versions(parts.topics.version, parts.groups.version, parts.offsets.commits)
+        return command.answer(body=json.dumps(versions))
 
     async def _ask(self, address: str, code: int) -> bytes:
         connection = await self._parts.remoting.connected(address, TIMEOUT_S)
         answer = await connection.request(request(code), TIMEOUT_S)
         if answer.code != Answer.SUCCESS:
-            raise Unavailable(f"{address} answers {code} with {answer.code}: {answer.remark}")
+            raise Refused(f"{address} answers {code} with {answer.code}: {answer.remark}")
         return bytes(answer.body)
 
     async def _read(self, address: str, code: int, kind: type[T]) -> T:
         return json.loads(await self._ask(address, code), kind)
 
     # --- a slave copies -----------------------------------------------------------------------
+
+    async def copy_changes(self, master: str) -> None:
+        """Copies what has changed since the last copy. Raises as `copy`."""
+        connection = await self._parts.remoting.connected(master, TIMEOUT_S)
+        answer = await connection.request(request(Request.GET_METADATA_VERSIONS), TIMEOUT_S)
+        if answer.code == Answer.SUCCESS:
+            found = json.loads(answer.body, Versions)
+            if found != self._copied:
+                await self.copy(master)
+                self._copied = found
 
     async def copy(self, master: str) -> None:
         """Copies what the master has. Raises Unavailable, PeerError, StorageFault."""
@@ -95,7 +124,11 @@ class Metadata:
         if self._follower is None:
             return
         levels = await self._read(master, Request.GET_ALL_DELAY_OFFSET, DelayOffsets)
-        check_point = await self._ask(master, Request.GET_TIMER_CHECK_POINT)
+        try:
+            check_point = await self._ask(master, Request.GET_TIMER_CHECK_POINT)
+        except Refused:
+            # It has no timed messages (`timerWheelEnable`).
+            check_point = bytes(CHECK_POINT_BYTES)
         self._follower.follow(levels.offset_table, check_point)
 
     # --- a master takes over --------------------------------------------------------------------
@@ -108,7 +141,7 @@ class Metadata:
             offsets = await self._read(member, Request.GET_ALL_CONSUMER_OFFSET, OffsetTable)
             topics = await self._read(member, Request.GET_ALL_TOPIC_CONFIG, TopicTable)
             groups = await self._read(member, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, GroupTable)
-        except (Unavailable, PeerError) as error:
+        except (Unavailable, Refused, PeerError) as error:
             log.info("rocketmq.member_silent", address=member, reason=error.text)
             return False
         parts.offsets.merge(offsets)

@@ -34,8 +34,9 @@ log = structlog.get_logger()
 TICK_S = 0.05
 ASK_TIMEOUT_S = 3.0
 COPY_S = 10.0
-"""RocketMQ's slave: 60 s."""
-COPY_PROGRESS_S = 3.0
+COPY_CHANGES_S = 1.0
+COPY_TIMES = 20
+"""A copy takes at most one of so many parts of the time."""
 
 
 class _Keys(msgspec.Struct, rename="camel"):
@@ -89,7 +90,8 @@ class Group:
         """The master that this slave copies."""
         self._listed: dict[int, str] = {}
         """Other members, as pre-online sees them."""
-        self._copied_s = self._progress_copied_s = float("-inf")
+        self._copied_s = self._copies_s = float("-inf")
+        """Time of the last whole copy of metadata, and of the next copy."""
         parts.register(Request.NOTIFY_MIN_BROKER_ID_CHANGE, self._on_min_id)
         parts.register(Request.EXCHANGE_BROKER_HA_INFO, self._exchange)
         parts.register(Request.HAND_OVER_SERVICES, self._hand_over)
@@ -274,7 +276,7 @@ class Group:
     def _attach(self, master: str, ha_address: str) -> None:
         self._followed = master
         self._parts.replication.set_master(ha_address, master)
-        self._copied_s = self._progress_copied_s = float("-inf")
+        self._copied_s = self._copies_s = float("-inf")
         log.info("rocketmq.attached", master=master, ha_address=ha_address)
 
     async def _ha_address(self, master: str) -> str:
@@ -442,18 +444,19 @@ class Group:
     # --- a slave copies metadata -----------------------------------------------------------------
 
     async def _copy(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TICK_S)
-            master = self._roles.master
-            now_s = asyncio.get_running_loop().time()
-            if master is None or self._roles.is_isolated:
+            master, begun_s = self._roles.master, loop.time()
+            if master is None or self._roles.is_isolated or begun_s < self._copies_s:
                 continue
             try:
-                if now_s - self._copied_s >= COPY_S:
-                    self._copied_s = self._progress_copied_s = now_s
+                if begun_s - self._copied_s >= COPY_S:
+                    self._copied_s = begun_s
                     await self._metadata.copy(master)
-                elif now_s - self._progress_copied_s >= COPY_PROGRESS_S:
-                    self._progress_copied_s = now_s
-                    await self._metadata.copy_progress(master)
+                else:
+                    await self._metadata.copy_changes(master)
             except BrokerError as error:
                 log.info("rocketmq.member_silent", address=master, reason=error.text)
+            took_s = loop.time() - begun_s
+            self._copies_s = begun_s + max(COPY_CHANGES_S, COPY_TIMES * took_s)

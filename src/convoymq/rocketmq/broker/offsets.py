@@ -104,6 +104,11 @@ class Offsets:
         """Returns all offsets, with their version."""
         return OffsetTable(self.table, self.version)
 
+    @property
+    def commits(self) -> int:
+        """Returns the number of commits since the start."""
+        return self._commits
+
     def replace(self, table: OffsetTable) -> None:
         """Takes over what a master has, as RocketMQ's slaves do: offsets that only this replica has
         are kept."""
