@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from convoymq.rocketmq.acting.escape import Key
 
-BATCH_MAX = 64
+BATCH_MAX = 256
 RETRY_FIRST_MS = 100
 RETRY_LAST_MS = 10_000
 
@@ -86,7 +87,8 @@ class Outbox:
             if not line.keys and line.batch is None:
                 del self._lines[topic]
             elif line.keys and line.batch is None and line.retry_ms <= now_ms:
-                keys = [key for key in list(line.keys)[:BATCH_MAX] if key in self._topics]
+                first = islice(line.keys, BATCH_MAX)
+                keys = [key for key in first if key in self._topics]
                 line.batch = Batch(topic, keys)
                 batches.append(line.batch)
         return batches

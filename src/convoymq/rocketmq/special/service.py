@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import structlog
@@ -78,6 +79,11 @@ _OURS = (KEY_PROPERTY, TIMER_ENQUEUED_MS, TIMER_DEQUEUED_MS, FIRST_POP_TIME)
 _SYSTEM = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC))
 
 
+def _keyed(draft: Draft, key: Key) -> Draft:
+    draft.properties += f"{KEY_PROPERTY}\x01{key}\x02".encode()
+    return draft
+
+
 class SpecialServices:
     """See the module text.
 
@@ -93,6 +99,7 @@ class SpecialServices:
         self._parts = parts
         self._settings = settings
         self._in_flight = 0
+        self._go_on = asyncio.Event()
         self._ending: dict[int, asyncio.Future[None]] = {}
         """Half messages whose end is being stored."""
         self._offsets_file = parts.file("delayOffset.json")
@@ -223,9 +230,12 @@ class SpecialServices:
     async def run(self) -> None:
         """Works as long as the broker runs, on slaves too: they follow the log."""
         while True:
-            await asyncio.sleep(TICK_S)
-            now_ms = self._parts.now_ms()
-            batches, checks = self.state.tick(now_ms)
+            # More may be due when a batch has ended.
+            self._go_on.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._go_on.wait()
+            batches, checks = self.state.tick(self._parts.now_ms())
             for part, batch in batches:
                 self._in_flight += 1
                 self._parts.tasks.spawn(self._put_batch(part, batch))
@@ -237,12 +247,7 @@ class SpecialServices:
         count = 0
         try:
             if self._parts.role.is_master:
-                # The own log takes them in this order, and all at once.
-                stored = await asyncio.gather(*(self._put(part, key) for key in batch.keys))
-                for key, is_stored in zip(batch.keys, stored, strict=True):
-                    if is_stored:
-                        part.on_key(key)
-                count = stored.index(False) if False in stored else len(stored)
+                count = await self._put_here(part, batch)
             else:
                 for key in batch.keys:
                     if not await self._put(part, key):
@@ -251,20 +256,50 @@ class SpecialServices:
         finally:
             self._in_flight -= 1
             self.state.settle(part, batch, count, self._parts.now_ms())
+            if count == len(batch.keys):
+                self._go_on.set()
+
+    async def _put_here(self, part: Part, batch: Batch) -> int:
+        """Appends a batch to the own log at once; returns how many of its first ones are done."""
+        drafts: dict[Key, Draft] = {}
+        count = len(batch.keys)
+        for n, key in enumerate(batch.keys):
+            try:
+                draft = await self._draft(part, key)
+            except Unavailable as error:
+                log.info("rocketmq.special_message_waits", key=str(key), reason=error.text)
+                count = n
+                break
+            if draft is not None:
+                drafts[key] = draft
+        try:
+            placed = await self._parts.put(list(drafts.values())) if drafts else []
+        except Refusal:
+            # One of them, which is told apart.
+            placed = [Placed(PutStatus.PROPERTIES_SIZE_EXCEEDED)] * len(drafts)
+        for key, found in zip(drafts, placed, strict=True):
+            if found.status in NEVER:
+                is_done = await self._put(part, key)
+            else:
+                is_done = self._is_done(key, found)
+            if is_done:
+                part.on_key(key)
+            else:
+                count = min(count, batch.keys.index(key))
+        return count
 
     async def _put(self, part: Part, key: Key) -> bool:
         """Puts a message; returns whether it is dealt with."""
         try:
-            found = await self._draft(part, key)
-            if found is None:
+            draft = await self._draft(part, key)
+            if draft is None:
                 return True
             escape = self._parts.escape
             put = escape.put_to_specific_queue if isinstance(part, Pops) else escape.put
-            found.properties += f"{KEY_PROPERTY}\x01{key}\x02".encode()
-            placed = await put(found)
+            placed = await put(draft)
             if placed.status is PutStatus.PROPERTIES_SIZE_EXCEEDED:
                 # Rather twice after a crash than never.
-                placed = await put(changed(found, _OURS, {}, decode_properties(found.properties)))
+                placed = await put(changed(draft, _OURS, {}, decode_properties(draft.properties)))
         except Refusal as refusal:
             log.warning("rocketmq.special_message_refused", key=str(key), reason=refusal.text)
             return True
@@ -274,14 +309,20 @@ class SpecialServices:
         if placed.status in NEVER:
             log.warning("rocketmq.special_message_refused", key=str(key), reason=placed.status.name)
             return True
-        if placed.status not in STORED:
-            log.info("rocketmq.special_message_waits", key=str(key), reason=placed.status.name)
-        return placed.status in STORED
+        return self._is_done(key, placed)
+
+    @staticmethod
+    def _is_done(key: Key, placed: Placed) -> bool:
+        if placed.status in STORED:
+            return True
+        log.info("rocketmq.special_message_waits", key=str(key), reason=placed.status.name)
+        return False
 
     async def _draft(self, part: Part, key: Key) -> Draft | None:
         """Returns what to put for a key; None: nothing. Raises Unavailable."""
         if not isinstance(part, Pops):
-            return part.draft(key, self._parts.now_ms())
+            found = part.draft(key, self._parts.now_ms())
+            return None if found is None else _keyed(found, key)
         wanted = part.wanted(key)
         if wanted is None:
             return None
@@ -296,7 +337,7 @@ class SpecialServices:
             return None
         draft = part.draft(point, message)
         self._parts.topics.create_for_retry(draft.topic, 1)
-        return draft
+        return _keyed(draft, key)
 
     # --- transactions ----------------------------------------------------------------------------
 

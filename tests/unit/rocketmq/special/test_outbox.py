@@ -46,8 +46,8 @@ def test_the_wait_between_tries_grows_up_to_a_bound() -> None:
 
 
 def test_room_and_batches_are_bounded() -> None:
-    box = Outbox(100)
-    for offset in range(100):
+    box = Outbox(BATCH_MAX + 1)
+    for offset in range(BATCH_MAX + 1):
         assert not box.is_full
         box.add(key(offset), "a")
     assert box.is_full
