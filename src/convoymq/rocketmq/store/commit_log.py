@@ -215,8 +215,11 @@ class CommitLog:
 
     # --- read
 
-    def read(self, offset: int, size: int) -> memoryview | None:
+    def read(self, offset: int, size: int, *, ahead: int = 0) -> memoryview | None:
         """Returns bytes of one block; None when they are not there.
+
+        Args:
+            ahead: bytes to read from a file at once, and to keep for the next reads.
 
         Raises:
             StorageFault: the file cannot be read.
@@ -233,7 +236,7 @@ class CommitLog:
             if start <= offset and offset + size <= start + len(chunk):
                 self._chunks.move_to_end(start)
                 return memoryview(chunk)[offset - start : offset - start + size]
-        return self._read_file(offset, size)
+        return self._read_file(offset, size, ahead)
 
     def read_some(self, offset: int, limit: int) -> memoryview:
         """Returns what lies at an offset, at most `limit` bytes; less at the end of a file or of a
@@ -250,20 +253,21 @@ class CommitLog:
         """Returns where what is in memory begins: all before it is in files."""
         return self._starts[0] if self._starts else self.end
 
-    def _read_file(self, offset: int, size: int) -> memoryview | None:
+    def _read_file(self, offset: int, size: int, ahead: int) -> memoryview | None:
         base = offset - offset % self.size
         if offset + size > min(base + self.size, self.end):
             return None
         try:
-            length = min(max(size, READ_AHEAD_BYTES), base + self.size - offset)
+            length = min(max(size, ahead), base + self.size - offset)
             chunk = self._file(base).pread(min(length, self.written - offset), offset - base)
         except OSError as error:
             raise StorageFault(f"{self.name_of(base)}: cannot be read: {error}") from error
         if len(chunk) < size:
             return None
-        self._chunks[offset] = chunk
-        if len(self._chunks) > CHUNKS_MAX:
-            self._chunks.popitem(last=False)
+        if ahead:
+            self._chunks[offset] = chunk
+            if len(self._chunks) > CHUNKS_MAX:
+                self._chunks.popitem(last=False)
         return memoryview(chunk)[:size]
 
     # --- files

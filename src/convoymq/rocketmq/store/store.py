@@ -22,7 +22,7 @@ from convoymq.kernels import rocketmq_records as records
 from convoymq.model.errors import StorageFault
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.rocketmq.store.checkpoint import load
-from convoymq.rocketmq.store.commit_log import CommitLog
+from convoymq.rocketmq.store.commit_log import READ_AHEAD_BYTES, CommitLog
 from convoymq.rocketmq.store.consume_queues import ENTRY, ConsumeQueues, is_topic
 from convoymq.rocketmq.store.derived import Derived
 from convoymq.rocketmq.store.index import Index
@@ -358,10 +358,11 @@ class MessageStore:
         return self._read(physical) if physical < self.dispatched else None
 
     def _read(self, physical: int) -> Message | None:
-        head = self._log.read(physical, 4)
-        if head is None:
+        if not self._log.begin <= physical < self._log.end:
             return None
-        record = self._log.read(physical, int.from_bytes(head, "big"))
+        head = self._log.read_some(physical, PAGE_BYTES)
+        size = int.from_bytes(head[:4], "big")
+        record = head[:size] if size <= len(head) else self._log.read(physical, size)
         if record is None or not records.is_record(record, physical):
             return None
         return Message(record)
@@ -414,7 +415,7 @@ class MessageStore:
                 if not total:
                     got.status = GetStatus.NO_MATCHED_MESSAGE
                 continue
-            record = self._log.read(physical, size)
+            record = self._log.read(physical, size, ahead=READ_AHEAD_BYTES)
             if record is None or not records.is_record(record, physical):
                 if record is not None:
                     self._found_damage(physical)
@@ -448,8 +449,10 @@ class MessageStore:
         if queue is None:
             return -1
         physical, size, _ = self._queues.entry(queue, offset)
-        record = self._log.read(physical, size) if physical >= 0 else None
-        return -1 if record is None else Message(record).stored_ms
+        if size < HEAD_BYTES or not self._log.begin <= physical < self._log.end:
+            return -1
+        head = self._log.read_some(physical, HEAD_BYTES)
+        return stored_ms_of(head) if len(head) == HEAD_BYTES else -1
 
     def earliest_time(self, topic: str, queue_id: int) -> int:
         """Returns when the first message of a queue was stored; -1 without one."""
