@@ -9,13 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from convoymq.model.json import JsonObject
+from convoymq.rocketmq.broker.acl import signature
 from convoymq.rocketmq.namesrv.service import NameServer
 from convoymq.rocketmq.namesrv.settings import NamesrvSettings
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
-from convoymq.rocketmq.remoting.command import Command
+from convoymq.rocketmq.remoting.command import Command, request
 from tests.rocketmq.broker_client import Client, Running, records
 from tests.running import until
 
@@ -349,4 +351,35 @@ async def test_silent_clients_are_forgotten_and_files_written_again(
     await until(lambda: made.broker.persist_failures > 0)
     made.broker.config_path.unlink()
     await until(lambda: path.exists() and msgspec.json.decode(path.read_bytes())["offsetTable"])
+    await made.stop()
+
+
+@pytest.mark.provokes("rocketmq.accounts_read", "rocketmq.accounts_unreadable")
+async def test_accounts_are_needed_and_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "conf" / "plain_acl.yml"
+    file.parent.mkdir()
+    account = "accounts:\n- accessKey: user\n  secretKey: word\n  admin: true\n"
+    file.write_text(account)
+    made = await Running.begin(
+        tmp_path / "store", aclEnable=True, rocketmqHome=tmp_path, channelExpiredTimeout=100
+    )
+    client = made.client
+    answer = await client.send("closed")
+    assert (answer.code, answer.remark) == (1, "No accessKey is configured")
+    fields = {"a": "p", "b": "closed", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0}
+    signed = request(0, {name: str(value) for name, value in fields.items()}, b"x")
+    signed.fields["AccessKey"] = "user"
+    fields["Signature"] = signature(signed, b"word")
+    answer = await client.ask(Request.SEND_MESSAGE_V2, b"x", AccessKey="user", **fields)
+    assert answer.code == Answer.SUCCESS
+    file.write_text("accounts: x")
+    with capture_logs() as logs:
+        await until(lambda: any(e["event"] == "rocketmq.accounts_unreadable" for e in logs))
+    answer = await client.ask(Request.SEND_MESSAGE_V2, b"x", AccessKey="user", **fields)
+    assert answer.code == Answer.SUCCESS
+    file.write_text(account.replace("word", "another"))
+    written = made.broker.accounts_read
+    await until(lambda: made.broker.accounts_read > written)
+    answer = await client.ask(Request.SEND_MESSAGE_V2, b"x", AccessKey="user", **fields)
+    assert answer.remark == "Check signature failed for accessKey=user"
     await made.stop()

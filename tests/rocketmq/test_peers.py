@@ -96,7 +96,7 @@ def java(main: Path) -> list[str]:
 
 JAVA_STEPS = (
     *("send", "tags", "batch", "ordered", "pull", "query", "sql", "broadcast", "request"),
-    *("rebalance", "large"),
+    *("rebalance", "large", "retry", "delay", "transaction"),
 )
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import structlog
 
-from convoymq.model.errors import StorageFault
+from convoymq.model.errors import StorageFault, SyntaxFault
 from convoymq.model.tasks import Tasks
 from convoymq.rocketmq.acting.bridge import Intake
 from convoymq.rocketmq.acting.locks import LockTable
 from convoymq.rocketmq.acting.service import Group
 from convoymq.rocketmq.acting.settings import ActingSettings
+from convoymq.rocketmq.broker.acl import Accounts
 from convoymq.rocketmq.broker.broker_requests import BrokerRequests
 from convoymq.rocketmq.broker.client_requests import ClientRequests, tell_members
 from convoymq.rocketmq.broker.clients import Clients
@@ -46,6 +47,7 @@ from convoymq.rocketmq.remoting.codes import Request
 from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.connection import Answered, Connection, Handler
 from convoymq.rocketmq.remoting.server import RemotingClient, RemotingServer, dispatch
+from convoymq.rocketmq.remoting.tls import ServerTls
 from convoymq.rocketmq.special.service import SpecialServices
 from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.store.settings import StoreSettings
@@ -133,6 +135,10 @@ class Broker:
         self.escape: Escape = LocalEscape(self)
         self._servers: list[RemotingServer] = []
         self.persist_failures = 0
+        self._accounts: Accounts | None = None
+        self._accounts_at = 0
+        """Time at which their file was written."""
+        self.accounts_read = 0
 
     def section(self, kind: type[S]) -> S:
         """See `BrokerParts`."""
@@ -228,8 +234,20 @@ class Broker:
             self._worker.close()
             raise
 
+    def _read_accounts(self) -> None:
+        """Reads the file of accounts if it was written since. Raises OSError, SyntaxFault."""
+        path = Path(self.settings.home) / "conf" / "plain_acl.yml"
+        written = path.stat().st_mtime_ns
+        if written != self._accounts_at:
+            self._accounts = Accounts(path.read_text("utf-8"))
+            self._accounts_at = written
+            self.accounts_read += 1
+            log.info("rocketmq.accounts_read", path=str(path))
+
     async def _start(self) -> int:
         settings = self.settings
+        if settings.acl:
+            self._read_accounts()
         port = await self._listen(settings.port, frozenset())
         self.role.address = f"{self._own_address}:{port}"
         self._open_store(port)
@@ -271,10 +289,14 @@ class Broker:
         refuse = dispatch({})
 
         def handle(connection: Connection, command: Command) -> Answered:
+            if self._accounts is not None:
+                self._accounts.check(connection.remote[0], command)
             chosen = refuse if command.code in without else self._dispatch
             return chosen(connection, command)
 
-        server = RemotingServer(handle, self._closed, idle_s=self.settings.idle_s)
+        server = RemotingServer(
+            handle, self._closed, idle_s=self.settings.idle_s, tls=ServerTls(self.settings)
+        )
         self._servers.append(server)
         return await server.listen(self.settings.host, port)
 
@@ -330,6 +352,11 @@ class Broker:
         """Forgets clients that are silent."""
         while True:
             await asyncio.sleep(min(SCAN_S, self.settings.client_timeout_ms / 4000))
+            if self.settings.acl:
+                try:
+                    self._read_accounts()
+                except (OSError, SyntaxFault) as error:
+                    log.error("rocketmq.accounts_unreadable", reason=str(error))
             for channel in self.clients.silent(self.steady_ms() - self.settings.client_timeout_ms):
                 if isinstance(channel, Connection):
                     log.info("rocketmq.client_silent", peer=channel.name)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from convoymq.model.config.keys import Section, key
+from convoymq.model.config.keys import key
 from convoymq.model.config.values import parse_bytes
 from convoymq.rocketmq.broker.upstream_keys import UPSTREAM_KEYS
+from convoymq.rocketmq.remoting.tls import TlsSettings
 
 UNSERVED = UPSTREAM_KEYS
 """Keys of RocketMQ's. Those that no section has are passed over: sizes of its thread pools and
@@ -19,7 +20,7 @@ SLAVE = "SLAVE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSettings(Section):
+class BrokerSettings(TlsSettings):
     """A broker's configuration: what the other sections do not have."""
 
     name: str = key("brokerName", "broker-a", "Name of the broker, which its replicas share.")
@@ -163,6 +164,11 @@ class BrokerSettings(Section):
     slave_timeout_ms: int = key(
         "slaveTimeout", 3000, "How long it waits for slaves.", unit="ms", low=1
     )
+    acl: bool = key(
+        "aclEnable", False, "Requests need an account of `conf/plain_acl.yml` below rocketmqHome, "
+        "or an address of its white list.",
+    )  # fmt: skip
+    home: str = key("rocketmqHome", "", "Directory of that file.")
     root: str = key(
         "storePathRootDir", "", "Directory of all files; without it, `store` in the home directory."
     )
@@ -178,6 +184,9 @@ class BrokerSettings(Section):
 
     def check(self) -> None:
         """See `Section`."""
+        TlsSettings.check(self)
+        if self.acl and not self.home:
+            raise ValueError("aclEnable needs rocketmqHome, where conf/plain_acl.yml is")
         if (self.role == SLAVE) != (self.id != 0):
             raise ValueError("brokerId is 0 for masters, and not 0 for slaves (brokerRole=SLAVE)")
 

@@ -30,6 +30,7 @@ from convoymq.rocketmq.remoting.codes import VERSION_BODY_OF_REGISTRATION, Answe
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.server import RemotingClient, RemotingServer, dispatch
+from convoymq.rocketmq.remoting.tls import ServerTls
 from convoymq.rocketmq.remoting.values import (
     MASTER_ID,
     DataVersion,
@@ -78,7 +79,10 @@ class NameServer:
         self._tasks = Tasks()
         self._client = RemotingClient()
         self._server = RemotingServer(
-            dispatch(self._handlers()), self._on_closed, idle_s=settings.idle_s
+            dispatch(self._handlers()),
+            self._on_closed,
+            idle_s=settings.idle_s,
+            tls=ServerTls(settings),
         )
         self._use(settings)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convoymq.model.config.keys import Section, key
+from convoymq.model.config.keys import key
+from convoymq.rocketmq.remoting.tls import TlsSettings
 
 UNSERVED = (
     *("rocketmqHome", "configStorePath", "productEnvName", "clusterTest"),
@@ -21,7 +22,7 @@ UNSERVED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamesrvSettings(Section):
+class NamesrvSettings(TlsSettings):
     """A name server's configuration."""
 
     port: int = key("listenPort", 9876, "Port of the name server.", low=0, high=65535)

@@ -18,6 +18,7 @@ from convoymq.rocketmq.remoting.command import (
     Refusal,
     encode,
 )
+from convoymq.rocketmq.remoting.tls import ServerTls, TlsLayer
 
 log = structlog.get_logger()
 
@@ -42,6 +43,7 @@ class Connection(asyncio.Protocol):
         tasks: where answers that take their time are made.
         closed: hears of the end, once.
         idle_s: a connection on which nothing arrives for so long is closed; 0 = never.
+        tls: of the server that accepted it.
     """
 
     def __init__(
@@ -52,7 +54,10 @@ class Connection(asyncio.Protocol):
         *,
         idle_s: float = 0.0,
         frame_bytes_max: int = FRAME_BYTES_MAX,
+        tls: ServerTls | None = None,
     ) -> None:
+        self._server_tls = tls
+        self._tls: TlsLayer | None = None
         self.remote = ("", 0)
         self._handler = handler
         self._tasks = tasks
@@ -100,7 +105,7 @@ class Connection(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self._heard = self._loop.time()
         try:
-            commands = self._reader.feed(data)
+            commands = self._reader.feed(self._content(data))
         except PeerError as error:
             log.warning("remoting.broken_frame", peer=self.name, reason=error.text)
             self.close()
@@ -110,6 +115,19 @@ class Connection(asyncio.Protocol):
                 self._on_answer(command)
             else:
                 self._on_request(command)
+
+    def _content(self, data: bytes) -> bytes:
+        """Returns bytes without TLS. Raises FrameFault."""
+        if self._server_tls is not None:
+            self._tls, self._server_tls = self._server_tls.layer(data), None
+        if self._tls is None:
+            return data
+        try:
+            return self._tls.receive(data)
+        finally:
+            pending = self._tls.pending()
+            if pending and self._transport is not None:
+                self._transport.write(pending)
 
     def _watch(self) -> None:
         left_s = self._heard + self._idle_s - self._loop.time()
@@ -161,21 +179,21 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        head = encode(command)
-        if command.slices:
-            transport.writelines((head, *command.slices))
-        else:
-            transport.write(head)
-        self._check_output(transport)
+        self._write(transport, (encode(command), *command.slices))
 
     def send_all(self, commands: Iterable[Command]) -> None:
         """Sends commands without slices as one write."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
-            transport.write(b"".join(map(encode, commands)))
-            self._check_output(transport)
+            self._write(transport, (b"".join(map(encode, commands)),))
 
-    def _check_output(self, transport: asyncio.Transport) -> None:
+    def _write(self, transport: asyncio.Transport, parts: tuple[bytes | memoryview, ...]) -> None:
+        if self._tls is not None:
+            parts = (self._tls.wrap(parts),)
+        if len(parts) == 1:
+            transport.write(parts[0])
+        else:
+            transport.writelines(parts)
         if transport.get_write_buffer_size() > OUTPUT_BYTES_MAX:
             log.warning("remoting.peer_does_not_read", peer=self.name)
             transport.abort()

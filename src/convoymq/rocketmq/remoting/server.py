@@ -13,6 +13,7 @@ from convoymq.model.tasks import Tasks
 from convoymq.rocketmq.remoting.codes import Answer
 from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.connection import Connection, Handler, Unreachable
+from convoymq.rocketmq.remoting.tls import ServerTls
 from convoymq.transport.listening import listen
 
 log = structlog.get_logger()
@@ -42,6 +43,7 @@ class RemotingServer:
         handler: answers requests.
         closed: hears of connections that ended.
         idle_s: a connection on which nothing arrives for so long is closed.
+        tls: which connections have TLS; None: none.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class RemotingServer:
         closed: Callable[[Connection], None],
         *,
         idle_s: float = IDLE_S,
+        tls: ServerTls | None = None,
     ) -> None:
+        self._tls = tls
         self.connections: set[Connection] = set()
         self._handler = handler
         self._on_closed = closed
@@ -70,7 +74,9 @@ class RemotingServer:
         if len(self.connections) >= CONNECTIONS_MAX:
             log.warning("remoting.too_many_connections", limit=CONNECTIONS_MAX)
             return _Refused()
-        connection = Connection(self._handler, self._tasks, self._closed, idle_s=self._idle_s)
+        connection = Connection(
+            self._handler, self._tasks, self._closed, idle_s=self._idle_s, tls=self._tls
+        )
         self.connections.add(connection)
         return connection
 
