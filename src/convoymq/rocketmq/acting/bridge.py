@@ -12,6 +12,7 @@ import structlog
 
 from convoymq.model.errors import PeerError, Unavailable
 from convoymq.rocketmq.acting.escape import (
+    GENERATION_FIELD,
     KEY_FIELD,
     KEY_PROPERTY,
     Key,
@@ -93,6 +94,10 @@ class Intake:
         queue = header.number("e")
         if not 0 <= queue < topic.write_queue_nums:
             raise Refusal(Answer.INVALID_PARAMETER, f"request queueId[{queue}] is illegal")
+        if not self._keys.generations.takes(key.broker, command.number(GENERATION_FIELD, 0)):
+            raise Refusal(
+                Answer.SERVICE_NOT_AVAILABLE, f"{key.broker} sends by another replica now"
+            )
         draft = Draft(
             topic.topic_name, queue, bytes(command.body), (header.fields.get("i") or "").encode(),
             header.number("h"), header.number("f"), header.number("g"),
@@ -168,6 +173,8 @@ class Bridge:
         self._settings = settings
         self._name_servers = name_servers
         self._neighbours = neighbours
+        self.generation = 0
+        """Of this replica, see `escape.py`."""
         self._targets = Targets(parts.role.name)
         self._routes: dict[str, tuple[int, RouteData]] = {}
 
@@ -269,6 +276,7 @@ class Bridge:
         }
         if key is not None:
             fields[KEY_FIELD] = str(key)
+            fields[GENERATION_FIELD] = str(self.generation)
         return request(Request.SEND_MESSAGE_V2, fields, draft.body)
 
     async def _route(self, topic: str) -> RouteData | None:

@@ -10,6 +10,10 @@ Who wants to know what has left asks the targets, whose logs are the only truth:
 before it starts special services, and a master before it gets online. What it passes over is what
 any of them holds, and what slaves remember (`KeyTable`, merged).
 
+Whoever asks names a *generation*, larger than all that the targets know of its broker's name. From
+then on a target refuses attempts of earlier generations: one that a dead slave has sent may still
+be under way.
+
 An attempt whose outcome is unknown binds its key to the target (`Targets`): another target could
 not know of it. It waits until that target answers, or the group of that target does.
 
@@ -27,6 +31,7 @@ from typing import NamedTuple, TypeAlias
 
 KEY_FIELD = "escapeKey"
 KEY_PROPERTY = "ESCAPE_KEY"
+GENERATION_FIELD = "escapeGeneration"
 RANGES_MAX = 65_536
 """Of one source queue; the lowest is dropped for one more. Queues that are read in order have one,
 others have gaps for as long as messages wait in them."""
@@ -88,6 +93,22 @@ class OffsetSet:
         self.lasts[begin:end] = [last]
         if 0 < self._ranges_max < len(self.firsts):
             del self.firsts[0], self.lasts[0]
+
+
+class Generations:
+    """The generation of each broker's name whose attempts a target takes."""
+
+    def __init__(self, known: Mapping[str, int] | None = None) -> None:
+        self.known = dict(known or {})
+
+    def raise_to(self, broker: str, generation: int) -> int:
+        """Refuses earlier generations from now on; returns the one that holds."""
+        self.known[broker] = max(generation, self.known.get(broker, 0))
+        return self.known[broker]
+
+    def takes(self, broker: str, generation: int) -> bool:
+        """Returns whether attempts of a generation are taken."""
+        return generation >= self.known.get(broker, 0)
 
 
 class KeyTable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Key, KeyTable, key_of
+from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Generations, Key, KeyTable, key_of
 from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.store.store import MessageStore
 
@@ -20,6 +20,7 @@ _MARK = f"{KEY_PROPERTY}\x01".encode()
 
 class _Stored(msgspec.Struct, rename="camel"):
     scanned: int = 0
+    generations: dict[str, int] = msgspec.field(default_factory=dict)
     brokers: dict[str, dict[str, list[tuple[int, int]]]] = msgspec.field(default_factory=dict)
 
 
@@ -35,7 +36,9 @@ class KeyLog:
         self._store = store
         self._file = file
         found = file.read(_Stored) or _Stored(max(0, store.max_offset - FIRST_READ_BYTES_MAX))
-        self._scanned = self._written = found.scanned
+        self._scanned = found.scanned
+        self._written = found.scanned, found.generations
+        self.generations = Generations(found.generations)
         self._table = KeyTable()
         for broker, table in found.brokers.items():
             self._table.merge(broker, table)
@@ -90,7 +93,8 @@ class KeyLog:
     def persist(self) -> None:
         """Writes the file if something has changed. Raises StorageFault."""
         self.catch_up()
-        if self._scanned != self._written:
+        state = self._scanned, dict(self.generations.known)
+        if state != self._written:
             brokers = {name: self._table.of(name) for name in self._table.brokers()}
-            self._file.write(_Stored(self._scanned, brokers))
-            self._written = self._scanned
+            self._file.write(_Stored(*state, brokers))
+            self._written = state

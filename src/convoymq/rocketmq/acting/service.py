@@ -43,6 +43,7 @@ class _Keys(msgspec.Struct, rename="camel"):
     """Keys of escaped messages: `topic:queue` -> ranges of offsets."""
 
     ranges: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+    generation: int = 0
 
 
 class Group:
@@ -79,7 +80,7 @@ class Group:
         self._heard = asyncio.Event()
         self._keys = KeyLog(role.name, parts.store, parts.file("escapeKeys.json"))
         self.intake = Intake(parts, self._keys)
-        parts.escape = Bridge(parts, settings, self._name_servers, neighbours)
+        parts.escape = self._bridge = Bridge(parts, settings, self._name_servers, neighbours)
         locks = LockRequests(
             parts, settings.replicas, lambda: self._roles.members, is_strict=settings.lock_strictly
         )
@@ -412,34 +413,54 @@ class Group:
     # --- keys of what escaped ---------------------------------------------------------------
 
     async def _learn_keys(self) -> None:
-        """Has special services pass over what other brokers have of ours. Raises Unavailable."""
+        """Has special services pass over what other brokers have of ours, and other replicas of
+        ours no more sent. Raises Unavailable."""
         brokers = await self._name_servers.brokers()
         if brokers is None:
             raise Unavailable("no name server answers")
         own = self._parts.role
-        table = KeyTable()
-        for name, replicas in brokers.items():
-            if name != own.name:
-                await self._learn_from(name, replicas, table)
+        generation = max(self._parts.now_ms(), self._bridge.generation + 1)
+        while True:
+            table = KeyTable()
+            known = [
+                await self._learn_from(name, replicas, table, generation)
+                for name, replicas in brokers.items()
+                if name != own.name
+            ]
+            if max(known, default=0) <= generation:
+                break
+            # Another replica's clock is ahead.
+            generation = max(known) + 1
+        self._bridge.generation = generation
         if self._follower is not None:
             self._follower.pass_over(table.of(own.name))
 
-    async def _learn_from(self, name: str, replicas: dict[int, str], table: KeyTable) -> None:
-        """Asks a broker; its master, or whoever else has its log."""
+    async def _learn_from(
+        self, name: str, replicas: dict[int, str], table: KeyTable, generation: int
+    ) -> int:
+        """Asks a broker: its master, or a replica that has its log. Returns the generation that it
+        takes."""
         own = self._parts.role
         for _, address in sorted(replicas.items()):
             try:
-                fields = {"brokerName": own.name}
+                fields = {"brokerName": own.name, "generation": str(generation)}
                 answer = await self._ask(address, Request.GET_ESCAPE_KEYS, fields)
-                if answer.code == Answer.SUCCESS:
-                    table.merge(own.name, json.loads(answer.body, _Keys).ranges)
-                return
+                if answer.code != Answer.SUCCESS:
+                    return 0
+                found = json.loads(answer.body, _Keys)
+                table.merge(own.name, found.ranges)
             except (BrokerError, ValueError) as error:
                 log.info("rocketmq.member_silent", address=address, reason=str(error))
+            else:
+                return found.generation
+        return 0
 
-    def _get_keys(self, connection: Connection, command: Command) -> Command:
-        ranges = self._keys.of(command.needed("brokerName"))
-        return command.answer(body=json.dumps(_Keys(ranges)))
+    def _get_keys(self, _connection: Connection, command: Command) -> Command:
+        name = command.needed("brokerName")
+        generation = self._keys.generations.raise_to(name, command.number("generation", 0))
+        # Before the answer: what was promised holds after a crash.
+        self._keys.persist()
+        return command.answer(body=json.dumps(_Keys(self._keys.of(name), generation)))
 
     # --- a slave copies metadata -----------------------------------------------------------------
 
