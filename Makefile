@@ -90,7 +90,7 @@ test-capture: setup ## `convoy pipeline capture` with a real MariaDB, which is i
 	$(BIN)/python -m pytest -q tests/unit/capture tests/interop/test_capture_types.py \
 		tests/faults/test_capture.py tests/faults/test_capture_statements.py tests/spark/test_capture.py
 
-test-rocketmq: setup ## The name server with RocketMQ's own brokers and tools, whose jars are installed
+test-rocketmq: setup ## Name server and broker with RocketMQ's own brokers, clients (Java, Go, Node) and tools, whose jars are installed
 	@tools/install_rocketmq.sh
 	$(BIN)/python -m pytest -q tests/rocketmq
 

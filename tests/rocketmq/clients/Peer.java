@@ -59,7 +59,6 @@ public class Peer {
 
     public static void main(String[] arguments) throws Exception {
         servers = arguments[0];
-        Set<String> wanted = new HashSet<>(Arrays.asList(arguments).subList(1, arguments.length));
         producer = new DefaultMQProducer("java-producers");
         producer.setNamesrvAddr(servers);
         producer.setSendMsgTimeout(10000);
@@ -76,11 +75,8 @@ public class Peer {
         steps.put("request", Peer::request);
         steps.put("rebalance", Peer::rebalance);
         steps.put("large", Peer::large);
-        steps.put("retry", Peer::retry);
-        steps.put("delay", Peer::delay);
-        steps.put("transaction", Peer::transaction);
         for (Map.Entry<String, Step> each : steps.entrySet()) {
-            if (wanted.isEmpty() || wanted.contains(each.getKey())) step(each.getKey(), each.getValue());
+            step(each.getKey(), each.getValue());
         }
         producer.shutdown();
         System.out.println("end");
@@ -286,60 +282,5 @@ public class Peer {
         DefaultMQPushConsumer made = consumer("java-larges", "java-large");
         made.subscribe("java-large", "*");
         take(made, 2);
-    }
-
-    static void retry() throws Exception {
-        producer.send(message("java-retry", "", "", "again"));
-        DefaultMQPushConsumer made = consumer("java-retries", "java-retry");
-        made.subscribe("java-retry", "*");
-        AtomicInteger tries = new AtomicInteger();
-        CountDownLatch left = new CountDownLatch(1);
-        made.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-            context.setDelayLevelWhenNextConsume(1);
-            if (messages.get(0).getReconsumeTimes() == 0) {
-                tries.incrementAndGet();
-                return ConsumeConcurrentlyStatus.RECONSUME_LATER;
-            }
-            left.countDown();
-            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-        });
-        made.start();
-        boolean done = left.await(60, TimeUnit.SECONDS);
-        made.shutdown();
-        check(done, "it did not come back: " + tries);
-    }
-
-    static void delay() throws Exception {
-        producer.send(message("java-delay", "", "", "now"));
-        Message late = message("java-delay", "", "", "late");
-        late.setDelayTimeLevel(2);
-        long sent = System.currentTimeMillis();
-        producer.send(late);
-        DefaultMQPushConsumer made = consumer("java-delays", "java-delay");
-        made.subscribe("java-delay", "*");
-        take(made, 2);
-        check(System.currentTimeMillis() - sent >= 4900, "it came too early");
-    }
-
-    static void transaction() throws Exception {
-        TransactionMQProducer made = new TransactionMQProducer("java-transactions");
-        made.setNamesrvAddr(servers);
-        made.setTransactionListener(new TransactionListener() {
-            public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
-                return (LocalTransactionState) argument;
-            }
-            public LocalTransactionState checkLocalTransaction(MessageExt message) {
-                return LocalTransactionState.COMMIT_MESSAGE;
-            }
-        });
-        made.start();
-        made.sendMessageInTransaction(message("java-transaction", "", "", "commit"), LocalTransactionState.COMMIT_MESSAGE);
-        made.sendMessageInTransaction(message("java-transaction", "", "", "rollback"), LocalTransactionState.ROLLBACK_MESSAGE);
-        producer.send(message("java-transaction", "", "", "last"));
-        DefaultMQPushConsumer consumer = consumer("java-transacted", "java-transaction");
-        consumer.subscribe("java-transaction", "*");
-        Set<String> found = take(consumer, 2);
-        made.shutdown();
-        check(!found.contains("rollback"), "" + found);
     }
 }
