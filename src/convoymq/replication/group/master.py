@@ -125,7 +125,7 @@ class Master:
         self._asked: dict[int, str] = {}
         """Slave -> its address, in the order of their questions."""
         self._compare_due_ms = 0
-        self._refused: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
         """Host of an unchecked slave with a longer log -> the end of that log."""
         self._numbers = 0
         self._waiting: dict[int, list[tuple[int, int, _Send]]] = {}
@@ -310,13 +310,13 @@ class Master:
 
     def _admit(self, link: Link, offset: int) -> bool:
         """Returns whether an unchecked slave's log can be a beginning of this one."""
-        refused = self._refused.get(link.host)
+        refused = self.refused.get(link.host)
         if offset > self.log.max_offset or (refused is not None and offset >= refused):
-            if refused is None and len(self._refused) < REFUSED_MAX:
-                self._refused[link.host] = offset
+            if refused is None and len(self.refused) < REFUSED_MAX:
+                self.refused[link.host] = offset
             self._end(link, f"its log ends at {offset}, behind this one's end")
             return False
-        self._refused.pop(link.host, None)
+        self.refused.pop(link.host, None)
         self._compared.add(link.host)
         return True
 
