@@ -461,3 +461,28 @@ async def test_what_left_is_passed_over(running: Running) -> None:
     assert services.state.levels.offsets[3] == 7
     with pytest.raises(SyntaxFault, match="has 3 bytes"):
         services.follow({}, b"abc")
+
+
+async def test_a_log_that_lost_its_end_says_what_waits(tmp_path: Path) -> None:
+    """A slave that had more than its master: what waits and what was delivered follow from the log
+    that is left."""
+    running = await begin(tmp_path)
+    client, store = running.client, running.broker.store
+    await client.send("t", b"now")
+    await client.send("t", b"before", i=properties(TIMER_DELAY_MS=1500))
+    await client.send("t", b"delivered", i=properties(DELAY=1))
+    await client.send("t", b"half", f=4, i=properties(TRAN_MSG="true", PGROUP="p"))
+    end = store.max_offset
+    await client.send("t", b"cut", i=properties(TIMER_DELAY_MS=1500))
+    await client.send("t", b"cut", f=4, i=properties(TRAN_MSG="true", PGROUP="p"))
+    assert bytes((await pull_all(client, "t", 2))[1].body) == b"delivered"
+    running.broker.persist()
+    store.truncate(end)
+    services = running.broker.specials[0]
+    assert isinstance(services, SpecialServices)
+    assert services.state.wheel.count == 1
+    assert len(services.state.transactions) == 1
+    await client.send("t", b"after", i=properties(TIMER_DELAY_MS=1500))
+    found = await pull_all(client, "t", 4)
+    assert [bytes(m.body) for m in found[1:]] == [b"delivered", b"before", b"after"]
+    await running.stop()

@@ -113,7 +113,7 @@ class PopService:
     def __init__(self, parts: BrokerParts, settings: SpecialSettings, pops: Pops) -> None:
         self._parts = parts
         self._settings = settings
-        self._pops = pops
+        self.pops = pops
         self._file = parts.file("consumerOrderInfo.json")
         self._order = PopOrder(self._file.read(OrderTable))
         self._polls = Polls(settings.polls_max, settings.all_polls_max)
@@ -264,7 +264,7 @@ class PopService:
         self._turn += 1
         queues = self._parts.settings.revive_queues
         asked.revive_queue = ORDERED_REVIVE_QUEUE if asked.is_ordered else self._turn % queues
-        if self._pops.is_full:
+        if self.pops.is_full:
             return found
         for topic, queue in self._places(asked):
             if found.count < asked.count:
@@ -353,7 +353,7 @@ class PopService:
                 queue=taken.queue, topic=taken.topic, group=group, count=len(taken.offsets),
                 differences=[offset - taken.start for offset in taken.offsets], broker=role.name,
             )  # fmt: skip
-            drafts.append(self._pops.checkpoint(point, asked.revive_queue, asked.pop_ms))
+            drafts.append(self.pops.checkpoint(point, asked.revive_queue, asked.pop_ms))
         await self._put(drafts)
         for taken in found.taken:
             if not self._parts.offsets.has_reset(group, taken.topic, taken.queue):
@@ -521,18 +521,18 @@ class PopService:
     async def _store_ack(self, ack: Ack, revive_queue: int, revive_ms: int) -> None:
         """Raises Refusal."""
         try:
-            draft = self._pops.ack(ack, revive_queue, revive_ms, self._parts.now_ms())
+            draft = self.pops.ack(ack, revive_queue, revive_ms, self._parts.now_ms())
         except TooLate:
             raise Refusal(
                 Answer.NO_MESSAGE, "the message is visible again: its invisible time is over"
             ) from None
         if draft is None:
             return
-        self._pops.hold(ack)
+        self.pops.hold(ack)
         try:
             await self._put([draft])
         finally:
-            self._pops.release(ack)
+            self.pops.release(ack)
 
     def _ack_ordered(self, topic: str, group: str, queue: int, offset: int, pop_ms: int) -> None:
         """Raises Refusal."""
@@ -606,7 +606,7 @@ class PopService:
         now_ms = point.pop_ms
         revive_ms = receipt.pop_ms + receipt.invisible_ms
         try:
-            draft = self._pops.ack(ack, receipt.revive_queue, revive_ms, now_ms)
+            draft = self.pops.ack(ack, receipt.revive_queue, revive_ms, now_ms)
         except TooLate:
             raise Refusal(
                 Answer.NO_MESSAGE, "the message is visible again: its invisible time is over"
@@ -614,11 +614,11 @@ class PopService:
         if draft is None:
             # It was acknowledged: there is nothing to show later.
             return
-        self._pops.hold(ack)
+        self.pops.hold(ack)
         try:
-            await self._put([self._pops.checkpoint(point, receipt.revive_queue, now_ms), draft])
+            await self._put([self.pops.checkpoint(point, receipt.revive_queue, now_ms), draft])
         finally:
-            self._pops.release(ack)
+            self.pops.release(ack)
 
 
 def _wrong_queue(code: Answer, queue: int, topic: TopicConfig, connection: Connection) -> Refusal:

@@ -105,29 +105,18 @@ class SpecialServices:
         self._offsets_file = parts.file("delayOffset.json")
         self._checkpoint_path = parts.file("timercheck").path
         self._version = DataVersion()
-        delays_ms = parse_delays(store_settings.delay_levels)
-        view, name = StoreLog(parts.store), parts.role.name
-        self.state = SpecialState(
-            view,
-            DelayLevels(name, delays_ms, view.read),
-            TimerWheel(name, view.read),
-            Transactions(
-                name, view.read,
-                immunity_ms=settings.transaction_immunity_ms,
-                interval_ms=settings.transaction_interval_ms,
-                checks_max=settings.transaction_checks_max,
-            ),
-            Pops(name, parts.role.cluster, is_v2=settings.retry_topic_v2),
-        )  # fmt: skip
+        self._delays_ms = parse_delays(store_settings.delay_levels)
+        self.state = self._new_state()
         self._saved = self._load()
         self.state.open(self._saved)
         self._take_positions()
         Recalls(parts, settings)
         self.pop = PopService(parts, settings, self.state.pops)
         parts.store.on_run.append(self._on_run)
+        parts.store.on_truncated.append(self._on_truncated)
         parts.before_put.append(
             Preparation(
-                len(delays_ms),
+                len(self._delays_ms),
                 parts.now_ms,
                 may_time=parts.settings.timer_wheel,
                 delay_max_s=settings.timer_delay_max_s,
@@ -138,6 +127,30 @@ class SpecialServices:
         parts.register(Request.GET_TIMER_CHECK_POINT, self._timer_checkpoint)
         parts.register(Request.GET_TIMER_METRICS, self._timer_metrics)
 
+    def _new_state(self) -> SpecialState:
+        view, name = StoreLog(self._parts.store), self._parts.role.name
+        return SpecialState(
+            view,
+            DelayLevels(name, self._delays_ms, view.read),
+            TimerWheel(name, view.read),
+            Transactions(
+                name, view.read,
+                immunity_ms=self._settings.transaction_immunity_ms,
+                interval_ms=self._settings.transaction_interval_ms,
+                checks_max=self._settings.transaction_checks_max,
+            ),
+            Pops(name, self._parts.role.cluster, is_v2=self._settings.retry_topic_v2),
+        )  # fmt: skip
+
+    def _on_truncated(self) -> None:
+        """The log has lost its end: the state that followed from it is made anew."""
+        is_running = self.state.is_running
+        self.state = self._new_state()
+        self.pop.pops = self.state.pops
+        self.state.open(self._saved)
+        if is_running:
+            self.start()
+
     # --- files -----------------------------------------------------------------------------------
 
     def _load(self) -> Saved:
@@ -146,7 +159,11 @@ class SpecialServices:
         self._version = offsets.data_version
         checkpoint = Checkpoint()
         try:
-            checkpoint = Checkpoint.decode(self._checkpoint_path.read_bytes())
+            content = self._checkpoint_path.read_bytes()
+            checkpoint = Checkpoint.decode(content)
+            if len(content) != len(checkpoint.encode()):
+                # RocketMQ's, whose position is not in this log, which has no keys.
+                checkpoint.physical = self._parts.store.dispatched
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
@@ -415,8 +432,9 @@ class SpecialServices:
     # --- what other replicas ask -----------------------------------------------------------------
 
     def _delay_offsets(self, _connection: Connection, command: Command) -> Command:
-        saved = self.saved()
-        return command.answer(body=json.dumps(DelayOffsets(dict(saved.levels), self._version)))
+        self.saved()
+        body = DelayOffsets(self.state.levels.offsets, self._version)
+        return command.answer(body=json.dumps(body))
 
     def _timer_checkpoint(self, _connection: Connection, command: Command) -> Command:
         return command.answer(body=self.saved().checkpoint.encode())

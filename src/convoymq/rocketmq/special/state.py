@@ -8,7 +8,8 @@ gives out what is due. What they put carries the key of its record, so that no r
 again, whoever crashes when.
 
 Saved are offsets and a checkpoint, with one rule: all that was given out before the checkpoint's
-position in the log is part of what is saved; `open` reads what comes behind it again.
+position in the log is part of what is saved; `open` reads what comes behind it again. Where a log
+was cut before that position, it is read as a whole: it says all.
 """
 
 from __future__ import annotations
@@ -75,6 +76,19 @@ class Saved:
     """Queue of the revive topic -> offset."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Offsets at a time."""
+
+    now_ms: int
+    end: int
+    """Of the log."""
+    levels: Mapping[int, int]
+    half: int
+    ends: int
+    revived: Mapping[int, int]
+
+
 class SpecialState:
     """See the module text."""
 
@@ -95,19 +109,20 @@ class SpecialState:
         self._log = log
         self._scanned = 0
         """Physical offset up to which keys were looked for."""
-        self._samples: deque[tuple[int, int]] = deque()
-        """(Time, end of the log then), oldest first."""
+        self._samples: deque[_Sample] = deque()
+        """Oldest first."""
         self._counter = 0
 
     # --- the log ---------------------------------------------------------------------------------
 
     def open(self, saved: Saved) -> None:
         """Makes the state of what was saved and the log behind it."""
+        if saved.checkpoint.physical > self._log.end:
+            saved = Saved()
         checkpoint = saved.checkpoint
         since_ms = checkpoint.read_ms
         self._counter = checkpoint.counter
         self._scanned = min(max(checkpoint.physical, self._log.begin), self._log.end)
-        self._samples.append((0, self._scanned))
         self.levels.restore(saved.levels)
         self.transactions.restore(saved.half, saved.ends)
         self.pops.pass_revived(saved.revived)
@@ -124,6 +139,8 @@ class SpecialState:
             for message in self._messages(topic, 0, offset):
                 self.transactions.on_record(message)
         self.catch_up()
+        begin = min(max(checkpoint.physical, self._log.begin), self._log.end)
+        self._samples.append(_Sample(0, begin, saved.levels, saved.half, saved.ends, saved.revived))
 
     def _messages(self, topic: str, queue: int, offset: int) -> Iterable[Message]:
         while True:
@@ -208,31 +225,41 @@ class SpecialState:
     # --- what is saved ---------------------------------------------------------------------------
 
     def _sample(self, now_ms: int) -> None:
-        if self._samples and now_ms - self._samples[-1][0] < 1000:
+        if now_ms - self._samples[-1].now_ms < 1000:
             return
         if not self.is_running:
             self.catch_up()
-        self._samples.append((now_ms, self._log.end))
+        self._samples.append(
+            _Sample(
+                now_ms,
+                self._log.end,
+                self.levels.offsets,
+                *self.transactions.offsets,
+                self.pops.revived_offsets,
+            )
+        )
         if len(self._samples) > SAMPLES_MAX:
             # Coarser: a position that is too low is only read again.
             self._samples = deque(list(self._samples)[::2])
 
     def saved(self, now_ms: int) -> Saved:
-        """Returns what to save now."""
+        """Returns what to save now: offsets are those that belong to the checkpoint's position, so
+        that a log that loses its end keeps what they say."""
         if not self.is_running:
             self.catch_up()
         read_ms = min(self.wheel.read_ms(now_ms), self.pops.first_due_ms(now_ms))
         read_ms = max(0, min(read_ms, now_ms - MARGIN_MS)) // 1000 * 1000
-        while len(self._samples) > 1 and self._samples[1][0] <= read_ms:
+        while len(self._samples) > 1 and self._samples[1].now_ms <= read_ms:
             self._samples.popleft()
         self._counter += 1
         enqueued = self.wheel.enqueued
+        then = self._samples[0]
         return Saved(
             Checkpoint(
-                read_ms, self._samples[0][1], min(self.wheel.first_offset, enqueued), enqueued,
+                read_ms, then.end, min(self.wheel.first_offset, enqueued), enqueued,
                 0, now_ms, self._counter,
             ),
-            self.levels.offsets, *self.transactions.offsets, self.pops.revived_offsets,
+            then.levels, then.half, then.ends, then.revived,
         )  # fmt: skip
 
     def take_over(self, saved: Saved) -> None:

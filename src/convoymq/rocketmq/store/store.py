@@ -135,6 +135,8 @@ class MessageStore:
         self._cleaned_ms = 0
         self.on_dispatched: list[Callable[[Message], None]] = []
         """Called with each message when it can be read, in the order of the log."""
+        self.on_truncated: list[Callable[[], None]] = []
+        """Called when the end of the log was removed."""
         self.on_run: list[Callable[[Run], None]] = []
         """Called with neighbours of a queue when they can be read: cheaper than each message."""
         self._damaged: set[int] = set()
@@ -564,6 +566,8 @@ class MessageStore:
                 self._next_offsets[topic, queue_id] = first + count
         self._rest.clear()
         self._raw_end = min(self._raw_end, offset)
+        for call in self.on_truncated:
+            call()
 
     def checksum(self, offset: int, length: int) -> int | None:
         """Returns the CRC32C of the `length` bytes before an offset; None if they are not there."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,22 @@ def test_what_was_delivered_is_known_from_the_log() -> None:
     assert machine.tick(crash_after=2)
     machine.advance(2000)
     assert machine.bodies() == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("later_ms", [100, 30_000])
+def test_a_delivery_that_the_log_lost_is_made_again(later_ms: int) -> None:
+    """A power failure takes the log's end, and leaves the files that were written after it: in
+    RocketMQ's, the message counts as delivered."""
+    machine = Machine()
+    machine.send(b"a", DELAY=1)
+    end = machine.opened.store.max_offset
+    machine.advance(1100 + later_ms)
+    assert machine.bodies() == [b"a"]
+    machine.save()
+    machine.opened.store.truncate(end)
+    machine.kill()
+    machine.advance(2000)
+    assert machine.bodies() == [b"a"]
 
 
 def test_a_topic_that_takes_nothing_holds_up_no_other() -> None:
