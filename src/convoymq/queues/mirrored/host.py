@@ -76,6 +76,8 @@ class MirroredHost(DamagedCopies):
         """Groups whose master is being opened."""
         self._void: dict[int, int] = {}
         """Group -> number of the member of this node whose copy was given up."""
+        self._files_kept: set[int] = set()
+        """Groups that this run has led, with their files, until somebody else leads."""
         self._shell = RingShell(
             RingParts(
                 node=parts.node_id,
@@ -414,22 +416,32 @@ class MirroredHost(DamagedCopies):
 
     def _leave(self, record: QueueRecord) -> None:
         """Ends what a run of this node has of a queue whose view does not have it."""
+        assert record.view is not None
         group = record.group
         if group in self._copies:
             self.note("queue.mirror_stopped", vhost=record.vhost, queue=record.name, group=group)
         master = self.master_of(group)
         if master is not None:
-            self._depose(record, keeps=self._is_wanted(master, record))
+            keeps = self._is_wanted(master, record)
+            self._depose(record, keeps=keeps)
+            if keeps:
+                self._files_kept.add(group)
+        elif (
+            group in self._files_kept and read_member(self._directory, group) != record.view.master
+        ):
+            self._files_kept.discard(group)
+            self._directory.remove(str(group))
         self._forget_ring(group)
 
     def _is_wanted(self, master: MasterQueue, record: QueueRecord) -> bool:
-        """Returns whether no other member has what a master has that was taken for failed."""
+        """Returns whether nobody leads in place of a master that was taken for failed: the mirror
+        that is about to may be lost as well."""
         view = record.view
         assert view is not None
         own = view.live_at(self.node_id)
         # Without a ring it was the queue until now: a view of this node's former run came late.
         number = master.member.member if master.member is not None else own and own.number
-        return number == view.master and set(view.synchronised) <= {number}
+        return number == view.master
 
     def _depose(self, record: QueueRecord, *, keeps: bool = False) -> None:
         """Another member leads a queue that this node has led: its copy is void. `keeps`: none does

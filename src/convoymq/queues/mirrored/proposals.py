@@ -163,6 +163,9 @@ class ProposingHost(PartitionedHost):
         if own is not None and view.full() == [own.number] == [view.master] and not is_lost:
             # Nobody else ever had anything of this ring, whoever wrote the files before it.
             number = view.master
+        elif own is not None and view.synchronised == (own.number,) == (number,):
+            # The master is gone, and nobody else has all: waiting would make this copy void.
+            number = view.master
         elif any(self._is_running(each) for each in others):
             if own is not None:
                 self._propose(record.group, view.with_failed(own.number))

@@ -377,8 +377,11 @@ class RingShell:
         former = self._former.get(group)
         if former is not None and former.view is not None:
             own = former.view.live_at(self._parts.node)
-            if own is None or former.view.full() == [own.number]:
-                # Its owner decides what the last copy is good for.
+            if own is None or {own.number} in (
+                set(former.view.full()),
+                {*former.view.synchronised},
+            ):
+                # Its owner decides what the last copy, or the last whole one, is good for.
                 return None
             return former, former.view.with_failed(own.number), 0
         member = self._members.get(group)

@@ -438,6 +438,25 @@ def mirror_cannot_write(script: Script) -> Steps:
     script.must_have(kept)
 
 
+def heir_restarts(script: Script) -> Steps:
+    """A gives way to B, which is not the master yet when it is stopped; C's mirror is empty. What A
+    and B have is not lost, whichever of them opens the queue."""
+    yield from _begin(script)
+    script.world.set_policy({"ha-params": ["node2", "node3"], "ha-sync-mode": "manual"})
+
+    def gives_way() -> bool:
+        view = script.world.view
+        return view is not None and not view.is_live(view.master)
+
+    yield gives_way
+    kept = script.confirmed
+    script.stop_nodes(B)
+    yield script.passed(script.draw(50, 1_000, 6_000))
+    script.start_nodes(B)
+    yield script.led(A, B, size=0)
+    script.must_have(kept)
+
+
 Scenario = Callable[[Script], Steps]
 SCENARIOS: tuple[Scenario, ...] = (
     first_then_second,
@@ -451,12 +470,14 @@ SCENARIOS: tuple[Scenario, ...] = (
     cut_off_at_a_join,
     newest_copy,
     mirror_cannot_write,
+    heir_restarts,
 )
 NODES: Mapping[Scenario, tuple[int, ...]] = {
     mirror_waits: (3,),
     forced_boot: (3,),
     cut_off_at_a_join: (3,),
     newest_copy: (5,),
+    heir_restarts: (3,),
 }
 
 
@@ -479,7 +500,8 @@ class RecoveryWorld(MirroredWorld):
         self.settings = {"ha-mode": "nodes", "ha-params": names, "ha-sync-mode": "automatic"}
         if self.scenario in (forced_boot, cut_off_at_a_join):
             self.settings |= {"ha-params": names[:1], "ha-sync-mode": "manual"}
-        if draw.random() < 0.5 and self.scenario is not cut_off_at_a_join:
+        may_wait = draw.random() < 0.5 and self.scenario is not cut_off_at_a_join
+        if may_wait or self.scenario is heir_restarts:
             self.settings["ha-promote-on-failure"] = "when-synced"
         self.file_bytes_max = draw.choice(FILE_BYTES_MAX)
         self._make_nodes(draw)
