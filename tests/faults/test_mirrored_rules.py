@@ -64,12 +64,19 @@ def test_a_synchronisation_is_shown_and_can_be_cancelled(cluster: LocalCluster) 
     connection.close()
 
 
-def test_a_synchronisation_whose_rate_is_limited_ends(start_cluster: StartCluster) -> None:
-    settings = {"mirroring_sync_max_throughput": "40kB", "mirroring_sync_batch_size": "10"}
+def test_the_rate_of_a_synchronisation_is_changed_while_it_lasts(
+    start_cluster: StartCluster,
+) -> None:
+    settings = {"mirroring_sync_max_throughput": "1", "mirroring_sync_batch_size": "10"}
     cluster = start_cluster(3, settings=settings)
     declare(cluster, 1)
     fill(cluster, 0, 200)
     set_policy(cluster, {**ALL, "ha-sync-mode": "automatic"})
+    until(lambda: row(cluster, 1)["state"] == "syncing", "no synchronisation")
+    path = "global-parameters/mirroring_sync_max_throughput"
+    for wrong in ("fast", -1, True, {}):
+        assert call(cluster, "PUT", path, {"value": wrong}, node=2)[0] == 400
+    assert call(cluster, "PUT", path, {"value": "40kB"}, node=2)[0] in (201, 204)
     until(lambda: has_mirrors(cluster, 2), "mirrors are not synchronised")
 
 

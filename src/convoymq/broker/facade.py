@@ -51,6 +51,7 @@ from convoymq.broker.topics.local import LocalTopics
 from convoymq.broker.tree import TreeView
 from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.global_parameters import SYNC_THROUGHPUT, size_in
 from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
 from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.reads import MetadataReads
@@ -308,7 +309,11 @@ class Broker:
             dead_letters=self.local.ask.dead_letters,
             memory_target_bytes=self._memory_target_bytes(),
             mirror_sync_batch_size=self.settings.mirror_sync_batch_size,
-            mirror_sync_bytes_per_s=self.settings.mirror_sync_bytes_per_s,
+            mirror_sync_bytes_per_s=lambda: size_in(
+                self.metadata.tree.settings,
+                SYNC_THROUGHPUT,
+                self.settings.mirror_sync_bytes_per_s,
+            ),
             mirror_restart_wait_ms=self.settings.mirror_restart_wait_ms,
         )
         return {driver.rules.name: driver.make_host(parts) for driver in hosted_drivers()}

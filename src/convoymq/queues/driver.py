@@ -154,8 +154,8 @@ class HostParts:
     """Memory for the messages of all queues of a type that pages them out."""
     mirror_sync_batch_size: int = 4096
     """Messages in a batch of a synchronisation, where no policy says it."""
-    mirror_sync_bytes_per_s: int = 0
-    """Rate of a synchronisation at most; 0 = it has no limit."""
+    mirror_sync_bytes_per_s: Callable[[], int] = int
+    """Returns the rate of a synchronisation at most, as it is now; 0 = it has no limit."""
     mirror_restart_wait_ms: int = 300_000
     """Time after the start for which mirrors of an earlier run wait for the last master."""
 

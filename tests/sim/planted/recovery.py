@@ -134,3 +134,24 @@ def void_copy_stays() -> None:
 @plant("a node whose disk refuses a mirror gets the next one at once")
 def mirrors_fail_without_a_pause() -> None:
     _host()._note_failures = lambda self, master, view: None
+
+
+@plant("a master that gives way removes its files before another one leads")
+def files_go_too_early() -> None:
+    _host()._is_wanted = lambda self, master, record: False
+
+
+@plant("the only whole copy is void when its node starts anew")
+def whole_copy_is_void() -> None:
+    host = _host()
+    found_again = host._found_again
+
+    def planted(self: Any, record: Any) -> None:
+        view = record.view
+        own = view.live_at(self.node_id)
+        if own is not None and view.synchronised == (own.number,):
+            self._propose(record.group, view.with_failed(own.number))
+        else:
+            found_again(self, record)
+
+    host._found_again = planted

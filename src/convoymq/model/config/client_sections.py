@@ -177,8 +177,9 @@ class DefaultsConfig:
     )  # fmt: skip
     mirror_sync_bytes_per_s: int = key(
         "mirroring_sync_max_throughput", 0,
-        """Bytes per second at most at which a queue synchronises its mirrors; 0 = no limit. Lower:
-        queues stay longer without a synchronised mirror.""",
+        """Bytes per second at most at which a queue synchronises its mirrors; 0 = no limit. The
+        global parameter of this name comes first, and acts at once. Lower: queues stay longer
+        without a synchronised mirror.""",
         parse=parse_bytes, low=0, high=1 << 40,
     )  # fmt: skip
     partition_handling: str = key(

@@ -76,8 +76,9 @@ class MirroredHost(DamagedCopies):
         """Groups whose master is being opened."""
         self._void: dict[int, int] = {}
         """Group -> number of the member of this node whose copy was given up."""
-        self._files_kept: set[int] = set()
-        """Groups that this run has led, with their files, until somebody else leads."""
+        self._files_kept: dict[int, int] = {}
+        """Group that this run has led -> master of the view that deposed it: its files stay until
+        another one leads."""
         self._shell = RingShell(
             RingParts(
                 node=parts.node_id,
@@ -276,6 +277,7 @@ class MirroredHost(DamagedCopies):
         number = own.number
         age = CopyAge(number, view.version, number in view.synchronised, number == view.master)
         write_seen(self._directory, self.writer, record.group, age)
+        self._files_kept.pop(record.group, None)
         if known is not None and known.member == own.number:
             return known
         self._shell.close(record.group)
@@ -425,11 +427,9 @@ class MirroredHost(DamagedCopies):
             keeps = self._is_wanted(master, record)
             self._depose(record, keeps=keeps)
             if keeps:
-                self._files_kept.add(group)
-        elif (
-            group in self._files_kept and read_member(self._directory, group) != record.view.master
-        ):
-            self._files_kept.discard(group)
+                self._files_kept[group] = record.view.master
+        elif self._files_kept.get(group, record.view.master) != record.view.master:
+            del self._files_kept[group]
             self._directory.remove(str(group))
         self._forget_ring(group)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from convoymq.queues.classic.log import MESSAGES, SETTLED, Found
 from convoymq.queues.classic.runs import Place
@@ -33,7 +33,7 @@ class Synchronisation:
         members: numbers of the mirrors.
         batch_size: messages in a batch; one that is larger in bytes ends sooner.
         unsaid: positions (first, last, …) that are gone, and the log does not say it.
-        rate: bytes in a second at most; 0 = as many as mirrors take.
+        rate: returns the bytes in a second at most, as it is now; 0 = as many as mirrors take.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Synchronisation:
         batch_size: int,
         unsaid: array[int],
         *,
-        rate: int = 0,
+        rate: Callable[[], int] = int,
     ) -> None:
         self.members = members
         self.is_on_disk = False
@@ -54,8 +54,8 @@ class Synchronisation:
         self._rate = rate
         self._bytes = 0
         """Bytes of the last batch."""
-        self.due_ms = 0
-        """Time before which no batch is sent, by the monotonic clock."""
+        self._from_ms = 0
+        """Time from which the last batch counts, by the monotonic clock."""
         self._dead = Kept(0, 1 << 62, Place(0, 0, 0), 0, [True])
         self._records = self._in_order(log.end, unsaid)
         self._sent: deque[int] = deque()
@@ -85,6 +85,12 @@ class Synchronisation:
         dead = self._dead.settled_within(found.position, found.position + count - 1)
         return count - sum(last - first + 1 for first, last in dead)
 
+    @property
+    def due_ms(self) -> int:
+        """Returns the time before which no batch is sent, by the monotonic clock."""
+        rate = self._rate()
+        return self._from_ms + -(-self._bytes * 1000 // rate) if rate else 0
+
     def step(self, now_ms: int) -> bool:
         """Sends the next batches as far as the mirrors have stored those before, and the rate
         allows; returns False at the end."""
@@ -97,10 +103,9 @@ class Synchronisation:
         while self._sent and all(stored[member] >= self._sent[0] for member in self.members):
             self._sent.popleft()
         while len(self._sent) < BATCHES_MAX and now_ms >= self.due_ms:
+            self._from_ms = max(self.due_ms, now_ms)
             if not self._send():
                 return False
-            if self._rate:
-                self.due_ms = max(self.due_ms, now_ms) + -(-self._bytes * 1000 // self._rate)
         return True
 
     def _send(self) -> bool:

@@ -73,7 +73,7 @@ def test_a_batch_waits_until_the_rate_allows_it(rate: int) -> None:
     writer.run()
     log.connect(ring)
     log.confirms.expect(MIRROR, 0)
-    sync = Synchronisation(log, [MIRROR], 1, array("Q"), rate=rate)
+    sync = Synchronisation(log, [MIRROR], 1, array("Q"), rate=lambda: rate)
     sync.is_on_disk = True
     now_ms = 5_000
     assert sync.step(now_ms) == bool(rate)
@@ -86,3 +86,25 @@ def test_a_batch_waits_until_the_rate_allows_it(rate: int) -> None:
         now_ms = sync.due_ms
         assert sync.step(now_ms)
     assert len(ring.sent) == 3
+
+
+def test_the_rate_may_change_while_a_batch_waits() -> None:
+    writer, ring = ManualWriter(), Ring()
+    log = BroadcastLog(MemoryDirectory(1 << 30), "7", writer, sync=True)
+    for position in range(4):
+        log.add_messages(position, command(position), live=1)
+    log.flush(lambda error: None)
+    writer.run()
+    log.connect(ring)
+    log.confirms.expect(MIRROR, 0)
+    rates = [1]
+    sync = Synchronisation(log, [MIRROR], 1, array("Q"), rate=lambda: rates[0])
+    sync.is_on_disk = True
+    assert sync.step(5_000)
+    assert sync.due_ms > 6_000
+    rates[0] = 1 << 20
+    assert sync.step(6_000)
+    assert len(ring.sent) == 2
+    rates[0] = 0
+    assert sync.step(6_000)
+    assert len(ring.sent) == 4
