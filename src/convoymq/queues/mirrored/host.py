@@ -89,6 +89,7 @@ class MirroredHost(DamagedCopies):
                 has_majority=parts.has_majority,
                 wanted=parts.wanted,
                 await_room=parts.await_room,
+                keeps=self._is_whole,
             )
         )
         parts.control.handle_raw(KIND_MIRROR_STORED, self._on_stored_frame)

@@ -163,8 +163,8 @@ class ProposingHost(PartitionedHost):
         if own is not None and view.full() == [own.number] == [view.master] and not is_lost:
             # Nobody else ever had anything of this ring, whoever wrote the files before it.
             number = view.master
-        elif own is not None and view.synchronised == (own.number,) == (number,):
-            # The master is gone, and nobody else has all: waiting would make this copy void.
+        elif self._is_whole(record):
+            # Waiting for the others would make this copy void.
             number = view.master
         elif any(self._is_running(each) for each in others):
             if own is not None:
@@ -197,6 +197,14 @@ class ProposingHost(PartitionedHost):
     def _is_damaged(self, record: QueueRecord, own: Member, number: int | None) -> bool:
         """Returns whether the files of a former run's member `own` are not what it had. `number`:
         of the member that wrote them."""
+
+    def _is_whole(self, record: RingRecord) -> bool:
+        """Returns whether a former run of this node has the only copy with all messages."""
+        view = record.view
+        own = view.live_at(self.node_id) if view is not None else None
+        if view is None or own is None or view.synchronised != (own.number,):
+            return False
+        return read_member(self._directory, record.group) == own.number
 
     def _is_running(self, member: Member) -> bool:
         """Returns whether a member's run of its node can be reached."""

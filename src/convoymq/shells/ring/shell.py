@@ -107,6 +107,8 @@ class RingParts:
     """To be called when there is work for `end_of_round`."""
     await_room: Callable[[int, Waiting], None]
     """`ReplicaHost.await_room`."""
+    keeps: Callable[[RingRecord], bool] = lambda _record: False
+    """Returns whether the member of an earlier run of this node has a copy to go on with."""
     window_bytes: int = WINDOW_BYTES
 
 
@@ -377,10 +379,7 @@ class RingShell:
         former = self._former.get(group)
         if former is not None and former.view is not None:
             own = former.view.live_at(self._parts.node)
-            if own is None or {own.number} in (
-                set(former.view.full()),
-                {*former.view.synchronised},
-            ):
+            if own is None or former.view.full() == [own.number] or self._parts.keeps(former):
                 # Its owner decides what the last copy, or the last whole one, is good for.
                 return None
             return former, former.view.with_failed(own.number), 0
