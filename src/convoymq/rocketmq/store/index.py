@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 
 from convoymq.kernels import rocketmq_index as kernel
 from convoymq.kernels.rocketmq_index import PAGE_BYTES, PAGE_SLOTS, ROW_BYTES, UNIT_BYTES
-from convoymq.rocketmq.store.checkpoint import Checkpoint
+from convoymq.model.errors import StorageFault
+from convoymq.rocketmq.store.checkpoint import Progress
 from convoymq.storage.types import Directory, File
 
 _HEADER = struct.Struct(">qqqqii")
@@ -225,35 +226,49 @@ class Index:
 
     # --- recovery and retention
 
-    def open(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
-        """Finds the files that are there; after a crash those parts that are durable."""
-        for name in self._directory.list("index"):
-            if name.isdigit():
-                file = self._directory.open(f"index/{name}")
-                header = Header(name, *_HEADER.unpack(file.pread(40, 0).ljust(40, b"\0")))
-                size = file.size()
-                file.close()
-                if size != self._unit_at(self._units) or not 0 < header.next <= self._units:
-                    self._remove(header)
-                else:
-                    self.headers.append(header)
-        if was_aborted:
-            self._cut(checkpoint)
+    def open(self, progress: Progress | None, start: int, *, was_aborted: bool) -> None:
+        """Finds the files that are there; after a crash those parts that are durable.
 
-    def _cut(self, checkpoint: Checkpoint) -> None:
-        """Removes what may be there in part."""
-        progress = checkpoint.progress
-        for header in list(reversed(self.headers)):
-            name = int(header.name)
-            if progress is None and header.end_ms <= checkpoint.index_ms:
-                break
-            if progress is not None and name < progress.index_file:
-                break
-            if progress is not None and name == progress.index_file:
-                self._shorten(header, progress.index_units)
-                break
-            self._remove(header)
-            self.headers.remove(header)
+        Args:
+            progress: of the last checkpoint, if it counts.
+            start: physical offset from which on messages are read again.
+
+        Raises:
+            StorageFault: other settings made the files.
+        """
+        for name in self._directory.list("index"):
+            if not name.isdigit():
+                continue
+            file = self._directory.open(f"index/{name}")
+            header = Header(name, *_HEADER.unpack(file.pread(40, 0).ljust(40, b"\0")))
+            size = file.size()
+            file.close()
+            is_torn = was_aborted and (
+                size < self._unit_at(self._units)
+                if progress is None
+                else int(name) > progress.index_file
+            )
+            if header.next < 1 or is_torn:
+                self._remove(header)
+                continue
+            if size != self._unit_at(self._units) or header.next > self._units:
+                raise StorageFault(
+                    f"{header.path} has {size} bytes, and maxHashSlotNum and maxIndexNum say "
+                    f"{self._unit_at(self._units)}"
+                )
+            self.headers.append(header)
+        if was_aborted:
+            self._cut(progress, start)
+
+    def _cut(self, progress: Progress | None, start: int) -> None:
+        """Makes the slots of the last file of its durable units: slots may be there in part."""
+        if progress is None:
+            # RocketMQ's own: units as well, which are compared with messages when they are found.
+            self.truncate(start)
+        if self.headers:
+            last = self.headers[-1]
+            is_known = progress is not None and int(last.name) == progress.index_file
+            self._shorten(last, progress.index_units if progress and is_known else last.next)
 
     def truncate(self, physical: int) -> None:
         """Forgets messages from a physical offset on. Nothing is being written."""

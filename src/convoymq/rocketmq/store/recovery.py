@@ -56,7 +56,7 @@ class Recovery:
         self.log.begin_at(begin, end)
         start = self._start(bases)
         self.queues.open()
-        self.index.open(self.checkpoint, was_aborted=self.report.was_aborted)
+        self.index.open(self.checkpoint.progress, start, was_aborted=self.report.was_aborted)
         if self.report.was_aborted:
             self.queues.load_limit = start
             for place in self.queues.places():

@@ -237,7 +237,7 @@ PLANTED = {
     "queues and index are not flushed": (Derived, "_sync", lambda _self, _names: None),
     "a cut leaves the checkpoint": (Derived, "lower", lambda _self, _physical: None),
     "queues stay as they are after a crash": (ConsumeQueues, "_cut", lambda *_, **__: None),
-    "the index stays as it is after a crash": (Index, "_cut", lambda _self, _checkpoint: None),
+    "the index stays as it is after a crash": (Index, "_cut", lambda *_: None),
     "checksums are not compared": (recovery, "records", Unchecked()),
 }
 

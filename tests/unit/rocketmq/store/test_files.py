@@ -97,11 +97,14 @@ def test_a_missing_file_of_a_queue_is_passed_over() -> None:
     assert len(again.bodies("a", 0, 40)) == 20
 
 
-@pytest.mark.parametrize("changed", [{"log_file_bytes": 4096}, {"queue_file_bytes": 200}])
+@pytest.mark.parametrize(
+    "changed", [{"log_file_bytes": 4096}, {"queue_file_bytes": 200}, {"index_slots": 51}]
+)
 def test_a_directory_keeps_the_sizes_of_its_files(changed: dict[str, int]) -> None:
     opened, _ = filled()
+    opened.put(Draft("a", 0, b"", encode_properties({"KEYS": "k"})))
     disk = opened.close()
-    with pytest.raises(StorageFault, match="mappedFileSize"):
+    with pytest.raises(StorageFault, match=r"mappedFileSize|maxHashSlotNum"):
         Opened(disk, **changed).store.queue_max("a", 0)
 
 
@@ -207,6 +210,25 @@ def test_messages_are_found_by_each_of_their_keys() -> None:
     assert len(again.store.query("a", "x1", 64, 0, 1 << 60)) == 43
 
 
+def test_keys_outlive_a_crash_without_a_checkpoint_of_ours() -> None:
+    """As RocketMQ leaves a directory: it removes such a file of the index, with all its keys."""
+    opened = Opened()
+    for number in range(150):
+        opened.put(Draft("a", 0, bytes(200), encode_properties({"KEYS": f"k{number}"})))
+        opened.now += 1000
+        opened.store.tick(opened.now)
+        opened.settle()
+    inode = opened.disk.names["checkpoint"]
+    assert inode is not None
+    times = Checkpoint(log_ms=opened.now - 20_000, queues_ms=opened.now - 20_000)
+    inode.content[:] = times.encode()
+    opened.disk.sync_all()
+    again = Opened(opened.disk)
+    assert 0 < again.report.records_checked < 150
+    for number in range(150):
+        assert len(again.store.query("a", f"k{number}", 9, 0, 1 << 60)) == 1
+
+
 def test_a_checkpoint_counts_with_its_times_only() -> None:
     checkpoint = Checkpoint(1, 2, 3, 4, 5, Progress(6, 7, 8))
     content = checkpoint.encode()
@@ -292,6 +314,7 @@ def test_damaged_bytes_never_break_the_reader() -> None:
             assert len(rows) % 20 == 0
             assert size >= 0
             for run in runs:
+                assert len(run[4]) == 20 * run[3]
                 for at in range(0, len(run[4]), 20):
                     place = int.from_bytes(run[4][at : at + 8], "big")
                     length = int.from_bytes(run[4][at + 8 : at + 12], "big")
@@ -299,3 +322,27 @@ def test_damaged_bytes_never_break_the_reader() -> None:
                     assert len(message.body) + len(message.properties_bytes) < length
                     assert message.keys
         records.is_record(data, 0)
+
+
+def test_damaged_batches_are_refused_or_whole() -> None:
+    """Whatever is accepted becomes records that a reader takes."""
+    random_ = random.Random(11)
+    part = b"".join((
+        (30).to_bytes(4, "big"), bytes(8), (7).to_bytes(4, "big"), (4).to_bytes(4, "big"), b"body",
+        (4).to_bytes(2, "big"), b"K\x01v\x02",
+    ))  # fmt: skip
+    accepted = 0
+    for _ in range(3000):
+        data = bytearray(part * 3)
+        for _ in range(random_.randrange(3)):
+            data[random_.randrange(len(data))] = random_.choice((0, 1, 4, 30, 255))
+        draft = Draft("a", 0, bytes(data[: random_.randrange(60, 91)]), b"C\x01c", is_batch=True)
+        offsets = {("a", 0): 5}
+        block, rows = records.encode([draft], 0, 1 << 20, 1 << 20, 0, offsets, 1, bytes(8))
+        ((size, count, _, _),) = rows
+        assert (size == len(block)) if block else size < 0
+        why, read, _, found, *_ = records.scan(block, 0, 0, True, [])
+        assert (why, read, found) == (records.ENDED, len(block), count if block else 0)
+        assert offsets["a", 0] == 5 + found
+        accepted += found > 0
+    assert 0 < accepted < 3000
