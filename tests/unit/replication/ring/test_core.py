@@ -10,7 +10,7 @@ from msgspec import structs
 from convoymq.model.errors import InvariantViolated, PeerError
 from convoymq.replication.ring.core import MEMBER, RingCore
 from convoymq.replication.ring.types import Deliver, Erase, Frame, Progress
-from convoymq.replication.ring.views import RingView
+from convoymq.replication.ring.views import RingView, founded
 from tests.unit.replication.ring.world import Broken, RingWorld
 
 STEPS = 400
@@ -26,6 +26,24 @@ def test_members_that_stay_deliver_the_same(first: int) -> None:
         for name in happened:
             happened[name] += world.happened[name]
     assert all(count > 50 for count in happened.values()), happened
+
+
+def test_a_neighbour_that_says_more_than_there_is_completes_nothing() -> None:
+    view = founded(1, 1).joined(2, 1).caught_up(2)
+    core = RingCore(1, view)
+    core.broadcast(b"first")
+    lie = Frame(
+        version=view.version,
+        catch_up=False,
+        progress=(Progress(sender=2, complete=0, last=1, payloads=(b"own",)),
+                  Progress(sender=1, complete=0, last=2)),
+    )  # fmt: skip
+    with pytest.raises(PeerError, match="its home has 1"):
+        core.on_frame(2, lie)
+    core.check_invariants()
+    assert (core.senders[1].complete, 2 in core.senders) == (0, False)
+    core.on_frame(2, replace(lie, progress=(Progress(sender=1, complete=0, last=1),)))
+    assert core.senders[1].complete == 1
 
 
 # --- planted bugs ----------------------------------------------------------------------------
