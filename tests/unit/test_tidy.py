@@ -199,7 +199,7 @@ def names_used() -> frozenset[str]:
     return frozenset(used)
 
 
-UNASSEMBLED = ("src/convoymq/rocketmq/", "src/convoymq/replication/group/")
+UNASSEMBLED = tuple(f"src/convoymq/rocketmq/{room}/" for room in ("broker", "special", "store"))
 """Rooms of ADR 0150 that wait for each other; out of here when its broker is whole."""
 
 

@@ -29,6 +29,8 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
+from convoymq.rocketmq.store.types import java_hash
+
 KEY_FIELD = "escapeKey"
 KEY_PROPERTY = "ESCAPE_KEY"
 GENERATION_FIELD = "escapeGeneration"
@@ -216,15 +218,6 @@ class Targets:
         """An attempt has ended."""
         if key is not None and outcome is not Outcome.UNKNOWN:
             self._bound.pop(key, None)
-
-
-def java_hash(text: str) -> int:
-    """Returns Java's hash code of a text."""
-    value = 0
-    data = text.encode("utf-16-be")
-    for high, low in zip(data[::2], data[1::2], strict=True):
-        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
-    return value - (1 << 32) if value >> 31 else value
 
 
 def specific_queue(topic: str, store_host: str, writable: Sequence[tuple[str, int]]) -> Target:

@@ -2,7 +2,7 @@
 
 | what | rule here | RocketMQ's rule |
 |---|---|---|
-| consumer offsets | the larger of each queue | all of the member's, if its version is not older |
+| consumer offsets (`Offsets.merge`) | the larger of each queue | all, if its version is not older |
 | offsets of delay levels | the larger of each level | as above |
 | check point of timed messages | the larger of each number | as above |
 | topics, groups | all of both; of one that both have, that of the newer table | not taken over |
@@ -19,7 +19,6 @@ from typing import TypeVar
 
 from convoymq.rocketmq.remoting.values import DataVersion
 
-K = TypeVar("K")
 V = TypeVar("V")
 
 
@@ -30,21 +29,6 @@ def is_newer(one: DataVersion, other: DataVersion) -> bool:
 
 def _order(version: DataVersion) -> tuple[int, int, int]:
     return version.state_version, version.counter, version.timestamp
-
-
-def largest(own: Mapping[K, int], other: Mapping[K, int]) -> dict[K, int]:
-    """Returns the larger number of each name."""
-    merged = dict(other)
-    for name, number in own.items():
-        merged[name] = max(number, merged.get(name, number))
-    return merged
-
-
-def largest_of_queues(
-    own: Mapping[str, Mapping[int, int]], other: Mapping[str, Mapping[int, int]]
-) -> dict[str, dict[int, int]]:
-    """Returns the larger offset of each queue, by topic and group."""
-    return {name: largest(own.get(name, {}), other.get(name, {})) for name in {**own, **other}}
 
 
 def joined(

@@ -21,7 +21,6 @@ from convoymq.model.errors import PeerError, Unavailable
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
-from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.server import RemotingClient
 from convoymq.rocketmq.remoting.values import (
     ClusterInfo,
@@ -126,10 +125,6 @@ class NameServers:
                 return
 
         await asyncio.gather(*map(one, self.addresses))
-
-    def is_one(self, connection: Connection) -> bool:
-        """Returns whether a connection was one to a name server."""
-        return connection.name in self.addresses
 
     # --- others -----------------------------------------------------------------------------
 

@@ -242,10 +242,6 @@ class Roles:
         """A replication link ended."""
         self._link_heard_ms.pop(address, None)
 
-    def on_unlisted(self) -> None:
-        """The connection to the last name server ended: it lists this replica no more."""
-        self._listed_ms = None
-
     def on_hand_over(self, now_ms: int) -> None:
         """A master that gets online takes the special services over."""
         self._left_until_ms = now_ms + HAND_OVER_MS

@@ -13,7 +13,6 @@ from convoymq.rocketmq.acting.escape import (
     Outcome,
     Target,
     Targets,
-    java_hash,
     key_of,
     specific_queue,
 )
@@ -92,13 +91,6 @@ def test_an_attempt_with_an_unknown_end_stays_with_its_target() -> None:
     assert targets.choose(KEY._replace(offset=18), other) is not None
     targets.ended(KEY, Outcome.REFUSED)
     assert targets.choose(KEY, other) is not None
-
-
-def test_hashes_are_javas() -> None:
-    assert java_hash("") == 0
-    assert java_hash("TagA") == 2598919
-    assert java_hash("polygenelubricants") == -(1 << 31)
-    assert java_hash("\U0001f600") == 1772899
 
 
 def test_pops_records_of_a_slave_go_to_one_queue() -> None:

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from convoymq.rocketmq.acting.merging import after, is_newer, joined, largest, largest_of_queues
+from convoymq.rocketmq.acting.merging import after, is_newer, joined
 from convoymq.rocketmq.remoting.values import DataVersion
-
-
-def test_offsets_are_merged_by_maximum() -> None:
-    """RocketMQ takes all of the member's if its version is not older: a master's 9 becomes 5."""
-    own = {"t@g": {0: 9, 1: 2}, "u@g": {0: 1}}
-    other = {"t@g": {0: 5, 1: 3, 2: 7}, "v@g": {0: 4}}
-    assert largest_of_queues(own, other) == {
-        "t@g": {0: 9, 1: 3, 2: 7}, "u@g": {0: 1}, "v@g": {0: 4},
-    }  # fmt: skip
-    assert largest({1: 5}, {1: 4, 2: 1}) == {1: 5, 2: 1}
 
 
 def test_topics_of_both_are_kept_and_of_one_name_that_of_the_newer_table() -> None:

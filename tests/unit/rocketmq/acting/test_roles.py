@@ -174,11 +174,10 @@ def test_a_master_whose_slaves_answer_needs_no_name_server() -> None:
     core = roles(0, replicas=3)
     core.on_pre_online_ended({1: FIRST, 2: SECOND}, None, 0)
     carried_out(core, 0)
-    core.on_link(FIRST, 9000)
-    core.on_link(SECOND, 8000)
-    core.on_unlisted()
-    assert core.services_wanted(8000 + LEASE_MS - 1)
-    assert not core.services_wanted(8000 + LEASE_MS)
+    core.on_link(FIRST, 29_000)
+    core.on_link(SECOND, 28_000)
+    assert core.services_wanted(28_000 + LEASE_MS - 1)
+    assert not core.services_wanted(28_000 + LEASE_MS)
 
 
 def test_a_slave_takes_services_back_that_a_master_never_began() -> None:
