@@ -30,9 +30,6 @@ from cython.cimports.convoymq.kernels.bytes import (
 from cython.cimports.libc import string
 from cython.cimports.libc.stdint import int32_t, int64_t, uint32_t, uint64_t
 
-RECORD_BYTES_MIN = 91
-BLANK_BYTES_MIN = 8
-PROPERTIES_BYTES_MAX = 0x7FFF
 ILLEGAL = -1
 PROPERTIES_TOO_LONG = -2
 

@@ -4,10 +4,6 @@ from collections.abc import Sequence
 
 from typing_extensions import Buffer
 
-RECORD_BYTES_MIN: int
-BLANK_BYTES_MIN: int
-PROPERTIES_BYTES_MAX: int
-
 ILLEGAL: int
 PROPERTIES_TOO_LONG: int
 

@@ -292,10 +292,6 @@ class Run:
     stored_ms: int
     """Of the last."""
 
-    def tags_codes(self) -> list[int]:
-        """Returns the tags code of each message."""
-        return [code for _, _, code in struct.iter_unpack(">qiq", self.entries)]
-
 
 Matches: TypeAlias = Callable[[int, "Message | None"], bool]
 """Returns whether a reader wants a message. It is asked with the tags code alone, and, where that
@@ -321,7 +317,4 @@ class StoreReport:
     was_aborted: bool = False
     """The last run did not end in order."""
     records_checked: int = 0
-    cut_bytes: int = 0
-    """Length of what lay behind the last whole record: writes that were never confirmed, or
-    damage, which `damages` names."""
     damages: list[Damage] = field(default_factory=list)

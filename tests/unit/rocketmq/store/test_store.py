@@ -7,6 +7,7 @@ import random
 import pytest
 
 from convoymq.model.errors import StorageFault
+from convoymq.rocketmq.store.consume_queues import ENTRY
 from convoymq.rocketmq.store.jobs import Interrupted
 from convoymq.rocketmq.store.types import (
     Boundary,
@@ -91,7 +92,7 @@ def test_a_run_is_as_long_as_neighbours_of_a_queue_are() -> None:
     assert [(run.topic, run.queue_id, run.queue_offset, run.count) for run in runs] == [
         ("a", 0, 0, 2), ("a", 1, 0, 1), ("a", 0, 2, 1), ("b", 1, 0, 1),
     ]  # fmt: skip
-    assert runs[0].tags_codes() == [ord("t")] * 2
+    assert [code for _, _, code in ENTRY.iter_unpack(runs[0].entries)] == [ord("t")] * 2
 
 
 @pytest.mark.parametrize(
