@@ -206,15 +206,6 @@ def real_topic(topic: str, group: str, retry: str) -> str:
     return retry_topic(topic, group, is_v2=retry == RETRY_V2)
 
 
-def normal_topic(topic: str, group: str) -> str:
-    """Returns the topic that a retry topic belongs to; others are their own."""
-    for mark in "_+":
-        prefix = f"{RETRY_PREFIX}{group}{mark}"
-        if topic.startswith(prefix):
-            return topic[len(prefix) :]
-    return topic
-
-
 def start_info(topic: str, queue: int, start: int) -> str:
     """Returns the part of `startOffsetInfo` for a queue."""
     return f"{retry_flag(topic)} {queue} {start}"

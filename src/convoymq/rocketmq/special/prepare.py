@@ -43,6 +43,7 @@ class Preparation:
     Args:
         levels: number of delay levels.
         may_time: whether there is a timer wheel.
+        is_full: whether no more messages may wait in a topic.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class Preparation:
         *,
         may_time: bool = True,
         delay_max_s: int = DELAY_MAX_S,
+        is_full: Callable[[str], bool] = lambda _topic: False,
     ) -> None:
         self._levels = levels
         self._now_ms = now_ms
         self._may_time = may_time
         self._delay_max_s = delay_max_s
+        self._is_full = is_full
 
     def __call__(self, draft: Draft) -> Draft:
         """Returns the draft, changed. Raises Refusal."""
@@ -68,6 +71,7 @@ class Preparation:
             SysFlag.COMMIT,
             SysFlag.ROLLBACK,
         ):
+            self._check_room(HALF_TOPIC)
             return to_half(draft, properties)
         if kind not in (0, SysFlag.COMMIT):
             return draft
@@ -77,6 +81,10 @@ class Preparation:
         if TIMER_OUT_MS not in properties and any(name in properties for name in TIMES):
             return self._timed(draft, properties)
         return draft
+
+    def _check_room(self, topic: str) -> None:
+        if self._is_full(topic):
+            raise Refusal(Answer.SYSTEM_BUSY, f"too many messages wait in {topic}")
 
     def _delayed(self, draft: Draft, level: int, properties: dict[str, str]) -> Draft:
         level = min(level, self._levels)
@@ -101,6 +109,7 @@ class Preparation:
                 f"{self._delay_max_s * 1000}ms; or if set del msg, the delay time should be bigger "
                 "than the current time",
             )
+        self._check_room(TIMER_TOPIC)
         out_ms = (deliver_ms - 1) // PRECISION_MS * PRECISION_MS
         add = {
             TIMER_OUT_MS: str(out_ms),

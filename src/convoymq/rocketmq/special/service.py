@@ -120,6 +120,7 @@ class SpecialServices:
                 parts.now_ms,
                 may_time=parts.settings.timer_wheel,
                 delay_max_s=settings.timer_delay_max_s,
+                is_full=self._is_full,
             )
         )
         parts.register(Request.END_TRANSACTION, self._end_transaction)
@@ -141,6 +142,10 @@ class SpecialServices:
             ),
             Pops(name, self._parts.role.cluster, is_v2=self._settings.retry_topic_v2),
         )  # fmt: skip
+
+    def _is_full(self, topic: str) -> bool:
+        part = self.state.wheel if topic == TIMER_TOPIC else self.state.transactions
+        return part.is_full
 
     def _on_truncated(self) -> None:
         """The log has lost its end: the state that followed from it is made anew."""

@@ -11,7 +11,6 @@ from convoymq.rocketmq.special.pop_records import (
     CheckPoint,
     Receipt,
     counts_info,
-    normal_topic,
     offsets_info,
     real_topic,
     retry_flag,
@@ -49,7 +48,6 @@ def test_topics_of_messages_that_come_back() -> None:
     assert (first, second) == ("%RETRY%g_t_1", "%RETRY%g+t_1")
     assert [retry_flag(topic) for topic in ("t", first, second)] == ["0", "1", "2"]
     assert [real_topic("t_1", "g", flag) for flag in "012"] == ["t_1", first, second]
-    assert [normal_topic(topic, "g") for topic in ("t", first, second)] == ["t", "t_1", "t_1"]
 
 
 def test_infos_name_queues_and_offsets() -> None:

@@ -62,6 +62,17 @@ def test_without_a_wheel_there_are_no_times() -> None:
         Preparation(18, lambda: NOW_MS, may_time=False)(draft(TIMER_DELAY_MS=5))
 
 
+@pytest.mark.parametrize(
+    ("properties", "topic"),
+    [({"TIMER_DELAY_MS": 5}, TIMER_TOPIC), ({"TRAN_MSG": "true"}, HALF_TOPIC)],
+)
+def test_what_waits_is_bounded(properties: dict[str, object], topic: str) -> None:
+    full = Preparation(18, lambda: NOW_MS, is_full=lambda name: name == topic)
+    with pytest.raises(Refusal, match=f"too many messages wait in {topic}"):
+        full(draft(**properties))
+    assert full(draft(DELAY=1)).topic == SCHEDULE_TOPIC
+
+
 def test_a_prepared_message_becomes_a_half_one() -> None:
     found = prepare(draft(SysFlag.PREPARED, TRAN_MSG="true", UNIQ_KEY="u", DELAY=1))
     assert (found.topic, found.queue_id, found.sys_flag) == (HALF_TOPIC, 0, 0)

@@ -173,3 +173,19 @@ def test_ends_of_rocketmqs_brokers_are_read() -> None:
     transactions = machine.state.transactions
     assert [n in transactions for n in range(4)] == [False, True, False, True]
     assert transactions.offsets == (1, 0)
+
+
+def test_open_half_messages_and_timers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("convoymq.rocketmq.special.transactions.OPEN_MAX", 1)
+    monkeypatch.setattr("convoymq.rocketmq.special.wheel.TIMERS_MAX", 1)
+    machine = Machine()
+    assert not machine.state.transactions.is_full
+    assert not machine.state.wheel.is_full
+    half = half_of(machine)
+    machine.send(b"a", TIMER_DELAY_MS=5000)
+    assert machine.state.transactions.is_full
+    assert machine.state.wheel.is_full
+    end(machine, half, End.ROLLBACK)
+    machine.advance(7000)
+    assert not machine.state.transactions.is_full
+    assert not machine.state.wheel.is_full
