@@ -526,17 +526,19 @@ def scan(
 
 @cython.cfunc
 def _is_whole(p: cython.p_uchar, f: Fields) -> cython.bint:
-    """Compares the checksum of the body. Properties have none: but where a write was cut short,
-    sectors of zeros lie."""
+    """Compares the checksum of the body. Topic and properties have none: but where a write was cut
+    short, sectors of zeros lie."""
     if f.body_size:
         crc: uint32_t = _crc32(memory_view(p + f.body, f.body_size))
         if crc & _CRC_BITS != load32(p + 8):
             return False
-    at: cython.Py_ssize_t = f.properties
+    at: cython.Py_ssize_t = f.topic
+    # The length of no properties is zeros as well.
+    end: cython.Py_ssize_t = f.size if f.properties_size else f.topic + f.topic_size
     stop: cython.Py_ssize_t
     physical: cython.Py_ssize_t = load64(p + 28)
-    while at < f.size:
-        stop = min(f.size, at + _SECTOR - (physical + at) % _SECTOR)
+    while at < end:
+        stop = min(end, at + _SECTOR - (physical + at) % _SECTOR)
         while at < stop and p[at] == 0:
             at += 1
         if at == stop:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from convoymq.kernels.rocketmq_records import is_record
 from convoymq.model.errors import StorageFault
 from convoymq.rocketmq.store.consume_queues import ENTRY
 from convoymq.rocketmq.store.jobs import Interrupted
@@ -242,3 +243,16 @@ def test_a_listener_that_fails_keeps_nothing_from_the_others() -> None:
         opened.store.kick()
     assert told == [0, -1]
     assert opened.bodies("a") == [b"x"]
+
+
+def test_a_topic_whose_end_is_a_lost_sector_is_damage() -> None:
+    """Seed 2888 of the load `group`: recovery took such a record for whole, with another topic."""
+    opened = Opened()
+    opened.put(Draft("t", 0, bytes(326)))
+    (placed,) = opened.put(Draft("orders", 0, b"xy"))
+    record = bytearray(opened.store.read_raw(placed.physical, placed.size))
+    lost = 512 - placed.physical
+    assert placed.size - 8 < lost < placed.size
+    assert is_record(memoryview(bytes(record)), placed.physical)
+    record[lost:] = bytes(placed.size - lost)
+    assert not is_record(memoryview(bytes(record)), placed.physical)
