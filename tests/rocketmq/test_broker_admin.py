@@ -383,3 +383,28 @@ async def test_accounts_are_needed_and_read_again(tmp_path: Path) -> None:
     answer = await client.ask(Request.SEND_MESSAGE_V2, b"x", AccessKey="user", **fields)
     assert answer.remark == "Check signature failed for accessKey=user"
     await made.stop()
+
+
+@pytest.mark.provokes("rocketmq.not_persisted")
+async def test_all_new_groups_of_a_heartbeat_are_one_write(tmp_path: Path) -> None:
+    """Each group has a retry topic, too. A file that cannot be written is written later."""
+    made = await Running.begin(tmp_path, flushConsumerOffsetInterval=10_000)
+    written: list[str] = []
+    for file in (made.broker.topics.file, made.broker.groups.file):
+        write = file.write
+        file.write = lambda value, file=file, write=write: (  # type: ignore[method-assign]
+            written.append(file.path.name), write(value),
+        )  # fmt: skip
+    config = made.broker.config_path
+    config.mkdir(exist_ok=True)
+    config.rename(tmp_path / "aside")
+    config.write_text("in the way")
+    groups = [{"groupName": f"many{n}", "subscriptionDataSet": []} for n in range(200)]
+    answer = await made.client.ask(Request.HEART_BEAT, {"clientID": "c", "consumerDataSet": groups})
+    assert answer.code == Answer.SUCCESS
+    assert sorted(written) == ["subscriptionGroup.json", "topics.json"]
+    config.unlink()
+    made.broker.persist()
+    table = msgspec.json.decode((config / "topics.json").read_bytes())["topicConfigTable"]
+    assert "%RETRY%many199" in table
+    await made.stop()

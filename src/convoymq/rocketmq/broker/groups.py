@@ -22,13 +22,13 @@ GROUPS_MAX = 100_000
 
 
 class Groups:
-    """See the module text. Every change is in the file when a call returns."""
+    """See the module text. Changes are in the file at the end of the turn of the event loop."""
 
     def __init__(
         self, settings: Callable[[], BrokerSettings], file: ConfigFile, now_ms: Callable[[], int]
     ) -> None:
         self._settings = settings
-        self._file = file
+        self.file = file
         self._now_ms = now_ms
         found = file.read(GroupTable) or GroupTable()
         self.table = {name: GroupConfig(name) for name in names.SYSTEM_GROUPS}
@@ -101,8 +101,8 @@ class Groups:
         self.table = dict(table.subscription_group_table)
         self.forbidden = dict(table.forbidden_table)
         self.version = table.data_version
-        self._file.write(self.content())
+        self.file.write_soon(self.content)
 
     def _changed(self) -> None:
         self.version = next_version(self.version, self._now_ms())
-        self._file.write(self.content())
+        self.file.write_soon(self.content)

@@ -369,6 +369,8 @@ class Broker:
 
     def persist(self) -> None:
         """Writes files of what changed since the last time."""
+        self.topics.file.flush()
+        self.groups.file.flush()
         try:
             self.offsets.persist()
             self.group.persist()

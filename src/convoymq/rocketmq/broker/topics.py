@@ -57,7 +57,7 @@ def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
 
 
 class Topics:
-    """See the module text. Every change is in the file when a call returns.
+    """See the module text. Changes are in the file at the end of the turn of the event loop.
 
     Args:
         changed: called with the topics that were made or changed: name servers are to know.
@@ -68,7 +68,7 @@ class Topics:
     ) -> None:
         self.changed: Callable[[list[TopicConfig]], None] = lambda _: None
         self._settings = settings
-        self._file = file
+        self.file = file
         self._now_ms = now_ms
         found = file.read(TopicTable) or TopicTable()
         self.table = {topic.topic_name: topic for topic in system_topics(settings())}
@@ -158,7 +158,7 @@ class Topics:
         """Takes over what a master has."""
         self.table = dict(table.topic_config_table)
         self.version = table.data_version
-        self._file.write(self.content())
+        self.file.write_soon(self.content)
 
     def touch(self) -> None:
         """Begins a new version: something that is registered with topics has changed."""
@@ -174,7 +174,7 @@ class Topics:
 
     def _changed(self) -> None:
         self.version = next_version(self.version, self._now_ms())
-        self._file.write(self.content())
+        self.file.write_soon(self.content)
 
 
 def check_is_writable(topic: TopicConfig) -> None:
