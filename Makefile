@@ -13,7 +13,7 @@ REPLICATION ?=
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc demo-groups test test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-spark replication wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc demo-groups test test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark replication wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -93,6 +93,11 @@ test-capture: setup ## `convoy pipeline capture` with a real MariaDB, which is i
 test-rocketmq: setup ## Name server and broker with RocketMQ's own brokers, clients (Java, Go, Node) and tools, whose jars are installed
 	@tools/install_rocketmq.sh
 	$(BIN)/python -m pytest -q tests/rocketmq
+
+bench-groups: setup ## Broker groups beside RocketMQ's own broker, in one run, with its Java client
+	@tools/install_rocketmq.sh
+	@$(BIN)/python tools/build.py --all
+	$(BIN)/python -m benchmarks.groups
 
 test-disk-full: setup ## One unacknowledged message while ten million others pass: the disk does not grow
 	CONVOY_HELD_MESSAGES=10000000 $(BIN)/python -m pytest -q tests/faults/test_disk_space.py -k held

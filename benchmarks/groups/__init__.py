@@ -1,0 +1,1 @@
+"""Broker groups beside RocketMQ's own broker: `python -m benchmarks.groups`."""
