@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -47,6 +48,17 @@ class Job(NamedTuple):
     def size(self) -> int:
         """Returns the number of bytes to write."""
         return sum(len(buffer) for buffer in self.buffers)
+
+
+@dataclass(slots=True)
+class Piece:
+    """A part of a file that one call writes."""
+
+    file: File
+    offset: int
+    buffers: Buffers
+    sync: bool
+    end: int
 
 
 class LogWriter:
@@ -141,18 +153,17 @@ def carry_out(jobs: Sequence[Job]) -> list[Callable[[], None]]:
     writes = [(job, job.file) for job in jobs if job.kind is Kind.WRITE and job.file is not None]
     unsynced: dict[File, None] = {}
 
-    def write(one: tuple[Job, File]) -> None:
-        job, file = one
-        if job.sync:
-            if not job.offset:
+    def write(piece: Piece) -> None:
+        if piece.sync:
+            if not piece.offset:
                 _sync(unsynced, failed)
-            unsynced[file] = None
-        file.pwrite(job.buffers, job.offset)
+            unsynced[piece.file] = None
+        piece.file.pwrite(piece.buffers, piece.offset)
 
-    def refuse(one: tuple[Job, File], error: Exception) -> None:
-        failed[one[1]] = error
+    def refuse(piece: Piece, error: Exception) -> None:
+        failed[piece.file] = error
 
-    run_each(writes, write, refuse)
+    run_each(joined(writes), write, refuse)
     _sync(unsynced, failed)
     closed = [job.file for job in jobs if job.kind is Kind.CLOSE and job.file is not None]
     # What was to be closed is of no use to anybody: an error of that changes nothing.
@@ -160,6 +171,24 @@ def carry_out(jobs: Sequence[Job]) -> list[Callable[[], None]]:
     reached = [(job, None) for job in jobs if job.kind is Kind.BARRIER]
     written = [(job, failed.get(file)) for job, file in writes]
     return [partial(job.done, error) for job, error in [*written, *reached]]
+
+
+def joined(writes: Sequence[tuple[Job, File]]) -> list[Piece]:
+    """Returns the writes, with those of a file that follow each other as one. None moves to before
+    the first write of a file, which waits for what came earlier."""
+    pieces: list[Piece] = []
+    last: dict[File, Piece] = {}
+    for job, file in writes:
+        if job.sync and not job.offset:
+            last.clear()
+        piece = last.get(file)
+        if piece is not None and piece.end == job.offset:
+            piece.buffers += job.buffers
+        else:
+            piece = last[file] = Piece(file, job.offset, [*job.buffers], job.sync, job.offset)
+            pieces.append(piece)
+        piece.end += job.size()
+    return pieces
 
 
 def _sync(files: dict[File, None], failed: dict[File, Exception]) -> None:

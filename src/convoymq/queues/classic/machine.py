@@ -126,12 +126,18 @@ class ClassicMachine:
             level_max: highest priority of messages; 0 = all have one.
             read: see `Backing`.
         """
+        self.is_transient: Callable[[Block], bool] = lambda _block: False
+        """Decides whether a block goes to the log only to leave memory."""
         self.limits = limits
         self.effects: list[Effect] = []
         self.enqueued: list[Block] = []
-        """Blocks that arrived since the shell last looked: written when the queue is durable."""
+        """Blocks that arrived since the shell last looked."""
         self.settled: list[int] = []
-        """Positions (first, last, …) that are gone since the shell last looked."""
+        """Positions (first, last, …) of the log that are gone since the shell last looked."""
+        self.unwritten = 0
+        """Living blocks that go to the log only to leave memory, and have not yet."""
+        self.handed_out = False
+        """Messages of the log were handed out since the shell last looked."""
         self.freed: Counter[int] = Counter()
         """File of the log -> messages in it that are gone since the shell last looked."""
         self.backing = Backing(level_max, read)
@@ -204,7 +210,7 @@ class ClassicMachine:
                     session.refused_seq = seq
                     rejected.setdefault(session_id, []).append(seq)
                     if self.limits.refused_are_dead_letters and count:
-                        self._leave_refused(data, count, offset, length, now_ms)
+                        self._leave_refused(data, count, offset, length)
                 else:
                     self._enqueue(data, flags, count, offset, length, now_ms)
             elif kind == CMD_SETTLE:
@@ -299,21 +305,26 @@ class ClassicMachine:
         self.published += count
         level_max = self.backing.level_max
         if level_max and flags & FLAG_PRIORITY:  # A block has one level: others are copied apart.
-            for level, command, part, size in split_levels(data, offset, count, level_max):
-                whole = (data, offset, length)
-                place = whole if command is None else (command, 0, len(command))
-                self._add(Block(*place, part, self.next_position, size, now_ms, level))
+            for level, command, part, _size in split_levels(data, offset, count, level_max):
+                place = (data, offset, length) if command is None else (command, 0, len(command))
+                self._add(self._block(*place, part, level))
         else:
-            size = enqueue_bytes(data, offset)
-            self._add(Block(data, offset, length, count, self.next_position, size, now_ms))
+            self._add(self._block(data, offset, length, count))
         if self.limits.overflow == DROP_HEAD and self._overflows():
             # Consumers come first: what they take does not count against the limit.
             self._serve(now_ms)
 
+    def _block(self, data: bytes, at: int, length: int, count: int, level: int = 0) -> Block:
+        size = enqueue_bytes(data, at)
+        block = Block(data, at, length, count, self.next_position, size, self.now_ms, level)
+        block.transient = self.is_transient(block)
+        self.unwritten += block.transient
+        self.next_position += count
+        self.backing.memory_bytes += length
+        return block
+
     def _add(self, block: Block) -> None:
-        self.next_position += block.count
         self.may_exceed = True
-        self.backing.memory_bytes += block.length
         self.enqueued.append(block)
         for run in runs_of(block, [], 0, self.limits.message_ttl_ms):
             if run.expires:
@@ -322,11 +333,9 @@ class ClassicMachine:
 
     def _overflows(self) -> bool:
         limits = self.limits
-        if limits.length_max is not None:
-            if limits.overflow == DROP_HEAD and self.ready_count > limits.length_max:
-                return True
-            if limits.overflow == REJECT_PUBLISH and self.ready_count >= limits.length_max:
-                return True
+        drops = limits.overflow == DROP_HEAD
+        if limits.length_max is not None and self.ready_count >= limits.length_max + drops:
+            return True
         return limits.bytes_max is not None and self.ready_bytes > limits.bytes_max
 
     def _drop_excess(self) -> None:
@@ -445,8 +454,7 @@ class ClassicMachine:
         number = holder.hold(run)
         self.unsettled_count += 1
         self.delivered += 1
-        # The offsets are kept beside the buffer: a settled block may leave memory before it is
-        # sent.
+        # Offsets stay beside the buffer: a settled block may leave memory before it is sent.
         self.effects.append(
             (
                 GOT, session_id, (run.block.data, run.block.command), run.first, number,
@@ -579,6 +587,7 @@ class ClassicMachine:
         """Takes at most `limit` messages from the front of a line."""
         run = self.backing.take(line, limit)
         line.delivered_to = max(line.delivered_to, run.position + run.count)
+        self.handed_out = self.handed_out or run.block.is_logged
         return run
 
     def _expire(self, now_ms: int) -> None:
@@ -618,15 +627,10 @@ class ClassicMachine:
         if not self.leaving.add(run, reason, dead_letters=self.limits.dead_letters):
             self.forget(run)
 
-    def _leave_refused(
-        self, data: bytes, count: int, offset: int, length: int, now_ms: int
-    ) -> None:
+    def _leave_refused(self, data: bytes, count: int, offset: int, length: int) -> None:
         """Publishes that the queue refuses: they were never in it, nor will they be on disk."""
-        size = enqueue_bytes(data, offset)
-        block = Block(data, offset, length, count, self.next_position, size, now_ms)
-        self.next_position += count
-        self.backing.memory_bytes += length
-        self._leave_unacknowledged(Run(block, 0, count, 0, 0), OVER_LENGTH)
+        run = Run(self._block(data, offset, length, count), 0, count, 0, 0)
+        self._leave_unacknowledged(run, OVER_LENGTH)
 
     def next_expiry_ms(self) -> int:
         """Returns when the first message at a head expires; 0 = never."""
@@ -644,16 +648,15 @@ class ClassicMachine:
 
     def forget(self, run: Run) -> None:
         """Notes that messages are gone, and with the last of them their block."""
-        block = run.block
-        position = run.position
-        settled = self.settled
-        if settled and settled[-1] + 1 == position:
-            settled[-1] = position + run.count - 1
-        else:
-            settled.append(position)
-            settled.append(position + run.count - 1)
+        block, position, settled = run.block, run.position, self.settled
         block.live -= run.count
         assert block.live >= 0
+        if not block.is_logged:
+            self.unwritten -= not block.live
+        elif settled and settled[-1] + 1 == position:
+            settled[-1] = position + run.count - 1
+        else:
+            settled += (position, position + run.count - 1)
         if block.where is not None:
             self.freed[block.where.file] += run.count
         if block.live == 0:
@@ -713,17 +716,15 @@ class ClassicMachine:
     def to_spill(self) -> Iterator[Block]:
         """Yields the blocks that are in memory only, in the order in which they leave it."""
         runs = chain(self._patient(), self.backing.newest())
-        return (run.block for run in runs if run.block.where is None)
+        return (run.block for run in runs if not run.block.is_logged)
 
-    def parts_in(self, file: int) -> dict[Block, list[Run]]:
-        """Returns the living blocks in a file of the log, oldest first, with what lives of them.
-        Reads back what was paged out of it. Cost: O(runs)."""
-        self.backing.load_file(file)
+    def parts(self, wants: Callable[[Block], bool]) -> dict[Block, list[Run]]:
+        """Returns living blocks, oldest first, with what lives of them. Cost: O(runs)."""
         found: dict[Block, list[Run]] = {}
         for run in self._all_runs():
-            if run.block.where is not None and run.block.where.file == file:
+            if wants(run.block):
                 found.setdefault(run.block, []).append(run)
-        return dict(sorted(found.items(), key=lambda part: part[0].position))
+        return {block: found[block] for block in sorted(found, key=lambda block: block.position)}
 
     def _all_runs(self) -> Iterator[Run]:
         for line in self.backing.occupied():

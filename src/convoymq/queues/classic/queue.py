@@ -2,9 +2,9 @@
 """A node's handle of a classic queue: `LocalQueue` at its home, `RemoteQueue` everywhere else.
 
 A local queue seals its open batch at the end of a round, lets the machine apply it, writes what
-has to be on disk, and carries the effects out. Confirms wait for the disk when the queue is
-durable; deliveries do not. A remote queue sends the sealed batch to the home node and gets the
-effects back.
+has to be on disk, and carries the effects out. Confirms of persistent messages wait for the disk
+when the queue is durable; deliveries do not. A remote queue sends the sealed batch to the home node
+and gets the effects back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import CMD_SESSION_CLOSE, CommandBuilder
+from convoymq.kernels.classic_records import transient_records
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, Refused, StorageFault, Unavailable
@@ -39,7 +40,7 @@ from convoymq.queues.classic.memory import Rates
 from convoymq.queues.classic.migration import Freezable, Replaceable
 from convoymq.queues.classic.recovery import recover
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
-from convoymq.queues.classic.runs import Block, dead_in
+from convoymq.queues.classic.runs import Block, Run, dead_in
 from convoymq.queues.interface import (
     PRIORITY_ARGUMENT,
     SINGLE_ACTIVE,
@@ -196,6 +197,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         self.machine = ClassicMachine(
             self.limits, self._load, level_max=priority_max(arguments), read=self.log.read_batch
         )
+        self.machine.is_transient = self._is_transient
         self.machine.last_used_ms = host.now_ms()
         self._gates = Gates(self._hand_on, lambda *ends: host.dispatch_unsafe(self, *ends))
         self._handed_out: dict[int, int] = {}
@@ -213,7 +215,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         self._stays = 0
         """Bytes that stayed when paging out was tried last, since anything was written."""
         self._unspilled = False
-        """Messages of a transient queue are being written."""
+        """Transient messages are being written."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._notes = SummedNotes(host.clock, self._log)
         self._sender = DeadLetterSender(self, host.dead_letters)
@@ -462,6 +464,9 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
                 self._hand_on(effect)
         if waiting or not gate[0]:
             self._gates.add(gate, waiting, holds=holds)
+            # Publishers wait while what leaves memory is written: memory would not suffice.
+            if gate[0] and not self._is_copied and not self._unspilled:
+                self._gates.open()
         self._runs_ahead = False
         self._flush(gate)
         if self.limits.dead_letters or machine.leaving.count or machine.unfinished:
@@ -487,39 +492,54 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         """Adds to the log what has to be there; returns the blocks that confirms wait for."""
         machine = self.machine
         wrote: list[Block] = []
+        for block in machine.enqueued:
+            if block.live and block.data is not None and not block.transient:
+                self._store(block)
+                wrote.append(block)
         if self.durable:
-            for block in machine.enqueued:
-                if block.live and block.data is not None:
-                    self._store(block)
-                    wrote.append(block)
             if machine.settled:
                 self.log.add_settled(machine.settled)
-            for line in machine.backing.lines:
+            is_told = machine.handed_out or self._is_copied
+            for line in machine.backing.lines if is_told else ():
                 if line.delivered_to > self._handed_out.get(line.level, 0):
                     self._note_handed_out(line)
-        else:
-            wrote = self._spill()
+        self._unwritten = [*wrote, *self._spill()]
         machine.enqueued = []
         machine.settled = []
+        machine.handed_out = False
         if machine.freed:
             for file, count in machine.freed.items():
                 self.log.drop(file, count)
             machine.freed.clear()
-            self._unwritten = [*wrote, *self._compact()]
-        else:
-            self._unwritten = wrote
-        # Spilled messages of a transient queue hold nobody up.
-        return wrote if self.durable else []
+            self._unwritten += self._compact()
+        return wrote
+
+    @property
+    def _is_copied(self) -> bool:
+        """Returns whether mirrors have what the log has: everything is to be in it."""
+        return False
+
+    def _is_transient(self, block: Block) -> bool:
+        """Returns whether the log can do without a block while it is in memory."""
+        if not self.durable:
+            return True
+        assert block.data is not None
+        if self._is_copied or transient_records(block.data, block.command, 1) != ([0, 0], 0):
+            return False
+        all_of_it = [0, block.count - 1]
+        return transient_records(block.data, block.command, block.count) == (all_of_it, 0)
 
     def _note_handed_out(self, line: Line) -> None:
         self._handed_out[line.level] = line.delivered_to
         self.log.add_handed_out(line.delivered_to, line.level)
 
     def _spill(self) -> list[Block]:
-        """Writes the newest messages of a transient queue that takes too much memory; returns the
+        """Writes the newest transient messages of a queue that takes too much memory; returns the
         blocks."""
+        if not self.machine.unwritten or self._unspilled:
+            return []
         keep = self.host.memory.keep(self.group, self.machine.footprint)
-        if keep is None or self._unspilled:
+        if keep is None:
             return []
         excess = self.machine.footprint - keep
         chosen: set[Block] = set()
@@ -529,12 +549,30 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             if block not in chosen:
                 excess -= block.length + RUN_BYTES
                 chosen.add(block)
-        # In their order: a span is a part of a file.
-        blocks = sorted(chosen, key=lambda block: block.position)
-        for block in blocks:
-            self._store(block)
-        self._unspilled = bool(blocks)
-        return blocks
+        self._unspilled = bool(chosen)
+        return self._write_late(chosen)
+
+    def _write_late(self, blocks: set[Block]) -> list[Block]:
+        """Adds blocks to the log that it did without, in their order: a span is a part of a file.
+        Returns them."""
+        # The log does not know what of them is gone.
+        cut = {block for block in blocks if self.durable and block.live < block.count}
+        parts = self.machine.parts(cut.__contains__) if cut else {}
+        ordered = sorted(blocks, key=lambda block: block.position)
+        for block in ordered:
+            if block in parts:
+                self._move(block, parts[block])
+            else:
+                self._store(block)
+        self.machine.unwritten -= len(ordered)
+        return ordered
+
+    def write_transient(self) -> None:
+        """Writes what the log could do without."""
+        if self.durable and self.machine.unwritten:
+            unwritten = self.machine.parts(lambda block: not block.is_logged)
+            self._unwritten += self._write_late(set(unwritten))
+            self._flush([True])
 
     def _store(self, block: Block) -> None:
         block.where = self.log.add_messages(
@@ -608,21 +646,25 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         sparse = self.log.oldest_is_sparse() if self._may_compact() else None
         if sparse is None:
             return []
-        parts = self.machine.parts_in(sparse)
+        self.machine.backing.load_file(sparse)
+        parts = self.machine.parts(
+            lambda block: block.where is not None and block.where.file == sparse
+        )
         for block, runs in parts.items():
             old = block.place()
             # Until it is written it can be read from memory only.
             self.machine.take_in_memory(block)
             block.written = False
-            block.where = self.log.move_messages(
-                block.position,
-                _body(block),
-                block.time_ms,
-                dead_in(block, runs),
-                level=block.level,
-            )
+            self._move(block, runs)
             self._moved[old.file] += block.live
         return list(parts)
+
+    def _move(self, block: Block, runs: list[Run]) -> None:
+        """Adds what lives of a block to the end of the log."""
+        dead = dead_in(block, runs)
+        block.where = self.log.move_messages(
+            block.position, _body(block), block.time_ms, dead, level=block.level
+        )
 
     def _load(self, block: Block) -> tuple[bytes, int]:
         return self.log.read(block.place()), 0

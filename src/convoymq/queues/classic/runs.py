@@ -36,7 +36,7 @@ class Block:
 
     __slots__ = (
         "bytes", "command", "count", "data", "length", "level", "live", "position", "time_ms",
-        "where", "written",
+        "transient", "where", "written",
     )  # fmt: skip
 
     def __init__(
@@ -67,10 +67,17 @@ class Block:
         """Time when it came; of a log of before 0.4.0, when it was recovered."""
         self.level = level
         """Priority of all records."""
+        self.transient = False
+        """Goes to the log only to leave memory: a restart loses it."""
         self.where: Place | None = None
         """Place in the log, given by the shell."""
         self.written = False
         """The log has the bytes: they may leave memory."""
+
+    @property
+    def is_logged(self) -> bool:
+        """Returns whether the log has it, or is to have it."""
+        return self.where is not None or not self.transient
 
     def place(self) -> Place:
         """Returns its place in the log; it must be there."""

@@ -93,9 +93,15 @@ class MasterQueue(LocalQueue):
     # --- the ring ------------------------------------------------------------------------
 
     def attach(self, member: RingMember) -> None:
-        """The queue has a ring, in which it is the master."""
+        """The queue has a ring, in which it is the master. What mirrors are to get must be in the
+        log."""
+        self.write_transient()
         self.member = member
         self.log.connect(member)
+
+    @property
+    def _is_copied(self) -> bool:
+        return self.member is not None
 
     def is_member(self, number: int) -> bool:
         """Returns whether the queue is that member of its ring."""

@@ -92,6 +92,8 @@ class Book(ABC):
         self.given: dict[bytes, int] = {}
         """Message that somebody has, or had -> returns before its last delivery."""
         self.held: set[bytes] = set()
+        self._unsaid: list[int] = []
+        """Positions (first, last, …) that are gone, and that the log need not know of."""
         self.missing = 0
         """Messages that are there, and cannot be read."""
 
@@ -112,6 +114,7 @@ class Book(ABC):
         """Has an opened queue report what it does."""
         machine = queue.machine
         add, give_back, carry_out = machine._add, machine.give_back, queue._carry_out
+        forget = machine.forget
 
         def added(block: Block) -> None:
             assert block.data is not None
@@ -127,12 +130,18 @@ class Book(ABC):
                     self.on_returned(position)
             give_back(runs)
 
+        def forgotten(run: Run) -> None:
+            if not run.block.is_logged:
+                self._unsaid += (run.position, run.position + run.count - 1)
+            forget(run)
+
         def carried_out() -> None:
             self._look(machine)
             carry_out()
 
         machine._add = added  # type: ignore[method-assign]
         machine.give_back = given_back  # type: ignore[method-assign]
+        machine.forget = forgotten  # type: ignore[method-assign]
         queue._carry_out = carried_out  # type: ignore[method-assign]
 
     @abstractmethod
@@ -172,7 +181,8 @@ class Book(ABC):
                 identity = identity_of(record(data, command, first))
                 self.on_given(Given(identity, acquired, (session, 0, number)), now_ms)
             purged = purged or effect[0] == PURGED
-        settled = machine.settled
+        settled = [*machine.settled, *self._unsaid]
+        self._unsaid.clear()
         for first, last in zip(settled[::2], settled[1::2], strict=True):
             for position in range(first, last + 1):
                 self._let_go(position, now_ms, purged=purged)

@@ -42,14 +42,14 @@ def drain(node: Node, queue: Any, count: int) -> list[bytes]:
     return reader.deliveries()
 
 
-@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize(("durable", "persistent"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("batch", [1, 20])
 def test_a_backlog_stays_within_the_target(
-    tmp_path: Path, time: Time, durable: bool, batch: int
+    tmp_path: Path, time: Time, durable: bool, persistent: bool, batch: int
 ) -> None:
     node = made(tmp_path, time, file_bytes_max=20_000)
     queue = node.open(queue_record(durable=durable))
-    fill(node, node.channel(queue), 2000, batch=batch)
+    fill(node, node.channel(queue), 2000, batch=batch, persistent=persistent)
     machine = queue.machine
     machine.check_invariants()
     assert machine.footprint <= TARGET
@@ -160,6 +160,28 @@ def test_transient_messages_that_were_paged_out_are_gone_after_a_restart(
     queue = again.open(queue_record(durable=True))
     assert queue.machine.ready_count == 500
     assert drain(again, queue, 500) == [b"%05d" % n for n in range(1, 1000, 2)]
+    again.host.stop()
+
+
+def test_transient_messages_that_are_partly_gone_are_paged_out(tmp_path: Path, time: Time) -> None:
+    node = made(tmp_path, time, file_bytes_max=20_000)
+    queue = node.open(queue_record(durable=True))
+    channel, reader = node.channel(queue), node.channel(queue)
+    fill(node, channel, 40, batch=20, persistent=False)
+    reader.consume(prefetch=40)
+    settled(node.nodes)
+    for n in range(0, 40, 2):
+        reader.client.settle(1, [n, n])
+    reader.client.close()
+    fill(node, channel, 2000, persistent=False)
+    assert queue.machine.unwritten < 50
+    queue.machine.check_invariants()
+    odd = [b"%05d" % n for n in range(1, 40, 2)]
+    assert drain(node, queue, 2020) == [*odd, *(b"%05d" % n for n in range(2000))]
+    assert queue.machine.unwritten == 0
+    node.host.stop()
+    again = made(tmp_path, time)
+    assert again.open(queue_record(durable=True)).machine.ready_count == 0
     again.host.stop()
 
 

@@ -15,7 +15,7 @@ from convoymq.model.errors import StorageFault
 from convoymq.queues.classic.file_index import FileIndex
 from convoymq.queues.classic.limits import Limits
 from convoymq.queues.classic.log import FILE_BYTES_MAX, ClassicLog
-from convoymq.queues.classic.log_writer import Buffers, Done, Job, Kind, carry_out
+from convoymq.queues.classic.log_writer import Buffers, Done, Job, Kind, carry_out, joined
 from convoymq.queues.classic.machine import ClassicMachine
 from convoymq.queues.classic.recovery import recover
 from convoymq.storage.files import MemoryDirectory
@@ -436,3 +436,21 @@ def test_a_removed_log_leaves_nothing() -> None:
     bench.writer.run()
     assert not bench.disk.exists("7")
     assert bench.positions() == []
+
+
+def test_writes_that_follow_each_other_are_one() -> None:
+    disk = MemoryDirectory()
+    a, b = disk.open("a", create=True), disk.open("b", create=True)
+
+    def write(file: File, offset: int, *buffers: bytes) -> tuple[Job, File]:
+        return Job(Kind.WRITE, file, offset, buffers, True, lambda error: None), file
+
+    writes = [
+        write(a, 16, b"1", b"23"), write(b, 8, b"x"), write(a, 19, b"4"), write(a, 30, b"5"),
+        write(b, 0, b"begin"), write(a, 31, b"6"), write(b, 5, b"s"),
+    ]  # fmt: skip
+    assert [(p.file, p.offset, b"".join(p.buffers), p.end) for p in joined(writes)] == [
+        (a, 16, b"1234", 20), (b, 8, b"x", 9), (a, 30, b"5", 31),
+        # What comes behind the begin of a file stays there.
+        (b, 0, b"begins", 6), (a, 31, b"6", 32),
+    ]  # fmt: skip

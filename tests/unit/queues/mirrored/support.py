@@ -98,13 +98,22 @@ class Cluster:
 
     def declare(self, *, settings: dict[str, object] | None = None, **arguments: Any) -> None:
         """Declares a queue whose master is on node 1, with synchronised mirrors on the others."""
+        self.declare_plain(settings=MIRRORED | (settings or {}), **arguments)
+        self.until(self.is_synchronised)
+
+    def is_synchronised(self) -> bool:
+        """Returns whether every node has all of the queue."""
+        member = self.master.member
+        return member is not None and len(member.view.synchronised) == len(self.nodes)
+
+    def declare_plain(self, *, settings: dict[str, object], **arguments: Any) -> None:
+        """Declares a queue on node 1."""
         self.queue = queue_record(durable=True)
         self.arguments = Table.of({k.replace("_", "-"): v for k, v in arguments.items()})
         declared = DeclaredQueue(name="q", type=self.queue.type, arguments=self.arguments)
         found = effective_settings(declared, Policies())
-        self.settings = {**found, **MIRRORED, **(settings or {})}
+        self.settings = {**found, **settings}
         self._tell()
-        self.until(lambda: len(self.master.member.view.synchronised) == len(self.nodes))
 
     def record_view(self, command: ChangeView) -> bool:
         """See `metadata.queues.Queues.change_view`."""

@@ -10,7 +10,7 @@ import pytest
 
 from convoymq.queues.mirrored.master import GATHER_MS
 from tests.unit.queues.classic.support import Channel
-from tests.unit.queues.mirrored.support import Cluster
+from tests.unit.queues.mirrored.support import MIRRORED, Cluster
 
 ENDS = pytest.mark.parametrize("stops", [False, True], ids=["killed", "stopped"])
 DLX: dict[str, object] = {"dead-letter-exchange": "dlx"}
@@ -387,6 +387,28 @@ def test_transient_messages_and_lazy_queues(cluster: Cluster, stops: bool) -> No
     publish(cluster, b"b")
     cluster.fail(stops=stops)
     assert rest(cluster) == [(b"a", 0), (b"b", 0)]
+
+
+@ENDS
+def test_transient_messages_are_there_after_a_policy_and_a_failure(
+    cluster: Cluster, stops: bool
+) -> None:
+    cluster.declare_plain(settings={})
+    publish(cluster, b"a", b"b", b"c", b"d", persistent=False)
+    publish(cluster, b"e")
+    reader = consumer(cluster, 3, prefetch=3)
+    reader.client.settle(1, [0, 0])
+    reader.client.settle(1, [2, 2])
+    cluster.settle()
+    assert cluster.master.machine.unwritten == 1
+    cluster.settings |= MIRRORED | {"ha-sync-mode": "automatic"}
+    cluster.master.configure(cluster.settings)
+    cluster.until(cluster.is_synchronised)
+    assert cluster.master.machine.unwritten == 0
+    publish(cluster, b"f", persistent=False)
+    reader.client.close()
+    cluster.fail(stops=stops)
+    assert rest(cluster) == [(b"b", 1), (b"d", 1), (b"e", 1), (b"f", 0)]
 
 
 @ENDS
