@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from convoymq.model.errors import SyntaxFault
+from convoymq.rocketmq.broker.names import HALF_TOPIC
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.values import TopicConfig
-from convoymq.rocketmq.special.names import HALF_TOPIC
 from convoymq.rocketmq.special.pop_records import Receipt
 from convoymq.rocketmq.special.service import SpecialServices
 from convoymq.rocketmq.store.types import Message

@@ -5,24 +5,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
 from convoymq.model.config import ConfigError, LogConfig
+from convoymq.model.config.keys import Section
 from convoymq.model.errors import BrokerError, InvariantViolated
 from convoymq.node import logs
+from convoymq.rocketmq.clocks import steady_ms
 from convoymq.rocketmq.settings import keys_of, load, text_of
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
-
-UMASK = 0o027
 
 
 class Role(Protocol):
@@ -35,7 +33,12 @@ class Role(Protocol):
         """Ends."""
 
 
-MakeRole: TypeAlias = Callable[[], Role]
+class Configured(NamedTuple):
+    """A role's configuration: what holds, which keys have no meaning here, and the role."""
+
+    pairs: Iterable[tuple[str, str]]
+    passed_over: Sequence[str]
+    make: Callable[[], Role]
 
 
 def namesrv(arguments: Sequence[str]) -> int:
@@ -43,23 +46,13 @@ def namesrv(arguments: Sequence[str]) -> int:
     from convoymq.rocketmq.namesrv.service import NameServer
     from convoymq.rocketmq.namesrv.settings import UNSERVED, NamesrvSettings
 
-    parser = argparse.ArgumentParser(
-        prog="convoy namesrv",
-        description="Run a RocketMQ name server in the foreground, until SIGTERM or Ctrl-C.",
-    )
-    _add_options(parser)
-    chosen = parser.parse_args(arguments)
-    try:
-        settings, passed_over = load(NamesrvSettings, chosen.config, chosen.set, UNSERVED)
-    except ConfigError as error:
-        print(f"convoy namesrv: {error.text}", file=sys.stderr)
-        return 2
-    if chosen.print:
-        for name, (field, _) in keys_of(NamesrvSettings).items():
-            print(f"{name}={text_of(getattr(settings, field))}")
-        return 0
-    make = lambda: NameServer(settings, lambda: time.monotonic_ns() // 1_000_000)  # noqa: E731
-    return run("namesrv", make, passed_over)
+    def configure(path: str | None, changes: Sequence[str]) -> Configured:
+        settings, passed_over = load(NamesrvSettings, path, changes, UNSERVED)
+        return Configured(
+            _pairs(NamesrvSettings, settings), passed_over, lambda: NameServer(settings, steady_ms)
+        )
+
+    return _run("namesrv", "a RocketMQ name server", configure, arguments)
 
 
 def broker(arguments: Sequence[str]) -> int:
@@ -67,47 +60,41 @@ def broker(arguments: Sequence[str]) -> int:
     from convoymq.rocketmq.broker.configuration import Configuration
     from convoymq.rocketmq.broker.service import Broker
 
-    parser = argparse.ArgumentParser(
-        prog="convoy broker",
-        description="Run a RocketMQ broker in the foreground, until SIGTERM or Ctrl-C.",
-    )
-    _add_options(parser)
-    chosen = parser.parse_args(arguments)
-    try:
-        configuration = Configuration.load(chosen.config, chosen.set)
-    except ConfigError as error:
-        print(f"convoy broker: {error.text}", file=sys.stderr)
-        return 2
-    if chosen.print:
-        for name, value, _ in configuration.pairs():
-            print(f"{name}={value}")
-        return 0
-    return run("broker", lambda: Broker(configuration), configuration.passed_over)
+    def configure(path: str | None, changes: Sequence[str]) -> Configured:
+        found = Configuration.load(path, changes)
+        pairs = ((name, value) for name, value, _ in found.pairs())
+        return Configured(pairs, found.passed_over, lambda: Broker(found))
+
+    return _run("broker", "a RocketMQ broker", configure, arguments)
 
 
 def broker_container(arguments: Sequence[str]) -> int:
     """`convoy broker-container`; returns the exit code."""
     from convoymq.rocketmq.acting.container import Container, ContainerSettings
 
+    def configure(path: str | None, changes: Sequence[str]) -> Configured:
+        settings, passed_over = Container.load(path, changes)
+        return Configured(
+            _pairs(ContainerSettings, settings), passed_over, lambda: Container(settings)
+        )
+
+    return _run("broker-container", "several RocketMQ brokers in one process", configure, arguments)
+
+
+def _pairs(kind: type[Section], settings: object) -> Iterator[tuple[str, str]]:
+    for name, (field, _) in keys_of(kind).items():
+        yield name, text_of(getattr(settings, field))
+
+
+def _run(
+    name: str,
+    what: str,
+    configure: Callable[[str | None, Sequence[str]], Configured],
+    arguments: Sequence[str],
+) -> int:
     parser = argparse.ArgumentParser(
-        prog="convoy broker-container",
-        description="Run several RocketMQ brokers in one process, until SIGTERM or Ctrl-C.",
+        prog=f"convoy {name}", description=f"Run {what} in the foreground, until SIGTERM or Ctrl-C."
     )
-    _add_options(parser)
-    chosen = parser.parse_args(arguments)
-    try:
-        settings, passed_over = Container.load(chosen.config, chosen.set)
-    except ConfigError as error:
-        print(f"convoy broker-container: {error.text}", file=sys.stderr)
-        return 2
-    if chosen.print:
-        for name, (field, _) in keys_of(ContainerSettings).items():
-            print(f"{name}={text_of(getattr(settings, field))}")
-        return 0
-    return run("broker-container", lambda: Container(settings), passed_over)
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-c", "--config", metavar="FILE", help="configuration file (key=value, RocketMQ's names)"
     )
@@ -119,9 +106,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="one key, over the file; repeatable",
     )
     parser.add_argument("-p", "--print", action="store_true", help="only print the configuration")
+    chosen = parser.parse_args(arguments)
+    try:
+        configured = configure(chosen.config, chosen.set)
+    except ConfigError as error:
+        print(f"convoy {name}: {error.text}", file=sys.stderr)
+        return 2
+    if chosen.print:
+        for key, value in configured.pairs:
+            print(f"{key}={value}")
+        return 0
+    return run(name, configured.make, configured.passed_over)
 
 
-def run(name: str, make: MakeRole, passed_over: Sequence[str]) -> int:
+def run(name: str, make: Callable[[], Role], passed_over: Sequence[str]) -> int:
     """Runs a role in this process until it is told to stop; returns the exit code.
 
     Args:
@@ -130,7 +128,7 @@ def run(name: str, make: MakeRole, passed_over: Sequence[str]) -> int:
     import uvloop
 
     logs.set_up(LogConfig())
-    os.umask(os.umask(UMASK) | UMASK)
+    logs.restrict_files()
     log = structlog.get_logger().bind(role=name)
     if passed_over:
         log.info("role.settings_passed_over", keys=list(passed_over))
@@ -144,7 +142,7 @@ def run(name: str, make: MakeRole, passed_over: Sequence[str]) -> int:
     return 0
 
 
-async def _serve(name: str, make: MakeRole, log: FilteringBoundLogger) -> None:
+async def _serve(name: str, make: Callable[[], Role], log: FilteringBoundLogger) -> None:
     loop = asyncio.get_running_loop()
 
     def on_fault(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

@@ -21,6 +21,13 @@ EXIT_FAULT = 70
 """Exit code of a node that cannot go on: a fault of its own."""
 FILE_MODE = 0o640
 """Logs name users and queues: nobody reads them whom the owner's group does not hold."""
+UMASK = 0o027
+"""Likewise of all files of a process: they hold messages and secrets."""
+
+
+def restrict_files() -> None:
+    """Adds `UMASK` to this process's own."""
+    os.umask(os.umask(UMASK) | UMASK)
 
 
 class LogOutput:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,8 +20,6 @@ from convoymq.node.preflight import check_addresses, check_files
 if TYPE_CHECKING:
     from convoymq.model.config import Config
 
-UMASK = 0o027
-
 
 def run(config: Config) -> int:
     """Runs a node in this process until it is told to stop; returns the exit code."""
@@ -31,8 +28,7 @@ def run(config: Config) -> int:
     except OSError as error:
         print(f"convoy node: log.file: {error}", file=sys.stderr)
         return 1
-    # What a node writes holds messages and secrets: nothing of it is for everybody.
-    os.umask(os.umask(UMASK) | UMASK)
+    logs.restrict_files()
     tune_malloc()
     reserve_descriptors()
     log = structlog.get_logger().bind(node=config.node.id)

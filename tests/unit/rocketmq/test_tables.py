@@ -8,15 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from convoymq.model.errors import Refused
-from convoymq.rocketmq.namesrv.tables import (
+from convoymq.rocketmq.namesrv.tables import Notify, Registered, Registration, Replica, RouteTables
+from convoymq.rocketmq.remoting.values import (
     MEMBER_TOPIC_PREFIX,
-    Notify,
-    Registered,
-    Registration,
-    Replica,
-    RouteTables,
+    DataVersion,
+    QueueData,
+    TopicConfig,
+    TopicTable,
 )
-from convoymq.rocketmq.remoting.values import DataVersion, QueueData, TopicConfig, TopicTable
 
 FIRST = DataVersion()
 TOPICS = ("a", "b", MEMBER_TOPIC_PREFIX + "n")

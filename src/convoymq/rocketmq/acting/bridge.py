@@ -26,11 +26,12 @@ from convoymq.rocketmq.acting.key_log import KeyLog
 from convoymq.rocketmq.acting.name_servers import NameServers
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.send import Header
-from convoymq.rocketmq.broker.types import BrokerParts
+from convoymq.rocketmq.broker.types import STORED, BrokerParts
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal, request
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import MASTER_ID, PERM_WRITE, RouteData
+from convoymq.rocketmq.special.names import PRODUCER_GROUP
 from convoymq.rocketmq.store.types import (
     Draft,
     Message,
@@ -47,12 +48,6 @@ log = structlog.get_logger()
 SEND_TIMEOUT_S = 3.0
 PULL_TIMEOUT_S = 10.0
 ROUTES_MAX = 10_000
-_STORED = {
-    Answer.SUCCESS: PutStatus.PUT_OK,
-    Answer.FLUSH_DISK_TIMEOUT: PutStatus.FLUSH_DISK_TIMEOUT,
-    Answer.SLAVE_NOT_AVAILABLE: PutStatus.SLAVE_NOT_AVAILABLE,
-    Answer.FLUSH_SLAVE_TIMEOUT: PutStatus.FLUSH_SLAVE_TIMEOUT,
-}
 _REFUSED = frozenset((
     *(Answer.SYSTEM_BUSY, Answer.MESSAGE_ILLEGAL, Answer.SERVICE_NOT_AVAILABLE),
     *(Answer.NO_PERMISSION, Answer.TOPIC_NOT_EXIST, Answer.INVALID_PARAMETER),
@@ -104,7 +99,7 @@ class Intake:
             reconsume_times=header.number("j", 0),
         )  # fmt: skip
         placed = await self.take(draft, key)
-        code = next((c for c, status in _STORED.items() if status is placed.status), None)
+        code = STORED.get(placed.status)
         if code is None:
             is_refused = placed.status is PutStatus.SERVICE_NOT_AVAILABLE
             refusal = Answer.SERVICE_NOT_AVAILABLE if is_refused else Answer.SYSTEM_ERROR
@@ -245,7 +240,7 @@ class Bridge:
         except (Unavailable, PeerError) as error:
             self._log_failure(draft, target, error.text)
             return failed, Outcome.UNKNOWN
-        status = next((s for code, s in _STORED.items() if code == answer.code), None)
+        status = next((s for s, code in STORED.items() if code == answer.code), None)
         if status is not None:
             return status, Outcome.STORED
         self._log_failure(draft, target, answer.remark or f"code {answer.code}")
@@ -260,7 +255,7 @@ class Bridge:
         properties = draft.properties.decode("utf-8", "surrogateescape")
         found = decode_properties(draft.properties)
         fields = {
-            "a": found.get("PGROUP") or f"InnerProducerGroup_{role.name}_{role.id}",
+            "a": found.get(PRODUCER_GROUP) or f"InnerProducerGroup_{role.name}_{role.id}",
             "b": draft.topic,
             "c": "TBW102",
             "d": "8",

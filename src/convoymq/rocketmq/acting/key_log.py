@@ -6,6 +6,8 @@ The log is the truth: `catch_up` reads what it has got since, on slaves too. The
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Generations, Key, KeyTable, key_of
@@ -60,35 +62,10 @@ class KeyLog:
             # The end was cut off: nothing of it was confirmed to anybody.
             self._scanned = end
         self._scanned = max(self._scanned, self._store.min_offset)
-        while self._scanned < end:
-            block = bytes(self._store.read_raw(self._scanned, min(READ_BYTES, end - self._scanned)))
-            used = self._take(block)
-            if not used:
-                return
-            self._scanned += used
-
-    def _take(self, block: bytes) -> int:
-        """Enters the keys of the whole records of a block; returns their length."""
-        at, mark = 0, block.find(_MARK)
-        while at + 4 <= len(block):
-            size = int.from_bytes(block[at : at + 4], "big")
-            if not size or at + size > len(block):
-                break
-            if at <= mark < at + size:
-                self._enter(self._scanned + at)
-                mark = block.find(_MARK, at + size)
-            at += size
-        if not at and len(block) >= 4:
-            # One record that is longer than a block.
-            self._enter(self._scanned)
-            at = int.from_bytes(block[:4], "big")
-        return at
-
-    def _enter(self, physical: int) -> None:
-        message = self._store.message_at(physical)
-        key = key_of(message.properties.get(KEY_PROPERTY, "")) if message is not None else None
-        if key is not None and key.broker != self._own:
-            self._table.add(key)
+        for key in keys_between(self._store, self._scanned, end):
+            if key.broker != self._own:
+                self._table.add(key)
+        self._scanned = max(self._scanned, end)
 
     def persist(self) -> None:
         """Writes the file if something has changed. Raises StorageFault."""
@@ -98,3 +75,44 @@ class KeyLog:
             brokers = {name: self._table.of(name) for name in self._table.brokers()}
             self._file.write(_Stored(*state, brokers))
             self._written = state
+
+
+def keys_between(store: MessageStore, begin: int, end: int) -> Iterator[Key]:
+    """Yields the keys of records between two physical offsets."""
+    at = begin
+    while at < end:
+        block = bytes(store.read_raw(at, min(READ_BYTES, end - at)))
+        used = 0
+        for size, has_key in _records(block):
+            if has_key:
+                yield from _key_at(store, at + used)
+            used += size
+        if not used:
+            # One record that is longer than what was read at once, or a blank.
+            yield from _key_at(store, at)
+            used = int.from_bytes(block[:4], "big")
+        if not used:
+            return
+        at += used
+
+
+def _records(block: bytes) -> Iterator[tuple[int, bool]]:
+    """Yields the size of each whole record of a block, and whether it may have a key."""
+    mark = block.find(_MARK)
+    at = 0
+    while at + 4 <= len(block):
+        size = int.from_bytes(block[at : at + 4], "big")
+        if not size or at + size > len(block):
+            return
+        has_key = at <= mark < at + size
+        if has_key:
+            mark = block.find(_MARK, at + size)
+        yield size, has_key
+        at += size
+
+
+def _key_at(store: MessageStore, physical: int) -> Iterator[Key]:
+    message = store.message_at(physical)
+    key = key_of(message.properties.get(KEY_PROPERTY, "")) if message is not None else None
+    if key is not None:
+        yield key

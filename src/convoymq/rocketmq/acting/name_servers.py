@@ -23,6 +23,7 @@ from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.server import RemotingClient
 from convoymq.rocketmq.remoting.values import (
+    MEMBER_TOPIC_PREFIX,
     ClusterInfo,
     DataVersion,
     KeyValues,
@@ -37,7 +38,6 @@ log = structlog.get_logger()
 
 ASK_TIMEOUT_S = 1.0
 """One that hangs must not keep a slave from what others say."""
-MEMBER_TOPIC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from convoymq.rocketmq.acting.roles import HAND_OVER_MS, MASTER_ID
+from convoymq.rocketmq.acting.roles import HAND_OVER_MS
+from convoymq.rocketmq.remoting.values import MASTER_ID
 
 RETRY_MS = 1000
 LINK_TIMEOUT_MS = 10_000

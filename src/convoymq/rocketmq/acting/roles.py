@@ -34,7 +34,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-MASTER_ID = 0
+from convoymq.rocketmq.remoting.values import MASTER_ID
+
 RETRY_MS = 1000
 HAND_OVER_MS = 10_000
 """So long a slave leaves special services to a master that took them over to get online."""

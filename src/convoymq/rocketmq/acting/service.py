@@ -7,7 +7,6 @@ out in order as soon as something was heard, and a slave copies its master's met
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -21,13 +20,16 @@ from convoymq.rocketmq.acting.escape import KeyTable
 from convoymq.rocketmq.acting.key_log import KeyLog
 from convoymq.rocketmq.acting.lock_requests import LockRequests
 from convoymq.rocketmq.acting.metadata import Follower, Metadata
-from convoymq.rocketmq.acting.roles import MASTER_ID, Roles, RoleSettings, State
+from convoymq.rocketmq.acting.roles import Roles, RoleSettings, State
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.types import BrokerParts, SlaveLink
+from convoymq.rocketmq.clocks import steady_ms
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.connection import Connection
+from convoymq.rocketmq.remoting.server import split_address
+from convoymq.rocketmq.remoting.values import MASTER_ID
 
 log = structlog.get_logger()
 
@@ -135,10 +137,6 @@ class Group:
         """Writes the file of keys. Raises StorageFault."""
         self._keys.persist()
 
-    @staticmethod
-    def _now_ms() -> int:
-        return time.monotonic_ns() // 1_000_000
-
     def _wake(self) -> None:
         self._reflect()
         self._heard.set()
@@ -176,7 +174,7 @@ class Group:
         if not self._parts.settings.acting_master:
             return
         while True:
-            asked_ms = self._now_ms()
+            asked_ms = steady_ms()
             try:
                 members = await self._name_servers.members()
             except PeerError as error:
@@ -186,12 +184,12 @@ class Group:
                 self._parts.replication.set_alive(len(members) or None)
                 self._roles.on_members(members, asked_ms)
                 self._wake()
-            passed_ms = self._now_ms() - asked_ms
+            passed_ms = steady_ms() - asked_ms
             await asyncio.sleep(max(0, self._settings.poll_ms - passed_ms) / 1000)
 
     def _look_at_links(self) -> None:
         """Enters what replication links show."""
-        core, now_ms = self._roles, self._now_ms()
+        core, now_ms = self._roles, steady_ms()
         replication = self._parts.replication
         if self._parts.role.id != MASTER_ID:
             silent_ms = replication.master_silent_ms()
@@ -209,7 +207,7 @@ class Group:
 
     def _link_of(self, number: int | None, address: str) -> SlaveLink | None:
         """Returns a slave's link: one of RocketMQ's shows its host only."""
-        host = address.rpartition(":")[0].strip("[]")
+        host, _ = split_address(address)
         return next(
             (
                 link
@@ -226,7 +224,7 @@ class Group:
             if self._roles.needs_pre_online:
                 await self._get_online()
             self._look_at_links()
-            step = self._roles.next_step(self._now_ms())
+            step = self._roles.next_step(steady_ms())
             if step is None:
                 self._heard.clear()
                 try:
@@ -240,7 +238,7 @@ class Group:
             except BrokerError as error:
                 self.failures += 1
                 log.warning("rocketmq.step_failed", step=type(step).__name__, reason=error.text)
-                self._roles.failed(step, self._now_ms())
+                self._roles.failed(step, steady_ms())
             else:
                 self._roles.done(step)
             self._reflect()
@@ -292,17 +290,17 @@ class Group:
     # --- pre-online -------------------------------------------------------------------------------
 
     async def _get_online(self) -> None:
-        begun_ms = self._now_ms()
+        begun_ms = steady_ms()
         while True:
             steps = preonline.pre_online(self._parts.role.id, skips=self._settings.skips_pre_online)
             online = await self._run(steps)
-            if online.is_fresh(self._now_ms()):
+            if online.is_fresh(steady_ms()):
                 break
         self._parts.replication.begin()
-        self._roles.on_pre_online_ended(online.members, online.ha_address, self._now_ms())
+        self._roles.on_pre_online_ended(online.members, online.ha_address, steady_ms())
         self._reflect()
         log.info("rocketmq.online", broker=self._parts.role.name, id=self._parts.role.id,
-                 state=self._roles.state.value, took_ms=self._now_ms() - begun_ms)  # fmt: skip
+                 state=self._roles.state.value, took_ms=steady_ms() - begun_ms)  # fmt: skip
 
     async def _run(self, steps: preonline.Steps) -> preonline.Online:
         result: preonline.Result = None
@@ -370,7 +368,7 @@ class Group:
 
     async def _take_over(self, member: str) -> int | None:
         """Takes special services and metadata over; returns when that began."""
-        begun_ms = self._now_ms()
+        begun_ms = steady_ms()
         fields = {"brokerName": self._parts.role.name}
         answer = await self._ask(member, Request.HAND_OVER_SERVICES, fields)
         if answer.code not in (Answer.SUCCESS, Answer.REQUEST_CODE_NOT_SUPPORTED):
@@ -382,7 +380,7 @@ class Group:
 
     async def _hand_over(self, connection: Connection, command: Command) -> Command:
         """A master gets online: this slave's special services end before it is answered."""
-        self._roles.on_hand_over(self._now_ms())
+        self._roles.on_hand_over(steady_ms())
         self._wake()
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):

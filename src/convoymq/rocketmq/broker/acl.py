@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from convoymq.model.errors import AccessRefused, SyntaxFault
-from convoymq.rocketmq.broker.names import group_of_retry
-from convoymq.rocketmq.broker.values import RETRY_PREFIX, HeartbeatData
+from convoymq.rocketmq.broker.names import RETRY_PREFIX, group_of_retry
+from convoymq.rocketmq.broker.values import HeartbeatData
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Request
 from convoymq.rocketmq.remoting.command import Command
@@ -32,18 +32,18 @@ ADMIN_CODES = frozenset((
     Request.UPDATE_AND_GET_GROUP_FORBIDDEN, Request.INVOKE_BROKER_TO_RESET_OFFSET,
     Request.CLONE_GROUP_OFFSET, Request.SET_MESSAGE_REQUEST_MODE,
 ))  # fmt: skip
-_TOPIC_FIELDS = {
+_TOPIC_FIELDS: dict[int, tuple[str, str]] = {
     Request.SEND_MESSAGE: ("topic", PUB), Request.SEND_MESSAGE_V2: ("b", PUB),
     Request.SEND_BATCH_MESSAGE: ("b", PUB), Request.SEND_REPLY_MESSAGE: ("topic", PUB),
     Request.SEND_REPLY_MESSAGE_V2: ("b", PUB), Request.PULL_MESSAGE: ("topic", SUB),
     Request.LITE_PULL_MESSAGE: ("topic", SUB), Request.QUERY_MESSAGE: ("topic", SUB),
-    Request.UPDATE_CONSUMER_OFFSET: ("topic", SUB), 200050: ("topic", SUB),
+    Request.UPDATE_CONSUMER_OFFSET: ("topic", SUB), Request.POP_MESSAGE: ("topic", SUB),
 }  # fmt: skip
-_GROUP_FIELDS = {
+_GROUP_FIELDS: dict[int, str] = {
     Request.PULL_MESSAGE: "consumerGroup", Request.LITE_PULL_MESSAGE: "consumerGroup",
     Request.UPDATE_CONSUMER_OFFSET: "consumerGroup", Request.UNREGISTER_CLIENT: "consumerGroup",
     Request.GET_CONSUMER_LIST_BY_GROUP: "consumerGroup", Request.CONSUMER_SEND_MSG_BACK: "group",
-    200050: "consumerGroup",
+    Request.POP_MESSAGE: "consumerGroup",
 }  # fmt: skip
 
 

@@ -14,11 +14,11 @@ import structlog
 from convoymq.model.config.loading import ConfigError, parse_text
 from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.broker.configuration import Configuration
+from convoymq.rocketmq.broker.names import RETRY_PREFIX
 from convoymq.rocketmq.broker.stats import BROKER_GET_NUMS, BROKER_PUT_NUMS
 from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.broker.values import (
     BROADCASTING,
-    RETRY_PREFIX,
     AssignmentQuery,
     MessageQueue,
     RequestMode,

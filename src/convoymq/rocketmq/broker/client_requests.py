@@ -4,14 +4,10 @@
 from __future__ import annotations
 
 from convoymq.rocketmq.broker.clients import Client, Consumers
+from convoymq.rocketmq.broker.names import RETRY_PREFIX
 from convoymq.rocketmq.broker.pull import check_expression
 from convoymq.rocketmq.broker.types import BrokerParts
-from convoymq.rocketmq.broker.values import (
-    RETRY_PREFIX,
-    CheckClientBody,
-    ConsumerData,
-    HeartbeatData,
-)
+from convoymq.rocketmq.broker.values import CheckClientBody, ConsumerData, HeartbeatData
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal, request

@@ -17,14 +17,10 @@ from convoymq.model.errors import SyntaxFault
 from convoymq.rocketmq import filters
 from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.clients import Consumers, Subscription
+from convoymq.rocketmq.broker.names import RETRY_PREFIX
 from convoymq.rocketmq.broker.settings import BrokerSettings
 from convoymq.rocketmq.broker.types import BrokerParts
-from convoymq.rocketmq.broker.values import (
-    BROADCASTING,
-    RETRY_PREFIX,
-    GroupConfig,
-    SubscriptionData,
-)
+from convoymq.rocketmq.broker.values import BROADCASTING, GroupConfig, SubscriptionData
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
 from convoymq.rocketmq.remoting.connection import Connection

@@ -20,14 +20,15 @@ import structlog
 
 from convoymq.model.errors import Unavailable
 from convoymq.rocketmq.broker import names
+from convoymq.rocketmq.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from convoymq.rocketmq.broker.settings import BrokerSettings
 from convoymq.rocketmq.broker.topics import check_is_writable
-from convoymq.rocketmq.broker.types import BrokerParts
-from convoymq.rocketmq.broker.values import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from convoymq.rocketmq.broker.types import STORED, BrokerParts
 from convoymq.rocketmq.remoting.codes import VERSION_MAX_RECONSUME_TIMES, Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal, request
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import PERM_WRITE, TopicConfig
+from convoymq.rocketmq.special.names import DELAY
 from convoymq.rocketmq.special.recall import handle_of
 from convoymq.rocketmq.store.types import (
     Draft,
@@ -40,7 +41,6 @@ from convoymq.rocketmq.store.types import (
 
 log = structlog.get_logger()
 
-PROPERTIES_LENGTH_MAX = 32_767
 TOPIC_LENGTH_MAX = 127
 REPLY_TIMEOUT_S = 10.0
 DEAD_LETTER_QUEUES = 1
@@ -53,14 +53,6 @@ _V2 = {
     "j": "reconsumeTimes", "k": "unitMode", "l": "maxReconsumeTimes", "m": "batch",
 }  # fmt: skip
 _PORT = struct.Struct(">i")
-
-_OK = {
-    PutStatus.PUT_OK: Answer.SUCCESS,
-    PutStatus.FLUSH_DISK_TIMEOUT: Answer.FLUSH_DISK_TIMEOUT,
-    PutStatus.FLUSH_SLAVE_TIMEOUT: Answer.FLUSH_SLAVE_TIMEOUT,
-    PutStatus.SLAVE_NOT_AVAILABLE: Answer.SLAVE_NOT_AVAILABLE,
-}
-"""The message is stored; how safely, the code says."""
 
 
 def refusal_of(status: PutStatus, message_bytes_max: int) -> Refusal:
@@ -284,7 +276,7 @@ class Sender:
             if self._is_dead(header, name, reconsumed):
                 name = DEAD_LETTER_PREFIX + names.group_of_retry(name)
                 topic = self._parts.topics.create_for_retry(name, DEAD_LETTER_QUEUES)
-                properties = without(properties, "DELAY")
+                properties = without(properties, DELAY)
         if is_batch and len(name) > TOPIC_LENGTH_MAX:
             raise Refusal(Answer.MESSAGE_ILLEGAL, f"message topic length too long {len(name)}")
         queue = header.number("e") if name == header.needed("b") else -1
@@ -359,14 +351,14 @@ class Sender:
         for sent, found in done:
             if not sent.command.is_one_way:
                 answers.setdefault(sent.connection, []).append(self._answer(sent, found))
-            if found.status in _OK:
+            if found.status in STORED:
                 self._parts.stats.stored(sent.draft.topic, found.count, found.size)
         for connection, commands in answers.items():
             connection.send_all(commands)
 
     def _answer(self, sent: _Sent, placed: Placed) -> Command:
         command, draft = sent.command, sent.draft
-        code = _OK.get(placed.status)
+        code = STORED.get(placed.status)
         if code is None:
             refusal = refusal_of(placed.status, self._parts.message_bytes_max)
             return command.answer(refusal.code, self._told, remark=refusal.text)
@@ -378,7 +370,7 @@ class Sender:
         }
         if sent.key:
             fields["transactionId"] = sent.key
-        if draft.topic == names.TIMER:
+        if draft.topic == names.TIMER_TOPIC:
             handle = handle_of(draft, self._parts.role.name)
             fields |= {} if handle is None else {"recallHandle": handle}
         return command.answer(code, fields)
@@ -419,15 +411,15 @@ class Sender:
         draft = message.draft()
         if message.reconsume_times >= limit or level < 0:
             topic = parts.topics.create_for_retry(DEAD_LETTER_PREFIX + group, DEAD_LETTER_QUEUES)
-            properties.pop("DELAY", None)
+            properties.pop(DELAY, None)
         else:
-            properties["DELAY"] = str(level or 3 + message.reconsume_times)
+            properties[DELAY] = str(level or 3 + message.reconsume_times)
         draft.topic = topic.topic_name
         draft.queue_id = random.randrange(topic.write_queue_nums)
         draft.properties = encode_properties(properties)
         draft.reconsume_times += 1
         (placed,) = await parts.put([draft])
-        if placed.status not in _OK:
+        if placed.status not in STORED:
             raise Refusal(Answer.SYSTEM_ERROR, placed.status.name)
         return command.answer()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ from convoymq.rocketmq.broker.types import (
     S,
     SpecialService,
 )
+from convoymq.rocketmq.clocks import steady_ms, wall_ms
 from convoymq.rocketmq.ha.service import open_replication
 from convoymq.rocketmq.remoting.codes import Request
 from convoymq.rocketmq.remoting.command import Command
@@ -61,17 +61,13 @@ log = structlog.get_logger()
 SECOND_PORT_BELOW = 2
 """The second port: nothing that waits is served there, so that it stays quick."""
 NOT_ON_SECOND_PORT = frozenset((
-    Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE, 200050, 200052, 200054, 200055,
+    Request.PULL_MESSAGE, Request.LITE_PULL_MESSAGE, Request.POP_MESSAGE,
+    Request.PEEK_MESSAGE, Request.NOTIFICATION, Request.POLLING_INFO,
 ))  # fmt: skip
 TICK_S = 0.1
 SCAN_S = 10.0
 DELAY, TIMER, HALF = b"DELAY\x01", b"TIMER_", b"TRAN_MSG\x01true"
 """Properties of messages that special services look after."""
-
-
-def wall_clock_ms() -> int:
-    """Returns milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 class Both:
@@ -100,7 +96,7 @@ class Broker:
     def __init__(
         self,
         configuration: Configuration,
-        now_ms: Callable[[], int] = wall_clock_ms,
+        now_ms: Callable[[], int] = wall_ms,
         neighbours: Callable[[], Sequence[Intake]] = tuple,
     ) -> None:
         self.configuration = configuration
@@ -150,7 +146,7 @@ class Broker:
 
     def steady_ms(self) -> int:
         """See `BrokerParts`."""
-        return time.monotonic_ns() // 1_000_000
+        return steady_ms()
 
     def register(self, code: int, handler: Handler) -> Handler | None:
         """See `BrokerParts`."""

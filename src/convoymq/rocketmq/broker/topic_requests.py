@@ -5,15 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from convoymq.rocketmq.broker import names
+from convoymq.rocketmq.broker.names import RETRY_PREFIX
 from convoymq.rocketmq.broker.stats import TOPIC_PUT_NUMS
 from convoymq.rocketmq.broker.types import BrokerParts
-from convoymq.rocketmq.broker.values import (
-    RETRY_PREFIX,
-    MessageQueue,
-    is_blank,
-    keyed,
-    object_of,
-)
+from convoymq.rocketmq.broker.values import MessageQueue, is_blank, keyed, object_of
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal

@@ -14,6 +14,7 @@ from convoymq.rocketmq.broker.values import PERM_INHERIT, next_version
 from convoymq.rocketmq.remoting.codes import Answer
 from convoymq.rocketmq.remoting.command import Refusal
 from convoymq.rocketmq.remoting.values import (
+    MEMBER_TOPIC_PREFIX,
     PERM_READ,
     PERM_WRITE,
     DataVersion,
@@ -37,22 +38,22 @@ def system_topics(settings: BrokerSettings) -> list[TopicConfig]:
         TopicConfig(settings.cluster, 16, 16, inherited if settings.cluster_topic else 1),
         TopicConfig(settings.name, 1, 1, inherited if settings.broker_topic else 1),
         TopicConfig(names.OFFSET_MOVED, 1, 1),
-        TopicConfig(names.SCHEDULE, SCHEDULE_QUEUES, SCHEDULE_QUEUES),
+        TopicConfig(names.SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES),
         TopicConfig(f"{settings.cluster}_REPLY_TOPIC", 1, 1),
         TopicConfig(
             f"{names.SYSTEM_PREFIX}REVIVE_LOG_{settings.cluster}",
             settings.revive_queues, settings.revive_queues,
         ),
-        TopicConfig(names.MEMBER_PREFIX + settings.name, 1, 1, PERM_INHERIT),
-        TopicConfig(names.HALF, 1, 1),
-        TopicConfig(names.OP_HALF, 1, 1),
+        TopicConfig(MEMBER_TOPIC_PREFIX + settings.name, 1, 1, PERM_INHERIT),
+        TopicConfig(names.HALF_TOPIC, 1, 1),
+        TopicConfig(names.OP_TOPIC, 1, 1),
     ]  # fmt: skip
     if settings.auto_create_topics:
         found.append(TopicConfig(names.TEMPLATE, queues, queues, inherited))
     if settings.trace_topic:
         found.append(TopicConfig(settings.trace_topic_name, 1, 1))
     if settings.timer_wheel:
-        found.append(TopicConfig(names.TIMER, 1, 1))
+        found.append(TopicConfig(names.TIMER_TOPIC, 1, 1))
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from convoymq.model.config.keys import Section
+from convoymq.rocketmq.remoting.codes import Answer
 from convoymq.rocketmq.remoting.connection import Handler
 from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.rocketmq.store.types import Draft, Message, Placed, PutStatus
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
     from convoymq.rocketmq.store.store import MessageStore
 
 S = TypeVar("S", bound=Section)
+
+STORED = {
+    PutStatus.PUT_OK: Answer.SUCCESS,
+    PutStatus.FLUSH_DISK_TIMEOUT: Answer.FLUSH_DISK_TIMEOUT,
+    PutStatus.FLUSH_SLAVE_TIMEOUT: Answer.FLUSH_SLAVE_TIMEOUT,
+    PutStatus.SLAVE_NOT_AVAILABLE: Answer.SLAVE_NOT_AVAILABLE,
+}
+"""Statuses of stored messages, and their answers: the code says how safely."""
 
 
 @dataclass(slots=True)

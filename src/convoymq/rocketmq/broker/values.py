@@ -10,9 +10,6 @@ from convoymq.rocketmq.remoting.values import DataVersion
 
 PERM_INHERIT = 1
 
-RETRY_PREFIX = "%RETRY%"
-DEAD_LETTER_PREFIX = "%DLQ%"
-
 TAG = "TAG"
 BROADCASTING = "BROADCASTING"
 CLUSTERING = "CLUSTERING"

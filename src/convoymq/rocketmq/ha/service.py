@@ -9,7 +9,6 @@ A slave follows the master that it is told (`set_master`): compares, connects, a
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from convoymq.replication.group.types import (
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.settings import SYNC_MASTER
 from convoymq.rocketmq.broker.types import BrokerParts
+from convoymq.rocketmq.clocks import steady_ms, wall_ms
 from convoymq.rocketmq.ha.links import MasterLink, SlaveLink
 from convoymq.rocketmq.ha.log import StoreLog
 from convoymq.rocketmq.ha.requests import (
@@ -48,7 +48,7 @@ from convoymq.rocketmq.ha.settings import HaSettings
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.connection import Connection, Handler
-from convoymq.rocketmq.remoting.server import RemotingClient
+from convoymq.rocketmq.remoting.server import RemotingClient, split_address
 from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.types import PutStatus, StoreReport
@@ -96,11 +96,6 @@ class Identity:
         return {"brokerName": self.name, "brokerId": str(self.id), "brokerAddr": self.address}
 
 
-def now_ms() -> int:
-    """Returns the monotonic clock."""
-    return time.monotonic_ns() // 1_000_000
-
-
 class GroupReplication:
     """See the module text. Implements the broker's `Replication`.
 
@@ -141,7 +136,7 @@ class GroupReplication:
         self.port = 0
         """The port for slaves, of a master that has begun."""
         book = self._load()
-        session = time.time_ns() // 1_000_000
+        session = wall_ms()
         self.master: Master | None = None
         self.slave: Slave | None = None
         if own.id == MASTER_ID:
@@ -203,7 +198,7 @@ class GroupReplication:
         """Returns why nothing may be appended now."""
         if self.master is None:
             return PutStatus.SERVICE_NOT_AVAILABLE
-        verdict = self.master.refusal(now_ms())
+        verdict = self.master.refusal(steady_ms())
         return None if verdict is None else _STATUS[verdict]
 
     def when_copied(self, offset: int, timeout_s: float, call: Callable[[PutStatus], None]) -> None:
@@ -212,7 +207,7 @@ class GroupReplication:
             call(PutStatus.SERVICE_NOT_AVAILABLE)
         else:
             self.master.wait(
-                offset, now_ms(), int(timeout_s * 1000), lambda verdict: call(_STATUS[verdict])
+                offset, steady_ms(), int(timeout_s * 1000), lambda verdict: call(_STATUS[verdict])
             )
 
     def on_appended(self) -> None:
@@ -225,7 +220,7 @@ class GroupReplication:
         """Returns the slaves that are connected."""
         if self.master is None:
             return ()
-        now, least = now_ms(), self._log.max_offset - self._settings.gap_bytes_max
+        now, least = steady_ms(), self._log.max_offset - self._settings.gap_bytes_max
         return [
             SlaveView(host=each.host, slave=each.slave, acked=each.acked,
                       in_sync=each.acked > least, silent_ms=now - each.heard_ms)
@@ -234,7 +229,7 @@ class GroupReplication:
 
     def master_silent_ms(self) -> int | None:
         """Returns how long ago this slave heard of its master; None: it transfers nothing."""
-        return self.slave.silent_ms(now_ms()) if self.slave else None
+        return self.slave.silent_ms(steady_ms()) if self.slave else None
 
     # --- the side of what brings the broker online --------------------------------------------
 
@@ -248,7 +243,7 @@ class GroupReplication:
         if master is None or not self._begins:
             return False
         try:
-            began = not master.takes_writes and master.begin(time.time_ns() // 1_000_000)
+            began = not master.takes_writes and master.begin(wall_ms())
         except OSError as error:
             self.failures += 1
             log.error("ha.not_persisted", reason=str(error))
@@ -280,7 +275,7 @@ class GroupReplication:
         if ha_address is None:
             self.slave.shut_down()
         else:
-            self.slave.follow(now_ms())
+            self.slave.follow(steady_ms())
         self._wakes.set()
 
     async def compare_with(self, address: str) -> bool:
@@ -340,7 +335,7 @@ class GroupReplication:
     def _compare_back(self, master: Master) -> None:
         """Compares with a slave that asked, while the life cannot begin."""
         if self._begins and not self._comparing.locked():
-            address = master.next_to_compare(now_ms())
+            address = master.next_to_compare(steady_ms())
             if address is not None:
                 self._tasks.spawn(self._compared(address))
 
@@ -354,7 +349,7 @@ class GroupReplication:
 
     def _accept(self) -> asyncio.BaseProtocol:
         assert self.master is not None
-        made = SlaveLink(self.master, now_ms, self._on_heard, self._on_left)
+        made = SlaveLink(self.master, steady_ms, self._on_heard, self._on_left)
         self._sockets.add(made)
         return made
 
@@ -385,20 +380,20 @@ class GroupReplication:
 
     async def _follow(self, slave: Slave) -> None:
         ha_address = self._ha_address
-        if ha_address is None or not slave.is_due(now_ms()):
+        if ha_address is None or not slave.is_due(steady_ms()):
             return
         try:
             if not await self._compare(slave) or ha_address != self._ha_address:
                 return
-            host, _, port = ha_address.rpartition(":")
+            host, port = split_address(ha_address)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, self._link = await asyncio.get_running_loop().create_connection(
-                    lambda: MasterLink(slave, now_ms, self._received, self._on_ended),
-                    host.strip("[]"), int(port),
+                    lambda: MasterLink(slave, steady_ms, self._received, self._on_ended),
+                    host, int(port),
                 )  # fmt: skip
             log.info("ha.connected", peer=ha_address, end=self._log.max_offset)
         except (BrokerError, OSError, TimeoutError, ValueError) as error:
-            slave.on_disconnected(str(error), now_ms())
+            slave.on_disconnected(str(error), steady_ms())
             log.info("ha.not_connected", peer=ha_address, reason=str(error))
 
     async def _compare(self, slave: Slave) -> bool:
@@ -408,7 +403,7 @@ class GroupReplication:
             return True
         cut_bytes = slave.cut_bytes
         try:
-            agreed = await self._carry(slave.compare(now_ms()), address)
+            agreed = await self._carry(slave.compare(steady_ms()), address)
         except NoComparison:
             slave.on_no_comparison()
             return True
@@ -441,7 +436,7 @@ class GroupReplication:
             self._link = None
             assert self.slave is not None
             if self.slave.state is SlaveState.TRANSFER:
-                self.slave.on_disconnected(reason, now_ms())
+                self.slave.on_disconnected(reason, steady_ms())
                 log.info("ha.disconnected", peer=self._ha_address, reason=reason)
 
     def _end_link(self, reason: str) -> None:
@@ -454,15 +449,15 @@ class GroupReplication:
     async def _run(self) -> None:
         while True:
             if self.master is not None:
-                self.master.tick(now_ms())
+                self.master.tick(steady_ms())
                 self._end_links()
                 if not self._begin():
                     self._compare_back(self.master)
                 self._pump()
             elif self.slave is not None:
-                if self._link is not None and self.slave.is_silent(now_ms()):
+                if self._link is not None and self.slave.is_silent(steady_ms()):
                     self._end_link("the master is silent")
-                    self.slave.on_disconnected("the master is silent", now_ms())
+                    self.slave.on_disconnected("the master is silent", steady_ms())
                 self._on_flushed()
                 await self._follow(self.slave)
             self._wakes.clear()

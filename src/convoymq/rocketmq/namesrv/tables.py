@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from convoymq.model.errors import Refused
 from convoymq.rocketmq.remoting.values import (
     MASTER_ID,
+    MEMBER_TOPIC_PREFIX,
     PERM_READ,
     PERM_WRITE,
     BrokerData,
@@ -43,8 +44,6 @@ from convoymq.rocketmq.remoting.values import (
 
 TIMEOUT_MS = 120_000
 """Of a replica that names none: it registers every 30 s at the latest."""
-MEMBER_TOPIC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
-"""Topics by which brokers ask old name servers for their replicas: always the true ids."""
 SYSTEM_FLAG_UNIT = 1
 SYSTEM_FLAG_UNIT_SUBSCRIPTION = 2
 

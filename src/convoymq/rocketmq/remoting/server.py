@@ -26,6 +26,12 @@ Handlers: TypeAlias = Mapping[int, Handler]
 """By the code of the request."""
 
 
+def split_address(address: str) -> tuple[str, str]:
+    """Returns host and port of `host:port`; an IPv6 host may have brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port
+
+
 def dispatch(handlers: Handlers) -> Handler:
     """Returns a handler that asks the one for the request's code, and refuses unknown codes."""
 
@@ -137,13 +143,13 @@ class RemotingClient:
             task.exception()
 
     async def _dial(self, address: str) -> Connection:
-        host, _, port = address.rpartition(":")
+        host, port = split_address(address)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
                     lambda: Connection(self._handler, self._tasks, self._forget),
-                    host.strip("[]"),
+                    host,
                     int(port),
                 )
         except (OSError, ValueError) as error:

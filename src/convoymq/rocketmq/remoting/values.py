@@ -24,6 +24,8 @@ PERM_WRITE = 2
 
 UNCOMPRESSED_BYTES_MAX = 256 << 20
 MASTER_ID = 0
+MEMBER_TOPIC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
+"""Topics by which brokers ask old name servers for their replicas: always the true ids."""
 
 _LENGTH = struct.Struct(">i")
 

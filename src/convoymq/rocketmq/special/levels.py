@@ -22,14 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from convoymq.rocketmq.acting.escape import Key, OffsetSet
-from convoymq.rocketmq.special.names import (
-    DELAY,
-    HALF_TOPIC,
-    REAL_TOPIC,
-    SCHEDULE_TOPIC,
-    TIMES,
-    to_real_queue,
-)
+from convoymq.rocketmq.broker.names import HALF_TOPIC, SCHEDULE_TOPIC
+from convoymq.rocketmq.special.names import DELAY, REAL_TOPIC, TIMES, to_real_queue
 from convoymq.rocketmq.special.outbox import Outbox
 from convoymq.rocketmq.store.types import Draft, Message
 

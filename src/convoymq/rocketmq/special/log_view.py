@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Key, key_of
+from convoymq.rocketmq.acting.escape import Key
+from convoymq.rocketmq.acting.key_log import READ_BYTES, keys_between
 from convoymq.rocketmq.store.store import MessageStore
 from convoymq.rocketmq.store.types import Boundary, Message
-
-READ_BYTES = 4 << 20
-_MARK = f"{KEY_PROPERTY}\x01".encode()
 
 
 class StoreLog:
@@ -47,40 +45,4 @@ class StoreLog:
 
     def keys(self, begin: int, end: int) -> Iterable[Key]:
         """Yields the keys of records between two physical offsets."""
-        at = begin
-        while at < end:
-            block = bytes(self._store.read_raw(at, min(READ_BYTES, end - at)))
-            used = 0
-            for size, has_key in _records(block):
-                if has_key:
-                    yield from self._key_at(at + used)
-                used += size
-            if not used:
-                # One record that is longer than what was read at once, or a blank.
-                yield from self._key_at(at)
-                used = int.from_bytes(block[:4], "big")
-            if not used:
-                return
-            at += used
-
-    def _key_at(self, physical: int) -> Iterable[Key]:
-        message = self._store.message_at(physical)
-        if message is not None:
-            key = key_of(message.properties.get(KEY_PROPERTY, ""))
-            if key is not None:
-                yield key
-
-
-def _records(block: bytes) -> Iterable[tuple[int, bool]]:
-    """Yields the size of each whole record of a block, and whether it may have a key."""
-    mark = block.find(_MARK)
-    at = 0
-    while at + 4 <= len(block):
-        size = int.from_bytes(block[at : at + 4], "big")
-        if not size or at + size > len(block):
-            return
-        has_key = at <= mark < at + size
-        if has_key:
-            mark = block.find(_MARK, at + size)
-        yield size, has_key
-        at += size
+        return keys_between(self._store, begin, end)

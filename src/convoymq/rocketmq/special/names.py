@@ -1,22 +1,13 @@
-"""Topics, groups and properties of special services, as RocketMQ names them; small edits of
-properties.
-"""
+"""Properties that special services use, as RocketMQ names them, and small edits of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from convoymq.rocketmq.broker.names import TIMER_TOPIC
 from convoymq.rocketmq.store.types import Draft, Message, SysFlag, encode_properties
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-TIMER_TOPIC = "rmq_sys_wheel_timer"
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-CHECKED_TOO_OFTEN_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 REVIVE_TOPIC_PREFIX = "rmq_sys_REVIVE_LOG_"
-RETRY_PREFIX = "%RETRY%"
-
-TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 
 DELAY = "DELAY"

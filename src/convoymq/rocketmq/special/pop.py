@@ -30,17 +30,16 @@ import msgspec
 
 from convoymq.model.errors import SyntaxFault
 from convoymq.rocketmq.acting.escape import Key
+from convoymq.rocketmq.broker.names import RETRY_PREFIX, TIMER_TOPIC
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.special.names import (
     FIRST_POP_TIME,
     REAL_QUEUE,
     REAL_TOPIC,
-    RETRY_PREFIX,
     REVIVE_TOPIC_PREFIX,
     TAGS,
     TIMER_DELIVER_MS,
     TIMER_OUT_MS,
-    TIMER_TOPIC,
     UNIQUE_KEY,
     changed,
     is_pop_record,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from convoymq.model.errors import SyntaxFault
-from convoymq.rocketmq.special.names import RETRY_PREFIX
+from convoymq.rocketmq.broker.names import RETRY_PREFIX
 
 CHECKPOINT_TAG = "ck"
 ACK_TAG = "ack"

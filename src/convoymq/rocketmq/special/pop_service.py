@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from convoymq.rocketmq import filters
 from convoymq.rocketmq.broker import names
 from convoymq.rocketmq.broker.clients import Subscription
-from convoymq.rocketmq.broker.types import BrokerParts
+from convoymq.rocketmq.broker.names import RETRY_PREFIX
+from convoymq.rocketmq.broker.types import STORED, BrokerParts
 from convoymq.rocketmq.broker.values import GroupConfig, SubscriptionData
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
 from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.remoting.values import PERM_READ, TopicConfig
-from convoymq.rocketmq.special.names import POP_CHECKPOINT, RETRY_PREFIX
+from convoymq.rocketmq.special.names import POP_CHECKPOINT
 from convoymq.rocketmq.special.polls import ANY_QUEUE, Polls
 from convoymq.rocketmq.special.pop import Pops, TooLate
 from convoymq.rocketmq.special.pop_order import OrderTable, PopOrder
@@ -40,7 +41,7 @@ from convoymq.rocketmq.special.pop_records import (
 )
 from convoymq.rocketmq.special.rewriting import rewritten
 from convoymq.rocketmq.special.settings import SpecialSettings
-from convoymq.rocketmq.store.types import Draft, GetStatus, Got, Matches, Message, PutStatus, Run
+from convoymq.rocketmq.store.types import Draft, GetStatus, Got, Matches, Message, Run
 
 POP_BYTES_MAX = 4 << 20
 POLL_MS_MAX = 60_000
@@ -50,10 +51,6 @@ RETRY_FIRST_EACH = 5
 FILTERS_MAX = 4096
 INIT_AT_MIN = 0
 
-_STORED = frozenset((
-    PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT, PutStatus.FLUSH_SLAVE_TIMEOUT,
-    PutStatus.SLAVE_NOT_AVAILABLE,
-))  # fmt: skip
 _WRONG_OFFSET = (
     GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_FOUND_NULL
 )  # fmt: skip
@@ -367,7 +364,7 @@ class PopService:
         else:
             placed = [await parts.escape.put_to_specific_queue(draft) for draft in drafts]
         for one in placed:
-            if one.status not in _STORED:
+            if one.status not in STORED:
                 raise Refusal(Answer.SYSTEM_ERROR, one.status.name)
 
     def _answer(self, asked: _Asked, found: _Found, command: Command) -> Command:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from convoymq.rocketmq.broker.names import (
+    CHECKED_TOO_OFTEN_TOPIC,
+    HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+)
 from convoymq.rocketmq.remoting.codes import Answer
 from convoymq.rocketmq.remoting.command import Refusal
 from convoymq.rocketmq.special.names import (
-    CHECKED_TOO_OFTEN_TOPIC,
     DELAY,
-    HALF_TOPIC,
     IS_PREPARED,
     REAL_QUEUE,
     REAL_TOPIC,
-    SCHEDULE_TOPIC,
     TIMER_DELAY_MS,
     TIMER_DELAY_S,
     TIMER_DELETED_KEY,
     TIMER_DELIVER_MS,
     TIMER_OUT_MS,
-    TIMER_TOPIC,
     TIMES,
     TRANSACTION_BITS,
     changed,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 
+from convoymq.rocketmq.broker.names import RETRY_PREFIX
 from convoymq.rocketmq.broker.types import BrokerParts
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
@@ -16,7 +17,6 @@ from convoymq.rocketmq.remoting.connection import Connection
 from convoymq.rocketmq.special.names import (
     PRODUCER_GROUP,
     REAL_TOPIC,
-    RETRY_PREFIX,
     TAGS,
     TIMER_DELETED_KEY,
     TIMER_DELIVER_MS,

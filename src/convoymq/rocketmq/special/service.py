@@ -20,7 +20,14 @@ from convoymq.model.errors import StorageFault, SyntaxFault, Unavailable
 from convoymq.model.replaced_files import replace_file
 from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Key
 from convoymq.rocketmq.acting.metadata import DelayOffsets
-from convoymq.rocketmq.broker.types import BrokerParts
+from convoymq.rocketmq.broker.names import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANSACTION_GROUP,
+)
+from convoymq.rocketmq.broker.types import STORED, BrokerParts
 from convoymq.rocketmq.broker.values import next_version
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
@@ -31,17 +38,12 @@ from convoymq.rocketmq.special.levels import DelayLevels
 from convoymq.rocketmq.special.log_view import StoreLog
 from convoymq.rocketmq.special.names import (
     FIRST_POP_TIME,
-    HALF_TOPIC,
-    OP_TOPIC,
     REAL_QUEUE,
     REAL_TOPIC,
     REVIVE_GROUP,
     REVIVE_TOPIC_PREFIX,
-    SCHEDULE_TOPIC,
     TIMER_DEQUEUED_MS,
     TIMER_ENQUEUED_MS,
-    TIMER_TOPIC,
-    TRANSACTION_GROUP,
     UNIQUE_KEY,
     changed,
     whole,
@@ -68,10 +70,6 @@ from convoymq.rocketmq.store.types import Draft, Placed, PutStatus, Run, decode_
 log = structlog.get_logger()
 
 TICK_S = 0.1
-STORED = frozenset((
-    PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT, PutStatus.FLUSH_SLAVE_TIMEOUT,
-    PutStatus.SLAVE_NOT_AVAILABLE,
-))  # fmt: skip
 NEVER = frozenset((PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED))
 """Trying again would not help."""
 _OURS = (KEY_PROPERTY, TIMER_ENQUEUED_MS, TIMER_DEQUEUED_MS, FIRST_POP_TIME)

@@ -20,14 +20,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from convoymq.rocketmq.acting.escape import Key
+from convoymq.rocketmq.broker.names import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from convoymq.rocketmq.special.levels import DelayLevels
-from convoymq.rocketmq.special.names import (
-    HALF_TOPIC,
-    OP_TOPIC,
-    REVIVE_TOPIC_PREFIX,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-)
+from convoymq.rocketmq.special.names import REVIVE_TOPIC_PREFIX
 from convoymq.rocketmq.special.outbox import Batch
 from convoymq.rocketmq.special.pop import Pops
 from convoymq.rocketmq.special.transactions import Check, Transactions

@@ -26,19 +26,19 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Key
+from convoymq.rocketmq.broker.names import CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC, OP_TOPIC
 from convoymq.rocketmq.special.levels import Done, Read
 from convoymq.rocketmq.special.names import (
     CHECK_IMMUNITY_S,
     CHECK_TIMES,
-    CHECKED_TOO_OFTEN_TOPIC,
-    HALF_TOPIC,
     IS_PREPARED,
-    OP_TOPIC,
     PRODUCER_GROUP,
     REAL_QUEUE,
     REAL_TOPIC,
     TAGS,
     TRANSACTION_BITS,
+    TRANSACTION_ID,
+    UNIQUE_KEY,
     changed,
     to_real_queue,
     whole,
@@ -340,9 +340,9 @@ class Transactions:
 def to_half(draft: Draft, properties: Mapping[str, str]) -> Draft:
     """Returns a draft of a prepared message, as one for the topic of half messages."""
     add = {REAL_TOPIC: draft.topic, REAL_QUEUE: str(draft.queue_id)}
-    unique = properties.get("UNIQ_KEY")
+    unique = properties.get(UNIQUE_KEY)
     if unique:
-        add["__transactionId__"] = unique
+        add[TRANSACTION_ID] = unique
     draft.sys_flag &= ~TRANSACTION_BITS
     draft.topic, draft.queue_id = HALF_TOPIC, 0
     return changed(draft, (), add, properties)

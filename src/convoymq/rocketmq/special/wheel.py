@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from convoymq.rocketmq.acting.escape import Key
+from convoymq.rocketmq.broker.names import TIMER_TOPIC
 from convoymq.rocketmq.special.levels import Read
 from convoymq.rocketmq.special.names import (
     REAL_TOPIC,
@@ -31,7 +32,6 @@ from convoymq.rocketmq.special.names import (
     TIMER_ENQUEUED_MS,
     TIMER_OUT_MS,
     TIMER_ROLL_TIMES,
-    TIMER_TOPIC,
     UNIQUE_KEY,
     changed,
     is_pop_record,

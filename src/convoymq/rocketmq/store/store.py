@@ -491,11 +491,6 @@ class MessageStore:
                 found[physical] = message
         return list(found.values())
 
-    @property
-    def indexed(self) -> tuple[int, int]:
-        """Returns time and physical offset up to which messages can be found by key."""
-        return self._derived.stored_ms, self.dispatched
-
     # --- replication
 
     def read_raw(self, offset: int, limit: int) -> memoryview:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from convoymq.rocketmq.broker.names import SCHEDULE_TOPIC
 from convoymq.rocketmq.special.levels import Done
-from convoymq.rocketmq.special.names import SCHEDULE_TOPIC
 from tests.unit.rocketmq.special.machine import Machine, keys
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from convoymq.rocketmq.special.names import TIMER_TOPIC
+from convoymq.rocketmq.broker.names import TIMER_TOPIC
 from convoymq.rocketmq.special.pop import TooLate
 from convoymq.rocketmq.special.pop_records import Ack, CheckPoint
 from convoymq.rocketmq.store.types import Draft, encode_properties

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from convoymq.rocketmq.broker.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from convoymq.rocketmq.remoting.command import Refusal
-from convoymq.rocketmq.special.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from convoymq.rocketmq.special.prepare import Preparation
 from convoymq.rocketmq.store.types import Draft, SysFlag, decode_properties, encode_properties
 

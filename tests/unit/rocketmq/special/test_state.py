@@ -7,7 +7,8 @@ import random
 import pytest
 
 from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Key, KeyTable, key_of
-from convoymq.rocketmq.special.names import HALF_TOPIC, IS_PREPARED
+from convoymq.rocketmq.broker.names import HALF_TOPIC
+from convoymq.rocketmq.special.names import IS_PREPARED
 from convoymq.rocketmq.special.transactions import End
 from convoymq.rocketmq.store.types import Draft, decode_properties
 from tests.unit.rocketmq.special.machine import Machine, keys, seeded

@@ -4,12 +4,8 @@ from typing import Any
 
 import pytest
 
-from convoymq.rocketmq.special.names import (
-    CHECKED_TOO_OFTEN_TOPIC,
-    HALF_TOPIC,
-    IS_PREPARED,
-    OP_TOPIC,
-)
+from convoymq.rocketmq.broker.names import CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC, OP_TOPIC
+from convoymq.rocketmq.special.names import IS_PREPARED
 from convoymq.rocketmq.special.transactions import CHECKS_MAX, End, Refused
 from convoymq.rocketmq.store.types import Message
 from tests.unit.rocketmq.special.machine import Machine

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoymq.rocketmq.special.names import TIMER_TOPIC
+from convoymq.rocketmq.broker.names import TIMER_TOPIC
 from convoymq.rocketmq.special.wheel import DELAY_MAX_S, ROLL_MS, Checkpoint, slot_of
 from tests.unit.rocketmq.special.machine import START_MS, Machine
 
