@@ -93,7 +93,7 @@ _PARTS: dict[str, Callable[[str, str], bool]] = {
 
 
 def compile_expression(expression: str) -> Expression:
-    """Returns what tells whether properties match. Raises SyntaxFault."""
+    """Returns a predicate of properties. Raises SyntaxFault."""
     if len(expression) > EXPRESSION_LENGTH_MAX:
         raise SyntaxFault(f"an expression of {len(expression)} characters")
     parser = _Parser(expression)

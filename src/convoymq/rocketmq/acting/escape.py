@@ -6,11 +6,11 @@ the request (which makes the target look) and as a property (which makes the tar
 durable table: every record of it that has the property enters its key, on slaves too, and after a
 restart). A repeat is answered as stored, and nothing is written.
 
-Who wants to know what has left asks the targets, whose logs are the only truth: an acting slave
-before it starts special services, and a master before it gets online. What it passes over is what
-any of them holds, and what slaves remember (`KeyTable`, merged).
+The logs of the targets are the only truth. An acting slave asks all targets for their keys before
+it starts special services, and a master does before it gets online. Each passes over the keys that
+any target or slave has (`KeyTable`, merged).
 
-Whoever asks names a *generation*, larger than all that the targets know of its broker's name. From
+The question names a *generation*, larger than all that the targets know of its broker's name. From
 then on a target refuses attempts of earlier generations: one that a dead slave has sent may still
 be under way.
 
@@ -52,7 +52,7 @@ class Key(NamedTuple):
 
 
 def key_of(text: str) -> Key | None:
-    """Returns a key of its text, None for what is none. Names of topics have no colon."""
+    """Returns a key of its text, None for another text. Names of topics have no colon."""
     head, _, offset = text.rpartition(":")
     head, _, queue = head.rpartition(":")
     broker, _, topic = head.rpartition(":")
@@ -132,7 +132,7 @@ class KeyTable:
         return self._offsets.setdefault(source, OffsetSet(RANGES_MAX))
 
     def of(self, broker: str) -> dict[str, Ranges]:
-        """Returns what comes from a broker: `topic:queue` -> ranges."""
+        """Returns the keys of a broker's records: `topic:queue` -> ranges."""
         return {
             f"{topic}:{queue}": list(zip(found.firsts, found.lasts, strict=True))
             for (name, topic, queue), found in self._offsets.items()
@@ -144,7 +144,7 @@ class KeyTable:
         return sorted({name for name, _, _ in self._offsets})
 
     def merge(self, broker: str, table: Mapping[str, Iterable[Sequence[int]]]) -> None:
-        """Enters what `of` returned elsewhere. Raises ValueError."""
+        """Enters the result of `of` at another broker. Raises ValueError."""
         for source, ranges in table.items():
             topic, _, queue = source.rpartition(":")
             offsets = self._find((broker, topic, int(queue)))

@@ -1,6 +1,6 @@
 """Keys of messages that escaped to this broker, as its log holds them.
 
-The log is the truth: `catch_up` reads what it has got since, on slaves too. The file
+The log is the truth: `catch_up` reads its new records, on slaves too. The file
 `config/escapeKeys.json` only says how far that was done.
 """
 
@@ -56,7 +56,7 @@ class KeyLog:
         return self._table.of(broker)
 
     def catch_up(self) -> None:
-        """Enters the keys of what the log has got."""
+        """Enters the keys of new records."""
         end = self._store.dispatched
         if end < self._scanned:
             # The end was cut off: nothing of it was confirmed to anybody.

@@ -1,4 +1,4 @@
-"""Merges what a master that gets online takes over of a member: pure functions.
+"""Merges the metadata that a returning master takes over from a member: pure functions.
 
 | what | rule here | RocketMQ's rule |
 |---|---|---|

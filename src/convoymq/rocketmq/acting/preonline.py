@@ -56,7 +56,7 @@ class TellHaAddress:
 
 @dataclass(frozen=True, slots=True)
 class CompareTails:
-    """Compares the ends of both logs, and fetches what is missing here. Result: True; also for a
+    """Compares the ends of both logs, and fetches missing messages. Result: True; also for a
     member that has no such request."""
 
     address: str
@@ -108,7 +108,7 @@ class Online:
     """Time at which the first special service was taken over; None: none was."""
 
     def is_fresh(self, now_ms: int) -> bool:
-        """Returns whether what was taken over still holds."""
+        """Returns whether the result still holds."""
         return self.taken_ms is None or now_ms - self.taken_ms < FRESH_MS
 
 

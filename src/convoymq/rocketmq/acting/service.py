@@ -1,4 +1,4 @@
-"""A replica in its group: carries out what `roles.py` and `preonline.py` decide.
+"""A replica in its group: carries out the steps of `roles.py` and `preonline.py`.
 
 Three loops: the members of the group are asked for each second, the steps of a change are carried
 out in order as soon as something was heard, and a slave copies its master's metadata.
@@ -104,7 +104,7 @@ class Group:
 
     @property
     def state(self) -> State:
-        """Returns what this replica is."""
+        """Returns the role of this replica."""
         return self._roles.state
 
     def start(self) -> None:
@@ -142,7 +142,7 @@ class Group:
         self._heard.set()
 
     def _reflect(self) -> None:
-        """Shows the parts of the broker what it is now."""
+        """Enters the role into the broker's parts."""
         role, core = self._parts.role, self._roles
         before = role.is_isolated, role.is_acting, role.min_id
         role.is_isolated = core.is_isolated
@@ -153,7 +153,7 @@ class Group:
             log.info("rocketmq.role", broker=role.name, id=role.id, state=core.state.value,
                      min_id=core.min_id)  # fmt: skip
 
-    # --- what is heard --------------------------------------------------------------------------
+    # --- inputs --------------------------------------------------------------------------
 
     def _on_min_id(self, connection: Connection, command: Command) -> Command:
         fields = command.fields
@@ -188,7 +188,7 @@ class Group:
             await asyncio.sleep(max(0, self._settings.poll_ms - passed_ms) / 1000)
 
     def _look_at_links(self) -> None:
-        """Enters what replication links show."""
+        """Enters the state of replication links."""
         core, now_ms = self._roles, steady_ms()
         replication = self._parts.replication
         if self._parts.role.id != MASTER_ID:
@@ -408,7 +408,7 @@ class Group:
             self._wake()
         return command.answer()
 
-    # --- keys of what escaped ---------------------------------------------------------------
+    # --- keys of escaped messages ---------------------------------------------------------------
 
     async def _learn_keys(self) -> None:
         """Has special services pass over what other brokers have of ours, and other replicas of
@@ -456,7 +456,7 @@ class Group:
     def _get_keys(self, _connection: Connection, command: Command) -> Command:
         name = command.needed("brokerName")
         generation = self._keys.generations.raise_to(name, command.number("generation", 0))
-        # Before the answer: what was promised holds after a crash.
+        # Before the answer: the promise holds after a crash.
         self._keys.persist()
         return command.answer(body=json.dumps(_Keys(self._keys.of(name), generation)))
 

@@ -1,1 +1,1 @@
-"""Replication of a broker group over sockets: what `replication/group` decides, carried out."""
+"""Replication of a broker group over sockets, around the core `replication/group`."""

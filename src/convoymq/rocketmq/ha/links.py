@@ -69,7 +69,7 @@ class SlaveLink(asyncio.Protocol):
         self.pump()
 
     def pump(self) -> None:
-        """Sends what the slave lacks, as far as there is room."""
+        """Sends further blocks of the log, as far as there is room."""
         transport, link = self._transport, self.link
         while link is not None and transport is not None and not self._is_paused:
             parts = self._master.next_block(link, self._now_ms())

@@ -22,7 +22,7 @@ class NoComparison(PeerError):
 
 
 def question_of(question: Ask | Fetch, own: dict[str, str]) -> Command:
-    """Returns the request for a question. `own`: fields that say who asks."""
+    """Returns the request for a question. `own`: fields that name this broker."""
     if isinstance(question, Fetch):
         fields = {"offset": str(question.offset), "limit": str(question.limit)}
         return request(Request.FETCH_LOG, own | fields)
@@ -31,7 +31,7 @@ def question_of(question: Ask | Fetch, own: dict[str, str]) -> Command:
 
 
 def reply_of(question: Ask | Fetch, answer: Command) -> Tail | bytes:
-    """Returns what was answered. Raises NoComparison, Unavailable, PeerError."""
+    """Returns the answer. Raises NoComparison, Unavailable, PeerError."""
     if answer.code == Answer.REQUEST_CODE_NOT_SUPPORTED:
         raise NoComparison("it does not compare logs")
     if answer.code == Answer.SERVICE_NOT_AVAILABLE:

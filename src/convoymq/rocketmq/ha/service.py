@@ -1,8 +1,8 @@
-"""Replication of one broker: carries out what `replication/group` decides.
+"""Replication of one broker: carries out the decisions of `replication/group`.
 
-A master listens for slaves. It begins to take writes (`begin`) when the broker is online; whoever
-brings it online has it compared with its slaves before (`compare_with`). A master that cannot begin
-yet compares with each slave that asks it for a comparison.
+A master listens for slaves. It begins to take writes (`begin`) when the broker is online, and is
+compared with its slaves before (`compare_with`). A master that cannot begin yet compares with each
+slave that asks it for a comparison.
 A slave follows the master that it is told (`set_master`): compares, connects, appends, reports.
 """
 
@@ -211,7 +211,7 @@ class GroupReplication:
             )
 
     def on_appended(self) -> None:
-        """Sends slaves what was appended, once in a turn of the loop."""
+        """Sends appended messages to slaves, once in a turn of the loop."""
         if not self._pumps and self._sockets:
             self._pumps = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -231,7 +231,7 @@ class GroupReplication:
         """Returns how long ago this slave heard of its master; None: it transfers nothing."""
         return self.slave.silent_ms(steady_ms()) if self.slave else None
 
-    # --- the side of what brings the broker online --------------------------------------------
+    # --- for pre-online --------------------------------------------
 
     def begin(self) -> bool:
         """Takes writes, now or as soon as enough slaves were compared. Returns whether now."""
@@ -279,7 +279,7 @@ class GroupReplication:
         self._wakes.set()
 
     async def compare_with(self, address: str) -> bool:
-        """Compares this master's log with a slave's, and fetches what is missing here. Returns
+        """Compares this master's log with a slave's, and fetches missing messages. Returns
         False when that has to be tried again; True also for a slave of RocketMQ's."""
         master = self.master
         if master is None:
@@ -363,7 +363,7 @@ class GroupReplication:
         log.info("ha.slave_left", peer=sender.host)
 
     def _end_links(self) -> None:
-        """Closes what the core has ended."""
+        """Closes the links that the core has ended."""
         assert self.master is not None
         while self.master.ended:
             link, reason = self.master.ended.popleft()

@@ -1,4 +1,4 @@
-"""A name server: answers requests from its tables, and tells brokers what they bring about."""
+"""A name server: answers requests from its tables, and sends the notifications that follow."""
 
 from __future__ import annotations
 

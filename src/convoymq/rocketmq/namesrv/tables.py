@@ -1,4 +1,4 @@
-"""The name server's tables: brokers, their replicas, their topics, and who is alive.
+"""The name server's tables: brokers, replicas, topics, and live replicas.
 
 A *broker* is a name; its *replicas* have ids, 0 is the master. Replicas register with the table of
 their topics and send heartbeats. One is gone when its connection closes, when it says so, or when
@@ -87,7 +87,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Answer to a registration: where a slave finds its master; and who is to be told."""
+    """Answer to a registration: where a slave finds its master; and notifications to send."""
 
     ha_address: str | None = None
     master_address: str | None = None
@@ -269,13 +269,13 @@ class RouteTables:
 
     def scan(self, now_ms: int) -> tuple[list[object], tuple[Notify, ...]]:
         """Ends replicas that were silent for their time-out. Returns their connections, which are
-        of no use any more, and who is to be told."""
+        of no use any more, and notifications to send."""
         silent = [x for x in self._live.values() if x.heard_ms + x.timeout_ms < now_ms]
         notify = self.unregister([live.replica for live in silent])
         return [live.connection for live in silent], notify
 
     def unregister(self, replicas: Iterable[Replica]) -> tuple[Notify, ...]:
-        """Ends replicas; returns who is to be told, once for each broker."""
+        """Ends replicas; returns the notifications to send, once for each broker."""
         offline: dict[str, str] = {}
         for replica in replicas:
             self._forget_live((replica.cluster, replica.address))
@@ -332,7 +332,7 @@ class RouteTables:
     # --- topics ------------------------------------------------------------------------------
 
     def _set_perm(self, broker: str, change: Callable[[int], int]) -> int:
-        """Changes what may be done with a broker's topics; returns how many there are."""
+        """Changes the permission of a broker's topics; returns their number."""
         self._routes.clear()
         found = [queues[broker] for queues in self._topics.values() if broker in queues]
         for data in found:
@@ -382,7 +382,7 @@ class RouteTables:
         """Rules have changed: routes are made anew."""
         self._routes.clear()
 
-    # --- what clients ask for ----------------------------------------------------------------
+    # --- requests of clients ----------------------------------------------------------------
 
     def route(self, topic: str) -> RouteData | None:
         """Returns where a topic is, None if nobody has it. The answer is not to be changed."""

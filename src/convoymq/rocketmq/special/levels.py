@@ -68,7 +68,7 @@ class Done:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """Returns what is done above `next`."""
+        """Returns the deliveries above `next`."""
         return list(zip(self._above.firsts, self._above.lasts, strict=True))
 
 
@@ -91,7 +91,7 @@ class DelayLevels:
         self._next_ms = [0 for _ in delays_ms]
         """No message of the level is due before; 0: unknown."""
 
-    # --- what metadata sync and files carry ----------------------------------------------------
+    # --- positions ----------------------------------------------------
 
     @property
     def offsets(self) -> dict[int, int]:
@@ -120,7 +120,7 @@ class DelayLevels:
             self.outbox.forget(key)
 
     def stop(self) -> None:
-        """Forgets what was read: the log decides at the next start."""
+        """Forgets messages that were read: the log decides at the next start."""
         self.outbox.clear()
         self._read_to = [0 for _ in self._done]
         self._next_ms = [0 for _ in self._done]
@@ -166,7 +166,7 @@ class DelayLevels:
             self.outbox.add(key, topic)
 
     def draft(self, key: Key, now_ms: int) -> Draft | None:
-        """Returns what to put for a message of the outbox; None: it is gone."""
+        """Returns a message of the outbox as it is put; None: it is gone."""
         messages, _ = self._read(SCHEDULE_TOPIC, key.queue, key.offset, 1)
         if not messages or messages[0].queue_offset != key.offset:
             return None

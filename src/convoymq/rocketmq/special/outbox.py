@@ -75,11 +75,11 @@ class Outbox:
             self._lines.setdefault(topic, _Line()).keys.append(key)
 
     def forget(self, key: Key) -> None:
-        """Removes a message that was put, whoever put it."""
+        """Removes a message that this or another replica has put."""
         self._topics.pop(key, None)
 
     def take(self, now_ms: int) -> list[Batch]:
-        """Returns what may be put now: a batch for each topic that has none in flight."""
+        """Returns a batch for each topic that has none in flight."""
         batches = []
         for topic, line in list(self._lines.items()):
             while line.keys and line.keys[0] not in self._topics:

@@ -86,7 +86,7 @@ class Polls:
             self.wake(topic, group, min(queues))
 
     def wake_all(self) -> None:
-        """Ends all waits: who waited looks again."""
+        """Ends all waits, so that each waiting request looks again."""
         for line in list(self._waiting.values()):
             for future in line:
                 if not future.done():

@@ -192,7 +192,7 @@ class Pops:
         return Key(self._broker, self.revive_topic, 0, found.physical << 6 | index)
 
     def pass_revived(self, passed: Mapping[int, int]) -> None:
-        """RocketMQ's master has revived what is below these offsets of the revive topic."""
+        """Enters the offsets of the revive topic below which RocketMQ's master has revived all."""
         for queue, offset in passed.items():
             self._passed[queue] = max(self._passed.get(queue, 0), offset)
         for key, found in list(self._open.items()):
@@ -304,7 +304,7 @@ class Pops:
         return checkpoint, checkpoint.offsets[key.offset & 63]
 
     def draft(self, checkpoint: CheckPoint, message: Message) -> Draft:
-        """Returns what to put for a message that comes back."""
+        """Returns a message that comes back as it is put."""
         draft = message.draft()
         draft.topic, draft.queue_id = self.retry_topic_of(checkpoint), 0
         draft.reconsume_times += 1
@@ -312,7 +312,7 @@ class Pops:
         return changed(draft, (), {FIRST_POP_TIME: first}, message.properties)
 
     def stop(self) -> None:
-        """Takes back what was to come back: the next start decides anew."""
+        """Takes returning messages back: the next start decides anew."""
         self.outbox.clear()
         for key, found in self._open.items():
             if found.is_due:

@@ -136,10 +136,10 @@ class PopService:
         """Has all pops that wait look again."""
         self._polls.wake_all()
 
-    # --- what is asked ---------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------
 
     def _asked(self, connection: Connection, command: Command) -> _Asked:
-        """Returns what a request asks for. Raises Refusal."""
+        """Returns the fields of a request. Raises Refusal."""
         parts, settings = self._parts, self._parts.settings
         now_ms = parts.now_ms()
         if not settings.permission & PERM_READ:
@@ -339,7 +339,7 @@ class PopService:
         return max(0, store.queue_max(topic, queue) - max(offset, store.queue_min(topic, queue)))
 
     async def _give(self, asked: _Asked, found: _Found) -> None:
-        """Stores who has the messages. Raises Refusal."""
+        """Stores the checkpoint of messages that a client gets. Raises Refusal."""
         if asked.is_ordered:
             return
         role, group = self._parts.role, asked.group.group_name
@@ -401,7 +401,7 @@ class PopService:
         }
 
     def _records(self, asked: _Asked, taken: _Taken) -> list[memoryview]:
-        """Returns the records as the client knows them: what came back has the original topic."""
+        """Returns the records for the client: returned messages have the original topic."""
         if not taken.topic.startswith(RETRY_PREFIX):
             return taken.records
         found = []

@@ -1,4 +1,4 @@
-"""Special services of a broker: puts what the state gives out, asks producers, keeps the files.
+"""Special services of a broker: puts due messages, asks producers, keeps the files.
 
 | file of `config` | holds |
 |---|---|
@@ -194,7 +194,7 @@ class SpecialServices:
                 self._parts.offsets.commit(group, topic, queue, offset)
 
     def saved(self) -> Saved:
-        """Returns what to save now, and what other replicas are told."""
+        """Returns the state to save, which other replicas get as well."""
         parts = self._parts
         saved = self.state.saved(parts.now_ms())
         self._take_positions()
@@ -231,7 +231,7 @@ class SpecialServices:
     # --- running ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to give out what is due."""
+        """Begins to give out due messages."""
         # They may have come from another replica.
         self.state.transactions.restore(*self._transaction_offsets())
         self.state.start(is_acting=self._parts.role.is_acting)
@@ -339,7 +339,7 @@ class SpecialServices:
         return False
 
     async def _draft(self, part: Part, key: Key) -> Draft | None:
-        """Returns what to put for a key; None: nothing. Raises Unavailable."""
+        """Returns the message to put for a key, if any. Raises Unavailable."""
         if not isinstance(part, Pops):
             found = part.draft(key, self._parts.now_ms())
             return None if found is None else _keyed(found, key)
@@ -432,7 +432,7 @@ class SpecialServices:
                 raise Refusal(Answer.SYSTEM_ERROR, found.status.name)
         self.state.on_key(Key(parts.role.name, HALF_TOPIC, 0, offset))
 
-    # --- what other replicas ask -----------------------------------------------------------------
+    # --- requests of other replicas ----------------------------------------------------------
 
     def _delay_offsets(self, _connection: Connection, command: Command) -> Command:
         self.saved()
@@ -447,7 +447,7 @@ class SpecialServices:
         return command.answer(body=json.dumps(body))
 
     def follow(self, levels: dict[int, int], check_point: bytes) -> None:
-        """Takes over what is ahead in answers 45 and 60 of another replica. Raises SyntaxFault."""
+        """Takes over later positions of another replica (answers 45 and 60). Raises SyntaxFault."""
         try:
             found = Checkpoint.decode(check_point)
         except ValueError as error:

@@ -111,7 +111,7 @@ class SpecialState:
     # --- the log ---------------------------------------------------------------------------------
 
     def open(self, saved: Saved) -> None:
-        """Makes the state of what was saved and the log behind it."""
+        """Makes the state of the saved one and the log behind it."""
         if saved.checkpoint.physical > self._log.end:
             saved = Saved()
         checkpoint = saved.checkpoint
@@ -183,7 +183,7 @@ class SpecialState:
     # --- running ---------------------------------------------------------------------------------
 
     def start(self, *, is_acting: bool) -> None:
-        """Begins to give out what is due."""
+        """Begins to give out due messages."""
         self.catch_up()
         self.wheel.may_roll = not is_acting
         self.transactions.escapes = is_acting
@@ -201,7 +201,7 @@ class SpecialState:
         return any(part.outbox.is_in_flight for part in self.parts)
 
     def tick(self, now_ms: int) -> tuple[list[tuple[Part, Batch]], list[Check]]:
-        """Returns what is to be put now, and the checks that are due."""
+        """Returns due messages and due checks."""
         self._sample(now_ms)
         if not self.is_running:
             return [], []
@@ -217,7 +217,7 @@ class SpecialState:
             part.on_key(key)
         part.outbox.settle(batch, count, now_ms)
 
-    # --- what is saved ---------------------------------------------------------------------------
+    # --- saved states ---------------------------------------------------------------------------
 
     def _sample(self, now_ms: int) -> None:
         if now_ms - self._samples[-1].now_ms < 1000:
@@ -258,7 +258,7 @@ class SpecialState:
         )  # fmt: skip
 
     def take_over(self, saved: Saved) -> None:
-        """Enters what a master has saved that is ahead of this state."""
+        """Enters a master's saved positions that are ahead of this state."""
         self.levels.restore(saved.levels)
         self.transactions.restore(saved.half, saved.ends)
         self.pops.pass_revived(saved.revived)

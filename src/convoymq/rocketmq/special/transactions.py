@@ -149,7 +149,7 @@ class Transactions:
         """Returns whether no further half message should be accepted."""
         return len(self._open) >= OPEN_MAX
 
-    # --- what metadata sync and files carry ------------------------------------------------------
+    # --- positions ------------------------------------------------------
 
     @property
     def offsets(self) -> tuple[int, int]:
@@ -239,7 +239,7 @@ class Transactions:
         is_checked: bool,
         now_ms: int,
     ) -> list[Draft]:
-        """Returns what a commit or rollback appends, at once; nothing when it is a repeat.
+        """Returns the messages that a commit or rollback appends at once; none for a repeat.
 
         Args:
             half: the record at the physical offset that the producer names.
@@ -279,7 +279,7 @@ class Transactions:
     # --- time ------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> list[Check]:
-        """Returns the checks that are due; what is to leave goes to the outbox."""
+        """Returns due checks; leaving messages go to the outbox."""
         checks = []
         while self._due and self._due[0][0] <= now_ms:
             next_ms, offset = heapq.heappop(self._due)
@@ -307,11 +307,11 @@ class Transactions:
             half.checks += 1
 
     def stop(self) -> None:
-        """Takes back what was to leave: the next start decides anew."""
+        """Takes leaving messages back: the next start decides anew."""
         self.outbox.clear()
 
     def draft(self, key: Key, now_ms: int) -> Draft | None:
-        """Returns what to put for a message of the outbox; None: it is gone, or was ended."""
+        """Returns a message of the outbox as it is put; None: it is gone, or was ended."""
         half = self._open.get(key.offset)
         messages, _ = self._read(HALF_TOPIC, 0, key.offset, 1)
         if half is None or not messages or messages[0].queue_offset != key.offset:

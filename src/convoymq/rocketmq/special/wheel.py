@@ -111,7 +111,7 @@ class TimerWheel:
         self.enqueued = 0
         """Queue offset behind the last message that was entered."""
         self.may_roll = True
-        """False on an acting slave, whose log has to keep what waits."""
+        """False on an acting slave, whose log has to keep waiting messages."""
         self._broker = broker
         self._read = read
         self._slots: dict[int, array[int]] = {}
@@ -197,7 +197,7 @@ class TimerWheel:
             self.count -= len(self._slots.pop(heapq.heappop(self._order), ()))
 
     def stop(self) -> None:
-        """Puts what is due back into its slots."""
+        """Puts due messages back into their slots."""
         self.outbox.clear()
         waiting, self._in_outbox = self._in_outbox, {}
         for key, slot in waiting.items():
@@ -237,7 +237,7 @@ class TimerWheel:
         return messages[0] if messages and messages[0].queue_offset == offset else None
 
     def draft(self, key: Key, now_ms: int) -> Draft | None:
-        """Returns what to put for a message of the outbox; None: it is gone."""
+        """Returns a message of the outbox as it is put; None: it is gone."""
         message = self._message(key.offset)
         if message is None:
             return None
