@@ -254,6 +254,10 @@ class Load:
                 await asyncio.sleep(0.05)
             await asyncio.sleep(0.02)
 
+    async def is_served_by(self, what: str, address: str) -> bool:
+        """Returns whether an address was the last to serve."""
+        return self._last.get(what) == address
+
     def _serves(self, what: str, address: str) -> None:
         if self._last.get(what) != address:
             self._last[what] = address
@@ -413,6 +417,9 @@ async def run(processes: Processes, seconds: float) -> list[str]:
     processes.kill("n-0")
     killed = time.time()
     await until(lambda: has_route(client, 2, writable=1))
+    with contextlib.suppress(TimeoutError):
+        slave = f"127.0.0.1:{processes.settings['n-1']['listenPort']}"
+        await until(lambda: load.is_served_by("consumers of n", slave))
     await asyncio.sleep(seconds)
     returned = time.time()
     processes.start("n-0")

@@ -19,6 +19,7 @@ from tests.rocketmq.test_upstream_namesrv import Server, wait_for
 from tests.rocketmq.upstream import JARS, JAVA, command, environment, mqadmin, needs_rocketmq
 
 CLIENTS = Path(__file__).parent / "clients"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "rocketmq"
 NODE_CLIENT = "ali-ons@3.12.0"
 STEPS_S = 40 * PATIENCE_S
 
@@ -100,6 +101,62 @@ JAVA_STEPS = (
 )
 
 
+def built(peers: Peers, main: Path) -> str:
+    """Builds a Go client; returns its path."""
+    if shutil.which("go") is None:
+        pytest.skip("needs Go (https://go.dev/dl)")
+    directory = peers.directory / main.stem
+    target = directory / "client"
+    if not target.exists():
+        directory.mkdir()
+        for path in (main, CLIENTS / "go" / "go.mod", CLIENTS / "go" / "go.sum"):
+            shutil.copy(path, directory)
+        subprocess.run(
+            ["go", "build", "-o", str(target), "."], cwd=directory, check=True, timeout=STEPS_S
+        )
+    return str(target)
+
+
+async def node(peers: Peers, main: Path, topic: str) -> list[str]:
+    """Installs the Node client, which makes no topics; returns the command of a client."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs Node and npm (Debian: apt-get install nodejs npm)")
+    directory = peers.directory / "node"
+    if not directory.exists():
+        directory.mkdir()
+        quiet = ["--silent", "--no-audit", "--no-fund"]
+        subprocess.run(
+            ["npm", "install", *quiet, NODE_CLIENT], cwd=directory, check=True, timeout=STEPS_S
+        )
+    if not (directory / main.name).exists():
+        shutil.copy(main, directory)
+        client = Client(peers.broker.port)
+        made = await client.ask(
+            Request.UPDATE_AND_CREATE_TOPIC, topic=topic, defaultTopic="TBW102",
+            readQueueNums=4, writeQueueNums=4, perm=6, topicFilterType="SINGLE_TAG", order=False,
+        )  # fmt: skip
+        assert made.code == Answer.SUCCESS
+        await client.stop()
+    return ["node", str(directory / main.name)]
+
+
+@pytest.mark.parametrize("language", ["java", "go", "node"])
+async def test_examples(peers: Peers, language: str) -> None:
+    match language:
+        case "java":
+            line = java(EXAMPLES / "Hello.java")
+        case "go":
+            line = [built(peers, EXAMPLES / "hello.go")]
+        case _:
+            line = await node(peers, EXAMPLES / "hello.js", "hello-node")
+    done = subprocess.run(
+        [*line, peers.names.address], capture_output=True, text=True, timeout=STEPS_S,
+        env=environment(peers.directory), check=False,
+    )  # fmt: skip
+    said = [text for text in done.stdout.splitlines() if text.startswith("received")]
+    assert sorted(said) == [f"received hello {n}" for n in range(5)], done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("step", JAVA_STEPS)
 def test_the_java_client(peers: Peers, step: str) -> None:
     assert peers.said("java", java(CLIENTS / "Peer.java"))[step] == "ok"
@@ -107,38 +164,13 @@ def test_the_java_client(peers: Peers, step: str) -> None:
 
 @pytest.mark.parametrize("step", ["send", "batch", "push", "tags", "ordered"])
 def test_the_go_client(peers: Peers, step: str) -> None:
-    if shutil.which("go") is None:
-        pytest.skip("needs Go (https://go.dev/dl)")
-    target = peers.directory / "go-peer"
-    if not target.exists():
-        subprocess.run(
-            ["go", "build", "-o", str(target), "."], cwd=CLIENTS / "go", check=True,
-            timeout=STEPS_S,
-        )  # fmt: skip
-    assert peers.said("go", [str(target)])[step] == "ok"
+    assert peers.said("go", [built(peers, CLIENTS / "go" / "main.go")])[step] == "ok"
 
 
 @pytest.mark.parametrize("step", ["send", "push", "tags"])
 async def test_the_node_client(peers: Peers, step: str) -> None:
-    """The client does not have topics made by its first message."""
-    if shutil.which("npm") is None:
-        pytest.skip("needs Node and npm (Debian: apt-get install nodejs npm)")
-    directory = peers.directory / "node"
-    if not directory.exists():
-        directory.mkdir()
-        shutil.copy(CLIENTS / "peer.js", directory)
-        quiet = ["--silent", "--no-audit", "--no-fund"]
-        subprocess.run(
-            ["npm", "install", *quiet, NODE_CLIENT], cwd=directory, check=True, timeout=STEPS_S
-        )
-        client = Client(peers.broker.port)
-        made = await client.ask(
-            Request.UPDATE_AND_CREATE_TOPIC, topic="node-plain", defaultTopic="TBW102",
-            readQueueNums=4, writeQueueNums=4, perm=6, topicFilterType="SINGLE_TAG", order=False,
-        )  # fmt: skip
-        assert made.code == Answer.SUCCESS
-        await client.stop()
-    assert peers.said("node", ["node", str(directory / "peer.js")])[step] == "ok"
+    line = await node(peers, CLIENTS / "peer.js", "node-plain")
+    assert peers.said("node", line)[step] == "ok"
 
 
 @pytest.mark.parametrize(
