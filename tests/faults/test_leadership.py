@@ -169,7 +169,9 @@ def test_leaders_are_spread_after_a_node_returned(cluster: LocalCluster) -> None
         assert led_by(cluster, names) == {1: 9}
         done = convoy(cluster, "queues", "rebalance", "quorum")
         assert done.stdout.splitlines()[:2] == [
-            "Re-balancing leaders of quorum queues...", "Node name\tNumber of quorum queues",
+            "Re-balancing leaders of quorum queues...",
+            "Node name\tNumber of quorum queues\tNumber of replicated classic queues\t"
+            "Number of streams",
         ]  # fmt: skip
         assert led_by(cluster, names) == {1: 3, 2: 3, 3: 3}
         cluster.kill(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from tests.clusters import call
 from tests.faults.conftest import StartCluster
+from tests.faults.test_leadership import convoy
 from tests.faults.test_mirrored import (
     ALL,
+    CLASSIC,
     QUEUE,
     declare,
     fill,
@@ -130,6 +133,57 @@ def test_the_master_moves_where_policies_and_drains_want_it_while_clients_stay(
             traffic.goes_on()
         set_policy(cluster, {"ha-mode": "exactly", "ha-params": 2, "ha-sync-mode": "automatic"})
         until(lambda: has_mirrors(cluster, 1, node=2), "no mirror")
+        traffic.goes_on()
+        traffic.finish()
+    for client in (traffic.publisher, *traffic.consumers):
+        assert client.attempt == 1, "a client had to connect again"
+    assert not traffic.publisher.resent, "a publish was refused"
+
+
+def test_masters_are_spread_over_the_nodes_while_clients_stay(cluster: LocalCluster) -> None:
+    """Only to synchronised mirrors; quorum queues count as well."""
+    names = [QUEUE, *(f"{QUEUE}{number}" for number in range(5))]
+    set_policy(cluster, {**ALL, "ha-sync-mode": "automatic"})
+    for name in names:
+        declare(cluster, 1, name)
+    connection = connect(cluster, 1)
+    connection.channel().queue_declare("plain", durable=True, arguments=CLASSIC)
+    connection.channel().queue_declare("r", durable=True, arguments={"x-queue-type": "quorum"})
+    connection.close()
+    for name in names:
+        until(lambda name=name: has_mirrors(cluster, 2, queue=name), "no mirrors")  # type: ignore[misc]
+
+    def masters() -> list[str]:
+        rows = {each["name"]: each["node"] for each in cluster.api("queues", 2)}
+        assert rows["plain"] == NAMES[1], "it has no mirror"
+        return sorted(rows[name] for name in names)
+
+    with Traffic(cluster, QUEUE, publish_at=(1,), consume_at=((1,), (3,))) as traffic:
+        traffic.goes_on()
+        planned = convoy(cluster, "queues", "rebalance", "classic", "--dry-run", "--format", "json")
+        assert len(json.loads(planned.stdout)) == 4
+        assert masters() == 6 * [NAMES[1]]
+        done = convoy(cluster, "queues", "rebalance", "classic", "--queue-pattern", f"^{QUEUE}")
+        head, columns, *rows = done.stdout.splitlines()
+        assert head == (
+            "Re-balancing leaders of replicated (mirrored, non-exclusive) classic queues..."
+        )
+        assert columns.split("\t") == [
+            "Node name", "Number of quorum queues", "Number of replicated classic queues",
+            "Number of streams",
+        ]  # fmt: skip
+        assert rows == [f"{NAMES[number]}\t0\t2\t0" for number in (1, 2, 3)]
+        assert masters() == [NAMES[number] for number in (1, 1, 2, 2, 3, 3)]
+        traffic.goes_on()
+        # To itself, and of a queue without mirrors.
+        home = row(cluster, 2)["node"]
+        convoy(cluster, "queues", "transfer_leadership", QUEUE, home, code=69)
+        convoy(cluster, "queues", "transfer_leadership", "plain", 2, code=69)
+        until(lambda: has_mirrors(cluster, 2, node=2), "no mirror")
+        other = next(name for name in NAMES.values() if name != home)
+        convoy(cluster, "queues", "transfer_leadership", QUEUE, other)
+        assert row(cluster, 2)["node"] == other
+        convoy(cluster, "queues", "rebalance", "all")
         traffic.goes_on()
         traffic.finish()
     for client in (traffic.publisher, *traffic.consumers):

@@ -223,7 +223,7 @@ class Broker:
         tree, host = self.metadata.tree, self.host
         QueueAnswers(self.control, self.local, self._clock)
         requests = GroupRequests(self.nodes, tree, self.control, host, self._clock)
-        self.leadership = Leadership(requests)
+        self.leadership = Leadership(requests, self.local)
         self.rings = RingRecovery(requests, self.local, self.metadata)
         self.membership = QueueMembership(requests, self.leadership, self.rings)
         self.peeking = Peeking(self.local, requests)

@@ -25,9 +25,10 @@ from convoymq.broker.group_requests import (
     GroupOperations,
     GroupRequests,
 )
-from convoymq.broker.selection import Selection
+from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.selection import WITH_MIRRORED, Selection
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
+from convoymq.model.errors import BrokerError, PreconditionFailed, Refused, Unavailable
 from convoymq.model.slices import in_slices
 from convoymq.model.tasks import Tasks
 from convoymq.queues.interface import Row
@@ -56,27 +57,41 @@ BY_LOAD = "load"
 class Leadership(GroupOperations):
     """Transfers of leadership, asked for on any node."""
 
-    def __init__(self, requests: GroupRequests) -> None:
+    def __init__(self, requests: GroupRequests, local: LocalQueues) -> None:
         super().__init__(requests)
+        self._local = local
         self.timeout_s = TRANSFER_TIMEOUT_S
         """For one transfer."""
         requests.serve("transfer", self._on_transfer)
 
     async def transfer(self, record: QueueRecord, node: int) -> None:
-        """Makes a node the leader of a queue.
+        """Makes a node the leader of a queue, or the master's.
 
         Raises:
-            Refused: it leads already, is no voting member, is away or drained.
+            Refused: it leads already, is no voting member, has no synchronised mirror, is away or
+                drained.
             Unavailable: it could not in time, mostly because it is behind.
         """
-        if record.placement is not PlacementKind.RAFT:
+        if record.placement is PlacementKind.HOME:
             raise PreconditionFailed("Cannot transfer leadership of a non-quorum queue")
         if node not in self._tree.nodes or not self._nodes.is_up(node):
             raise PreconditionFailed(f"node_not_running: node {self._nodes.name_of(node)}")
         if self._nodes.is_drained(node):
             raise PreconditionFailed(f"node {self._nodes.name_of(node)} is drained")
-        if await self._requests.find_leader(record.group, record.members) == node:
+        is_ring = record.placement is PlacementKind.RING
+        leader = (
+            record.home
+            if is_ring
+            else await self._requests.find_leader(record.group, record.members)
+        )
+        if leader == node:
             raise PreconditionFailed("The target node is already the leader of this queue")
+        if is_ring:
+            await self._requests.ask(
+                leader, "transfer", record.group, node, timeout_s=self.timeout_s
+            )
+            await self._await_master(record.group, node)
+            return
         await self._requests.ask_leader(
             record.group, record.members, "transfer", node, timeout_s=self.timeout_s
         )
@@ -84,7 +99,23 @@ class Leadership(GroupOperations):
     async def _on_transfer(self, group: int, arguments: list[object]) -> Answer:
         (to,) = arguments
         assert isinstance(to, int)
+        record = self._tree.queue_index.by_group.get(group)
+        if record is not None and record.placement is PlacementKind.RING:
+            self._local.hand_over(record, to)
+            return DONE, to
         return await self.hand_over(group, to)
+
+    async def _await_master(self, group: int, node: int) -> None:
+        """Returns when the tree of this node says that a node has the master of a queue."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                while (record := self._tree.queue_index.by_group.get(group)) is not None:
+                    if record.home == node:
+                        return
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            name = self._nodes.name_of(node)
+            raise Unavailable(f"node {name} did not take over in time") from None
 
     async def hand_over(self, group: int, to: int) -> Answer:
         """As leader: hands a group to a voter and waits until it leads. Raises Refused."""
@@ -163,8 +194,8 @@ class Progress:
     """`done`, or why it ended before."""
     number: int = 0
     """Counts the rebalancings that this node ran."""
-    leaders: dict[str, int] = field(default_factory=dict)
-    """Node name -> queues that it leads, of those that took part."""
+    leaders: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Node name -> type -> queues that it leads, of those that took part."""
 
 
 class Rebalancer(GroupOperations):
@@ -313,12 +344,14 @@ class Rebalancer(GroupOperations):
         plan = plan_by_load if request.by == BY_LOAD else plan_by_count
         return [move for move in plan(leaders, nodes) if move.group not in failed]
 
-    def _count(self, leaders: Sequence[LedGroup]) -> dict[str, int]:
-        counts = {self._nodes.name_of(node): 0 for node in self._nodes.running()}
+    def _count(self, leaders: Sequence[LedGroup]) -> dict[str, dict[str, int]]:
+        nodes = {*self._nodes.running(), *(each.leader for each in leaders)}
+        counts = {node: dict.fromkeys(WITH_MIRRORED[1:], 0) for node in sorted(nodes)}
         for each in leaders:
-            name = self._nodes.name_of(each.leader)
-            counts[name] = counts.get(name, 0) + 1
-        return counts
+            record = self._tree.queue_index.by_group.get(each.group)
+            if record is not None:
+                counts[each.leader][record.type.value] += 1
+        return {self._nodes.name_of(node): found for node, found in counts.items()}
 
     def _move_row(self, move: Move) -> Row:
         record = self._tree.queue_index.by_group.get(move.group)

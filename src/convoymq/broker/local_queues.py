@@ -219,6 +219,10 @@ class LocalQueues:
         """See `QueueHost.copy_of`."""
         return max((host.copy_of(group) for host in self.hosts.values()), default=CopyAge())
 
+    def hand_over(self, record: QueueRecord, node: int) -> None:
+        """See `QueueHost.hand_over`."""
+        self.hosts[record.type.value].hand_over(record.group, node)
+
     @property
     def is_behind(self) -> bool:
         """Returns whether the tree is being rebuilt, because its log was damaged: what it does not
@@ -568,7 +572,9 @@ class LocalQueues:
                         yield {"group": group, "node": peer.node, "voter": peer.voter}
 
     def leader_rows(self) -> Iterator[Row]:
-        """Yields what rebalancing must know of the groups of queues that this node leads."""
+        """Yields what rebalancing must know of the replicated queues that this node leads."""
+        for host in self.hosts.values():
+            yield from host.leader_rows()
         for group, replica in list(self.host.groups.items()):
             if group and replica.is_leader and group in self.queues:
                 yield {

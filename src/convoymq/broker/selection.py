@@ -11,6 +11,7 @@ from convoymq.routing.queue_types import PlacementKind
 
 ALL = "all"
 TYPES = (ALL, "quorum", "stream")
+WITH_MIRRORED = (ALL, "classic", "quorum", "stream")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +22,12 @@ class Selection:
     """`all`, or the name of a type of replicated queues."""
     vhost_pattern: str = ".*"
     queue_pattern: str = ".*"
+    mirrored: bool = False
+    """The operation applies to mirrored queues as well."""
 
     def check(self) -> None:
         """Raises PreconditionFailed for what selects nothing."""
-        if self.type not in TYPES:
+        if self.type not in (WITH_MIRRORED if self.mirrored else TYPES):
             raise PreconditionFailed(f"queues of type {self.type!r} have no replicas")
         for pattern in (self.vhost_pattern, self.queue_pattern):
             try:
@@ -35,7 +38,8 @@ class Selection:
     def matches(self, record: QueueRecord) -> bool:
         """Returns whether a queue is selected."""
         return (
-            record.placement is PlacementKind.RAFT
+            record.placement is not PlacementKind.HOME
+            and (self.mirrored or record.placement is PlacementKind.RAFT)
             and self.type in (ALL, record.type.value)
             and compile_pattern(self.vhost_pattern).search(record.vhost)
             and compile_pattern(self.queue_pattern).search(record.name)

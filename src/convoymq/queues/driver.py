@@ -194,6 +194,18 @@ class QueueHost(Protocol):
     def copy_of(self, group: int) -> CopyAge:
         """Returns which copy of a mirrored queue this node has."""
 
+    def leader_rows(self) -> Iterator[Row]:
+        """Yields what rebalancing must know of the mirrored queues with their master here
+        (`LocalQueues.leader_rows`)."""
+
+    def hand_over(self, group: int, node: int) -> None:
+        """Begins to hand a mirrored queue to another node; it is done when the tree says so.
+
+        Raises:
+            PreconditionFailed: the master is not here, or that node has no synchronised mirror, or
+                none that may be the master.
+        """
+
     def remove_orphans(self, known: set[int]) -> None:
         """Deletes data of queues that the tree does not have any more."""
 

@@ -618,7 +618,7 @@ def test_changes_of_many_queues_are_listed_and_fail_when_one_failed(
         ("grow_to_count 0 all", "\"node count '0' must be greater than 0.\""),
         ("add_member q n2 --membership no", "\"voter status 'no' is not recognised.\""),
         ("shrink n2 --queue-type no", "\"queue type 'no' is not recognised.\""),
-        ("rebalance foo", "type foo is not supported. Try one of all, quorum, stream."),
+        ("rebalance foo", "type foo is not supported. Try one of all, classic, quorum, stream."),
         ("rebalance all --by no", "--by no is not supported. Try one of count, load."),
     ],
 )
@@ -856,11 +856,13 @@ def test_after_an_upgrade_leaders_are_spread(
 ) -> None:
     api.takes("POST", "rebalance/queues")
     api.has("convoy/rebalance", {"running": False, "ended": "done", "failed": "",
-                                 "leaders": {"n1": 2}})  # fmt: skip
+                                 "leaders": {"n1": {"classic": 3, "quorum": 2,
+                                                    "stream": 0}}})  # fmt: skip
     assert run("post_upgrade", tool=UPGRADE) == 0
     assert printed(capsys)[0].splitlines() == [
-        "Executing post upgrade tasks...", "Re-balancing leaders of quorum queues...",
-        "Node name\tNumber of quorum queues", "n1\t2",
+        "Executing post upgrade tasks...", "Re-balancing leaders of all replicated queues...",
+        "Node name\tNumber of quorum queues\tNumber of replicated classic queues\t"
+        "Number of streams", "n1\t2\t3\t0",
     ]  # fmt: skip
     assert api.asked[0][2] == {
         "type": "all", "vhost_pattern": ".*", "queue_pattern": ".*", "by": "count", "rate": 50,

@@ -35,6 +35,17 @@ SELECTION = (
 STRATEGIES = ("all", "even")
 MEMBERSHIPS = ("promotable", "non_voter", "voter")
 QUEUE_TYPES = ("all", "quorum", "stream")
+REBALANCED = {
+    "all": "all replicated queues",
+    "classic": "replicated (mirrored, non-exclusive) classic queues",
+    "quorum": "quorum queues",
+    "stream": "stream queues",
+}
+LED = {
+    "quorum": "Number of quorum queues",
+    "classic": "Number of replicated classic queues",
+    "stream": "Number of streams",
+}
 MEASURES = ("count", "load")
 LISTED_DEFAULT = 100
 SCHEDULED_PAGE = 1_000
@@ -124,8 +135,8 @@ def _shrink(invocation: Invocation) -> Output:
 
 def _check_rebalance(invocation: Invocation) -> None:
     queue_type, by = invocation.word("type"), invocation.value("by", "count")
-    if queue_type not in QUEUE_TYPES:
-        raise Misused(f"type {queue_type} is not supported. Try one of {', '.join(QUEUE_TYPES)}.")
+    if queue_type not in REBALANCED:
+        raise Misused(f"type {queue_type} is not supported. Try one of {', '.join(REBALANCED)}.")
     if by not in MEASURES:
         raise Misused(f"--by {by} is not supported. Try one of {', '.join(MEASURES)}.")
 
@@ -143,7 +154,7 @@ def rebalance(invocation: Invocation) -> Output:
     if invocation.flag("dry_run"):
         moves = rows_of(invocation.call("POST", "rebalance/queues", body))  # type: ignore[arg-type]
         return Rows(("vhost", "name", "from", "to"), moves)
-    invocation.print_banner("Re-balancing leaders of quorum queues...")
+    invocation.print_banner(f"Re-balancing leaders of {REBALANCED[invocation.word('type')]}...")
     invocation.call("POST", "rebalance/queues", body)  # type: ignore[arg-type]
     while True:
         found = object_of(invocation.call("GET", "convoy/rebalance"))
@@ -154,8 +165,11 @@ def rebalance(invocation: Invocation) -> Output:
         raise Failure(UNAVAILABLE, str(found["failed"] or found["ended"] or "interrupted"))
     leaders = found["leaders"]
     assert isinstance(leaders, dict)
-    columns = ("Node name", "Number of quorum queues")
-    return Rows(columns, [dict(zip(columns, each, strict=True)) for each in leaders.items()])
+    rows: list[JsonObject] = [
+        {"Node name": node, **{column: led[kind] for kind, column in LED.items()}}
+        for node, led in leaders.items()
+    ]
+    return Rows(("Node name", *LED.values()), rows)
 
 
 def _check_migrate(invocation: Invocation) -> None:
@@ -361,7 +375,7 @@ COMMANDS = (
     ),
     Command(
         "rebalance type",
-        "Rebalances leaders of replicated queues: all, quorum or stream.",
+        "Rebalances leaders of replicated queues: all, classic, quorum or stream.",
         switches=(
             Switch("vhost-pattern", str),
             Switch("queue-pattern", str),

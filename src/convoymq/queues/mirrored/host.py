@@ -184,12 +184,6 @@ class MirroredHost(DamagedCopies):
         """See `QueueHost`."""
         return [self._fronts.get(group, queue) for group, queue in self.queues.items()]
 
-    def master_of(self, group: int) -> MasterQueue | None:
-        """Returns the master of a queue, if it is on this node."""
-        queue = self.queues.get(group)
-        is_master = isinstance(queue, MasterQueue) and queue.ended is None
-        return queue if is_master and isinstance(queue, MasterQueue) else None
-
     def delete(self, group: int) -> None:
         """See `QueueHost`."""
         super().delete(group)

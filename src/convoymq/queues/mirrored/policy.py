@@ -124,27 +124,16 @@ class MirrorFailures:
         return [node for node in nodes if since_ms.get((group, node), due) <= due]
 
 
-def gives_way(
-    policy: MirrorPolicy,
-    *,
-    master: int,
-    synchronised: Collection[int],
-    running: Collection[int],
-    named: Mapping[str, int],
-) -> bool:
-    """Returns whether a master ends so that a synchronised mirror follows: its node is drained, or
-    is not in the policy's list, and a mirror is on a node that may have the master.
+def master_nodes(policy: MirrorPolicy, named: Mapping[str, int]) -> set[int]:
+    """Returns the nodes that may have the master: a master elsewhere is followed by a synchronised
+    mirror on one of them.
 
     Args:
-        synchronised: nodes with a synchronised mirror.
-        running: nodes that run, and are not drained.
-        named: name -> node, of those.
+        named: name -> node, of those that run, and are not drained.
     """
-    fit = set(running)
-    if policy.mode == NODES:
-        # Without a node of the list, the list means nothing.
-        fit = {named[name] for name in policy.names if name in named} or fit
-    return master not in fit and bool(fit & set(synchronised))
+    listed = {named[name] for name in policy.names if name in named and policy.mode == NODES}
+    # Without a node of the list, the list means nothing.
+    return listed or set(named.values())
 
 
 def heir(

@@ -8,18 +8,20 @@ and what is still wanted is proposed again.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from convoymq.metadata.commands import ChangeView
 from convoymq.metadata.records import QueueRecord
-from convoymq.model.errors import BrokerError
+from convoymq.model.errors import BrokerError, PreconditionFailed
 from convoymq.queues.driver import HostParts
+from convoymq.queues.interface import Row
 from convoymq.queues.mirrored.copy import MirrorCopy, State, read_member
 from convoymq.queues.mirrored.master import MasterQueue
 from convoymq.queues.mirrored.partitions import PartitionedHost
 from convoymq.queues.mirrored.policy import (
     MirrorFailures,
-    gives_way,
+    MirrorPolicy,
+    master_nodes,
     policy_from,
     wanted_nodes,
 )
@@ -40,6 +42,11 @@ class ProposingHost(PartitionedHost):
         self._started_ms = parts.clock.monotonic_ms()
         super().__init__(parts, worker)
 
+    def master_of(self, group: int) -> MasterQueue | None:
+        """Returns the master of a queue, if it is on this node."""
+        queue = self.queues.get(group)
+        return queue if isinstance(queue, MasterQueue) and queue.ended is None else None
+
     def _withdraw(self, record: QueueRecord, own: Member) -> None:
         """Has a member leave whose copy is void. As long as the view has it, its master waits for
         its word, and it could be taken for a copy of the queue."""
@@ -57,7 +64,7 @@ class ProposingHost(PartitionedHost):
         ready = [number for number in full if number in view.synchronised]
         if not ready and self._may_take_over_unsynchronised(record):
             ready = full
-        if ready and ready[0] == own.number:
+        if ready and own.number == (view.next_master or ready[0]):
             self._propose(record.group, view.promoted(own.number))
 
     def _may_take_over_unsynchronised(self, record: QueueRecord) -> bool:
@@ -118,16 +125,51 @@ class ProposingHost(PartitionedHost):
                     view.joined(node, self._parts.incarnation_of(node), left=view.master),
                 )
                 return
-        running = self._parts.running_nodes()
-        if (master.is_damaged and master.has_equals) or gives_way(
-            policy,
-            master=self.node_id,
-            synchronised=[m.node for m in mirrors if m.number in view.synchronised],
-            running=running,
-            named={self.node_name(node): node for node in running},
-        ):
-            # As if it had failed: the oldest of them follows when its broadcasts are complete.
+        if master.is_damaged and master.has_equals:
+            # The oldest of them follows when its broadcasts are complete.
             self._propose(record.group, view.with_failed(view.master))
+        elif self.node_id not in self._master_nodes(policy):
+            for node in self._next_masters(record.group)[:1]:
+                self.hand_over(record.group, node)
+
+    def _master_nodes(self, policy: MirrorPolicy) -> set[int]:
+        running = self._parts.running_nodes()
+        return master_nodes(policy, {self.node_name(node): node for node in running})
+
+    def leader_rows(self) -> Iterator[Row]:
+        """See `QueueHost`."""
+        for group in list(self._rings):
+            targets, master = self._next_masters(group), self.master_of(group)
+            if master is not None:
+                machine = master.machine
+                yield {
+                    "group": group,
+                    "leader": self.node_id,
+                    "targets": targets,
+                    "log_entries": master.depth,
+                    "messages": machine.published + machine.delivered,
+                }
+
+    def _next_masters(self, group: int) -> tuple[int, ...]:
+        """Returns the nodes that a queue with its master here could be handed to now, the one with
+        the oldest mirror first."""
+        master = self.master_of(group)
+        view = master.record.view if master is not None else None
+        if master is None or view is None or master.member is None or not master.is_marked:
+            return ()
+        able = self._master_nodes(master.mirror_policy)
+        ready = (view.node_of(number) for number in sorted(view.synchronised))
+        return tuple(node for node in ready if node in able and node != self.node_id)
+
+    def hand_over(self, group: int, node: int) -> None:
+        """See `QueueHost`."""
+        record = self._records[group][0]
+        view = record.view
+        member = view.live_at(node) if view is not None else None
+        if view is None or member is None or node not in self._next_masters(group):
+            raise PreconditionFailed(f"node {self.node_name(node)} has no mirror that may follow")
+        # As if the master had failed: the next one follows when its broadcasts are complete.
+        self._propose(group, view.handed_over(member.number))
 
     def _wanted_nodes(self, master: MasterQueue, mirrors: Iterable[int]) -> tuple[int, ...]:
         now_ms = self.clock.monotonic_ms()

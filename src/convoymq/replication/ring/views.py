@@ -7,9 +7,11 @@ failed keeps its place until its broadcasts are complete: the place says which m
 | joined       | a node that is to have a copy             | a newcomer, right of a full member   |
 | caught up    | the newcomer                              | it is a full member                  |
 | failed       | a node that knows that the member is gone | its place is marked                  |
+| handed over  | the master                                | it has failed; another one follows   |
 | erased       | the member that completed its broadcasts  | its place is gone                    |
 | synchronised | the member                                | its copy has all that the master has |
-| promoted     | the oldest synchronised member            | it is the master                     |
+| promoted     | the next master, or the oldest that is    | it is the master                     |
+|              | synchronised                              |                                      |
 | refounded    | a node with a copy, or its operator       | a new ring of that node alone        |
 
 Newcomers broadcast nothing, and go with the full member to their left when that fails: they may
@@ -51,6 +53,7 @@ class RingView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         failed: those that failed and whose broadcasts are not known to be complete.
         newcomers: those that do not have their neighbour's state yet.
         synchronised: live members with all that the master has.
+        next_master: the synchronised member that follows a master that has failed; 0 = the oldest.
     """
 
     version: int
@@ -60,6 +63,7 @@ class RingView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     failed: tuple[int, ...] = ()
     newcomers: tuple[int, ...] = ()
     synchronised: tuple[int, ...] = ()
+    next_master: int = 0
 
     @cached_property
     def ring(self) -> tuple[int, ...]:
@@ -156,7 +160,15 @@ class RingView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             failed=self.failed if member in gone else (*self.failed, member),
             newcomers=_without(self.newcomers, gone),
             synchronised=_without(self.synchronised, gone | {member}),
+            next_master=0 if member == self.next_master else self.next_master,
         )
+
+    def handed_over(self, member: int) -> RingView:
+        """Returns the view in which the master has failed, and is followed by a synchronised
+        member. Raises ValueError for another one."""
+        if member == self.master or member not in self.synchronised:
+            raise ValueError(f"member {member} cannot follow {self.master}")
+        return replace(self.with_failed(self.master), next_master=member)
 
     def erased(self, member: int) -> RingView:
         """Returns the view without a failed member whose broadcasts are complete; the same for any
@@ -180,7 +192,7 @@ class RingView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not self.is_full(member) or self.master in self.failed:
             raise ValueError(f"member {member} cannot be promoted after {self.master}")
         kept = self.synchronised if member in self.synchronised else (member,)
-        return self._next(master=member, synchronised=kept)
+        return self._next(master=member, synchronised=kept, next_master=0)
 
     def refounded(self, node: int, incarnation: int) -> RingView:
         """Returns the view of a new ring with one member, whatever became of the others."""
@@ -221,6 +233,8 @@ def check_view(view: RingView) -> None:
         raise ValueError("a view says something of members that it does not have")
     if any(not view.is_full(number) for number in view.synchronised) or not view.full():
         raise ValueError("a view has no full member, or a synchronised one that is none")
+    if view.next_master not in (0, *view.synchronised):
+        raise ValueError("the next master of a view is not synchronised")
 
 
 def _without(numbers: tuple[int, ...], gone: set[int]) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ import pytest
 from convoymq.queues.mirrored.policy import (
     CopyAge,
     MirrorPolicy,
-    gives_way,
     heir,
+    master_nodes,
     policy_from,
     wanted_nodes,
 )
@@ -119,32 +119,19 @@ LISTED = {"ha-mode": "nodes", "ha-params": ("b", "c", "elsewhere")}
 
 
 @pytest.mark.parametrize(
-    ("settings", "synchronised", "drained", "gives"),
+    ("settings", "drained", "nodes"),
     [
-        (LISTED, (3,), (), True),
-        (LISTED, (4,), (), False),
-        (LISTED, (), (), False),
-        (LISTED, (3,), (3,), False),
-        ({"ha-mode": "nodes", "ha-params": ("a", "c")}, (3,), (), False),
-        ({"ha-mode": "nodes", "ha-params": ("a", "c")}, (3,), (1,), True),
-        ({"ha-mode": "nodes", "ha-params": ("elsewhere",)}, (3,), (), False),
-        ({"ha-mode": "all"}, (3,), (), False),
-        ({"ha-mode": "all"}, (2, 3), (1,), True),
-        ({"ha-mode": "all"}, (2,), (1, 2), False),
-        ({}, (3,), (), False),
+        (LISTED, "", {2, 3}),
+        (LISTED, "c", {2}),
+        (LISTED, "bc", {1, 4}),
+        ({"ha-mode": "nodes", "ha-params": ("elsewhere",)}, "", {1, 2, 3, 4}),
+        ({"ha-mode": "all"}, "", {1, 2, 3, 4}),
+        ({"ha-mode": "all"}, "ab", {3, 4}),
+        ({}, "", {1, 2, 3, 4}),
     ],
 )
-def test_a_master_gives_way_to_a_synchronised_mirror_where_it_may_not_stay(
-    settings: dict[str, object],
-    synchronised: tuple[int, ...],
-    drained: tuple[int, ...],
-    gives: bool,
+def test_nodes_that_may_have_the_master(
+    settings: dict[str, object], drained: str, nodes: set[int]
 ) -> None:
-    running = {name: node for name, node in NAMED.items() if node not in drained}
-    assert gives == gives_way(
-        policy_from(settings),
-        master=1,
-        synchronised=synchronised,
-        running=running.values(),
-        named=running,
-    )
+    named = {name: node for name, node in NAMED.items() if name not in drained}
+    assert master_nodes(policy_from(settings), named) == nodes

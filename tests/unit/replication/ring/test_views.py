@@ -79,6 +79,19 @@ def test_the_next_master_has_all_that_the_failed_one_sent() -> None:
         view.joined(9, 1).promoted(4)
 
 
+def test_a_master_hands_over_to_a_synchronised_member() -> None:
+    view = ring_of(4).handed_over(3)
+    assert (view.failed, view.next_master, view.version) == ((1,), 3, ring_of(4).version + 1)
+    check_view(view)
+    assert view.with_failed(2).next_master == 3
+    assert view.with_failed(3).next_master == 0
+    assert view.erased(1).promoted(3).next_master == 0
+    assert view.erased(1).refounded(2, 1).next_master == 0
+    for member in (1, 5, 9):
+        with pytest.raises(ValueError, match="cannot follow"):
+            ring_of(4).joined(5, 1).handed_over(member)
+
+
 def test_promotion_of_an_unsynchronised_member_makes_the_others_unsynchronised() -> None:
     view = replace(ring_of(3), synchronised=(1, 2)).with_failed(1).erased(1)
     assert view.promoted(3).synchronised == (3,)
@@ -133,6 +146,7 @@ def test_changes_make_views_that_can_be(data: st.DataObject) -> None:
         {"newcomers": (1, 2, 3)},
         {"failed": (3,), "newcomers": (3,)},
         {"failed": (3,), "synchronised": (1, 3)},
+        {"next_master": 9},
         {"members": (Member(1, 1, 7), Member(1, 2, 7))},
         {"members": (Member(1, 1, 7), Member(2, 1, 7), Member(3, 3, 7))},
         {"members": (Member(1, 256, 7), Member(2, 2, 7), Member(3, 3, 7))},

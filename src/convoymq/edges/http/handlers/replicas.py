@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -164,7 +165,7 @@ async def rebalance(call: Call) -> object:
     body = await call.json()
     rate = number_in(body, "rate", RATE_DEFAULT)
     request = RebalanceRequest(
-        queues=_selection(body, "type", "all"),
+        queues=replace(_selection(body, "type", "all"), mirrored=True),
         by=text_in(body, "by", "count"),
         rate=RATE_DEFAULT if rate is None else rate,
         dry_run=truth_in(body, "dry_run"),
