@@ -82,6 +82,9 @@ class Client:
             if answer.code not in (Answer.SUCCESS, Answer.PULL_RETRY_IMMEDIATELY):
                 return found
             found += records(answer)
+            if offset == int(answer.fields["nextBeginOffset"]):
+                # A slave sends readers at its end to its master.
+                return found
             offset = int(answer.fields["nextBeginOffset"])
 
     async def heartbeat(

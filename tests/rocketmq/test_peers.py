@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 from tests.ports import single_port
 from tests.rocketmq.broker_client import Client
 from tests.rocketmq.test_upstream_namesrv import Server, wait_for
-from tests.rocketmq.upstream import JARS, JAVA, command, environment, mqadmin, needs_rocketmq
+from tests.rocketmq.upstream import JARS, JAVA, command, environment, mqadmin, needs_rocketmq, ports
 
 CLIENTS = Path(__file__).parent / "clients"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "rocketmq"
@@ -30,14 +30,14 @@ class BrokerProcess:
     """`convoy broker` as a process."""
 
     def __init__(self, directory: Path, names: str, **more: object) -> None:
-        self.port = single_port()
+        chosen = ports()
+        self.port = chosen["listenPort"]
         self.log = directory / "broker.log"
         config = directory / "broker.conf"
-        settings = {
-            "listenPort": self.port, "haListenPort": single_port(), "bindAddress": "127.0.0.1",
-            "brokerIP1": "127.0.0.1", "namesrvAddr": names, "enablePropertyFilter": "true",
-            "storePathRootDir": directory / "store", "mappedFileSizeCommitLog": 16 << 20,
-            "sendMessageThreadPoolNums": 4,
+        settings = chosen | {
+            "bindAddress": "127.0.0.1", "brokerIP1": "127.0.0.1", "namesrvAddr": names,
+            "enablePropertyFilter": "true", "storePathRootDir": directory / "store",
+            "mappedFileSizeCommitLog": 16 << 20, "sendMessageThreadPoolNums": 4,
         } | more  # fmt: skip
         config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         with self.log.open("wb") as log:
@@ -101,11 +101,11 @@ JAVA_STEPS = (
 )
 
 
-def built(peers: Peers, main: Path) -> str:
+def built(home: Path, main: Path) -> str:
     """Builds a Go client; returns its path."""
     if shutil.which("go") is None:
         pytest.skip("needs Go (https://go.dev/dl)")
-    directory = peers.directory / main.stem
+    directory = home / main.stem
     target = directory / "client"
     if not target.exists():
         directory.mkdir()
@@ -117,27 +117,30 @@ def built(peers: Peers, main: Path) -> str:
     return str(target)
 
 
-async def node(peers: Peers, main: Path, topic: str) -> list[str]:
-    """Installs the Node client, which makes no topics; returns the command of a client."""
+def node_program(home: Path, main: Path) -> list[str]:
+    """Installs the Node client; returns the command of a program that uses it."""
     if shutil.which("npm") is None:
         pytest.skip("needs Node and npm (Debian: apt-get install nodejs npm)")
-    directory = peers.directory / "node"
+    directory = home / "node"
     if not directory.exists():
         directory.mkdir()
-        quiet = ["--silent", "--no-audit", "--no-fund"]
-        subprocess.run(
-            ["npm", "install", *quiet, NODE_CLIENT], cwd=directory, check=True, timeout=STEPS_S
-        )
-    if not (directory / main.name).exists():
-        shutil.copy(main, directory)
-        client = Client(peers.broker.port)
-        made = await client.ask(
-            Request.UPDATE_AND_CREATE_TOPIC, topic=topic, defaultTopic="TBW102",
-            readQueueNums=4, writeQueueNums=4, perm=6, topicFilterType="SINGLE_TAG", order=False,
-        )  # fmt: skip
-        assert made.code == Answer.SUCCESS
-        await client.stop()
+        line = ["npm", "install", "--silent", "--no-audit", "--no-fund", NODE_CLIENT]
+        subprocess.run(line, cwd=directory, check=True, timeout=STEPS_S)
+    shutil.copy(main, directory)
     return ["node", str(directory / main.name)]
+
+
+async def node(peers: Peers, main: Path, topic: str) -> list[str]:
+    """Returns the command of a program for Node, whose client makes no topics."""
+    line = node_program(peers.directory, main)
+    client = Client(peers.broker.port)
+    made = await client.ask(
+        Request.UPDATE_AND_CREATE_TOPIC, topic=topic, defaultTopic="TBW102",
+        readQueueNums=4, writeQueueNums=4, perm=6, topicFilterType="SINGLE_TAG", order=False,
+    )  # fmt: skip
+    assert made.code == Answer.SUCCESS
+    await client.stop()
+    return line
 
 
 @pytest.mark.parametrize("language", ["java", "go", "node"])
@@ -146,7 +149,7 @@ async def test_examples(peers: Peers, language: str) -> None:
         case "java":
             line = java(EXAMPLES / "Hello.java")
         case "go":
-            line = [built(peers, EXAMPLES / "hello.go")]
+            line = [built(peers.directory, EXAMPLES / "hello.go")]
         case _:
             line = await node(peers, EXAMPLES / "hello.js", "hello-node")
     done = subprocess.run(
@@ -164,7 +167,7 @@ def test_the_java_client(peers: Peers, step: str) -> None:
 
 @pytest.mark.parametrize("step", ["send", "batch", "push", "tags", "ordered"])
 def test_the_go_client(peers: Peers, step: str) -> None:
-    assert peers.said("go", [built(peers, CLIENTS / "go" / "main.go")])[step] == "ok"
+    assert peers.said("go", [built(peers.directory, CLIENTS / "go" / "main.go")])[step] == "ok"
 
 
 @pytest.mark.parametrize("step", ["send", "push", "tags"])

@@ -13,11 +13,10 @@ from convoymq.rocketmq.broker.service import Broker
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.values import TopicConfig
 from convoymq.rocketmq.store.types import encode_properties
-from tests.ports import single_port
 from tests.rocketmq.broker_client import Client, records
 from tests.rocketmq.test_acting import Groups
 from tests.rocketmq.upstream import broker as rocketmq_broker
-from tests.rocketmq.upstream import needs_rocketmq
+from tests.rocketmq.upstream import needs_rocketmq, ports
 from tests.running import until
 
 pytestmark = [needs_rocketmq, pytest.mark.optional]
@@ -52,12 +51,6 @@ def client_of(groups: Groups, port: int) -> Client:
     made = Client(port)
     groups.clients.append(made)
     return made
-
-
-def ports() -> dict[str, object]:
-    """Ports of a broker, which has a second one, two below the first."""
-    _, ha_port, port = (single_port() for _ in range(3))
-    return {"listenPort": port, "haListenPort": ha_port}
 
 
 def settings(groups: Groups, number: int) -> dict[str, object]:

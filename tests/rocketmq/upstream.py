@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import single_port
+
 JARS = Path(__file__).resolve().parents[2] / "build" / "rocketmq"
 JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
@@ -23,6 +25,12 @@ _missing = "" if shutil.which("java") and any(JARS.glob("rocketmq-broker-*.jar")
     "RocketMQ's jars are not there: make test-rocketmq"
 )  # fmt: skip
 needs_rocketmq = pytest.mark.skipif(bool(_missing), reason=_missing or "RocketMQ is there")
+
+
+def ports() -> dict[str, int]:
+    """Ports of a broker, which has a second one, two below the first."""
+    _, ha_port, port = (single_port() for _ in range(3))
+    return {"listenPort": port, "haListenPort": ha_port}
 
 
 def command(directory: Path, main: str, *arguments: str, heap: str = "128m") -> list[str]:
