@@ -11,6 +11,7 @@ NOTES_ERROR = frozenset({
     "queue.commands_lost",
     "queue.crashed",
     "queue.mirror_failed",
+    "queue.lost_with_disk",
     "queue.records_dropped",
     "raft.forward_malformed",
     "raft.frame_malformed",

@@ -130,6 +130,7 @@ class ClassicHost:
         self._unlinked: set[int] = set()
         self._flowing = False
         self._stopped = False
+        self._lost_groups = parts.lost_groups
         #: What left queues that are deleted.
         self._ended_left: Counter[tuple[str, str]] = Counter()
         self._timer: Timer | None = None
@@ -159,6 +160,8 @@ class ClassicHost:
         def make(_record: QueueRecord) -> None:
             made = self.make_local(record, arguments, settings, self._directory)
             self.queues[record.group] = made
+            if made.durable and not made.machine.next_position:
+                self._note_lost(made)
             if self._crashes.pop(record.group, None) is not None:
                 self._note("queue.restarted", made, messages=made.machine.ready_count)
                 self._on_routes()
@@ -173,6 +176,11 @@ class ClassicHost:
             self._timer = self.clock.call_later(TICK_MS, self._on_tick)
         run_each((record,), make, fail)
         return self.queues[record.group]
+
+    def _note_lost(self, queue: LocalQueue) -> None:
+        """Names a queue without files, if this node's disk is newer than the queue."""
+        if queue.group <= self._lost_groups():
+            self._note("queue.lost_with_disk", queue)
 
     def make_local(
         self,

@@ -186,6 +186,8 @@ class Wire:
 class Node:
     """One classic host with its control plane."""
 
+    lost_groups = 0
+
     def __init__(
         self,
         node: int,
@@ -228,6 +230,7 @@ class Node:
                 running_nodes=lambda: sorted(nodes),
                 incarnation_of=self.incarnation_of,
                 load=dict,
+                lost_groups=lambda: self.lost_groups,
                 read_tree=lambda answer: answer(True, None),
                 note=self.note,
                 dead_letters=DeadLetterOptions(routes=self.routes),

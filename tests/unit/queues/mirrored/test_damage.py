@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.unit.queues.classic.support import Channel, Time
+from tests.unit.queues.classic.support import Channel, Node, Time, queue_record
 from tests.unit.queues.mirrored.support import Cluster
 
 MESSAGES = 40
@@ -142,3 +143,24 @@ def test_an_intact_last_master_opens_the_queue(cluster: Cluster, tmp_path: Path)
     cluster.settle()
     assert cluster.queue.home == 1
     assert taken(cluster) == bodies
+
+
+@pytest.mark.provokes("queue.lost_with_disk")
+def test_a_plain_queue_of_a_lost_disk_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there and empty."""
+    cluster = Cluster(tmp_path, Time(), size=1)
+    cluster.queue = queue_record(durable=True)
+    cluster._tell()
+    cluster.channel(1).publish(b"a", tag=1)
+    cluster.settle()
+    cluster.restart(lambda: None)
+    assert "queue.lost_with_disk" not in events(cluster, 1)
+    monkeypatch.setattr(Node, "lost_groups", 1)
+    cluster.restart(lambda: None)
+    assert "queue.lost_with_disk" not in events(cluster, 1)
+    cluster.restart(lambda: shutil.rmtree(tmp_path / "node-1"))
+    assert events(cluster, 1) == ["queue.lost_with_disk"]
+    assert cluster.nodes[1].host.queues[1].machine.ready_count == 0
+    cluster.nodes[1].host.stop()
