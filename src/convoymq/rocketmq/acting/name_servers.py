@@ -12,7 +12,7 @@ ids everywhere).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -24,10 +24,13 @@ from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.server import RemotingClient
 from convoymq.rocketmq.remoting.values import (
     MEMBER_TOPIC_PREFIX,
+    PERM_WRITE,
+    BrokerData,
     ClusterInfo,
     DataVersion,
     KeyValues,
     MemberGroupBody,
+    QueueData,
     RegisterBrokerBody,
     RouteData,
     TopicTable,
@@ -64,6 +67,19 @@ class Registered:
     master: str | None = None
     ha_address: str | None = None
     ordered_topics: Mapping[str, str] | None = None
+
+
+def merged_route(routes: Iterable[RouteData]) -> RouteData:
+    """Returns the brokers of all routes. Of a broker that several have, the entry of one that lets
+    clients write counts: the others have dropped its master, or not got it yet."""
+    found: dict[str, tuple[QueueData, BrokerData]] = {}
+    for route in routes:
+        datas = {data.broker_name: data for data in route.broker_datas}
+        for queues in route.queue_datas:
+            known = found.get(queues.broker_name)
+            if known is None or queues.perm & PERM_WRITE & ~known[0].perm:
+                found[queues.broker_name] = queues, datas[queues.broker_name]
+    return RouteData([queues for queues, _ in found.values()], [data for _, data in found.values()])
 
 
 class NameServers:
@@ -155,8 +171,9 @@ class NameServers:
         return self.own.cluster, self.own.name
 
     async def route(self, topic: str) -> RouteData | None:
-        """Returns where a topic is, as the first name server says that has it."""
-        return next(iter(await self._routes(topic) or ()), None)
+        """Returns where a topic is, as all name servers together have it."""
+        routes = await self._routes(topic)
+        return merged_route(routes) if routes else None
 
     async def _routes(self, topic: str) -> list[RouteData] | None:
         """Returns the routes that name servers have; None when none of them answers."""

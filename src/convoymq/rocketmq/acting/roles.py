@@ -22,7 +22,9 @@ escape is doubled. A name server's view alone does not prevent it. So
 - an acting slave starts them only when its link to the master is silent or ended;
 - a master runs them under a *lease*: a name server lists it, or all its slaves answer on their
   links. The lease lasts as long as a name server waits for a silent broker. After its end the
-  master has to get online again (`needs_pre_online`), by which it learns what has left meanwhile.
+  master has to get online again (`needs_pre_online`), by which it learns what has left meanwhile;
+- a replica that got online starts them when a name server has listed it since. Of two that start
+  together one sees the other: a slave leaves them to the master, a master gets online again.
 
 RocketMQ's brokers do neither. Source: docs/adr/0150.
 """
@@ -114,6 +116,10 @@ class Roles:
         self.min_id = settings.id
         self.needs_pre_online = self.is_isolated
         self._is_first_view = True
+        self._looked_at: Mapping[int, str] = {}
+        """Members as pre-online saw them."""
+        self._is_seen = not self.is_isolated
+        """A name server listed this replica since it got online, with all that are there."""
         self._master: str | None = None
         self._ha_address: str | None = None
         self._listed_ms: int | None = None
@@ -154,8 +160,8 @@ class Roles:
         """Returns whether this replica may run the special services."""
         match self.state:
             case State.MASTER:
-                return not self.needs_pre_online and self._has_lease(now_ms)
-            case State.ACTING:
+                return not self.needs_pre_online and self._is_seen and self._has_lease(now_ms)
+            case State.ACTING if self._is_seen:
                 is_left = self._left_until_ms is not None and now_ms < self._left_until_ms
                 return not is_left and not self._hears_any(now_ms)
             case _:
@@ -185,6 +191,7 @@ class Roles:
         self.is_isolated = self.needs_pre_online = False
         self._listed_ms = now_ms
         self._registers = True
+        self._looked_at, self._is_seen = dict(members), False
         self._retry_ms = None
         self._view(members, ha_address)
 
@@ -201,6 +208,11 @@ class Roles:
         if members.get(own) == self.settings.address:
             if self._listed_ms is None or asked_ms > self._listed_ms:
                 self._listed_ms = asked_ms
+            if not self._registers and not self._is_seen:
+                self._is_seen = True
+                # Replicas that start together do not see each other before one has registered.
+                if own == MASTER_ID and members.keys() - self._looked_at.keys() > {own}:
+                    self.needs_pre_online = True
         else:
             # Heartbeats never bring an entry back that a name server has dropped.
             self._registers = True

@@ -49,6 +49,8 @@ def slave_of(master: str | None, number: int = 1) -> Roles:
     core = roles(number)
     core.on_pre_online_ended({} if master is None else {0: master}, "ha", 0)
     carried_out(core, 0)
+    core.on_members({number: ADDRESSES[number]} | ({} if master is None else {0: master}), 0)
+    carried_out(core, 0)
     return core
 
 
@@ -159,21 +161,23 @@ def test_a_master_without_a_lease_ends_its_services_and_has_to_get_online_again(
     """RocketMQ's master that was stopped for a while delivers what its slave let escape."""
     core = roles(0)
     core.on_pre_online_ended({1: FIRST}, None, 0)
-    assert carried_out(core, 0) == [RunServices(True), Register()]
+    assert carried_out(core, 0) == [Register()]
     core.on_members({0: MASTER, 1: FIRST}, 1000)
+    assert carried_out(core, 1000) == [RunServices(True)]
     assert carried_out(core, 1000 + LEASE_MS - 1) == []
     assert carried_out(core, 1000 + LEASE_MS) == [RunServices(False)]
     assert core.needs_pre_online
     core.on_members({0: MASTER, 1: FIRST}, 20_000)
     assert not core.services_wanted(20_000)
     core.on_pre_online_ended({1: FIRST}, None, 21_000)
-    assert carried_out(core, 21_000) == [RunServices(True), Register()]
+    assert carried_out(core, 21_000) == [Register()]
 
 
 def test_a_master_whose_slaves_answer_needs_no_name_server() -> None:
     core = roles(0, replicas=3)
     core.on_pre_online_ended({1: FIRST, 2: SECOND}, None, 0)
     carried_out(core, 0)
+    core.on_members({0: MASTER, 1: FIRST, 2: SECOND}, 0)
     core.on_link(FIRST, 29_000)
     core.on_link(SECOND, 28_000)
     assert core.services_wanted(28_000 + LEASE_MS - 1)
@@ -186,6 +190,29 @@ def test_a_slave_takes_services_back_that_a_master_never_began() -> None:
     core.on_hand_over(100)
     assert carried_out(core, 100) == [RunServices(False)]
     assert carried_out(core, 100 + HAND_OVER_MS) == [RunServices(True)]
+
+
+def test_replicas_that_start_together_run_special_services_once() -> None:
+    """Neither sees the other in pre-online: each ran them, until a notification came."""
+    master, slave = roles(0), roles(1)
+    for core in (master, slave):
+        core.on_pre_online_ended({}, None, 0)
+        assert carried_out(core, 0) == [Register()]
+    both = {0: MASTER, 1: FIRST}
+    slave.on_members(both, 1)
+    assert RunServices(True) not in carried_out(slave, 1)
+    master.on_members(both, 1)
+    assert master.needs_pre_online
+    assert carried_out(master, 1) == []
+
+
+def test_a_master_that_looked_at_its_slaves_goes_on_when_it_is_listed() -> None:
+    core = roles(0)
+    core.on_pre_online_ended({1: FIRST}, None, 0)
+    carried_out(core, 0)
+    core.on_members({0: MASTER, 1: FIRST}, 1)
+    assert not core.needs_pre_online
+    assert carried_out(core, 1) == [RunServices(True)]
 
 
 def test_a_master_at_another_address_is_another_one() -> None:
