@@ -43,6 +43,10 @@ def _main(arguments: list[str]) -> None:
         from convoymq.cli.roles import broker_container
 
         sys.exit(broker_container(arguments[1:]))
+    if arguments[:1] == ["bridge"]:
+        from convoymq.cli.roles import bridge
+
+        sys.exit(bridge(arguments[1:]))
     if arguments[:1] == ["perf"]:
         import typer
 

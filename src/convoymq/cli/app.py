@@ -346,6 +346,14 @@ def broker_container() -> None:
 
 
 @app.command()
+def bridge() -> None:
+    """Move messages between ConvoyMQ and a RocketMQ topic: `convoy bridge -c FILE`."""
+    from convoymq.cli.roles import bridge as run
+
+    raise typer.Exit(run(["--help"]))
+
+
+@app.command()
 def status(
     data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "",
     format_: FormatOption = Format.TABLE,

@@ -1,4 +1,4 @@
-"""`convoy namesrv`, `convoy broker`, `convoy broker-container`: a role of RocketMQ's in this
+"""`convoy namesrv`, `broker`, `broker-container` and `bridge`: a role of RocketMQ's in this
 process, with its options."""
 
 from __future__ import annotations
@@ -79,6 +79,30 @@ def broker_container(arguments: Sequence[str]) -> int:
         )
 
     return _run("broker-container", "several RocketMQ brokers in one process", configure, arguments)
+
+
+def bridge(arguments: Sequence[str]) -> int:
+    """`convoy bridge`; returns the exit code: 1 when an operator has to act."""
+    from convoymq.rocketmq.bridge.service import Bridge
+    from convoymq.rocketmq.bridge.settings import BridgeSettings
+
+    made: list[Bridge] = []
+
+    def make(settings: BridgeSettings) -> Bridge:
+        made.append(Bridge(settings, lambda: signal.raise_signal(signal.SIGTERM)))
+        return made[0]
+
+    def configure(path: str | None, changes: Sequence[str]) -> Configured:
+        settings, passed_over = load(BridgeSettings, path, changes, ())
+        shown = (
+            (name, "***" if name == "password" else value)
+            for name, value in _pairs(BridgeSettings, settings)
+        )
+        return Configured(shown, passed_over, lambda: make(settings))
+
+    what = "a bridge between ConvoyMQ and a topic of RocketMQ"
+    code = _run("bridge", what, configure, arguments)
+    return code or int(any(each.failed for each in made))
 
 
 def _pairs(kind: type[Section], settings: object) -> Iterator[tuple[str, str]]:

@@ -25,7 +25,7 @@ from convoymq.rocketmq.acting.escape import (
 from convoymq.rocketmq.acting.key_log import KeyLog
 from convoymq.rocketmq.acting.name_servers import NameServers
 from convoymq.rocketmq.acting.settings import ActingSettings
-from convoymq.rocketmq.broker.send import Header
+from convoymq.rocketmq.broker.send import Header, refusal_of
 from convoymq.rocketmq.broker.types import STORED, BrokerParts
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal, request
@@ -101,9 +101,7 @@ class Intake:
         placed = await self.take(draft, key)
         code = STORED.get(placed.status)
         if code is None:
-            is_refused = placed.status is PutStatus.SERVICE_NOT_AVAILABLE
-            refusal = Answer.SERVICE_NOT_AVAILABLE if is_refused else Answer.SYSTEM_ERROR
-            raise Refusal(refusal, placed.status.name)
+            raise refusal_of(placed.status, self._parts.message_bytes_max)
         fields = {
             "msgId": placed.message_id,
             "queueId": str(queue),

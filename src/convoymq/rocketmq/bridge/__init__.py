@@ -1,0 +1,1 @@
+"""Moves messages between queues or ordered topics of ConvoyMQ and topics of RocketMQ."""
