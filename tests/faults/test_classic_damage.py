@@ -67,7 +67,7 @@ def test_damage_is_named_and_a_mirror_that_has_all_takes_over(cluster: LocalClus
         cluster.start_node(node)
     cluster.wait_ready()
     until(lambda: row(cluster, 2).get("state") == "running", "the queue does not open")
-    assert log_has(cluster, 1, "queue.mirror_failed", "member")
+    until(lambda: log_has(cluster, 1, "queue.mirror_failed", "member"), "the damage is not named")
     connection = connect(cluster, 3)
     channel = connection.channel()
     every = [padded(number, SIZE) for number in range(COUNT)]

@@ -364,7 +364,8 @@ class Backing:
             if isinstance(span, Run):
                 return True
             runs = self._take_batch(line, span)
-            if span.start >= span.end:
+            # Behind the last of its messages are copies, and what is others'.
+            if span.start >= span.end or not span.count:
                 line.waiting.popleft()
                 self._give_up(line, span)
             line.waiting.extendleft(reversed(runs))
