@@ -46,7 +46,7 @@ public class GroupLoad {
         AtomicBoolean counts = new AtomicBoolean();
         AtomicBoolean ended = new AtomicBoolean();
         AtomicLong failed = new AtomicLong();
-        long[][] took = new long[threads][1 << 20];
+        long[][] took = new long[threads][1 << 17];
         int[] number = new int[threads];
         Thread[] all = new Thread[threads];
         for (int i = 0; i < threads; i++) {
