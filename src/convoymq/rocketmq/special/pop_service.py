@@ -515,10 +515,15 @@ class PopService:
                 f"offset is illegal, key:{topic}@{queue}, commit:{offset}, store:{low}~{high}",
             )
 
-    async def _store_ack(self, ack: Ack, revive_queue: int, revive_ms: int) -> None:
-        """Raises Refusal."""
+    async def _store_ack(
+        self, ack: Ack, revive_queue: int, revive_ms: int, successor: CheckPoint | None = None
+    ) -> None:
+        """Stores an acknowledgement; with `successor` the checkpoint that comes in the place of the
+        message's, both at once. Nothing is stored of a message that was acknowledged. Raises
+        Refusal."""
+        now_ms = self._parts.now_ms() if successor is None else successor.pop_ms
         try:
-            draft = self.pops.ack(ack, revive_queue, revive_ms, self._parts.now_ms())
+            draft = self.pops.ack(ack, revive_queue, revive_ms, now_ms)
         except TooLate:
             raise Refusal(
                 Answer.NO_MESSAGE, "the message is visible again: its invisible time is over"
@@ -527,7 +532,10 @@ class PopService:
             return
         self.pops.hold(ack)
         try:
-            await self._put([draft])
+            drafts = [draft]
+            if successor is not None:
+                drafts.insert(0, self.pops.checkpoint(successor, revive_queue, now_ms))
+            await self._put(drafts)
         finally:
             self.pops.release(ack)
 
@@ -594,28 +602,10 @@ class PopService:
             start=receipt.start, group=group, topic=topic.topic_name, queue=queue,
             pop_ms=receipt.pop_ms, offset=offset, broker=receipt.broker,
         )  # fmt: skip
-        await self._store_change(point, ack, receipt)
+        revive_ms = receipt.pop_ms + receipt.invisible_ms
+        await self._store_ack(ack, receipt.revive_queue, revive_ms, point)
         fields |= {"popTime": str(now_ms), "invisibleTime": str(invisible_ms)}
         return command.answer(fields=fields)
-
-    async def _store_change(self, point: CheckPoint, ack: Ack, receipt: Receipt) -> None:
-        """Stores a checkpoint in the place of another one's message, both at once."""
-        now_ms = point.pop_ms
-        revive_ms = receipt.pop_ms + receipt.invisible_ms
-        try:
-            draft = self.pops.ack(ack, receipt.revive_queue, revive_ms, now_ms)
-        except TooLate:
-            raise Refusal(
-                Answer.NO_MESSAGE, "the message is visible again: its invisible time is over"
-            ) from None
-        if draft is None:
-            # It was acknowledged: there is nothing to show later.
-            return
-        self.pops.hold(ack)
-        try:
-            await self._put([self.pops.checkpoint(point, receipt.revive_queue, now_ms), draft])
-        finally:
-            self.pops.release(ack)
 
 
 def _wrong_queue(code: Answer, queue: int, topic: TopicConfig, connection: Connection) -> Refusal:
