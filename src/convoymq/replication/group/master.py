@@ -25,6 +25,7 @@ from convoymq.replication.group.lives import (
     next_life,
     with_life,
 )
+from convoymq.replication.group.member import Member, tail_of
 from convoymq.replication.group.stream import HEADER, SLAVE_ID_MAX, WordReader
 from convoymq.replication.group.tails import STOPS, Step, common_end, master_step, whole_end
 from convoymq.replication.group.types import (
@@ -88,7 +89,7 @@ class Forked(PeerError):
     """Logs that nobody but an operator may join."""
 
 
-class Master:
+class Master(Member):
     """See the module text. All times are of one monotonic clock, but for `wall_ms`.
 
     Args:
@@ -108,6 +109,7 @@ class Master:
         is_intact: bool,
         session: int,
     ) -> None:
+        super().__init__(book, save)
         self.settings = settings
         self.log = log
         self.session = session
@@ -119,8 +121,6 @@ class Master:
         """Largest offset that any slave reported (`push2SlaveMaxOffset`)."""
         self.ended: deque[tuple[Link, str]] = deque()
         """Links to be closed, and why."""
-        self._save = save
-        self._book = book
         self._compared: set[object] = set()
         self._asked: dict[int, str] = {}
         """Slave -> its address, in the order of their questions."""
@@ -134,16 +134,6 @@ class Master:
         self._counter = 0
         if book.is_whole and not is_intact:
             self._write(Book(lives=book.lives))
-
-    @property
-    def book(self) -> Book:
-        """Returns what is persisted."""
-        return self._book
-
-    def _write(self, book: Book) -> None:
-        if book != self._book:
-            self._save(book)
-            self._book = book
 
     # --- life -------------------------------------------------------------------------------
 
@@ -442,20 +432,3 @@ class Master:
         for heap in self._waiting.values():
             while heap and heap[0][2].done is None:
                 heappop(heap)
-
-
-def tail_of(
-    log: Log, ask: Ask, member: int, session: int, book: Book, *, takes_writes: bool
-) -> Tail:
-    """Answers a question about a log."""
-    end = whole_end(log)
-    has_range = log.min_offset <= ask.start < ask.end <= end
-    return Tail(
-        min_offset=log.min_offset,
-        max_offset=end,
-        member=member,
-        session=session,
-        takes_writes=takes_writes,
-        lives=book.lives,
-        checksum=log.crc32c(ask.start, ask.end) if has_range else None,
-    )

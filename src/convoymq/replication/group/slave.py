@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator
 
 from convoymq.model.errors import PeerError
 from convoymq.replication.group.lives import Book, decode_lives
-from convoymq.replication.group.master import tail_of
+from convoymq.replication.group.member import Member, tail_of
 from convoymq.replication.group.stream import WORD, BlockReader, hello, is_record
 from convoymq.replication.group.tails import STOPS, Step, common_end, slave_step, whole_end
 from convoymq.replication.group.types import Ask, GroupSettings, Log, SlaveState, Tail
@@ -28,7 +28,7 @@ from convoymq.replication.group.types import Ask, GroupSettings, Log, SlaveState
 UNCHECKED = -1
 
 
-class Slave:
+class Slave(Member):
     """See the module text. All times are of one monotonic clock.
 
     Args:
@@ -46,6 +46,7 @@ class Slave:
         *,
         session: int,
     ) -> None:
+        super().__init__(book, save)
         self.number = number
         self.settings = settings
         self.log = log
@@ -54,8 +55,6 @@ class Slave:
         """Reason of a suspension, or of the last disconnection."""
         self.cut_bytes = 0
         """Of surplus, since the start."""
-        self._save = save
-        self._book = book
         self._session = session
         self._due_ms = 0
         """Time from which on it may connect."""
@@ -66,16 +65,6 @@ class Slave:
         self._reported = -1
         self._reported_ms = 0
         self._is_whole = True
-
-    @property
-    def book(self) -> Book:
-        """Returns what is persisted."""
-        return self._book
-
-    def _write(self, book: Book) -> None:
-        if book != self._book:
-            self._save(book)
-            self._book = book
 
     def tail(self, ask: Ask) -> Tail:
         """Answers another member's question."""

@@ -201,7 +201,7 @@ class Slave:
         self.number, self.log, self.book = number, log, book
 
     def tail(self, ask: Ask) -> Tail:
-        from convoymq.replication.group.master import tail_of
+        from convoymq.replication.group.member import tail_of
 
         return tail_of(self.log, ask, self.number, 1, self.book, takes_writes=False)
 

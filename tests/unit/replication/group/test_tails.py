@@ -16,7 +16,7 @@ from convoymq.replication.group.lives import (
     next_life,
     with_life,
 )
-from convoymq.replication.group.master import tail_of
+from convoymq.replication.group.member import tail_of
 from convoymq.replication.group.tails import (
     Common,
     Step,
