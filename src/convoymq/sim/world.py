@@ -254,3 +254,19 @@ class World(Simulation):
             "sent_locally": load.sent_locally,
             "sent_by_leader": load.sent_by_leader,
         }
+
+
+class ChannelessWorld(World):
+    """A world whose load opens no channels into queues."""
+
+    def groups_of(self, node: SimNode) -> Iterable[int]:
+        """See `World`: none."""
+        return ()
+
+    def channel_kind(self, group: int) -> ChannelKind:
+        """See `World`."""
+        raise NotImplementedError
+
+    def referee_of(self, group: int) -> ChannelReferee:
+        """See `World`."""
+        raise NotImplementedError

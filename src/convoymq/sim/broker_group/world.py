@@ -10,7 +10,7 @@ it back; the same holds for brokers that come back with an empty disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from random import Random
 
 from convoymq.replication.group.types import GroupSettings
@@ -18,12 +18,11 @@ from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.types import Draft, PutStatus
 from convoymq.sim.broker_group.node import BrokerNode
 from convoymq.sim.broker_group.referee import TOPIC, BrokerGroupReferee
-from convoymq.sim.clients import ChannelReferee
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.engine import Result
 from convoymq.sim.faults import NETWORK, Injector, Plan, PlannedLoad
 from convoymq.sim.nodes import SimNode
-from convoymq.sim.world import ChannelKind, World
+from convoymq.sim.world import ChannelessWorld
 
 QUEUES = 2
 FILE_BYTES = (4096, 16_384, 262_144)
@@ -103,7 +102,7 @@ class Producer:
         self.world.on_answer(number, self.queue, offset, end, status)
 
 
-class BrokerGroupWorld(World):
+class BrokerGroupWorld(ChannelessWorld):
     """A broker group under test."""
 
     injector_class = BrokerGroupInjector
@@ -224,20 +223,6 @@ class BrokerGroupWorld(World):
                 f"{node.name} has the log up to {node.store.max_offset}, and {self.referee.end}"
                 " was flushed and acknowledged"
             )
-
-    # Queues of other loads.
-
-    def groups_of(self, node: SimNode) -> Iterable[int]:
-        """See `World`: none."""
-        return ()
-
-    def channel_kind(self, group: int) -> ChannelKind:
-        """See `World`."""
-        raise NotImplementedError
-
-    def referee_of(self, group: int) -> ChannelReferee:
-        """See `World`."""
-        raise NotImplementedError
 
     def leads(self, node: SimNode) -> list[int]:
         """See `World`: half of the faults hit the master."""

@@ -6,17 +6,16 @@ the tree that records views.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from convoymq.replication.ring.views import RingView
-from convoymq.sim.clients import ChannelReferee
 from convoymq.sim.engine import Result
 from convoymq.sim.faults import NETWORK, Injector, Plan, PlannedLoad, Variation
 from convoymq.sim.hosted.tree import TreeWorld
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.ring.node import RingNode
 from convoymq.sim.ring.referee import RingReferee
-from convoymq.sim.world import ChannelKind
+from convoymq.sim.world import ChannelessWorld
 
 PAYLOAD_MAX = 2_000
 WINDOWS_BYTES = (500, 20_000, 4 << 20)
@@ -45,7 +44,7 @@ class RingInjector(Injector):
             node.leave(group)
 
 
-class RingWorld(TreeWorld):
+class RingWorld(ChannelessWorld, TreeWorld):
     """A cluster with rings."""
 
     injector_class = RingInjector
@@ -79,19 +78,7 @@ class RingWorld(TreeWorld):
         """See `TreeWorld`."""
         self.referees[group].on_recorded(view)
 
-    # Queues without channels.
-
-    def groups_of(self, node: SimNode) -> Iterable[int]:
-        """See `World`: none."""
-        return ()
-
-    def channel_kind(self, group: int) -> ChannelKind:
-        """See `World`."""
-        raise NotImplementedError
-
-    def referee_of(self, group: int) -> ChannelReferee:
-        """See `World`."""
-        raise NotImplementedError
+    # Faults.
 
     def leads(self, node: SimNode) -> list[int]:
         """See `World`: the rings in which a newcomer takes over the node's state. Half of the
