@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -26,36 +23,11 @@ from tests.faults.traffic import connect, until
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports, single_port
 from tests.rocketmq.broker_client import Client
+from tests.rocketmq.processes import RoleProcess
 
 BASE_PORT = cluster_ports(__name__)
 COUNT, KEYS, QUEUES = 200, 7, 3
 QUORUM = {"x-queue-type": "quorum"}
-
-
-class Role:
-    """A process of `convoy`; its log is a file of the test's directory."""
-
-    def __init__(self, directory: Path, name: str, role: str, **settings: object) -> None:
-        self.log = directory / f"{name}.log"
-        self._begins = self.log.stat().st_size if self.log.exists() else 0
-        config = directory / f"{name}.conf"
-        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "convoymq.cli", role, "-c", str(config)],
-                stdout=out, stderr=out,
-            )  # fmt: skip
-
-    def said(self, event: str) -> bool:
-        """Whether this process has logged it, not one before it."""
-        return f'"{event}"'.encode() in self.log.read_bytes()[self._begins :]
-
-    def stop(self) -> int:
-        """Ends it in order: a signal before it is ready would kill it."""
-        until(lambda: self.process.poll() is not None or self.said("role.ready"))
-        if self.process.poll() is None:
-            self.process.terminate()
-        return self.process.wait(PATIENCE_S)
 
 
 class Peers:
@@ -66,18 +38,18 @@ class Peers:
         self.servers = tuple(f"127.0.0.1:{node.amqp_port}" for node in cluster.nodes)
         self.names_port, self.broker_port = single_port(), single_port()
         self.roles = [
-            Role(directory, "namesrv", "namesrv", listenPort=self.names_port,
+            RoleProcess(directory, "namesrv", "namesrv", listenPort=self.names_port,
                  bindAddress="127.0.0.1", kvConfigPath=directory / "kv.json"),
-            Role(directory, "broker", "broker", listenPort=self.broker_port, haListenPort=0,
+            RoleProcess(directory, "broker", "broker", listenPort=self.broker_port, haListenPort=0,
                  bindAddress="127.0.0.1", brokerIP1="127.0.0.1", brokerName="b",
                  brokerClusterName="c", storePathRootDir=directory / "store",
                  mappedFileSizeCommitLog=4 << 20, namesrvAddr=f"127.0.0.1:{self.names_port}"),
         ]  # fmt: skip
         for role in self.roles:
-            until(functools.partial(role.said, "role.ready"))
+            role.wait_for("role.ready")
 
-    def bridge(self, directory: Path, name: str, **settings: object) -> Role:
-        role = Role(
+    def bridge(self, directory: Path, name: str, **settings: object) -> RoleProcess:
+        role = RoleProcess(
             directory, name, "bridge", bridgeName=name, servers=",".join(self.servers),
             namesrvAddr=f"127.0.0.1:{self.names_port}", window=10, retryInterval=50,
             pollInterval=20, **settings,
@@ -123,10 +95,10 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
         made = Peers(cluster, directory)
         yield made
         for role in reversed(made.roles):
-            role.stop()
+            role.end()
 
 
-def kill_at(role: Role, condition: Callable[[], bool]) -> None:
+def kill_at(role: RoleProcess, condition: Callable[[], bool]) -> None:
     until(condition, role.log.read_text(), PATIENCE_S)
     role.process.kill()
     role.process.wait(PATIENCE_S)
@@ -181,7 +153,7 @@ def test_killed_bridges_move_every_message_once_and_in_order(peers: Peers, tmp_p
     bridge, other = (peers.bridge(tmp_path, name, **plans[name]) for name in plans)
     until(lambda: depth(peers, "out") >= COUNT, bridge.log.read_text(), PATIENCE_S)
     until(lambda: len(peers.messages("last")) >= COUNT, other.log.read_text(), PATIENCE_S)
-    assert (bridge.stop(), other.stop()) == (0, 0)
+    assert (bridge.end(), other.end()) == (0, 0)
     for topic in ("first", "last"):
         found = peers.messages(topic)
         check([(m.properties["__SHARDINGKEY"].encode(), bytes(m.body)) for m in found])
@@ -226,7 +198,7 @@ def test_what_is_refused_is_kept_or_ends_the_bridge(peers: Peers, tmp_path: Path
     bridge = peers.bridge(tmp_path, "refused", **plan, refused="deadLetter", deadLetterQueue="dead")
     until(lambda: len(peers.messages("small")) == 2)
     until(lambda: depth(peers, "large") == 0)
-    assert bridge.stop() == 0
+    assert bridge.end() == 0
     assert sorted(bytes(m.body) for m in peers.messages("small")) == [b"0", b"2"]
     _, known, body = channel.basic_get("dead", auto_ack=True)
     assert (body, known.headers["wide"]) == (b"1", "w" * 40_000)
@@ -262,7 +234,7 @@ def test_what_convoymq_refuses_is_kept_at_rocketmq_and_nothing_behind_it_is_lost
     plain = peers.bridge(tmp_path, "plain", **plan | {"toQueue": "plain"})
     until(lambda: depth(peers, "plain") == 5)
     until(lambda: len(peers.messages("kept")) == 2)
-    assert (bridge.stop(), plain.stop()) == (0, 0)
+    assert (bridge.end(), plain.end()) == (0, 0)
     bodies = [channel.basic_get("even", auto_ack=True)[1:] for _ in range(5)]
     assert [body for _, body in bodies] == [b"0", b"1", b"3", b"4", b"5"]
     assert {known.headers["rocketmq-KEYS"] for known, _ in bodies} == {"k"}

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from convoymq.rocketmq.store.types import Draft, PutStatus, encode_properties
 from tests.patience import PATIENCE_S
 from tests.ports import single_port
 from tests.rocketmq.broker_client import Client
+from tests.rocketmq.processes import RoleProcess
 from tests.running import until
 
 
@@ -129,25 +127,17 @@ def test_the_process_starts_the_brokers_of_its_files(tmp_path: Path) -> None:
     for name in ("m", "n"):
         paths.append(tmp_path / f"{name}.conf")
         paths[-1].write_bytes(broker_text(tmp_path, name))
-    config = tmp_path / "container.conf"
-    config.write_text(
-        f"listenPort=0\nbindAddress=127.0.0.1\nbrokerConfigPaths={':'.join(map(str, paths))}\n"
-    )
-    log = tmp_path / "container.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "convoymq.cli", "broker-container", "-c", str(config)],
-            stdout=out, stderr=out,
-        )  # fmt: skip
+    container = RoleProcess(
+        tmp_path, "container", "broker-container", listenPort=0, bindAddress="127.0.0.1",
+        brokerConfigPaths=":".join(map(str, paths)),
+    )  # fmt: skip
     try:
-        deadline = time.monotonic() + 10 * PATIENCE_S
-        while b"role.ready" not in log.read_bytes():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        container.wait_for("role.ready")
     finally:
-        process.terminate()
-    assert process.wait(10 * PATIENCE_S) == 0
-    said = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+        container.process.terminate()
+    assert container.process.wait(PATIENCE_S) == 0
+    said = [
+        json.loads(line) for line in container.log.read_text().splitlines() if line.startswith("{")
+    ]
     added = [(each["broker"], each["id"]) for each in said if each["event"].endswith("_added")]
     assert added == [("m", 0), ("n", 0)]

@@ -15,8 +15,8 @@ import pytest
 from convoymq.rocketmq.remoting.connection import Unreachable
 from tests.patience import PATIENCE_S
 from tests.rocketmq.broker_client import Client
-from tests.rocketmq.test_peers import CLIENTS, BrokerProcess, built, java, node_program
-from tests.rocketmq.test_upstream_namesrv import Server
+from tests.rocketmq.processes import BrokerProcess, Server
+from tests.rocketmq.test_peers import CLIENTS, built, java, node_program
 from tests.rocketmq.upstream import broker, environment, mqadmin, needs_rocketmq, ports
 from tests.running import until
 

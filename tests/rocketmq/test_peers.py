@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from convoymq.rocketmq.remoting.codes import Answer, Request
 from tests.patience import PATIENCE_S
 from tests.ports import single_port
 from tests.rocketmq.broker_client import Client
-from tests.rocketmq.test_upstream_namesrv import Server, wait_for
-from tests.rocketmq.upstream import JARS, JAVA, command, environment, mqadmin, needs_rocketmq, ports
+from tests.rocketmq.processes import BrokerProcess, Server
+from tests.rocketmq.upstream import JARS, JAVA, command, environment, mqadmin, needs_rocketmq
 
 CLIENTS = Path(__file__).parent / "clients"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "rocketmq"
@@ -24,37 +23,6 @@ NODE_CLIENT = "ali-ons@3.12.0"
 STEPS_S = 40 * PATIENCE_S
 
 pytestmark = [pytest.mark.optional, needs_rocketmq]
-
-
-class BrokerProcess:
-    """`convoy broker` as a process."""
-
-    def __init__(self, directory: Path, names: str, **more: object) -> None:
-        chosen = ports()
-        self.port = chosen["listenPort"]
-        self.log = directory / "broker.log"
-        config = directory / "broker.conf"
-        settings = chosen | {
-            "bindAddress": "127.0.0.1", "brokerIP1": "127.0.0.1", "namesrvAddr": names,
-            "enablePropertyFilter": "true", "storePathRootDir": directory / "store",
-            "mappedFileSizeCommitLog": 16 << 20, "sendMessageThreadPoolNums": 4,
-        } | more  # fmt: skip
-        config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "convoymq.cli", "broker", "-c", str(config)],
-                stderr=log, stdout=log,
-            )  # fmt: skip
-        wait_for(self.log, "rocketmq.registered")
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def stop(self) -> None:
-        self.process.terminate()
-        assert self.process.wait(PATIENCE_S) == 0
-        assert "remoting.fault" not in self.log.read_text()
 
 
 class Peers:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE_S
-from tests.rocketmq.test_peers import CLIENTS, BrokerProcess, java
-from tests.rocketmq.test_upstream_namesrv import Server
+from tests.rocketmq.processes import BrokerProcess, Server
+from tests.rocketmq.test_peers import CLIENTS, java
 from tests.rocketmq.upstream import environment, needs_rocketmq
 
 STEPS = ("delay", "timed", "transaction", "retry", "pop", "popOrderly")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -13,46 +12,8 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.ports import single_port
+from tests.rocketmq.processes import Server
 from tests.rocketmq.upstream import broker, mqadmin, needs_rocketmq
-
-
-def wait_for(path: Path, event: str, count: int = 1) -> list[dict[str, object]]:
-    """Waits until an event is in a log; returns all of its kind."""
-    deadline = time.monotonic() + 10 * PATIENCE_S
-    while time.monotonic() < deadline:
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line[-1:] == "}"]
-        found = [line for line in lines if line["event"] == event]
-        if len(found) >= count:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{event} is not in {path.read_text()}")
-
-
-class Server:
-    """`convoy namesrv` as a process."""
-
-    def __init__(self, directory: Path) -> None:
-        self.port = single_port()
-        self.log = directory / "namesrv.log"
-        config = directory / "namesrv.conf"
-        config.write_text(
-            f"listenPort={self.port}\nbindAddress=127.0.0.1\nsupportActingMaster=true\n"
-            f"kvConfigPath={directory / 'kv.json'}\nserverWorkerThreads=8\n"
-        )
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "convoymq.cli", "namesrv", "-c", str(config)],
-                stderr=log, stdout=log,
-            )  # fmt: skip
-        wait_for(self.log, "role.ready")
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def stop(self) -> None:
-        self.process.terminate()
-        assert self.process.wait(PATIENCE_S) == 0
 
 
 @pytest.fixture
@@ -65,10 +26,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.provokes("role.ready", "role.stopped", "role.settings_passed_over")
 def test_the_process_serves_until_it_is_told_to_stop(server: Server) -> None:
-    (found,) = wait_for(server.log, "role.settings_passed_over")
+    (found,) = server.wait_for("role.settings_passed_over")
     assert found["keys"] == ["serverWorkerThreads"]
     server.stop()
-    wait_for(server.log, "role.stopped")
+    server.wait_for("role.stopped")
 
 
 @pytest.mark.provokes("role.failed")
@@ -128,7 +89,7 @@ def test_rocketmqs_brokers_register_and_a_slave_acts(server: Server, tmp_path: P
         mqadmin(admin, "updateTopic", "-n", server.address, "-c", "c", "-t", "orders")
         assert '"perm":6' in mqadmin(admin, "topicRoute", "-n", server.address, "-t", "orders")
         master.kill()
-        wait_for(server.log, "namesrv.min_id_changed")
+        server.wait_for("namesrv.min_id_changed")
         route = mqadmin(admin, "topicRoute", "-n", server.address, "-t", "orders")
         assert '"perm":4' in route
         assert '{0:"127.0.0.1:' in route
