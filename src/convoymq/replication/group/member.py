@@ -1,4 +1,4 @@
-"""What a master and a slave have in common: the book of lives, and the answer about their tail."""
+"""The common part of a master and a slave: the book of lives, and the answer about their tail."""
 
 from __future__ import annotations
 
