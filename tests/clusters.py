@@ -165,6 +165,40 @@ def serving_cluster(
         yield made
 
 
+def cut_power(cluster: cli.LocalCluster, *numbers: int) -> None:
+    """Ends nodes at once, as a power cut does; none named = all that run. A node that is killed
+    after another would act on its death."""
+    numbers = numbers or running(cluster)
+    for sign in (signal.SIGSTOP, signal.SIGKILL):
+        for number in numbers:
+            cluster.kill(number, sign)
+
+
+def stop_nodes(cluster: cli.LocalCluster, *numbers: int) -> None:
+    """Stops nodes in an orderly way; none named = all that run."""
+    numbers = numbers or running(cluster)
+    for number in numbers:
+        cluster.kill(number, signal.SIGTERM)
+
+    def have_ended() -> bool:
+        cluster.poll()
+        return not {*numbers} & {*running(cluster)}
+
+    until(have_ended, "a node does not stop")
+
+
+def start_nodes(cluster: cli.LocalCluster, *numbers: int) -> None:
+    """Starts nodes in this order, and waits until all serve."""
+    for number in numbers:
+        cluster.start_node(number)
+    cluster.wait_ready()
+
+
+def running(cluster: cli.LocalCluster) -> tuple[int, ...]:
+    """Returns the numbers of the nodes that run."""
+    return tuple(node.number for node in cluster.nodes if node.pid is not None)
+
+
 def wait_http(cluster: cli.LocalCluster) -> None:
     """Waits until every running node has opened its HTTP port, which it does when it is ready."""
     for port in [node.http_port for node in cluster.nodes if node.pid is not None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pika  # type: ignore[import-untyped]
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import cut_power, start_nodes
 from tests.faults.test_damage import flip
 from tests.faults.test_mirrored import ALL, CLASSIC, QUEUE, has_mirrors, row, set_policy
 from tests.faults.traffic import connect, log_has, padded, until
@@ -58,14 +59,11 @@ def test_damage_is_named_and_a_mirror_that_has_all_takes_over(cluster: LocalClus
         fill(cluster, queue)
     until(lambda: has_mirrors(cluster, 2), "no mirrors")
     # All nodes are stopped: the last master of the mirrored queue finds its copy damaged.
-    for node in (1, 2, 3):
-        cluster.kill(node)
+    cut_power(cluster)
     names = {how: damage(cluster, how) for how in PLAIN if how != "intact"}
     folder = folder_of(cluster, 1, QUEUE)
     flip(folder / "member", 5)
-    for node in (1, 2, 3):
-        cluster.start_node(node)
-    cluster.wait_ready()
+    start_nodes(cluster, 1, 2, 3)
     until(lambda: row(cluster, 2).get("state") == "running", "the queue does not open")
     until(lambda: log_has(cluster, 1, "queue.mirror_failed", "member"), "the damage is not named")
     connection = connect(cluster, 3)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from convoymq.cli.cluster import LocalCluster
-from tests.clusters import call
+from tests.clusters import call, cut_power, start_nodes
 from tests.faults.conftest import StartCluster, ballast
 from tests.faults.test_mirrored import ALL, QUEUE, declare, has_mirrors, set_policy
 from tests.faults.traffic import Traffic, connect, log_has, until
@@ -98,12 +98,9 @@ def test_a_full_disk_loses_nothing_that_was_confirmed(
         )
         confirmed = [set(traffic.publisher.confirmed) for traffic in both]
         # The power fails while the disk is full.
-        for node in NODES:
-            cluster.kill(node)
+        cut_power(cluster)
         heavy.unlink()
-        for node in NODES:
-            cluster.start_node(node)
-        cluster.wait_ready()
+        start_nodes(cluster, *NODES)
         for traffic in both:
             traffic.goes_on()
             traffic.finish()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.clusters import call, serves_policies
+from tests.clusters import call, cut_power, serves_policies, start_nodes
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import connect, drain, fill, log_has, until
 from tests.patience import PATIENCE_S
@@ -209,11 +208,8 @@ def test_no_dead_letter_is_lost_when_nodes_are_killed(
     until(
         lambda: 0 < waiting(cluster, "work") < count or cluster.messages_in("dead") > 0, "no move"
     )
-    for number in victims:
-        cluster.kill(number, signal.SIGKILL)
-    for number in victims:
-        cluster.start_node(number)
-    cluster.wait_ready()
+    cut_power(cluster, *victims)
+    start_nodes(cluster, *victims)
     until(lambda: cluster.messages_in("dead") >= count, "not all are moved")
     until(lambda: waiting(cluster, "work") == 0, "some are kept")
     moved_once(drain(cluster, 3, "dead", count, 20), count)
@@ -232,11 +228,8 @@ def test_dead_letters_wait_for_exchange_route_and_room(
     until(lambda: waiting(cluster, "work") == 20, "they are not kept")
     leader = cluster.leader_of("work")
     until(lambda: log_has(cluster, leader, "queue.dead_letters_waiting", "later"), "no event")
-    for number in (1, 2, 3):
-        cluster.kill(number, signal.SIGKILL)
-    for number in (1, 2, 3):
-        cluster.start_node(number)
-    cluster.wait_ready()
+    cut_power(cluster)
+    start_nodes(cluster, 1, 2, 3)
     until(lambda: waiting(cluster, "work") == 20, "they are lost")
     channel = channels(2)
     channel.exchange_declare("later", "fanout", durable=True)

@@ -13,7 +13,7 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.clusters import call, serving_cluster
+from tests.clusters import call, cut_power, serving_cluster, start_nodes
 from tests.faults.conftest import BASE_PORT
 from tests.faults.traffic import connect, until
 from tests.patience import PATIENCE_S
@@ -107,11 +107,8 @@ def test_a_publisher_repeats_everything_after_the_leader_was_killed(
     assert 0 < before <= COUNT
     cluster.start_node(leader)
     cluster.wait_ready()
-    for number in (1, 2, 3):
-        cluster.kill(number, signal.SIGKILL)
-    for number in (1, 2, 3):
-        cluster.start_node(number)
-    cluster.wait_ready()
+    cut_power(cluster)
+    start_nodes(cluster, 1, 2, 3)
     channel = channels(2)
     publish(channel, "orders", *ids)
     assert ready(channel, "orders") == COUNT

@@ -13,6 +13,7 @@ from typing import Any
 import pika  # type: ignore[import-untyped]
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import cut_power, start_nodes
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import connect, declare, drain, fill, in_step, until
 from tests.patience import PATIENCE_S
@@ -143,11 +144,8 @@ def check_while_held(cluster: LocalCluster, holding: Any, publisher: Any, consum
 
 def check_after_restart(cluster: LocalCluster) -> None:
     """What was held is still there when all nodes were killed."""
-    for node in (1, 2, 3):
-        cluster.kill(node)
-    for node in (1, 2, 3):
-        cluster.start_node(node)
-    cluster.wait_ready()
+    cut_power(cluster)
+    start_nodes(cluster, 1, 2, 3)
     connection = connect(cluster, 2)
     channel = connection.channel()
     found: list[bytes] = []

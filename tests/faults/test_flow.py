@@ -12,6 +12,7 @@ from typing import Any
 import pika
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import cut_power, start_nodes
 from tests.faults.conftest import BASE_PORT, StartCluster
 from tests.faults.proxies import ProxiedCluster
 from tests.faults.traffic import connect, declare, fill, in_step, log_has, until
@@ -182,11 +183,8 @@ def test_a_channel_beyond_the_soft_limit_of_commands_is_in_flow(
             return states() == {"flow"}
 
         assert states() == {"running"}
-        for node in others:
-            cluster.kill(node)
+        cut_power(cluster, *others)
         until(slowed_down, "the channel is not slowed down")
-        for node in others:
-            cluster.start_node(node)
-        cluster.wait_ready()
+        start_nodes(cluster, *others)
         until(lambda: states() == {"running"}, "the channel does not go on")
         until(lambda: cluster.messages_in("q") == sent, "messages are lost")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import stop_nodes
 from tests.faults.conftest import BASE_PORT, StartCluster
 from tests.faults.traffic import (
     Traffic,
@@ -121,19 +121,6 @@ def identity(cluster: LocalCluster, number: int) -> dict[str, Any]:
     return found
 
 
-def end(cluster: LocalCluster, *numbers: int) -> None:
-    """Stops nodes in an orderly way."""
-    for number in numbers:
-        cluster.kill(number, signal.SIGTERM)
-    until(
-        lambda: (
-            cluster.poll() is not None
-            and not any(cluster.nodes[number - 1].pid for number in numbers)
-        ),
-        "a node does not stop",
-    )
-
-
 def start_again(cluster: LocalCluster, *numbers: int) -> None:
     """Starts nodes with an empty log file, so that only the new life is in it."""
     for number in numbers:
@@ -155,7 +142,7 @@ def test_two_emptied_nodes_found_nothing_with_or_without_the_third(cluster: Loca
     fill(cluster, 1, QUEUE, 20, SIZE)
     before = identity(cluster, 3)["cluster"]
     assert before == identity(cluster, 1)["cluster"] != ""
-    end(cluster, 1, 2, 3)
+    stop_nodes(cluster, 1, 2, 3)
     for number in (1, 2):
         shutil.rmtree(data(cluster, number))
     # Without the third: they wait for it, however long it takes.
@@ -187,7 +174,7 @@ def test_two_emptied_nodes_found_nothing_with_or_without_the_third(cluster: Loca
 
 def test_all_nodes_emptied_found_another_cluster(cluster: LocalCluster) -> None:
     before = identity(cluster, 1)
-    end(cluster, 1, 2, 3)
+    stop_nodes(cluster, 1, 2, 3)
     for number in (1, 2, 3):
         shutil.rmtree(data(cluster, number))
         cluster.start_node(number)
@@ -301,17 +288,17 @@ def test_a_node_without_its_identity_does_not_start(cluster: LocalCluster) -> No
 
 
 def test_an_older_copy_of_a_directory_is_refused(cluster: LocalCluster) -> None:
-    end(cluster, 3)
+    stop_nodes(cluster, 3)
     copy = cluster.data / "copy"
     shutil.copytree(data(cluster, 3), copy)
     start_again(cluster, 3)
     cluster.wait_ready()
     start_time = identity(cluster, 3)["incarnation"]
-    end(cluster, 3)
+    stop_nodes(cluster, 3)
     start_again(cluster, 3)
     cluster.wait_ready()
     assert identity(cluster, 3)["incarnation"] == start_time + 1
-    end(cluster, 3)
+    stop_nodes(cluster, 3)
     shutil.rmtree(data(cluster, 3))
     copy.rename(data(cluster, 3))
     start_again(cluster, 3)

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import cut_power, start_nodes, stop_nodes
 from tests.faults.traffic import Traffic, counter, declare, drain, until
 
 QUEUE = "orders"
@@ -68,15 +69,10 @@ def test_what_is_confirmed_survives_the_end_of_all_nodes(cluster: LocalCluster) 
     declare(cluster, 1, QUEUE)
     with Traffic(cluster, QUEUE, publish_at=(2,), consume_at=()) as traffic:
         traffic.goes_on(500)
-        for number in (1, 2, 3):
-            cluster.kill(number, signal.SIGSTOP)
-        for number in (1, 2, 3):
-            cluster.kill(number)
+        cut_power(cluster)
         confirmed = set(traffic.publisher.confirmed)
         traffic.publisher.stopping = True
-        for number in (3, 1, 2):
-            cluster.start_node(number)
-        cluster.wait_ready()
+        start_nodes(cluster, 3, 1, 2)
     found = drain(cluster, 3, QUEUE, len(confirmed), 100)
     assert confirmed <= set(found)
     assert found == sorted(found)
@@ -89,22 +85,11 @@ def test_an_orderly_restart_of_each_node_stops_nobody(cluster: LocalCluster) -> 
     with Traffic(cluster, QUEUE, publish_at=(2, 3, 1), consume_at=every) as traffic:
         for number in (1, 2, 3):
             traffic.goes_on()
-            stop(cluster, number)
+            stop_nodes(cluster, number)
             traffic.goes_on()
             cluster.start_node(number)
             cluster.wait_ready()
         traffic.finish()
-
-
-def stop(cluster: LocalCluster, number: int) -> None:
-    """Asks a node to end and waits until it has."""
-
-    def has_ended() -> bool:
-        cluster.poll()
-        return cluster.nodes[number - 1].pid is None
-
-    cluster.kill(number, signal.SIGTERM)
-    until(has_ended, f"node {number} does not stop")
 
 
 def test_a_stopped_leader_is_replaced_and_follows_when_it_wakes(cluster: LocalCluster) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from convoymq.cli.cluster import LocalCluster, resident_bytes
+from tests.clusters import cut_power, start_nodes
 from tests.faults.conftest import StartCluster, ballast
 from tests.faults.traffic import (
     Traffic,
@@ -35,8 +36,7 @@ def test_a_minority_confirms_and_delivers_nothing(cluster: LocalCluster) -> None
     declare(cluster, 1, QUEUE)
     with Traffic(cluster, QUEUE, publish_at=(1,), consume_at=((1,),)) as traffic:
         traffic.goes_on()
-        cluster.kill(2)
-        cluster.kill(3)
+        cut_power(cluster, 2, 3)
         until(
             lambda: cluster.api("convoy/node", 1)["state"] == "no majority",
             "the last node does not notice that it is alone",
@@ -156,12 +156,9 @@ def test_nothing_is_confirmed_that_a_full_disk_did_not_take(
         settled(traffic)
         confirmed = set(traffic.publisher.confirmed)
         # The power fails while the disk is full: what was confirmed is there all the same.
-        for number in (1, 2, 3):
-            cluster.kill(number)
+        cut_power(cluster)
         heavy.unlink()
-        for number in (1, 2, 3):
-            cluster.start_node(number)
-        cluster.wait_ready()
+        start_nodes(cluster, 1, 2, 3)
         traffic.goes_on()
         traffic.finish()
     found = set(drain(cluster, 3, QUEUE, len(traffic.publisher.confirmed), 2000))

@@ -19,6 +19,7 @@ import pytest
 from convoymq.cli.api import delete
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import BrokerError, Misuse
+from tests.clusters import stop_nodes
 from tests.faults.traffic import connect, until
 from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
@@ -107,15 +108,6 @@ def forget(cluster: LocalCluster, number: int, at: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def end(cluster: LocalCluster, number: int) -> None:
-    """Stops a node in an orderly way."""
-    cluster.kill(number, signal.SIGTERM)
-    until(
-        lambda: cluster.poll() is not None and cluster.nodes[number - 1].pid is None,
-        f"node {number} does not stop",
-    )
-
-
 def join_fourth(cluster: LocalCluster) -> None:
     cluster.start_node(4)
     cluster.wait_ready()
@@ -140,7 +132,7 @@ def test_a_node_with_a_seed_address_joins(cluster: LocalCluster) -> None:
 def test_a_joined_node_can_restart(cluster: LocalCluster) -> None:
     join_fourth(cluster)
     publish(cluster, 4, 0, 20)
-    end(cluster, 4)
+    stop_nodes(cluster, 4)
     cluster.start_node(4)
     cluster.wait_ready()
     until(lambda: nodes_known(cluster, 4) == [1, 2, 3, 4], "node 4 does not know its nodes")
@@ -166,7 +158,7 @@ def test_another_node_takes_the_place_of_a_forgotten_one(cluster: LocalCluster) 
         channel = connection.channel()
         channel.confirm_delivery()
         channel.basic_publish("", QUEUE, b"50", pika.BasicProperties(delivery_mode=2))
-        end(cluster, 3)
+        stop_nodes(cluster, 3)
         forget(cluster, 3, 2)
         until(lambda: members_of(cluster, 1) == [1, 2, 4], "node 4 does not take over")
         until(
@@ -182,7 +174,7 @@ def test_another_node_takes_the_place_of_a_forgotten_one(cluster: LocalCluster) 
 
 def test_a_forgotten_node_is_refused_with_its_old_data(cluster: LocalCluster) -> None:
     publish(cluster, 1, 0, 20)
-    end(cluster, 3)
+    stop_nodes(cluster, 3)
     forget(cluster, 3, 1)
     assert members_of(cluster, 1) == [1, 2]
     leader = cluster.leader_of(QUEUE)
@@ -198,7 +190,7 @@ def test_a_forgotten_node_is_refused_with_its_old_data(cluster: LocalCluster) ->
 
 def test_a_forgotten_node_joins_anew_with_an_empty_directory(cluster: LocalCluster) -> None:
     publish(cluster, 1, 0, 20)
-    end(cluster, 3)
+    stop_nodes(cluster, 3)
     forget(cluster, 3, 1)
     shutil.rmtree(cluster.data / "node-3" / "data")
     cluster.start_node(3)
@@ -269,7 +261,7 @@ def test_queues_let_go_of_a_node_before_it_is_forgotten(cluster: LocalCluster) -
     publish(cluster, 1, 0, 20)
     queues.append(QUEUE)
     join_fourth(cluster)
-    end(cluster, 3)
+    stop_nodes(cluster, 3)
     early: list[str] = []
     watching = True
 

@@ -13,6 +13,7 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import cut_power
 from tests.faults.traffic import connect
 from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
@@ -126,8 +127,7 @@ def test_publishers_and_consumers_hear_in_time_that_nobody_leads(
     known.until(lambda: known.acked == [1])
     hears = Consumer(cluster)
     stays = Consumer(cluster, capabilities={"consumer_cancel_notify": False})
-    cluster.kill(2)
-    cluster.kill(3)
+    cut_power(cluster, 2, 3)
     known.publish(5)
     fresh = Confirms(connection)
     fresh.publish(2)
@@ -160,8 +160,7 @@ def test_a_node_that_is_alone(cluster: LocalCluster, leader: int) -> None:
     known = Confirms(connection)
     known.publish(1)
     known.until(lambda: known.acked == [1])
-    cluster.kill(2)
-    cluster.kill(3)
+    cut_power(cluster, 2, 3)
     known.publish(5)
     fresh = Confirms(connection)
     fresh.publish(2)

@@ -13,7 +13,7 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.clusters import call
+from tests.clusters import call, cut_power, start_nodes, stop_nodes
 from tests.faults.traffic import Traffic, connect, log_has, name_of, until
 from tests.interop.helpers import fetch_all
 
@@ -280,19 +280,15 @@ def test_a_queue_waits_for_its_master_where_no_mirror_may_follow(cluster: LocalC
     connection.close()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [stop_nodes, cut_power])
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1)])
 def test_all_nodes_stop_and_start(
-    cluster: LocalCluster, how: signal.Signals, order: tuple[int, ...]
+    cluster: LocalCluster, how: Callable[[LocalCluster], None], order: tuple[int, ...]
 ) -> None:
     declare_mirrored(cluster, 1)
     fill(cluster, 0, 50)
-    for number in (1, 2, 3):
-        cluster.kill(number, how)
-    until(lambda: not any(cluster._running(number) for number in order), "nodes do not end")
-    for number in order:
-        cluster.start_node(number)
-    cluster.wait_ready()
+    how(cluster)
+    start_nodes(cluster, *order)
     until(lambda: row(cluster, 3)["state"] == "running", "the queue does not open")
     connection = connect(cluster, 2)
     assert [int(body) for body in fetch_all(connection.channel(), QUEUE)] == list(range(50))
@@ -305,9 +301,8 @@ def test_the_last_master_opens_the_queue_without_those_before_it(cluster: LocalC
     fill(cluster, 0, 20)
     cluster.kill(1, signal.SIGTERM)
     until(lambda: log_has(cluster, 2, "queue.mirror_promoted"), "no mirror takes over")
-    cluster.kill(3, signal.SIGTERM)
-    cluster.kill(2, signal.SIGTERM)
-    until(lambda: not any(cluster._running(number) for number in (1, 2, 3)), "nodes do not end")
+    stop_nodes(cluster, 3, 2)
+    until(lambda: not cluster._running(1), "the first node does not end")
     cluster.start_node(3)
     cluster.start_node(2)
     until(lambda: row(cluster, 3)["state"] == "running", "the queue does not open")

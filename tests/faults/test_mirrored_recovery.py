@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.clusters import call
+from tests.clusters import call, cut_power, stop_nodes
 from tests.faults.test_mirrored import (
     ALL,
     QUEUE,
@@ -25,14 +25,6 @@ from tests.faults.traffic import connect, log_has, name_of, until
 from tests.interop.helpers import fetch_all
 
 pytestmark = pytest.mark.cluster
-
-
-def stop_all(cluster: LocalCluster, how: signal.Signals = signal.SIGKILL) -> None:
-    numbers = [node.number for node in cluster.nodes]
-    for number in numbers:
-        if cluster._running(number):
-            cluster.kill(number, how)
-    until(lambda: not any(map(cluster._running, numbers)), "nodes do not end")
 
 
 def is_down(cluster: LocalCluster, node: int) -> bool:
@@ -56,7 +48,7 @@ def forget(cluster: LocalCluster, lost: int, asked: int, *, force: bool = False)
 
 def without_master(cluster: LocalCluster, lost: int, *nodes: int) -> None:
     """The node with the last master is lost; others start, and the queue waits."""
-    stop_all(cluster)
+    cut_power(cluster)
     for number in nodes:
         cluster.start_node(number)
     until(lambda: is_down(cluster, nodes[0]), "the queue does not wait")
@@ -118,7 +110,7 @@ def test_force_boot_opens_an_unsynchronised_mirror(cluster: LocalCluster) -> Non
 def test_recovery_of_a_lost_majority_opens_mirrored_queues(cluster: LocalCluster) -> None:
     declare_mirrored(cluster, 1)
     fill(cluster, 0, 20)
-    stop_all(cluster)
+    cut_power(cluster)
     cluster.start_node(2)
     until(lambda: recover(cluster, 2, "--plan").returncode == 3, "no plan")
     done = recover(cluster, 2, "--execute", typed="lose what is missing")
@@ -132,7 +124,7 @@ def test_a_synchronised_mirror_waits_for_the_last_master_as_long_as_configured(
     cluster = start_cluster(settings={"mirrored_queue.restart_wait": "0"})
     declare_mirrored(cluster, 1)
     fill(cluster, 0, 20)
-    stop_all(cluster)
+    cut_power(cluster)
     for number in (2, 3):
         cluster.start_node(number)
     assert bodies(cluster, 2) == list(range(20))
@@ -166,7 +158,7 @@ def stop_a_then_b(cluster: LocalCluster) -> int:
         fill(cluster, 20, 10, node=2)
         count = 30
     until(lambda: not cluster._running(1), "A does not end")
-    stop_all(cluster, signal.SIGTERM)
+    stop_nodes(cluster)
     return count
 
 
@@ -205,7 +197,7 @@ def test_scenarios_1_and_2_both_come_back(
     cluster.wait_ready()
     until(lambda: row(cluster, 1)["state"] == "running", "the queue does not open")
     until(lambda: has_mirrors(cluster, 1, node=2) or has_mirrors(cluster, 1), "no mirror again")
-    stop_all(cluster)
+    cut_power(cluster)
     start(cluster, *order)
     cluster.wait_ready()
     assert bodies(cluster, 2) == list(range(count))

@@ -14,6 +14,7 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import Unavailable
+from tests.clusters import start_nodes, stop_nodes
 from tests.faults.traffic import connect, until
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
@@ -81,12 +82,8 @@ def test_a_stopped_leader_is_replaced(cluster: LocalCluster) -> None:
 
 def test_the_whole_cluster_can_be_stopped_and_started(cluster: LocalCluster) -> None:
     publish(cluster, 1, 0, 20)
-    for number in (1, 2, 3):
-        cluster.kill(number, signal.SIGTERM)
-    until(lambda: cluster.poll() is not None and not cluster.pids(), "the nodes do not stop")
-    for number in (3, 2, 1):
-        cluster.start_node(number)
-    cluster.wait_ready()
+    stop_nodes(cluster)
+    start_nodes(cluster, 3, 2, 1)
     assert consume(cluster, 2, 20) == list(range(20))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -11,7 +10,7 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.clusters import call, serving_cluster
+from tests.clusters import call, cut_power, serving_cluster, start_nodes
 from tests.faults.test_administration import add_user, connect
 from tests.faults.traffic import until
 from tests.ports import cluster_ports
@@ -83,11 +82,8 @@ def test_a_policy_changes_live_queues_and_survives_restarts(
     until(routed)
     for client in (channel, other):
         client.connection.close()
-    for number in (1, 2, 3):
-        cluster.kill(number, signal.SIGKILL)
-    for number in (1, 2, 3):
-        cluster.start_node(number)
-    cluster.wait_ready()
+    cut_power(cluster)
+    start_nodes(cluster, 1, 2, 3)
     until(lambda: cluster.api("overview"))
     row = call(cluster, "GET", "queues/%2F/short")[1]
     assert (row["policy"], row["effective_policy_definition"]) == ("p", {"max-length": 3})
@@ -163,11 +159,8 @@ def test_a_delivery_limit_by_policy_acts_in_a_live_quorum_queue(
     assert call(cluster, "PUT", "policies/%2F/limit", policy)[0] == 201
     until(lambda: not fail(channel, "work") and length(channel, "work") == 0)
     channel.connection.close()
-    for number in (1, 2, 3):
-        cluster.kill(number, signal.SIGKILL)
-    for number in (1, 2, 3):
-        cluster.start_node(number)
-    cluster.wait_ready()
+    cut_power(cluster)
+    start_nodes(cluster, 1, 2, 3)
     until(lambda: cluster.api("overview"))
     channel = clients("guest", 3).channel()
     channel.confirm_delivery()

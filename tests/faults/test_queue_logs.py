@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import cut_power, start_nodes
 from tests.faults.conftest import StartCluster
 from tests.faults.test_leadership import convoy
 from tests.faults.traffic import Traffic, connect, declare, drain, fill, in_step, name_of, until
@@ -186,10 +187,7 @@ def test_the_write_ahead_log_is_emptied_when_asked_for(start_cluster: StartClust
         kwargs={"at": 2, "code": None},
     )
     asked.start()
-    for node in (1, 2, 3):
-        cluster.kill(node)
+    cut_power(cluster)
     asked.join(60)
-    for node in (1, 2, 3):
-        cluster.start_node(node)
-    cluster.wait_ready()
+    start_nodes(cluster, 1, 2, 3)
     assert drain(cluster, 2, QUEUE, 400, 1000) == list(range(400))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.clusters import cut_power, start_nodes
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import connect, declare, drain, fill, in_step, log_has, until
 from tests.patience import PATIENCE_S
@@ -61,8 +62,7 @@ def test_one_of_three_goes_on_and_emptied_nodes_join_again(start_cluster: StartC
     declare(cluster, 1, QUEUE)
     fill(cluster, 1, QUEUE, 400, SIZE)
     in_step(cluster)
-    for number in (1, 2, 3):
-        cluster.kill(number)
+    cut_power(cluster)
     for number in (2, 3):
         shutil.rmtree(data_dir(cluster, number))
     cluster.start_node(1)
@@ -86,9 +86,7 @@ def test_one_of_three_goes_on_and_emptied_nodes_join_again(start_cluster: StartC
     assert {row["name"] for row in history[0]["groups"]} == {"metadata", QUEUE}
     assert log_has(cluster, 1, "recovery.done")
 
-    for number in (2, 3):
-        cluster.start_node(number)
-    cluster.wait_ready()
+    start_nodes(cluster, 2, 3)
     in_step(cluster)
     # The recovered node is not needed any more.
     until(lambda: len(members(cluster)) == 3, "the queue has not three members again")
@@ -106,8 +104,7 @@ def test_a_lost_node_that_comes_back_with_its_data_is_refused(start_cluster: Sta
     declare(cluster, 1, QUEUE)
     fill(cluster, 1, QUEUE, 50, SIZE)
     in_step(cluster)
-    for number in (2, 3):
-        cluster.kill(number)
+    cut_power(cluster, 2, 3)
     until(lambda: plan_of(cluster, 1).get("needed"), "no plan")
     done = recover(cluster, 1, "--execute", typed="lose what is missing")
     assert done.returncode == 0, done.stderr
@@ -131,8 +128,7 @@ def test_two_of_five_go_on_with_the_newest_copy(
     fill(cluster, 1, QUEUE, 200, SIZE)
     in_step(cluster)
     lost = [number for number in (1, 2, 3) if number not in survivors]
-    for number in lost:
-        cluster.kill(number)
+    cut_power(cluster, *lost)
     until(lambda: plan_of(cluster, 4).get("missing") == lost, "no plan")
     plan = plan_of(cluster, 4)
     assert plan["reachable"] == list(survivors)

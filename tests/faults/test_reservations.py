@@ -13,6 +13,7 @@ from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig, errors
 from convoymq.kernels.columns import DELIVERY_COUNT, OFFSET, REDELIVERED, VALUE
 from convoymq.model.errors import Unavailable
+from tests.clusters import cut_power, start_nodes
 from tests.faults.traffic import connect, declare, drain, fill, padded, until
 from tests.patience import PATIENCE_S
 
@@ -160,11 +161,8 @@ def test_all_nodes_are_killed_and_the_reservation_is_as_it_was(cluster: LocalClu
         owner = Owner(every)
         owner.take(50)
         owner.settle(20)
-        for number in (1, 2, 3):
-            cluster.kill(number)
-        for number in (3, 2, 1):
-            cluster.start_node(number)
-        cluster.wait_ready()
+        cut_power(cluster)
+        start_nodes(cluster, 3, 2, 1)
         again = Owner(every)
         assert again.mine == owner.mine
         assert (again.first, again.next) == (20, 50)

@@ -11,6 +11,7 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
+from tests.clusters import cut_power, start_nodes
 from tests.faults.traffic import Traffic, connect, fill, in_step, padded, until
 from tests.patience import PATIENCE_S
 
@@ -101,13 +102,10 @@ def test_all_nodes_die_and_the_stream_is_read_from_each(cluster: LocalCluster) -
     declare(cluster, 2)
     with Traffic(cluster, QUEUE, publish_at=(3,), consume_at=()) as traffic:
         traffic.goes_on(500)
-        for number in (1, 2, 3):
-            cluster.kill(number)
+        cut_power(cluster)
         confirmed = set(traffic.publisher.confirmed)
         traffic.publisher.stopping = True
-        for number in (3, 1, 2):
-            cluster.start_node(number)
-        cluster.wait_ready()
+        start_nodes(cluster, 3, 1, 2)
     until(lambda: committed(cluster) >= len(confirmed), "confirmed messages are missing")
     count = committed(cluster)
     found = read(cluster, 1, count)

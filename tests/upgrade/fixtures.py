@@ -17,6 +17,7 @@ from typing import Any
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.logformat.wal_file import BATCH_HEADER, BATCH_MAGIC, FILE_HEADER
+from tests.clusters import cut_power
 from tests.faults.traffic import in_step, until
 from tests.ports import lasting_ports
 from tests.upgrade import dataset
@@ -55,8 +56,7 @@ def make(name: str) -> None:
             expected = dataset.fill(cluster)
             in_step(cluster)
             until(lambda: _has_segments(where), "no segment or no pack was written")
-            for number in (1, 2, 3):
-                cluster.kill(number)
+            cut_power(cluster)
         tear(where / f"node-{TORN_NODE}")
         with tarfile.open(target, "w:xz", preset=9) as archive:
             for node in sorted(where.glob("node-*")):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from convoymq.cli.cluster import LocalCluster, LocalNode
 from convoymq.node.admin_socket import ask
-from tests.faults.traffic import until
+from tests.clusters import start_nodes, stop_nodes
 from tests.upgrade import releases
 
 THIS_RELEASE = "convoymq.cli.serve"
@@ -45,10 +44,8 @@ class MixedCluster(LocalCluster):
 
     def restart(self, number: int) -> None:
         """Stops a node in an orderly way and starts it again."""
-        self.kill(number, signal.SIGTERM)
-        until(lambda: self.poll() or not self._running(number), f"node {number} does not end")
-        self.start_node(number)
-        self.wait_ready()
+        stop_nodes(self, number)
+        start_nodes(self, number)
 
     def upgrade(self, number: int) -> None:
         """Restarts a node with the new release."""
