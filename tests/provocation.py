@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import structlog
 
-from convoymq.edges.http import metrics
+from convoymq.edges.http.exposition import Text
 
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 EVENT = re.compile(r"`([a-z]+\.[a-z_]+)`")
@@ -90,7 +90,7 @@ class Observed:
 def observing() -> Iterator[Observed]:
     """Observes what this process logs and which metrics it gives out."""
     observed = Observed()
-    log, render = structlog.BoundLoggerBase._proxy_to_logger, metrics.Text.render
+    log, render = structlog.BoundLoggerBase._proxy_to_logger, Text.render
 
     def logged(self: Any, method: str, event: str | None = None, /, **fields: Any) -> Any:
         observed.event(str(event), method)
@@ -103,7 +103,7 @@ def observing() -> Iterator[Observed]:
 
     with (
         patch.object(structlog.BoundLoggerBase, "_proxy_to_logger", logged),
-        patch.object(metrics.Text, "render", rendered),
+        patch.object(Text, "render", rendered),
     ):
         yield observed
 

@@ -14,6 +14,7 @@ import structlog
 
 from convoymq.broker.node_view import NodeView
 from convoymq.edges.http import metrics
+from convoymq.edges.http.exposition import Text
 from convoymq.kernels.link_frames import FRAME_APPEND, FRAME_CONTROL, FRAME_HEARTBEAT, frame
 from convoymq.model.config import Address, ClusterConfig
 from convoymq.transport import admission, credit
@@ -431,7 +432,7 @@ async def test_a_full_link_that_breaks_has_no_room(
 
 def show(node: Node) -> None:
     """Renders the metrics of links, as a node does."""
-    text = metrics.Text(open_metrics=False)
+    text = Text({}, open_metrics=False)
     broker = SimpleNamespace(node=NodeView(links=node.links.info), node_name_of=str)
     metrics._linked(text, broker)
     text.render()

@@ -15,6 +15,7 @@ import pytest
 
 from convoymq.broker.facade import Broker
 from convoymq.edges.http import metrics
+from convoymq.edges.http.exposition import Text
 from convoymq.model import trace as words
 from convoymq.model.config import TraceConfig
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -445,6 +446,6 @@ def test_rows_that_are_dropped_are_counted(tmp_path: Path) -> None:
 
 def show(traces: Traces) -> None:
     """Renders the metrics of traces, as a node does."""
-    text = metrics.Text(open_metrics=False)
+    text = Text({}, open_metrics=False)
     metrics._traces(text, cast(Broker, SimpleNamespace(traces=traces)))
     text.render()

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from convoymq.broker.access import HTTP
 from convoymq.broker.facade import Broker
 from convoymq.broker.records import User
-from convoymq.edges.http import metrics
+from convoymq.edges.http import metrics, scrapes
 from convoymq.edges.http.bodies import ApiError, Bodies
 from convoymq.edges.http.call import Call, Status, object_not_found
 from convoymq.edges.http.handlers import ROUTES
@@ -91,37 +91,13 @@ def make_api(
 
 def make_metrics(broker: Broker, served: Served | None = None) -> ASGIApp:
     """Returns the application for Prometheus."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        path = scope["path"].rstrip("/")
-        if path in ("/metrics", "/metrics/per-object"):
-            response = await _metrics(
-                broker,
-                served or Served(),
-                Request(scope, receive),
-                per_object=path.endswith("per-object"),
-            )
-        else:
-            response = Response("Not Found", 404)
-        await response(scope, receive, send)
-
-    return app
+    return scrapes.make_scrapes(_render(broker, served or Served()))
 
 
-async def _metrics(
-    broker: Broker, served: Served, request: Request, *, per_object: bool = False
-) -> Response:
-    open_metrics = metrics.wants_open_metrics(request.headers.get("accept", ""))
-    text = await metrics.render(
-        broker,
-        served.edges(),
-        per_object=per_object,
-        open_metrics=open_metrics,
+def _render(broker: Broker, served: Served) -> scrapes.Render:
+    return lambda *, per_object, open_metrics: metrics.render(
+        broker, served.edges(), per_object=per_object, open_metrics=open_metrics
     )
-    kind = metrics.OPEN_METRICS_TYPE if open_metrics else metrics.CONTENT_TYPE
-    return Response(text, headers={"content-type": kind})
 
 
 @dataclass(slots=True)
@@ -136,7 +112,7 @@ class _Api:
     async def answer(self, request: Request) -> Response:
         segments = _segments(request)
         if segments == ["metrics"]:
-            return await _metrics(self.broker, self.served, request)
+            return await scrapes.answer(request, _render(self.broker, self.served))
         if not segments or segments[0] != "api":
             if segments == [""]:
                 return Response("ConvoyMQ: the HTTP API is under /api\n", media_type="text/plain")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from convoymq import __version__
 from convoymq.broker.facade import Broker
 from convoymq.broker.local_queues import AT_LEAST_ONCE_NAME, STRATEGIES
+from convoymq.edges.http.exposition import Text
 from convoymq.edges.http.json_values import count_in
 from convoymq.edges.http.metric_help import HELP
 from convoymq.edges.http.topic_metrics import write_topics
@@ -18,9 +19,6 @@ from convoymq.model.slices import in_slices
 if TYPE_CHECKING:
     from convoymq.edges.edge import Edge
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-OWN = "convoy_"
 QUEUE_METRICS = (
     ("queue_messages", "messages"),
     ("queue_messages_ready", "messages_ready"),
@@ -57,50 +55,6 @@ RAFT_FORMER_NAMES = {
 """Names that the same had before RabbitMQ 4.2: dashboards of 4.1 ask for them."""
 
 
-def wants_open_metrics(accept: str) -> bool:
-    """Returns whether a client prefers the OpenMetrics form, as Prometheus does."""
-    return "application/openmetrics-text" in accept
-
-
-class Text:
-    """Families with their samples, in the order of their first sample."""
-
-    def __init__(self, *, open_metrics: bool) -> None:
-        self._open_metrics = open_metrics
-        self._families: dict[str, list[str]] = {}
-
-    def add(self, kind: str, name: str, value: float, labels: dict[str, str] | None = None) -> None:
-        full = name if name.startswith(OWN) else f"rabbitmq_{name}"
-        lines = self._families.get(full)
-        if lines is None:
-            # The family of a counter has no _total in OpenMetrics; its samples have.
-            family = full.removesuffix("_total") if self._open_metrics else full
-            help_text = HELP.get(full, "docs/metrics.md says what this is")
-            lines = [f"# TYPE {family} {kind}", f"# HELP {family} {help_text}"]
-            self._families[full] = lines
-        shown = ""
-        if labels:
-            pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-            shown = f"{{{pairs}}}"
-        lines.append(f"{full}{shown} {value:g}" if value < 1e6 else f"{full}{shown} {value}")
-
-    def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
-        self.add("gauge", name, value, labels)
-
-    def counter(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
-        self.add("counter", name, value, labels)
-
-    def render(self) -> str:
-        lines = [line for family in self._families.values() for line in family]
-        if self._open_metrics:
-            lines.append("# EOF")
-        return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
 async def render(
     broker: Broker,
     edges: Sequence[Edge] = (),
@@ -114,7 +68,7 @@ async def render(
         edges: their own metrics are added.
         per_object: a line per queue instead of sums.
     """
-    text = Text(open_metrics=open_metrics)
+    text = Text(HELP, open_metrics=open_metrics)
     _identity(text, broker)
     _edges(text, broker)
     rows = [row async for row in in_slices(broker.cluster.local_rows())]

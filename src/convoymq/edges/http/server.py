@@ -1,33 +1,20 @@
-"""Listens for the HTTP API and for metrics.
-
-The sockets listen from the start; the web framework is imported when the first client connects,
-so a node that nobody looks at does not carry it.
-"""
+"""The HTTP API and the metrics of a node, on their ports."""
 
 from __future__ import annotations
 
-import asyncio
-import importlib
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import structlog
-
 from convoymq.broker.facade import Broker
+from convoymq.edges.http.listener import Listener
 from convoymq.edges.http.served import Served
 from convoymq.edges.http.times import Times
-from convoymq.transport.listening import BACKLOG, listen
+from convoymq.transport.listening import BACKLOG
 
 if TYPE_CHECKING:
-    import uvicorn
     from starlette.types import ASGIApp
 
     from convoymq.edges.http.rates import Rates
-
-log = structlog.get_logger()
-
-STOP_TIMEOUT_S = 2.0
 
 
 class ManagementServer:
@@ -53,8 +40,8 @@ class ManagementServer:
         self._served = served
         times = times or Times()
         self._listeners = [
-            *(_Listener(address, self._make_api, times, backlog) for address in api),
-            *(_Listener(address, self._make_metrics, times, backlog) for address in prometheus),
+            *(Listener(address, self._make_api, times, backlog) for address in api),
+            *(Listener(address, self._make_metrics, times, backlog) for address in prometheus),
         ]
 
     @property
@@ -90,84 +77,3 @@ class ManagementServer:
         from convoymq.edges.http.app import make_metrics
 
         return make_metrics(self._broker, self._served)
-
-
-class _Listener:
-    """The sockets of a host and, after the first connection, the server behind them."""
-
-    def __init__(
-        self,
-        address: tuple[str, int],
-        make_app: Callable[[], ASGIApp],
-        times: Times,
-        backlog: int,
-    ) -> None:
-        self._address = address
-        self._times = times
-        self._make_app = make_app
-        self._backlog = backlog
-        self._sockets: list[socket.socket] = []
-        self._server: uvicorn.Server | None = None
-        self._task: asyncio.Task[None] | None = None
-        self.port = 0
-
-    def open(self) -> None:
-        """Binds and waits for the first client."""
-        self._sockets = listen(*self._address, self._backlog)
-        self.port = self._sockets[0].getsockname()[1]
-        for sock in self._sockets:
-            asyncio.get_running_loop().add_reader(sock.fileno(), self._on_first)
-
-    def _on_first(self) -> None:
-        loop = asyncio.get_running_loop()
-        for sock in self._sockets:
-            loop.remove_reader(sock.fileno())
-        # Owned by this object: `close` ends and awaits it.
-        self._task = loop.create_task(self._serve(list(self._sockets)))
-
-    async def _serve(self, sockets: list[socket.socket]) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                # Importing takes a tenth of a second: in a thread that does not stop the loop.
-                make_server = await loop.run_in_executor(None, _import_server)
-                app = await loop.run_in_executor(None, self._make_app)
-                self._server = make_server(app, self._times, self._backlog)
-                await self._server.serve(sockets=sockets)
-                return
-            except Exception as error:
-                # Without file descriptors modules cannot be opened, and a half imported one fails
-                # in any way.
-                log.error("management.start_failed", port=self.port, reason=repr(error))
-            self._server = None
-            await asyncio.sleep(self._times.start_pause_s)
-            importlib.invalidate_caches()
-
-    async def close(self) -> None:
-        """Ends it."""
-        sockets, self._sockets = self._sockets, []
-        if not sockets:
-            return
-        if self._task is None:
-            for sock in sockets:
-                asyncio.get_running_loop().remove_reader(sock.fileno())
-        elif self._server is None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        else:
-            self._server.should_exit = True
-            try:
-                async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await asyncio.shield(self._task)
-            except TimeoutError:
-                self._server.force_exit = True
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
-        for sock in sockets:
-            sock.close()
-
-
-def _import_server() -> Callable[[ASGIApp, Times, int], uvicorn.Server]:
-    from convoymq.edges.http.http_server import make_server
-
-    return make_server

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
     from convoymq.broker.topics.parts import TopicParts
-    from convoymq.edges.http.metrics import Text
+    from convoymq.edges.http.exposition import Text
 
 PHASES = ("prepared", "targets_ready", "sealing", "sealed", "published")
 """Phases of a change that goes on."""

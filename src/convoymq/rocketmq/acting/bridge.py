@@ -170,6 +170,8 @@ class Bridge:
         """Of this replica, see `escape.py`."""
         self._targets = Targets(parts.role.name)
         self._routes: dict[str, tuple[int, RouteData]] = {}
+        self.stored = self.failures = 0
+        """Messages that another broker stored, and attempts that failed."""
 
     # --- putting ------------------------------------------------------------------------------
 
@@ -188,6 +190,14 @@ class Bridge:
             return placed
         if not parts.role.is_acting:
             return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
+        placed = await self._leave(draft, is_specific=is_specific)
+        if placed.status in STORED:
+            self.stored += 1
+        else:
+            self.failures += 1
+        return placed
+
+    async def _leave(self, draft: Draft, *, is_specific: bool) -> Placed:
         key = key_of(decode_properties(draft.properties).get(KEY_PROPERTY, ""))
         for neighbour in () if self._targets.is_bound(key) else self._neighbours():
             if neighbour.serves(draft.topic):

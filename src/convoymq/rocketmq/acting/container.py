@@ -9,17 +9,21 @@ from dataclasses import dataclass
 
 import structlog
 
-from convoymq.model.config.keys import Section, key
+from convoymq.edges.http.exposition import Text
+from convoymq.model.config.keys import key
 from convoymq.model.config.loading import ConfigError, parse_text
 from convoymq.model.errors import StorageFault
 from convoymq.rocketmq.acting.bridge import Intake
 from convoymq.rocketmq.broker.configuration import Configuration
+from convoymq.rocketmq.broker.metrics import HELP, faults_of, write_broker
 from convoymq.rocketmq.broker.service import Broker
 from convoymq.rocketmq.broker.settings import UNSERVED, BrokerSettings
+from convoymq.rocketmq.exposition import Exposition, ServerSettings
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
 from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.server import RemotingServer, dispatch
+from convoymq.rocketmq.remoting.tls import ServerTls
 from convoymq.rocketmq.settings import load, read_pairs
 
 log = structlog.get_logger()
@@ -32,7 +36,7 @@ Name = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSettings(Section):
+class ContainerSettings(ServerSettings):
     """The container's own configuration."""
 
     port: int = key("listenPort", 10811, "Port for requests to the container.", low=0, high=65535)
@@ -56,7 +60,10 @@ class Container:
         handlers: dict[int, Handler] = {
             Request.ADD_BROKER: self._on_add, Request.REMOVE_BROKER: self._on_remove,
         }  # fmt: skip
-        self._server = RemotingServer(dispatch(handlers), lambda _connection: None)
+        self._server = RemotingServer(
+            dispatch(handlers), lambda _connection: None, tls=ServerTls(settings)
+        )
+        self.exposition = Exposition(settings, self._render, self._faults)
 
     @classmethod
     def load(cls, path: str | None, flags: Sequence[str]) -> tuple[ContainerSettings, list[str]]:
@@ -69,13 +76,25 @@ class Container:
         port = await self._server.listen(self._settings.host, self._settings.port)
         for path in filter(None, self._settings.paths.split(":")):
             await self.add(read_pairs(path, ()))
+        self.exposition.start()
         return port
 
     async def stop(self) -> None:
         """Ends all brokers."""
+        await self.exposition.stop()
         await self._server.stop()
         for name in list(self.brokers):
             await self.remove(name)
+
+    def _faults(self) -> list[str]:
+        return [f"{':'.join(map(str, name))}: {fault}" for name, broker in self.brokers.items()
+                for fault in faults_of(broker)]  # fmt: skip
+
+    async def _render(self, *, per_object: bool, open_metrics: bool) -> str:
+        text = Text(HELP, open_metrics=open_metrics)
+        for broker in list(self.brokers.values()):
+            await write_broker(text, broker, per_object=per_object)
+        return text.render()
 
     async def add(self, pairs: Pairs) -> Name:
         """Starts a broker. Raises ConfigError, Refusal, OSError, StorageFault."""

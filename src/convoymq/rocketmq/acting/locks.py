@@ -108,6 +108,11 @@ class LockTable:
         at once."""
         return any(self._is_held(lock, now_ms) for lock in self._locks.get(group, {}).values())
 
+    def held(self, now_ms: int) -> int:
+        """Returns the number of queues that clients have locked."""
+        locks = (lock for found in self._locks.values() for lock in found.values())
+        return sum(self._is_held(lock, now_ms) for lock in locks)
+
     @staticmethod
     def _is_held(lock: _Lock, now_ms: int) -> bool:
         return lock.client is not None and now_ms - lock.renewed_ms < LOCK_LIFE_MS

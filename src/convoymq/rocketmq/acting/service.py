@@ -82,7 +82,7 @@ class Group:
         self._heard = asyncio.Event()
         self._keys = KeyLog(role.name, parts.store, parts.file("escapeKeys.json"))
         self.intake = Intake(parts, self._keys)
-        parts.escape = self._bridge = Bridge(parts, settings, self._name_servers, neighbours)
+        parts.escape = self.bridge = Bridge(parts, settings, self._name_servers, neighbours)
         locks = LockRequests(
             parts, settings.replicas, lambda: self._roles.members, is_strict=settings.lock_strictly
         )
@@ -417,7 +417,7 @@ class Group:
         if brokers is None:
             raise Unavailable("no name server answers")
         own = self._parts.role
-        generation = max(self._parts.now_ms(), self._bridge.generation + 1)
+        generation = max(self._parts.now_ms(), self.bridge.generation + 1)
         while True:
             table = KeyTable()
             known = [
@@ -429,7 +429,7 @@ class Group:
                 break
             # Another replica's clock is ahead.
             generation = max(known) + 1
-        self._bridge.generation = generation
+        self.bridge.generation = generation
         if self._follower is not None:
             self._follower.pass_over(table.of(own.name))
 

@@ -58,6 +58,11 @@ class Registrar:
         self._announcement: asyncio.Task[None] | None = None
         topics.changed = self._on_topics
 
+    @property
+    def is_registered(self) -> bool:
+        """Returns whether a name server has taken this broker's registration and is connected."""
+        return self._is_registered and any(map(self._remoting.is_connected, self.servers.addresses))
+
     # --- registration --------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import structlog
 
+from convoymq.edges.http.exposition import Text
 from convoymq.model.errors import StorageFault, SyntaxFault
 from convoymq.model.tasks import Tasks
 from convoymq.rocketmq.acting.bridge import Intake
@@ -24,6 +26,7 @@ from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.broker.configuration import Configuration
 from convoymq.rocketmq.broker.group_requests import GroupRequests
 from convoymq.rocketmq.broker.groups import Groups
+from convoymq.rocketmq.broker.metrics import HELP, faults_of, write_broker
 from convoymq.rocketmq.broker.offsets import Offsets
 from convoymq.rocketmq.broker.pull import Puller
 from convoymq.rocketmq.broker.registering import Registrar
@@ -42,6 +45,7 @@ from convoymq.rocketmq.broker.types import (
     SpecialService,
 )
 from convoymq.rocketmq.clocks import steady_ms, wall_ms
+from convoymq.rocketmq.exposition import Exposition
 from convoymq.rocketmq.ha.service import open_replication
 from convoymq.rocketmq.remoting.codes import Request
 from convoymq.rocketmq.remoting.command import Command
@@ -129,8 +133,13 @@ class Broker:
         self.on_closed: list[Callable[[Connection], None]] = []
         self.replication: Replication
         self.escape: Escape = LocalEscape(self)
-        self._servers: list[RemotingServer] = []
+        self.servers: list[RemotingServer] = []
         self.persist_failures = 0
+        self.damages = 0
+        """Damaged records that were found."""
+        self.refused: Counter[int] = Counter()
+        """Answers other than success, by code."""
+        self.exposition = Exposition(settings, self._render, lambda: faults_of(self))
         self._accounts: Accounts | None = None
         self._accounts_at = 0
         """Time at which their file was written."""
@@ -225,8 +234,9 @@ class Broker:
         try:
             return await self._start()
         except BaseException:
-            for server in self._servers:
+            for server in self.servers:
                 await server.stop()
+            await self.exposition.stop()
             self._worker.close()
             raise
 
@@ -250,7 +260,7 @@ class Broker:
         self.sender, self.puller = Sender(self), Puller(self)
         self.on_closed += (self.sender.closed, self.clients.closed)
         ClientRequests(self)
-        services = SpecialServices(
+        services = self.services = SpecialServices(
             self, self.configuration.section(SpecialSettings), self._store_settings
         )
         self.specials.append(services)
@@ -274,6 +284,7 @@ class Broker:
         if settings.acting_master:
             self.tasks.spawn(self.registrar.beat())
         self.group.start()
+        self.exposition.start()
         return port
 
     def _configure(self, configuration: Configuration) -> None:
@@ -291,9 +302,10 @@ class Broker:
             return chosen(connection, command)
 
         server = RemotingServer(
-            handle, self._closed, idle_s=self.settings.idle_s, tls=ServerTls(self.settings)
-        )
-        self._servers.append(server)
+            handle, self._closed, idle_s=self.settings.idle_s, tls=ServerTls(self.settings),
+            refused=self.refused,
+        )  # fmt: skip
+        self.servers.append(server)
         return await server.listen(self.settings.host, port)
 
     def _open_store(self, port: int) -> None:
@@ -306,9 +318,9 @@ class Broker:
         )  # fmt: skip
         report = self.store.open()
         self.replication = open_replication(self, report, self.config_path)
-        self.store.on_damage.append(_damaged)
+        self.store.on_damage.append(self._damaged)
         for damage in report.damages:
-            _damaged(damage)
+            self._damaged(damage)
         log.info("rocketmq.store_open", root=str(self._root), was_aborted=report.was_aborted,
                  records=report.records_checked, end=self.store.max_offset)  # fmt: skip
 
@@ -323,10 +335,11 @@ class Broker:
 
     async def stop(self) -> None:
         """Ends in order."""
+        await self.exposition.stop()
         await self.registrar.stop()
         for special in self.specials:
             await special.stop()
-        for server in self._servers:
+        for server in self.servers:
             await server.stop()
         await self.tasks.stop()
         await self.replication.stop()
@@ -376,6 +389,13 @@ class Broker:
         for special in self.specials:
             special.persist()
 
+    def _damaged(self, damage: Damage) -> None:
+        self.damages += 1
+        log.warning(
+            "rocketmq.damaged", file=damage.file, offset=damage.offset, reason=damage.reason
+        )
 
-def _damaged(damage: Damage) -> None:
-    log.warning("rocketmq.damaged", file=damage.file, offset=damage.offset, reason=damage.reason)
+    async def _render(self, *, per_object: bool, open_metrics: bool) -> str:
+        text = Text(HELP, open_metrics=open_metrics)
+        await write_broker(text, self, per_object=per_object)
+        return text.render()

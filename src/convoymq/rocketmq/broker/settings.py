@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from convoymq.model.config.keys import key
 from convoymq.model.config.values import parse_bytes
 from convoymq.rocketmq.broker.upstream_keys import UPSTREAM_KEYS
-from convoymq.rocketmq.remoting.tls import TlsSettings
+from convoymq.rocketmq.exposition import ServerSettings
 
 UNSERVED = UPSTREAM_KEYS
 """Keys of RocketMQ's. Those that no section has are passed over: sizes of its thread pools and
@@ -20,7 +20,7 @@ SLAVE = "SLAVE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSettings(TlsSettings):
+class BrokerSettings(ServerSettings):
     """A broker's configuration: what the other sections do not have."""
 
     name: str = key("brokerName", "broker-a", "Name of the broker, which its replicas share.")
@@ -184,7 +184,7 @@ class BrokerSettings(TlsSettings):
 
     def check(self) -> None:
         """See `Section`."""
-        TlsSettings.check(self)
+        ServerSettings.check(self)
         if self.acl and not self.home:
             raise ValueError("aclEnable needs rocketmqHome, where conf/plain_acl.yml is")
         if (self.role == SLAVE) != (self.id != 0):

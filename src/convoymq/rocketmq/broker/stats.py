@@ -7,7 +7,7 @@ hour, of each hour for the last day.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
@@ -16,6 +16,8 @@ GROUP_GET_NUMS = "GROUP_GET_NUMS"
 GROUP_GET_SIZE = "GROUP_GET_SIZE"
 BROKER_PUT_NUMS = "BROKER_PUT_NUMS"
 BROKER_GET_NUMS = "BROKER_GET_NUMS"
+BROKER_PUT_SIZE = "BROKER_PUT_SIZE"
+BROKER_GET_SIZE = "BROKER_GET_SIZE"
 
 _SPANS = ((10_000, 7), (600_000, 7), (3_600_000, 25))
 """Time between two samples, and how many are kept."""
@@ -52,6 +54,7 @@ class Stats:
         self._add(TOPIC_PUT_NUMS, topic, count)
         self._add(TOPIC_PUT_SIZE, topic, size)
         self._add(BROKER_PUT_NUMS, self._cluster, count)
+        self._add(BROKER_PUT_SIZE, self._cluster, size)
 
     def pulled(self, group: str, topic: str, count: int, size: int) -> None:
         """Counts messages that were handed out."""
@@ -59,6 +62,7 @@ class Stats:
         self._add(GROUP_GET_NUMS, key, count)
         self._add(GROUP_GET_SIZE, key, size)
         self._add(BROKER_GET_NUMS, self._cluster, count)
+        self._add(BROKER_GET_SIZE, self._cluster, size)
 
     def _add(self, name: str, key: str, number: int) -> None:
         found = self._counts.get((name, key))
@@ -83,6 +87,11 @@ class Stats:
         """Returns what was counted since the start."""
         found = self._counts.get((name, key))
         return 0 if found is None else found.total
+
+    def totals(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """Yields all totals; callers may take their time."""
+        for names, found in list(self._counts.items()):
+            yield names, found.total
 
     def spans(self, name: str, key: str) -> tuple[Snapshot, ...] | None:
         """Returns the last minute, hour and day; None: nothing was ever counted."""

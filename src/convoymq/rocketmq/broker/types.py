@@ -106,9 +106,23 @@ class SlaveLink(Protocol):
     def silent_ms(self) -> int:
         """Returns how long ago it was heard."""
 
+    @property
+    def acked(self) -> int:
+        """Returns up to where it has the log."""
+
+    @property
+    def in_sync(self) -> bool:
+        """Returns whether it counts for `inSyncReplicas`."""
+
 
 class Replication(Protocol):
-    """The other replicas of this broker, as sends and administration see them."""
+    """The other replicas of this broker, as sends and administration see them.
+
+    Attributes:
+        failures: writes of its file that failed.
+    """
+
+    failures: int
 
     @property
     def state(self) -> str:

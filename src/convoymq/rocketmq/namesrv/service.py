@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
+from convoymq.edges.http.exposition import Text
 from convoymq.model.config.loading import ConfigError, parse_text
 from convoymq.model.errors import Unavailable
 from convoymq.model.tasks import Tasks
+from convoymq.rocketmq.exposition import Exposition
 from convoymq.rocketmq.namesrv.key_values import ORDER_TOPICS, KeyValueStore
+from convoymq.rocketmq.namesrv.metrics import HELP, write_name_server
 from convoymq.rocketmq.namesrv.settings import UNSERVED, NamesrvSettings
 from convoymq.rocketmq.namesrv.tables import (
     SYSTEM_FLAG_UNIT,
@@ -78,11 +82,15 @@ class NameServer:
         self._begun_ms = now_ms()
         self._tasks = Tasks()
         self._client = RemotingClient()
+        self.refused: Counter[int] = Counter()
+        """Answers other than success, by code."""
+        self.exposition = Exposition(settings, self._render, self._faults)
         self._server = RemotingServer(
             dispatch(self._handlers()),
             self._on_closed,
             idle_s=settings.idle_s,
             tls=ServerTls(settings),
+            refused=self.refused,
         )
         self._use(settings)
 
@@ -117,14 +125,34 @@ class NameServer:
     async def start(self) -> int:
         """Begins to serve; returns the port. Raises OSError."""
         port = await self._server.listen(self.settings.host, self.settings.port)
+        self.exposition.start()
         self._tasks.spawn(self._scan())
         return port
 
     async def stop(self) -> None:
         """Ends."""
+        await self.exposition.stop()
         await self._tasks.stop()
         await self._server.stop()
         await self._client.stop()
+
+    @property
+    def connections(self) -> int:
+        """Returns the number of open connections."""
+        return len(self._server.connections)
+
+    def _faults(self) -> list[str]:
+        """Returns why clients get no routes."""
+        return ["it waits for brokers (waitSecondsForService)"] if self._waits() else []
+
+    def _waits(self) -> bool:
+        waited_ms = self._now_ms() - self._begun_ms
+        return self.settings.wait_for_service and waited_ms < 1000 * self.settings.wait_s
+
+    async def _render(self, *, per_object: bool, open_metrics: bool) -> str:
+        text = Text(HELP, open_metrics=open_metrics)
+        write_name_server(text, self)
+        return text.render()
 
     # --- brokers -------------------------------------------------------------------------
 
@@ -220,8 +248,7 @@ class NameServer:
     # --- clients -------------------------------------------------------------------------
 
     def _route(self, command: Command) -> Command:
-        waited_ms = self._now_ms() - self._begun_ms
-        if self.settings.wait_for_service and waited_ms < 1000 * self.settings.wait_s:
+        if self._waits():
             return command.answer(Answer.SYSTEM_ERROR, remark="name server not ready")
         topic = command.needed("topic")
         route = self.tables.route(topic)

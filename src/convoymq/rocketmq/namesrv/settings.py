@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convoymq.model.config.keys import key
-from convoymq.rocketmq.remoting.tls import TlsSettings
+from convoymq.rocketmq.exposition import ServerSettings
 
 UNSERVED = (
     *("rocketmqHome", "configStorePath", "productEnvName", "clusterTest"),
@@ -22,7 +22,7 @@ UNSERVED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamesrvSettings(TlsSettings):
+class NamesrvSettings(ServerSettings):
     """A name server's configuration."""
 
     port: int = key("listenPort", 9876, "Port of the name server.", low=0, high=65535)

@@ -409,6 +409,12 @@ class RouteTables:
                 _name_acting(data, found[data.broker_name])
         return RouteData(list(found.values()), datas, servers)
 
+    def counts(self) -> tuple[int, int, int, int]:
+        """Returns the numbers of brokers, of those without a master, of replicas and of topics."""
+        brokers = self._brokers.values()
+        headless = sum(MASTER_ID not in broker.addresses for broker in brokers)
+        return len(brokers), headless, len(self._live), len(self._topics)
+
     def cluster_info(self) -> ClusterInfo:
         """Returns all brokers with their true ids, and their clusters."""
         clusters: dict[str, list[str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias, cast
 
@@ -44,6 +45,7 @@ class Connection(asyncio.Protocol):
         closed: hears of the end, once.
         idle_s: a connection on which nothing arrives for so long is closed; 0 = never.
         tls: of the server that accepted it.
+        refused: counts answers other than success, by code.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class Connection(asyncio.Protocol):
         idle_s: float = 0.0,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         tls: ServerTls | None = None,
+        refused: Counter[int] | None = None,
     ) -> None:
+        self._refused = refused
         self._server_tls = tls
         self._tls: TlsLayer | None = None
         self.remote = ("", 0)
@@ -169,6 +173,8 @@ class Connection(asyncio.Protocol):
 
     def answer(self, command: Command, answer: Command) -> None:
         """Sends an answer, which may be late, unless nobody waits for it."""
+        if answer.code and self._refused is not None:
+            self._refused[answer.code] += 1
         if not command.is_one_way:
             self.send(answer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias, cast
@@ -50,6 +51,7 @@ class RemotingServer:
         closed: hears of connections that ended.
         idle_s: a connection on which nothing arrives for so long is closed.
         tls: which connections have TLS; None: none.
+        refused: counts answers other than success, by code.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class RemotingServer:
         *,
         idle_s: float = IDLE_S,
         tls: ServerTls | None = None,
+        refused: Counter[int] | None = None,
     ) -> None:
         self._tls = tls
+        self._refused = refused
         self.connections: set[Connection] = set()
         self._handler = handler
         self._on_closed = closed
@@ -81,8 +85,9 @@ class RemotingServer:
             log.warning("remoting.too_many_connections", limit=CONNECTIONS_MAX)
             return _Refused()
         connection = Connection(
-            self._handler, self._tasks, self._closed, idle_s=self._idle_s, tls=self._tls
-        )
+            self._handler, self._tasks, self._closed, idle_s=self._idle_s, tls=self._tls,
+            refused=self._refused,
+        )  # fmt: skip
         self.connections.add(connection)
         return connection
 

@@ -370,6 +370,10 @@ class PopService:
     def _answer(self, asked: _Asked, found: _Found, command: Command) -> Command:
         counts = []
         for taken in found.taken:
+            self._parts.stats.pulled(
+                asked.group.group_name, taken.topic, len(taken.records),
+                sum(map(len, taken.records)),
+            )  # fmt: skip
             if asked.is_ordered:
                 given = self._order.popped(
                     taken.topic, asked.group.group_name, taken.queue, taken.offsets,

@@ -226,7 +226,7 @@ class MessageStore:
 
     def put(self, drafts: Sequence[Draft], now_ms: int) -> list[Placed]:
         """Appends messages: `kick` stores them. Those of one draft get consecutive offsets."""
-        refused = self._refused()
+        refused = self.refusal()
         if refused is not None:
             return [Placed(refused)] * len(drafts)
         drafts = [self._checked(draft) for draft in drafts]
@@ -250,10 +250,15 @@ class MessageStore:
                 self._append(room.to_bytes(4, "big") + BLANK + bytes(room - 8))
         return placed
 
-    def _refused(self) -> PutStatus | None:
+    @property
+    def is_disk_full(self) -> bool:
+        """Returns whether too little of the disk was free when it was last asked."""
+        return self._used > DISK_RATIO_FULL
+
+    def refusal(self) -> PutStatus | None:
         """Returns why nothing can be put at the moment."""
         is_half = bool(self._rest) or self.dispatched < self._raw_end
-        if is_half or self._log.failure is not None or self._used > DISK_RATIO_FULL:
+        if is_half or self._log.failure is not None or self.is_disk_full:
             return PutStatus.SERVICE_NOT_AVAILABLE
         if self._log.is_full or self._derived.is_full:
             return PutStatus.OS_PAGE_CACHE_BUSY

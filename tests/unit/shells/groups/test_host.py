@@ -17,6 +17,7 @@ from msgspec.msgpack import encode
 
 from convoymq.broker.replica_views import ReplicaViews
 from convoymq.edges.http import metrics
+from convoymq.edges.http.exposition import Text
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CMD_PURGE, CMD_SETTLE, commands, pack_ranges
 from convoymq.kernels.entries import ENTRY_COMMANDS, ENTRY_MEMBERSHIP
@@ -216,7 +217,7 @@ class Net:
 
     def show(self, node: int) -> None:
         """Renders the metrics of a host, as a node does."""
-        text = metrics.Text(open_metrics=False)
+        text = Text({}, open_metrics=False)
         text.gauge("identity_info", 1, {"rabbitmq_node": str(node)})
         metrics._hosted(
             text, SimpleNamespace(replicas=ReplicaViews(self.hosts[node], MetadataMachine()))

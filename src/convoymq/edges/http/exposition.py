@@ -1,0 +1,59 @@
+"""Metrics in the text formats of Prometheus and OpenMetrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+OWN = ("convoy_", "rocketmq_")
+"""Prefixes of names that are complete; others are RabbitMQ's."""
+
+
+def wants_open_metrics(accept: str) -> bool:
+    """Returns whether a client prefers the OpenMetrics form, as Prometheus does."""
+    return "application/openmetrics-text" in accept
+
+
+class Text:
+    """Families with their samples, in the order of their first sample.
+
+    Args:
+        help_texts: by family.
+    """
+
+    def __init__(self, help_texts: Mapping[str, str], *, open_metrics: bool) -> None:
+        self._help_texts = help_texts
+        self._open_metrics = open_metrics
+        self._families: dict[str, list[str]] = {}
+
+    def add(self, kind: str, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        full = name if name.startswith(OWN) else f"rabbitmq_{name}"
+        lines = self._families.get(full)
+        if lines is None:
+            # The family of a counter has no _total in OpenMetrics; its samples have.
+            family = full.removesuffix("_total") if self._open_metrics else full
+            help_text = self._help_texts.get(full, "docs/metrics.md says what this is")
+            lines = [f"# TYPE {family} {kind}", f"# HELP {family} {help_text}"]
+            self._families[full] = lines
+        shown = ""
+        if labels:
+            pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            shown = f"{{{pairs}}}"
+        lines.append(f"{full}{shown} {value:g}" if value < 1e6 else f"{full}{shown} {value}")
+
+    def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        self.add("gauge", name, value, labels)
+
+    def counter(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        self.add("counter", name, value, labels)
+
+    def render(self) -> str:
+        lines = [line for family in self._families.values() for line in family]
+        if self._open_metrics:
+            lines.append("# EOF")
+        return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
