@@ -22,6 +22,7 @@ from convoymq.kernels.connection_buffer import Outbox
 from convoymq.model.config import TraceConfig
 from convoymq.rocketmq.broker import metrics as broker_metrics
 from convoymq.rocketmq.namesrv import metrics as namesrv_metrics
+from convoymq.settings.table import DECLARED_TYPES, KEYS
 from convoymq.shells.groups.host import HostCounters
 from convoymq.trace.recorder import Traces
 from tests.provocation import check, documented_events, observing
@@ -171,3 +172,25 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
     assert not missing, f"docs/metrics.md does not explain {', '.join(missing)}"
     missing = sorted(names - claims("moves"))
     assert not missing, f"no test shows two values of {', '.join(missing)}"
+
+
+def test_the_page_of_policies_says_which_types_serve_a_key() -> None:
+    """Columns of its table: keys, one for each declared type, operator policies."""
+    page = (DOCS / "policies.md").read_text().partition("## Keys")[2].partition("## ")[0]
+    found: dict[str, set[str]] = {}
+    for row in re.findall(r"^\| (`.*) \|$", page, re.M):
+        cells = [cell.strip() for cell in row.split("|")]
+        for name in re.findall(r"`([a-z-]+)`", cells[0].partition(" (")[0]):
+            served = {
+                kind
+                for kind, cell in zip(DECLARED_TYPES, cells[1:4], strict=True)
+                if cell.strip(" –") and cell not in ("topics", "exchanges")
+            }
+            found.setdefault(name, set()).update(served)
+            operator = cells[4].strip(" –")
+            if operator == "yes" or not operator:
+                assert (KEYS[name].operator is not None) == bool(operator), name
+    unserved = {name for name, key in KEYS.items() if not key.policies}
+    assert found.keys() == KEYS.keys() - unserved
+    for name, served in found.items():
+        assert served == set(KEYS[name].policies) & set(DECLARED_TYPES), name

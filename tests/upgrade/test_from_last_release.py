@@ -14,7 +14,7 @@ import pika  # type: ignore[import-untyped]
 import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
-from convoymq.queues.quorum.driver import SINCE_VERSION_2
+from convoymq.queues.quorum.driver import QuorumDriver
 from convoymq.replication.versions import announced
 from tests.faults.traffic import Traffic, connect, in_step, until
 from tests.ports import cluster_ports
@@ -149,7 +149,7 @@ def queue(request: pytest.FixtureRequest, channel: Any) -> str:
 
 
 def test_all_that_is_new_is_probed() -> None:
-    assert set(probes.ARGUMENTS) == set(SINCE_VERSION_2)
+    assert set(probes.ARGUMENTS) == set(QuorumDriver.rules.first_versions)
 
 
 def test_before_the_last_node_is_new_it_is_refused_by_name(upgrade: Upgrade) -> None:

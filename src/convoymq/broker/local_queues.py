@@ -42,9 +42,9 @@ from convoymq.queues.partition.driver import TOPIC_ARGUMENT
 from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
 from convoymq.queues.session_audit import Ask as AskSessions
 from convoymq.routing.policies import effective_settings
-from convoymq.routing.policy_keys import Setting
 from convoymq.routing.queue_types import PlacementKind
 from convoymq.routing.types import Queue as DeclaredQueue
+from convoymq.settings.values import Setting
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.shells.groups.replica import Replica
 from convoymq.trace.recorder import QueueTrace, Traces

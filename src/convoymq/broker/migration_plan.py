@@ -10,11 +10,11 @@ from convoymq.model.errors import PreconditionFailed
 from convoymq.model.refusals import missing, queue_subject
 from convoymq.model.tables import Field, Table
 from convoymq.routing.policies import Policies, effective_settings
-from convoymq.routing.policy_keys import Setting
 from convoymq.routing.queue_arguments import TYPE_ARGUMENT
 from convoymq.routing.queue_types import PlacementKind, TypeRules, rules_of
 from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.routing.types import QueueType
+from convoymq.settings.values import Setting
 
 MIRRORED = "mirrored"
 

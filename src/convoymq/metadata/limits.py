@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from convoymq.metadata.tree import Tree
 from convoymq.model.refusals import queue_limit_reached
-from convoymq.routing.policy_keys import COUNT_MAX, invalid, term
+from convoymq.settings.definitions import invalid, term
+from convoymq.settings.values import COUNT_MAX
 
 MAX_CONNECTIONS = "max-connections"
 MAX_QUEUES = "max-queues"

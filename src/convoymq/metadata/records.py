@@ -15,7 +15,7 @@ from convoymq.routing.types import Queue, QueueType
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from convoymq.routing.policy_keys import Setting
+    from convoymq.settings.values import Setting
     from convoymq.topics.group import GroupState
     from convoymq.topics.topic import TopicState
 

@@ -24,9 +24,9 @@ from convoymq.model.late_imports import import_late
 from convoymq.model.tables import decode_body
 from convoymq.replication.ring.views import RingView
 from convoymq.routing.policies import Policy
-from convoymq.routing.policy_keys import Setting
 from convoymq.routing.topology import Topology, TopologyState
 from convoymq.routing.types import QueueType
+from convoymq.settings.values import Setting
 
 if TYPE_CHECKING:
     from convoymq.metadata.topic_codec import TopicRow

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 
 from convoymq.model.durations import duration_ms
 from convoymq.model.errors import PreconditionFailed
-from convoymq.routing.policy_keys import AUTOSCALE_KEYS, KEYS, Setting, contradiction, term
+from convoymq.settings.definitions import contradiction, term
+from convoymq.settings.table import AUTOSCALE_KEYS, SETTINGS
+from convoymq.settings.values import Setting
 
 MAX_AGE = "max-age"
 MAX_LENGTH_BYTES = "max-length-bytes"
@@ -21,9 +23,9 @@ NULL_KEY = "null-key"
 WEAK_WAIT = "weak-wait"
 LOST_AFTER = "lost-after"
 RETRY_EXCHANGE = "retry-exchange"
-REFUSE, STICKY, SPREAD = "refuse", "sticky", "spread"
-"""Values of `null-key`: messages without a key are refused, go where a number leads that each
-channel or session draws once, or to one partition after the other."""
+REFUSE, SPREAD = "refuse", "spread"
+"""Values of `null-key`: messages without a key are refused, or go to one partition after the other;
+with `sticky` they go where a number leads that each channel or session draws once."""
 STRICT, WEAK = "strict", "weak"
 """Modes of a topic."""
 WEAK_WAIT_MS = 30_000
@@ -31,11 +33,10 @@ LOST_AFTER_MS = 24 * 3_600_000
 PARTITION_SETTINGS = (MAX_AGE, MAX_LENGTH_BYTES, SEGMENT_BYTES)
 """Settings of a topic that each of its partitions has as an argument."""
 SEAL_AFTER = "seal-after"
-DURATIONS = (GROUP_TTL, SEAL_AFTER)
 WEAK_SETTINGS = (WEAK_WAIT, LOST_AFTER, RETRY_EXCHANGE)
 """Settings of weak topics only."""
 TOPIC_SETTINGS = (
-    *PARTITION_SETTINGS, *DURATIONS, NULL_KEY, *WEAK_SETTINGS, *AUTOSCALE_KEYS
+    *PARTITION_SETTINGS, GROUP_TTL, SEAL_AFTER, NULL_KEY, *WEAK_SETTINGS, *AUTOSCALE_KEYS
 )  # fmt: skip
 Settings = Mapping[str, Setting]
 
@@ -48,7 +49,7 @@ def check_settings(settings: Settings, mode: str = STRICT) -> None:
             raise PreconditionFailed(
                 f"{term(name)} is not a setting of topics; there are: {', '.join(TOPIC_SETTINGS)}"
             )
-        if not _is_valid(name, value):
+        if not SETTINGS[name].values.accepts(value):
             raise PreconditionFailed(f"{term(value)} is not a valid {name} of a topic")
         if mode != WEAK and (name in WEAK_SETTINGS or (name, value) == (NULL_KEY, SPREAD)):
             raise PreconditionFailed(f"{name} {term(value)} is for topics of mode weak")
@@ -71,16 +72,6 @@ def changed_settings(
     made = {name: value for name, value in joined.items() if value is not None}
     check_settings(made, mode)
     return made
-
-
-def _is_valid(name: str, value: Setting) -> bool:
-    if name == RETRY_EXCHANGE:
-        return isinstance(value, str) and bool(value)
-    if name == NULL_KEY:
-        return value in (REFUSE, STICKY, SPREAD)
-    if name in DURATIONS:
-        return isinstance(value, str) and duration_ms(value) is not None
-    return KEYS[name].check(value)
 
 
 def duration_of(settings: Settings, name: str) -> int | None:

@@ -20,8 +20,8 @@ from convoymq.metadata.topics import GROUP_SEPARATOR
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import NotServed, PreconditionFailed
 from convoymq.model.refusals import partition_limit_reached
-from convoymq.routing.policy_keys import PARTITIONS_MAX
 from convoymq.routing.types import RESERVED_PREFIX
+from convoymq.settings.table import PARTITIONS_MAX
 from convoymq.topics.changes import Change, Kind
 from convoymq.topics.hashing import check_hash
 from convoymq.topics.lineage import Mode

@@ -9,7 +9,7 @@ from convoymq.metadata.records import TopicRecord, Vhost
 from convoymq.metadata.topic_settings import PARTITION_SETTINGS
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.model.tables import Table
-from convoymq.routing.policy_keys import Setting
+from convoymq.settings.values import Setting
 
 if TYPE_CHECKING:
     from convoymq.metadata.tree import Tree

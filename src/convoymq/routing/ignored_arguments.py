@@ -7,10 +7,10 @@ from __future__ import annotations
 from convoymq.model.tables import Table
 from convoymq.routing.choosing import HASH_HEADER, HASH_PROPERTY
 from convoymq.routing.policies import usable_value
-from convoymq.routing.policy_keys import BY_ARGUMENT
 from convoymq.routing.queue_arguments import TYPE_ARGUMENT
 from convoymq.routing.queue_types import rules_of
 from convoymq.routing.types import ALTERNATE_EXCHANGE, DELAYED_TYPE, ExchangeType
+from convoymq.settings.table import BY_ARGUMENT
 
 
 def ignored_of_queue(queue_type: str, arguments: Table) -> list[str]:

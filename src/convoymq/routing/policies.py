@@ -7,7 +7,7 @@ are matched in linear time (`model.patterns`).
 
 A policy applies to a queue type only when the type serves all of its keys for queues; keys for
 exchanges do not count there. What acts in the end are the *effective settings*: policy and operator
-policy joined, and both joined with the queue's arguments, key by key (`policy_keys`).
+policy joined, and both joined with the queue's arguments, key by key (`settings.table`).
 
 Ordered topics and their partitions get policies for `topics` only, by the name of the topic: what
 is meant for queues must not shorten a log that groups rely on.
@@ -21,19 +21,12 @@ from typing import NamedTuple
 
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.patterns import Pattern, compile_pattern
-from convoymq.model.tables import Field
-from convoymq.routing.policy_keys import (
-    BY_ARGUMENT,
-    EXCHANGE_KEYS,
-    KEYS,
-    TOPIC_KEYS,
-    Key,
-    Setting,
-    checked_definition,
-    invalid,
-)
+from convoymq.model.tables import Field, Table
 from convoymq.routing.queue_types import TypeRules, all_types, rules_of
 from convoymq.routing.types import ALTERNATE_EXCHANGE, Exchange, Queue
+from convoymq.settings.definitions import checked_definition, invalid
+from convoymq.settings.table import BY_ARGUMENT, EXCHANGE_KEYS, KEYS, TOPIC_KEYS, Key
+from convoymq.settings.values import Setting
 
 ALL = "all"
 QUEUES = "queues"
@@ -304,11 +297,21 @@ def effective_settings(queue: Queue, policies: Policies) -> Mapping[str, Setting
     return settings
 
 
+def declared_settings(arguments: Table) -> Mapping[str, Setting | None]:
+    """Returns what arguments of a queue say, by the keys of policies, whether it acts or not."""
+    found = {
+        BY_ARGUMENT[name].name: arguments.get(name)
+        for name, _ in arguments.items()
+        if name in BY_ARGUMENT
+    }
+    return {name: _value_of(field) for name, field in found.items() if field is not None}
+
+
 def usable_value(key: Key, field: Field) -> Setting | None:
     """Returns what an argument of a queue, which is like a policy's key, sets; None when its value
     has no effect: RabbitMQ does not look at every value at the declaration."""
     value = _value_of(field)
-    return value if value is not None and key.check(value) else None
+    return value if value is not None and key.values.accepts(value) else None
 
 
 def _value_of(field: Field) -> Setting | None:

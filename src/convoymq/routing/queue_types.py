@@ -3,14 +3,12 @@ starts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from convoymq.model.tables import Field, Table
-
-Check = Callable[[Field, Table], "str | None"]
-"""Returns the reason to refuse a value, as an Erlang term, or None."""
+from convoymq.settings.table import ARGUMENT_KEYS, DECLARED_TYPES, policy_keys
+from convoymq.settings.values import Check
 
 
 class PlacementKind(Enum):
@@ -74,6 +72,37 @@ class TypeRules:
         return argument in self.foreign or any(
             argument in _names(rules.own) for rules in _TYPES.values() if rules is not self
         )
+
+
+def rules_in_table(
+    name: str,
+    placement: PlacementKind,
+    policy_scope: str,
+    *,
+    own: tuple[Argument, ...] = (),
+    owner_argument: str = "",
+    prevailing_arguments: frozenset[str] = frozenset(),
+) -> TypeRules:
+    """Returns the rules of a type of `settings.table`. The parameters are those of `TypeRules`."""
+    known = {key.argument_name: key for key in ARGUMENT_KEYS}
+    versions = {argument: key.serves[name] for argument, key in known.items() if name in key.serves}
+    kept = {argument for argument, key in known.items() if name in key.kept}
+    later = {argument for argument, key in known.items() if name in key.later}
+    is_managed = name not in DECLARED_TYPES
+    return TypeRules(
+        name=name,
+        placement=placement,
+        serves=frozenset(versions),
+        first_versions={argument: first for argument, first in versions.items() if first > 1},
+        foreign=frozenset(() if is_managed else known.keys() - versions.keys() - kept - later),
+        kept=frozenset(kept),
+        own=own,
+        policies=policy_keys(name),
+        policy_scope=policy_scope,
+        owner_argument=owner_argument,
+        is_managed=is_managed,
+        prevailing_arguments=prevailing_arguments,
+    )
 
 
 _TYPES: dict[str, TypeRules] = {}

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from convoymq.routing.queue_arguments import ARGUMENTS, DURATION_MS_MAX
+from convoymq.routing.queue_arguments import ARGUMENTS
+from convoymq.settings.table import DURATION_MS_MAX
 from tests.unit.routing.test_queue_arguments import Q, accepted, refusal
 
 BOTH, CLASSIC, QUORUM = ("classic", "quorum"), ("classic",), ("quorum",)

@@ -20,10 +20,12 @@ from convoymq.routing.policies import (
     effective_settings,
     topic_settings,
 )
-from convoymq.routing.policy_keys import KEYS, MIRRORING_KEYS, Setting, checked_definition
 from convoymq.routing.queue_types import TypeRules, add_type, rules_of
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import Destination, DestinationKind, ExchangeType, Queue, QueueType
+from convoymq.settings.definitions import MIRRORING_KEYS, checked_definition
+from convoymq.settings.table import KEYS
+from convoymq.settings.values import Setting
 
 
 def policy(name: str = "p", pattern: str = "", **rest: object) -> Policy:

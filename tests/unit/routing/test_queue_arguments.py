@@ -13,7 +13,6 @@ from convoymq.routing.default_type import with_default_type
 from convoymq.routing.queue_arguments import (
     ARGUMENTS,
     COMMON_ARGUMENTS,
-    DURATION_MS_MAX,
     check_arguments,
     check_common_arguments,
     check_equivalent_arguments,
@@ -21,6 +20,7 @@ from convoymq.routing.queue_arguments import (
 )
 from convoymq.routing.queue_types import rules_of, type_names
 from convoymq.routing.types import QueueType
+from convoymq.settings.table import DURATION_MS_MAX
 
 SUBJECT = queue_subject("/", "q")
 Q = "queue 'q' in vhost '/'"

@@ -11,7 +11,7 @@ from convoymq.edges.http.messages import table_from_json
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.json import JsonObject
 from convoymq.model.tables import Table
-from convoymq.routing.policy_keys import term
+from convoymq.settings.definitions import term
 
 NUMBER_DIGITS_MAX = 18
 DEFAULT_EXCHANGE = "amq.default"

@@ -15,7 +15,7 @@ from convoymq.broker.changes import (
 from convoymq.broker.facade import Broker
 from convoymq.model.json import JsonObject
 from convoymq.routing.policies import Policy, check_policy
-from convoymq.routing.policy_keys import checked_definition, invalid, term
+from convoymq.settings.definitions import checked_definition, invalid, term
 
 OPERATOR_POLICY = "operator_policy"
 VHOST_LIMITS_COMPONENT = "vhost-limits"

@@ -12,7 +12,7 @@ from convoymq.broker.topics.vocabulary import TOPIC_SETTINGS
 from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.fields import number, text_in
 from convoymq.model.json import JsonObject
-from convoymq.routing.policy_keys import AUTOSCALE_KEYS
+from convoymq.settings.table import AUTOSCALE_KEYS
 from convoymq.topics.refusals import Code
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.partition.rules import PARTITION
 from convoymq.queues.stream.driver import stream_settings
 from convoymq.routing.policies import TOPICS
-from convoymq.routing.policy_keys import TOPIC_KEYS
-from convoymq.routing.queue_types import Argument, PlacementKind, TypeRules
+from convoymq.routing.queue_types import Argument, PlacementKind, rules_in_table
 
 if TYPE_CHECKING:
     from convoymq.queues.partition.machine import PartitionGroupMachine
@@ -44,22 +43,10 @@ def _check_name(field: Field, _arguments: Table) -> str | None:
 class PartitionDriver(GroupDriver):
     """See the module text."""
 
-    rules = TypeRules(
-        name=PARTITION,
-        placement=PlacementKind.RAFT,
-        is_managed=True,
-        serves=frozenset(
-            (
-                "x-max-length-bytes",
-                "x-queue-leader-locator",
-                "x-trace",
-                "x-max-age",
-                "x-stream-max-segment-size-bytes",
-                "x-initial-cluster-size",
-            )
-        ),
-        policies=TOPIC_KEYS,
-        policy_scope=TOPICS,
+    rules = rules_in_table(
+        PARTITION,
+        PlacementKind.RAFT,
+        TOPICS,
         owner_argument=TOPIC_ARGUMENT,
         own=(
             Argument(TOPIC_ARGUMENT, _check_name),

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from convoymq.kernels.message_ids import ID_HEAD_BYTES, MessageIdWindow
 from convoymq.queues.quorum import tracing
 from convoymq.replication.machine import EFFECT_DEDUPLICATED
-from convoymq.routing.queue_arguments import DEDUPLICATION_COUNT_MAX
+from convoymq.settings.table import DEDUPLICATION_COUNT_MAX
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.consumers import QueueSession

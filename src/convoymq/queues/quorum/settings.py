@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from convoymq.model.compatibility import COMPATIBILITY, RELEASE_4_1
 from convoymq.queues.group_machine import Settings
 from convoymq.queues.quorum.backlog import AS_RABBITMQ, FRONT, ORIGINAL, TAIL
+from convoymq.settings import table
 
 REJECT_PUBLISH = "reject-publish"
 DELIVERY_LIMIT_DEFAULT = 20
@@ -16,16 +17,9 @@ DISCONNECT_TIMEOUT_MS_DEFAULT = 60_000
 DISCONNECTED_TIMEOUT = "consumer_disconnected_timeout_ms"
 POSITIONS = {"original": ORIGINAL, "front": FRONT, "tail": TAIL}
 """Of the setting `requeue_position`, as users write them."""
-TWO_CLASSES = "two-classes"
 COUNTS_RETURNS = "counts_returns"
 """Setting that a queue keeps from its declaration on: 1 = all that a client gives back has failed
 (RabbitMQ 4.0 to 4.2)."""
-_PRIORITY_MODES = {RELEASE_4_1: TWO_CLASSES}
-"""Priority mode of a queue that says none, by the release whose rules it follows; otherwise
-strict."""
-BY_DUE_TIME = "due"
-RETRIES = {"all": 1, "failed": 2, "returned": 3}
-"""Messages that wait when they come back, by `delayed-retry-type`."""
 FROZEN = "frozen"
 """Setting of a queue that is being migrated: the group of its successor; 0 = it is not. Since
 version 5 of the machine."""
@@ -102,47 +96,27 @@ def check_changes(settings: Mapping[str, int]) -> None:
 def machine_settings(settings: Mapping[str, object]) -> Settings:
     """Returns the machine's part of the effective settings of its queue, by the keys of policies.
     What they do not mention has its default."""
-    rules = str(settings.get(COMPATIBILITY, ""))
-    limit = settings.get("delivery-limit")
-    if not isinstance(limit, int):
-        limit = DELIVERY_LIMIT_DEFAULT
+    given = table.machine_settings(table.QUORUM, settings)
+    if settings.get(COMPATIBILITY) == RELEASE_4_1 and "priority-mode" not in settings:
+        given["two_priority_classes"] = 1
+    limit = given.pop("delivery_limit", DELIVERY_LIMIT_DEFAULT)
     return {
+        **SINCE_VERSION_2,
+        **given,
+        **_delayed_retry(given),
         "delivery_limit": max(-1, min(limit, DELIVERY_LIMIT_MAX)),
-        "message_ttl_ms": _number(settings, "message-ttl"),
-        "expires_ms": _number(settings, "expires"),
-        "max_length": _number(settings, "max-length"),
-        "max_length_bytes": _number(settings, "max-length-bytes"),
         "reject_publish": 1 if settings.get("overflow") == REJECT_PUBLISH else NONE,
         "dead_letters": dead_letter_strategy(settings)[0],
-        **_delayed_retry(settings),
-        DISCONNECTED_TIMEOUT: _number(settings, "consumer-disconnected-timeout"),
         "requeue_position": POSITIONS.get(str(settings.get("requeue-position")), AS_RABBITMQ),
-        "two_priority_classes": int(
-            settings.get("priority-mode", _PRIORITY_MODES.get(rules)) == TWO_CLASSES
-        ),
-        "expire_by_due": int(settings.get("message-expiry") == BY_DUE_TIME),
-        "deduplication_count": _number(settings, "deduplication-count"),
-        "deduplication_time_ms": _number(settings, "deduplication-time"),
     }
 
 
-def _delayed_retry(settings: Mapping[str, object]) -> Settings:
+def _delayed_retry(given: Settings) -> Settings:
     """Returns the settings of retries; without a least time there is no delay."""
-    kind = RETRIES.get(str(settings.get("delayed-retry-type")), 0)
-    least = max(0, _number(settings, "delayed-retry-min"))
-    most = max(least, _number(settings, "delayed-retry-max"))
-    if not kind or not least:
+    kind, least = given.get("delayed_retry", 0), given.get("delayed_retry_min_ms", 0)
+    if not kind or least <= 0:
         return {"delayed_retry": 0, "delayed_retry_min_ms": 0, "delayed_retry_max_ms": 0}
-    return {
-        "delayed_retry": kind,
-        "delayed_retry_min_ms": least,
-        "delayed_retry_max_ms": most,
-    }
-
-
-def _number(settings: Mapping[str, object], key: str) -> int:
-    value = settings.get(key)
-    return value if isinstance(value, int) else NONE
+    return {"delayed_retry_max_ms": max(least, given.get("delayed_retry_max_ms", 0))}
 
 
 def dead_letter_strategy(settings: Mapping[str, object]) -> tuple[int, str]:

@@ -58,6 +58,12 @@ ENQUEUE = batch.CMD_ENQUEUE
 
 SEGMENT_BYTES_DEFAULT = 500_000_000
 NO_LIMIT = -1
+DEFAULTS = {
+    "max_age_ms": NO_LIMIT,
+    "max_bytes": NO_LIMIT,
+    "segment_bytes": SEGMENT_BYTES_DEFAULT,
+}
+"""Settings of a stream that says none."""
 #: Consumers whose offsets are kept; the ones that stored longest ago go first.
 STORED_MAX = 65_536
 CONSUMER_NAME_BYTES_MAX = 255
@@ -96,14 +102,7 @@ class StreamMachine(GroupMachine):
     SNAPSHOT_FORMAT = 2
 
     def __init__(self, settings: Mapping[str, int] | None = None) -> None:
-        super().__init__(
-            {
-                "max_age_ms": NO_LIMIT,
-                "max_bytes": NO_LIMIT,
-                "segment_bytes": SEGMENT_BYTES_DEFAULT,
-                **(settings or {}),
-            }
-        )
+        super().__init__({**DEFAULTS, **(settings or {})})
 
     def _clear(self) -> None:
         super()._clear()

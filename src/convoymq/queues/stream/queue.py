@@ -48,10 +48,10 @@ from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.null_events import NullEvents
 from convoymq.queues.reservation_reads import Fields
 from convoymq.queues.stream.client import StreamClient
-from convoymq.queues.stream.machine import StreamMachine
-from convoymq.queues.stream.settings import machine_settings
+from convoymq.queues.stream.machine import DEFAULTS, StreamMachine
 from convoymq.replication.machine import Effect
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS
+from convoymq.settings.table import STREAM, machine_settings
 from convoymq.storage.types import EntryGone
 from convoymq.streamlog.read_descriptor import ReadDescriptor, describe_read
 from convoymq.streamlog.reader import ChunkReader, Run, offset_at
@@ -686,7 +686,7 @@ class StreamQueue(GroupQueue):
         return (0 if machine is None else machine.messages, self.reader_count)
 
     def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:
-        return machine_settings(settings)
+        return {**DEFAULTS, **machine_settings(STREAM, settings)}
 
     def info(self) -> Row:
         """Returns the fields that the management API shows, from local knowledge."""

@@ -18,7 +18,7 @@ from convoymq.metadata.records import TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable, ValidationFailed
 from convoymq.queues.partition.load import GroupLag, LoadQuestion, LoadReport
-from convoymq.routing.policy_keys import checked_definition
+from convoymq.settings.definitions import checked_definition
 from convoymq.topics.group import Join, Owner
 from convoymq.topics.refusals import BadTopic
 from tests.unit.queues.fake_cluster import FakeCluster, until

@@ -31,7 +31,7 @@ from convoymq.edges.http.topics import (
 )
 from convoymq.model.json import JsonObject
 from convoymq.model.refusals import message_too_big
-from convoymq.routing.policy_keys import AUTOSCALE_KEYS
+from convoymq.settings.table import AUTOSCALE_KEYS
 from convoymq.topics.lineage import Mode
 from convoymq.topics.routes import LOGICAL_DEFAULT
 

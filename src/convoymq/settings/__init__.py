@@ -1,0 +1,1 @@
+"""Settings of queues, exchanges and ordered topics: one table of them (ADR 0164)."""
