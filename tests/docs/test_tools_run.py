@@ -98,6 +98,8 @@ ctl list_bindings => q
 ctl list_connections user state => running
 ctl list_channels user => guest
 ctl list_consumers => tag
+69 ctl list_broker_groups
+69 ctl list_group_topics n
 ctl list_unresponsive_queues
 ctl force_boot
 ctl list_feature_flags => metadata_version_2

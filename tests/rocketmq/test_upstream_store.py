@@ -21,6 +21,7 @@ from tests.patience import PATIENCE_S
 from tests.ports import single_port
 from tests.rocketmq.broker_client import Client, batch, records
 from tests.rocketmq.upstream import broker, mqadmin, needs_rocketmq
+from tests.running import until
 from tests.unit.storage.inline import InlineWorker
 
 pytestmark = needs_rocketmq
@@ -194,6 +195,8 @@ async def test_a_directory_of_ours_is_opened_by_upstream(
                 Request.VIEW_MESSAGE_BY_ID, offset=int(ids[number][16:], 16), topic="t0"
             )
             assert [bytes(one.body) for one in records(shown)] == [body(number)]
+        # Its broker registers a new topic a moment later.
+        await until(lambda: names.tables.route("t1") is not None)
         text = await asyncio.to_thread(
             mqadmin, tmp_path, "queryMsgByKey", "-n", address, "-t", "t1", "-k", "k899"
         )

@@ -17,6 +17,7 @@ EDGES = [
     "convoymq.edges.amqp091",
     "convoymq.edges.columnar",
     "convoymq.edges.http",
+    "convoymq.rocketmq.observer",
 ]
 """Packages. Module `edge` defines `open_edge(parts: NodeParts) -> Edge | None`; None = not
 configured. Module `config`, where there is one, defines `SECTION`, the edge's section of the

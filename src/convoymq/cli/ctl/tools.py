@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convoymq.cli.ctl import (
+    broker_groups,
     cluster,
     diagnostics,
     lists,
@@ -29,6 +30,7 @@ COMMANDS = tuple(
         (permissions.COMMANDS, CTL),
         (policies.COMMANDS, CTL),
         (lists.COMMANDS, CTL),
+        (broker_groups.COMMANDS, CTL),
         (diagnostics.COMMANDS, DIAGNOSTICS),
         (queues.COMMANDS, QUEUES),
         (reports.COMMANDS, CTL),

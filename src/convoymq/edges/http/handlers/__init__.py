@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from convoymq.edges.http.handlers import (
     bindings,
+    broker_groups,
     cluster,
     connections,
     definitions,
@@ -36,6 +37,7 @@ ROUTES: tuple[Route, ...] = (
     *replicas.routes,
     *selections.routes,
     *topics.routes,
+    *broker_groups.routes,
     *bindings.routes,
     *vhosts.routes,
     *users.routes,

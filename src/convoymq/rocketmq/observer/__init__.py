@@ -1,0 +1,1 @@
+"""Broker groups as a node of ConvoyMQ shows them (ADR 0182)."""
