@@ -32,7 +32,7 @@ def import_node() -> None:
     gc.disable()
     serve._import_lean(tls=False)
     importlib.import_module("convoymq.node.process")
-    from convoymq.edges.http.server import _import_server
+    from convoymq.edges.http.listener import _import_server
     from convoymq.edges.registry import import_edges
 
     import_edges()

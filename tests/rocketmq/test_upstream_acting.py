@@ -60,6 +60,8 @@ def settings(groups: Groups, number: int) -> dict[str, object]:
         "brokerRole": "SLAVE" if number else "ASYNC_MASTER", "enableSlaveActingMaster": "true",
         "totalReplicas": 2, "slaveReadEnable": "true", "enableRemoteEscape": "true",
         "compatibleWithOldNameSrv": "false", "autoCreateTopicEnable": "true",
+        # RocketMQ's master waits for a link from the address that its slave registered.
+        "brokerIP2": "127.0.0.1",
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from convoymq.broker.node_view import NodeView
 from convoymq.edges.http import app as app_module
 from convoymq.edges.http import handlers
-from convoymq.edges.http import server as server_module
+from convoymq.edges.http import listener as listener_module
 from convoymq.edges.http.app import make_api, make_metrics
 from convoymq.edges.http.served import Served
 from convoymq.edges.http.server import ManagementServer
@@ -793,7 +793,7 @@ async def test_the_server_starts_when_files_can_be_opened_again(
     broker = cluster.nodes[1].broker
     times = Times(start_pause_s=0.01)
     server = ManagementServer(broker, [("127.0.0.1", 0)], times=times)
-    make, failed = server_module._import_server, 0
+    make, failed = listener_module._import_server, 0
 
     def flaky() -> Any:
         nonlocal failed
@@ -802,7 +802,7 @@ async def test_the_server_starts_when_files_can_be_opened_again(
             raise OSError(24, "Too many open files")
         return make()
 
-    monkeypatch.setattr(server_module, "_import_server", flaky)
+    monkeypatch.setattr(listener_module, "_import_server", flaky)
     await server.start()
     try:
         with capture_logs() as logs:
