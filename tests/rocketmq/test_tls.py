@@ -6,15 +6,29 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trustme
 
 from convoymq.model.config.loading import ConfigError
+from convoymq.model.errors import SyntaxFault
+from convoymq.rocketmq.broker.acl import read_signer
+from convoymq.rocketmq.clocks import steady_ms
+from convoymq.rocketmq.namesrv.service import NameServer
+from convoymq.rocketmq.namesrv.settings import NamesrvSettings
+from convoymq.rocketmq.observer.config import RocketmqConfig
+from convoymq.rocketmq.observer.groups import ObservedGroups
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, CommandReader, encode, request
+from convoymq.rocketmq.remoting.connection import Unreachable
+from convoymq.rocketmq.remoting.server import RemotingClient
+from convoymq.rocketmq.remoting.tls import TlsSettings
+from convoymq.rocketmq.remoting.values import TopicConfig
+from convoymq.rocketmq.store.types import Draft, PutStatus
 from tests.patience import PATIENCE_S
 from tests.rocketmq.broker_client import Running, configuration, records
+from tests.running import until
 
 
 class Secured:
@@ -107,6 +121,8 @@ async def test_tls_may_be_required_and_so_may_certificates(tmp_path: Path) -> No
         ({"tls.server.mode": "enforcing"}, "needs tls.server.certPath"),
         ({"tls.server.certPath": "/x"}, "go together"),
         ({"tls.server.mode": "odd"}, "tls.server.mode"),
+        ({"tls.client.authServer": True}, "needs tls.client.trustCertPath"),
+        ({"tls.client.certPath": "/x"}, "tls.client.keyPath go together"),
     ],
 )
 def test_settings_that_contradict_each_other(
@@ -114,3 +130,77 @@ def test_settings_that_contradict_each_other(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         configuration(tmp_path, **settings)
+
+
+async def test_brokers_of_a_group_use_tls_and_sign_for_each_other(tmp_path: Path) -> None:
+    """Name server and master take nothing without TLS, and the master nothing without a signature:
+    the slave is registered, copies log and topics, and a node shows both."""
+    files = Secured(tmp_path)
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    account = "accessKey: inner\n  secretKey: word-of-it\n"
+    (conf / "plain_acl.yml").write_text(f"accounts:\n- {account}  admin: true\n")
+    (conf / "tools.yml").write_text(account.replace("  ", ""))
+    cert, private = map(str, files.files.values())
+    names = NameServer(
+        NamesrvSettings(
+            port=0, host="127.0.0.1", kv_path=str(tmp_path / "kv"), tls_mode="enforcing",
+            tls_certificate=cert, tls_key=private, support_acting_master=True,
+        ),
+        steady_ms,
+    )  # fmt: skip
+    address = f"127.0.0.1:{await names.start()}"
+    chosen = files.files | {
+        "tls.server.mode": "enforcing", "tls.client.authServer": True,
+        "tls.client.trustCertPath": files.root, "aclEnable": True, "rocketmqHome": tmp_path,
+        "namesrvAddr": address, "enableSlaveActingMaster": True, "totalReplicas": 2,
+        "skipPreOnline": True, "compatibleWithOldNameSrv": False,
+    }  # fmt: skip
+    master = await Running.begin(tmp_path / "m", **chosen)
+    slave = await Running.begin(tmp_path / "s", brokerId=1, brokerRole="SLAVE", **chosen)
+    master.broker.topics.create(TopicConfig("orders", 1, 1, 6))
+
+    def is_stored() -> bool:
+        (placed,) = master.broker.put_now([Draft("orders", 0, b"x")])
+        return placed.status is PutStatus.PUT_OK
+
+    await until(is_stored)
+    await until(lambda: slave.broker.topics.get("orders") is not None)
+    await until(lambda: slave.broker.store.queue_max("orders", 0) == 1)
+    with pytest.raises(Unreachable):
+        await master.client.send("orders")
+    shown = ObservedGroups(
+        RocketmqConfig(
+            name_servers=address, access_key="inner", secret_key="word-of-it", timeout_ms=60_000,
+            authorities=str(files.root),
+        )
+    )  # fmt: skip
+    replicas = cast("list[dict[str, object]]", (await shown.group("b"))["replicas"])
+    assert [(each["id"], each["running"]) for each in replicas] == [(0, True), (1, True)]
+    nobody = ObservedGroups(
+        RocketmqConfig(name_servers=address, authorities=str(files.root), timeout_ms=60_000)
+    )
+    (first, _) = cast("list[dict[str, str]]", (await nobody.group("b"))["replicas"])
+    assert "No accessKey is configured" in first["reason"]
+    for each in (shown, nobody, slave, master, names):
+        await each.stop()
+
+
+async def test_a_server_of_another_authority_is_not_spoken_to(tmp_path: Path) -> None:
+    files = Secured(tmp_path)
+    made = await Running.begin(tmp_path / "store", **files.files)
+    (tmp_path / "other").mkdir()
+    other = Secured(tmp_path / "other")
+    settings = TlsSettings(
+        tls_client=True, tls_client_verifies=True, tls_client_authorities=str(other.root)
+    )
+    client = RemotingClient(tls=settings.client_tls())
+    with pytest.raises(Unreachable, match="certificate verify failed"):
+        await client.connected(f"127.0.0.1:{made.port}", PATIENCE_S)
+    await client.stop()
+    await made.stop()
+
+
+def test_a_file_of_tools_needs_both_keys() -> None:
+    with pytest.raises(SyntaxFault, match="needs accessKey and secretKey"):
+        read_signer("accessKey: a\n")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ssl
 
 from convoymq.model.config import Config
+from convoymq.transport.tls import server_context
 
 
 def client_tls(config: Config) -> ssl.SSLContext:
     """Returns the TLS context of client listeners. Raises OSError."""
     options = config.ssl
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(options.certfile, options.keyfile, options.password or None)
-    if options.cacertfile:
-        context.load_verify_locations(options.cacertfile)
+    verify = ssl.CERT_NONE
     if options.verify == "verify_peer":
-        strict = options.fail_if_no_peer_cert
-        context.verify_mode = ssl.CERT_REQUIRED if strict else ssl.CERT_OPTIONAL
-    return context
+        verify = ssl.CERT_REQUIRED if options.fail_if_no_peer_cert else ssl.CERT_OPTIONAL
+    return server_context(
+        options.certfile,
+        options.keyfile,
+        password=options.password,
+        authorities=options.cacertfile,
+        verify=verify,
+    )

@@ -38,14 +38,13 @@ def tls_contexts(config: ClusterConfig) -> tuple[ssl.SSLContext, ssl.SSLContext]
         return None
     import ssl
 
-    made = []
-    for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
-        context = ssl.SSLContext(kind)
+    from convoymq.transport.tls import client_context, server_context
+
+    files = config.tls_certfile, config.tls_keyfile
+    made = (
+        server_context(*files, authorities=config.tls_cacertfile, verify=ssl.CERT_REQUIRED),
+        client_context(certificate=files[0], key=files[1], authorities=config.tls_cacertfile),
+    )
+    for context in made:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # Nodes are known by the authority and by the secret, not by their host names.
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_cert_chain(config.tls_certfile, config.tls_keyfile)
-        context.load_verify_locations(config.tls_cacertfile)
-        made.append(context)
-    return made[0], made[1]
+    return made

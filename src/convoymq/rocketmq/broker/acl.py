@@ -86,6 +86,28 @@ def signature(command: Command, secret: bytes) -> str:
     return base64.b64encode(digest.digest()).decode()
 
 
+class Signer:
+    """Signs requests for an account."""
+
+    def __init__(self, name: str, secret: str) -> None:
+        self._name = name
+        self._secret = secret.encode()
+
+    def __call__(self, command: Command) -> None:
+        """Adds the account's name and the signature to a request."""
+        command.fields = {**command.fields, "AccessKey": self._name}
+        command.fields["Signature"] = signature(command, self._secret)
+
+
+def read_signer(text: str) -> Signer:
+    """Returns the signer of the account in a `tools.yml`. Raises SyntaxFault."""
+    found = read_yaml(text)
+    name, secret = found.get("accessKey"), found.get("secretKey")
+    if not isinstance(name, str) or not isinstance(secret, str) or not name:
+        raise SyntaxFault("tools.yml: needs accessKey and secretKey")
+    return Signer(name, secret)
+
+
 class Accounts:
     """All accounts of a file. Raises SyntaxFault for text that is no such file."""
 

@@ -18,7 +18,7 @@ from convoymq.rocketmq.acting.bridge import Intake
 from convoymq.rocketmq.acting.locks import LockTable
 from convoymq.rocketmq.acting.service import Group
 from convoymq.rocketmq.acting.settings import ActingSettings
-from convoymq.rocketmq.broker.acl import Accounts
+from convoymq.rocketmq.broker.acl import Accounts, read_signer
 from convoymq.rocketmq.broker.broker_requests import BrokerRequests
 from convoymq.rocketmq.broker.client_requests import ClientRequests, tell_members
 from convoymq.rocketmq.broker.clients import Clients
@@ -111,7 +111,7 @@ class Broker:
         self.tasks = Tasks()
         self._handlers: dict[int, Handler] = {}
         self._dispatch = dispatch(self._handlers)
-        self.remoting = RemotingClient(self._dispatch)
+        self.remoting = RemotingClient(self._dispatch, tls=settings.client_tls())
         self.locks = LockTable()
         self.clients = Clients(tell_members)
         self.stats = Stats(now_ms, settings.cluster)
@@ -242,7 +242,9 @@ class Broker:
 
     def _read_accounts(self) -> None:
         """Reads the file of accounts if it was written since. Raises OSError, SyntaxFault."""
-        path = Path(self.settings.home) / "conf" / "plain_acl.yml"
+        directory = Path(self.settings.home) / "conf"
+        path, own = directory / "plain_acl.yml", directory / "tools.yml"
+        self.remoting.sign = read_signer(own.read_text("utf-8")) if own.exists() else None
         written = path.stat().st_mtime_ns
         if written != self._accounts_at:
             self._accounts = Accounts(path.read_text("utf-8"))

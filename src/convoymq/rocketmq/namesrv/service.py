@@ -81,7 +81,7 @@ class NameServer:
         self._key_values = KeyValueStore(Path(path))
         self._begun_ms = now_ms()
         self._tasks = Tasks()
-        self._client = RemotingClient()
+        self._client = RemotingClient(tls=settings.client_tls())
         self.refused: Counter[int] = Counter()
         """Answers other than success, by code."""
         self.exposition = Exposition(settings, self._render, self._faults)

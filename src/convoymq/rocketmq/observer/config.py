@@ -24,6 +24,16 @@ class RocketmqConfig(Section):
         "Time for all answers to one request: who is silent is shown as silent.",
         unit="ms", low=100, high=60_000,
     )  # fmt: skip
+    access_key: str = key(
+        "rocketmq.access_key",
+        "",
+        "Account that requests to brokers with `aclEnable` are signed for.",
+    )
+    secret_key: str = key("rocketmq.secret_key", "", "Its secret.", secret=True)
+    authorities: str = key(
+        "rocketmq.cacertfile", "",
+        "PEM file with the authorities of name servers and brokers: connections to them have TLS.",
+    )  # fmt: skip
 
 
 SECTION = RocketmqConfig

@@ -21,6 +21,7 @@ from convoymq.edges.http.json_values import count_in
 from convoymq.model.errors import NotFound, PeerError, SyntaxFault, Unavailable
 from convoymq.model.json import JsonObject
 from convoymq.model.slices import in_slices
+from convoymq.rocketmq.broker.acl import Signer
 from convoymq.rocketmq.broker.names import is_system
 from convoymq.rocketmq.broker.values import MessageQueue
 from convoymq.rocketmq.observer.config import RocketmqConfig
@@ -29,6 +30,7 @@ from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.server import RemotingClient
 from convoymq.rocketmq.remoting.values import MASTER_ID, BrokerData, ClusterInfo, TopicConfig
+from convoymq.transport.tls import client_context
 
 T = TypeVar("T")
 
@@ -61,7 +63,10 @@ class ObservedGroups(BrokerGroups):
     def __init__(self, config: RocketmqConfig) -> None:
         self._servers = [a for a in map(str.strip, config.name_servers.split(";")) if a]
         self._timeout_s = config.timeout_ms / 1000
-        self._remoting = RemotingClient()
+        self._remoting = RemotingClient(
+            tls=client_context(authorities=config.authorities) if config.authorities else None,
+            sign=Signer(config.access_key, config.secret_key) if config.access_key else None,
+        )
 
     async def stop(self) -> None:
         await self._remoting.stop()

@@ -46,6 +46,7 @@ class Connection(asyncio.Protocol):
         idle_s: a connection on which nothing arrives for so long is closed; 0 = never.
         tls: of the server that accepted it.
         refused: counts answers other than success, by code.
+        sign: signs a request before it is sent.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class Connection(asyncio.Protocol):
         frame_bytes_max: int = FRAME_BYTES_MAX,
         tls: ServerTls | None = None,
         refused: Counter[int] | None = None,
+        sign: Callable[[Command], None] | None = None,
     ) -> None:
+        self._sign = sign
         self._refused = refused
         self._server_tls = tls
         self._tls: TlsLayer | None = None
@@ -185,6 +188,8 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        if self._sign is not None and not command.is_answer:
+            self._sign(command)
         self._write(transport, (encode(command), *command.slices))
 
     def send_all(self, commands: Iterable[Command]) -> None:

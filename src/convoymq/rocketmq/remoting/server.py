@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -117,10 +118,20 @@ class RemotingClient:
 
     Args:
         handler: answers requests that they send.
+        tls: of the connections; None: none.
+        sign: signs a request before it is sent.
     """
 
-    def __init__(self, handler: Handler | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        sign: Callable[[Command], None] | None = None,
+    ) -> None:
         self._handler = handler or dispatch({})
+        self._tls = tls
+        self.sign = sign
         self._tasks = Tasks()
         self._open: dict[str, Connection] = {}
         self._dialling: dict[str, asyncio.Task[Connection]] = {}
@@ -153,9 +164,10 @@ class RemotingClient:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._handler, self._tasks, self._forget),
+                    lambda: Connection(self._handler, self._tasks, self._forget, sign=self.sign),
                     host,
                     int(port),
+                    ssl=self._tls,
                 )
         except (OSError, ValueError) as error:
             raise Unreachable(f"{address} cannot be reached: {error}") from None

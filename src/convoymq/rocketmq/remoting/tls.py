@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from convoymq.model.config.keys import Section, key
 from convoymq.model.errors import FrameFault
+from convoymq.transport.tls import client_context, server_context
 
 DISABLED, PERMISSIVE, ENFORCING = "disabled", "permissive", "enforcing"
 HANDSHAKE = 22
@@ -41,8 +42,43 @@ class TlsSettings(Section):
         "File of the authorities of clients (PEM): every client needs a certificate of one then.",
     )  # fmt: skip
 
+    tls_client: bool = key(
+        "tls.enable", False, "Connections to other servers have TLS; also with "
+        "tls.server.mode=enforcing.",
+    )  # fmt: skip
+    tls_client_certificate: str = key(
+        "tls.client.certPath", "", "File of the certificate for them, if they need one (PEM)."
+    )
+    tls_client_key: str = key("tls.client.keyPath", "", "File of its private key (PEM).")
+    tls_client_password: str = key(
+        "tls.client.keyPassword", "", "Password of that file, if it has one.", secret=True
+    )
+    tls_client_verifies: bool = key(
+        "tls.client.authServer", False, "Their certificates need to be of tls.client.trustCertPath."
+    )
+    tls_client_authorities: str = key(
+        "tls.client.trustCertPath", "", "File of the authorities of servers (PEM)."
+    )
+
+    def client_tls(self) -> ssl.SSLContext | None:
+        """Returns the TLS of connections to other servers; None: they have none. Raises OSError,
+        ssl.SSLError."""
+        if not self.tls_client and self.tls_mode != ENFORCING:
+            return None
+        return client_context(
+            certificate=self.tls_client_certificate,
+            key=self.tls_client_key,
+            password=self.tls_client_password,
+            authorities=self.tls_client_authorities,
+            verify=ssl.CERT_REQUIRED if self.tls_client_verifies else ssl.CERT_NONE,
+        )
+
     def check(self) -> None:
         """See `Section`."""
+        if self.tls_client_verifies and not self.tls_client_authorities:
+            raise ValueError("tls.client.authServer needs tls.client.trustCertPath")
+        if bool(self.tls_client_certificate) != bool(self.tls_client_key):
+            raise ValueError("tls.client.certPath and tls.client.keyPath go together")
         if self.tls_mode == ENFORCING and not self.tls_certificate:
             raise ValueError("tls.server.mode=enforcing needs tls.server.certPath")
         if bool(self.tls_certificate) != bool(self.tls_key):
@@ -59,16 +95,14 @@ class ServerTls:
     def __init__(self, settings: TlsSettings) -> None:
         self.is_required = settings.tls_mode == ENFORCING
         self._context: ssl.SSLContext | None = None
-        if settings.tls_mode == DISABLED or not settings.tls_certificate:
-            return
-        context = self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(
-            settings.tls_certificate, settings.tls_key, settings.tls_password or None
-        )
-        if settings.tls_authorities:
-            context.load_verify_locations(settings.tls_authorities)
-            context.verify_mode = ssl.CERT_REQUIRED
+        if settings.tls_mode != DISABLED and settings.tls_certificate:
+            self._context = server_context(
+                settings.tls_certificate,
+                settings.tls_key,
+                password=settings.tls_password,
+                authorities=settings.tls_authorities,
+                verify=ssl.CERT_REQUIRED if settings.tls_authorities else ssl.CERT_NONE,
+            )
 
     def layer(self, first: bytes) -> TlsLayer | None:
         """Returns the layer of a connection that begins with some bytes; None: it has no TLS.
