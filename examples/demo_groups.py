@@ -30,10 +30,10 @@ from pathlib import Path
 
 from convoymq.model.errors import BrokerError
 from convoymq.rocketmq.remoting import json as bodies
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.connection import Connection
-from convoymq.rocketmq.remoting.server import RemotingClient
 from convoymq.rocketmq.remoting.values import PERM_WRITE, QueueData, RouteData
 from convoymq.rocketmq.store.types import Message
 

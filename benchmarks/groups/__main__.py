@@ -38,9 +38,9 @@ from benchmarks.report import machine, number
 from benchmarks.systems import SystemMissing
 from convoymq.model.errors import Unavailable
 from convoymq.rocketmq.remoting import json as remoting_json
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import request
-from convoymq.rocketmq.remoting.server import RemotingClient
 from convoymq.rocketmq.remoting.values import RegisterBrokerBody, TopicConfig, TopicTable
 
 BASE_PORT = 21_000

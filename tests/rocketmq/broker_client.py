@@ -10,10 +10,10 @@ from convoymq.rocketmq.broker.configuration import Configuration
 from convoymq.rocketmq.broker.service import Broker
 from convoymq.rocketmq.namesrv.service import NameServer
 from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.connection import Connection
-from convoymq.rocketmq.remoting.server import RemotingClient
 from convoymq.rocketmq.store.types import Message
 from tests.patience import PATIENCE_S
 

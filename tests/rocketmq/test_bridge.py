@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import lz4.frame
 import pika  # type: ignore[import-untyped]
 import pytest
+import zstandard
 
 from convoymq.cli import roles
 from convoymq.cli.cluster import LocalCluster
@@ -27,6 +30,11 @@ from tests.rocketmq.processes import RoleProcess
 
 BASE_PORT = cluster_ports(__name__)
 COUNT, KEYS, QUEUES = 200, 7, 3
+COMPRESSED: Sequence[tuple[int, Callable[[bytes], bytes]]] = (
+    (0, bytes), (0x1, zlib.compress), (0x101, lz4.frame.compress),
+    (0x201, zstandard.ZstdCompressor().compress), (0x301, zlib.compress),
+)  # fmt: skip
+"""System flags, and what clients do that set them."""
 QUORUM = {"x-queue-type": "quorum"}
 
 
@@ -210,7 +218,8 @@ def test_what_is_refused_is_kept_or_ends_the_bridge(peers: Peers, tmp_path: Path
 def test_what_convoymq_refuses_is_kept_at_rocketmq_and_nothing_behind_it_is_lost(
     peers: Peers, tmp_path: Path
 ) -> None:
-    """`expiration` that is no number; the bridge is killed, and what it has done is not repeated.
+    """Bodies are compressed in all ways of RocketMQ's clients.
+    `expiration` that is no number; the bridge is killed, and what it has done is not repeated.
     A classic queue is promised less."""
     for topic in ("odd", "kept"):
         peers.make(topic)
@@ -222,7 +231,9 @@ def test_what_convoymq_refuses_is_kept_at_rocketmq_and_nothing_behind_it_is_lost
     async def work(client: Client) -> None:
         for number in range(6):
             wrong = "AMQP_expiration\x01soon\x02" if number == 2 else ""
-            sent = await client.send("odd", str(number).encode(), i=wrong + "KEYS\x01k\x02")
+            flag, compress = COMPRESSED[number % len(COMPRESSED)]
+            body = compress(str(number).encode())
+            sent = await client.send("odd", body, i=wrong + "KEYS\x01k\x02", f=flag)
             assert sent.code == Answer.SUCCESS
 
     peers.with_broker(work)

@@ -12,12 +12,12 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from convoymq.model.json import JsonObject
-from convoymq.rocketmq.broker.acl import signature
 from convoymq.rocketmq.namesrv.service import NameServer
 from convoymq.rocketmq.namesrv.settings import NamesrvSettings
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
+from convoymq.rocketmq.remoting.signing import signature
 from tests.rocketmq.broker_client import Client, Running, records
 from tests.running import until
 

@@ -12,7 +12,7 @@ import pytest
 from convoymq.rocketmq.acting.name_servers import Identity, NameServers, Registered
 from convoymq.rocketmq.namesrv.service import NameServer
 from convoymq.rocketmq.namesrv.settings import NamesrvSettings
-from convoymq.rocketmq.remoting.server import RemotingClient
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.values import DataVersion, TopicConfig, TopicTable
 from tests.patience import PATIENCE_S
 

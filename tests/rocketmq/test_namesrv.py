@@ -13,10 +13,11 @@ from convoymq.kernels.remoting import frame
 from convoymq.rocketmq.namesrv.service import NameServer
 from convoymq.rocketmq.namesrv.settings import NamesrvSettings
 from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import BINARY, Command, encode, request
-from convoymq.rocketmq.remoting.connection import Connection, Unreachable
-from convoymq.rocketmq.remoting.server import RemotingClient, RemotingServer, dispatch
+from convoymq.rocketmq.remoting.connection import Connection, Unreachable, dispatch
+from convoymq.rocketmq.remoting.server import RemotingServer
 from convoymq.rocketmq.remoting.values import (
     ClusterInfo,
     DataVersion,

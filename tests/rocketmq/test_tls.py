@@ -19,10 +19,10 @@ from convoymq.rocketmq.namesrv.service import NameServer
 from convoymq.rocketmq.namesrv.settings import NamesrvSettings
 from convoymq.rocketmq.observer.config import RocketmqConfig
 from convoymq.rocketmq.observer.groups import ObservedGroups
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, CommandReader, encode, request
 from convoymq.rocketmq.remoting.connection import Unreachable
-from convoymq.rocketmq.remoting.server import RemotingClient
 from convoymq.rocketmq.remoting.tls import TlsSettings
 from convoymq.rocketmq.remoting.values import TopicConfig
 from convoymq.rocketmq.store.types import Draft, PutStatus

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from convoymq.model.errors import AccessRefused, SyntaxFault
-from convoymq.rocketmq.broker.acl import Accounts, signature
+from convoymq.rocketmq.broker.acl import Accounts
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Request
 from convoymq.rocketmq.remoting.command import Command, request
+from convoymq.rocketmq.remoting.signing import signature
 
 FILE = """
 globalWhiteRemoteAddresses:

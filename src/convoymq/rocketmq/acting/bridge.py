@@ -27,6 +27,7 @@ from convoymq.rocketmq.acting.name_servers import NameServers
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.send import Header, refusal_of
 from convoymq.rocketmq.broker.types import STORED, BrokerParts
+from convoymq.rocketmq.client.client import pull_fields, send_fields
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal, request
 from convoymq.rocketmq.remoting.connection import Connection
@@ -260,26 +261,14 @@ class Bridge:
 
     def _request(self, draft: Draft, key: Key | None, target: Target) -> Command:
         role = self._parts.role
-        properties = draft.properties.decode("utf-8", "surrogateescape")
         found = decode_properties(draft.properties)
-        fields = {
-            "a": found.get(PRODUCER_GROUP) or f"InnerProducerGroup_{role.name}_{role.id}",
-            "b": draft.topic,
-            "c": "TBW102",
-            "d": "8",
-            "e": str(target.queue),
-            "f": str(draft.sys_flag),
-            "g": str(draft.born_ms),
-            "h": str(draft.flag),
-            "i": properties,
-            "j": str(draft.reconsume_times),
-            "k": "false",
-            "m": "false",
-            "n": target.broker,
-        }
-        if key is not None:
-            fields[KEY_FIELD] = str(key)
-            fields[GENERATION_FIELD] = str(self.generation)
+        fields = send_fields(
+            group=found.get(PRODUCER_GROUP) or f"InnerProducerGroup_{role.name}_{role.id}",
+            topic=draft.topic, broker=target.broker, queue=target.queue,
+            properties=draft.properties.decode("utf-8", "surrogateescape"), born_ms=draft.born_ms,
+            flag=draft.flag, sys_flag=draft.sys_flag, reconsumed=draft.reconsume_times, key=key,
+            generation=self.generation,
+        )  # fmt: skip
         return request(Request.SEND_MESSAGE_V2, fields, draft.body)
 
     async def _route(self, topic: str) -> RouteData | None:
@@ -305,19 +294,8 @@ class Bridge:
         if not addresses:
             return None
         role = self._parts.role
-        fields = {
-            "consumerGroup": f"InnerConsumerGroup_{role.name}_{role.id}",
-            "topic": topic,
-            "queueId": str(queue_id),
-            "queueOffset": str(offset),
-            "maxMsgNums": "1",
-            "sysFlag": "4",
-            "commitOffset": "0",
-            "suspendTimeoutMillis": "0",
-            "subscription": "*",
-            "subVersion": "0",
-            "expressionType": "TAG",
-        }
+        group = f"InnerConsumerGroup_{role.name}_{role.id}"
+        fields = pull_fields(group, topic, queue_id, offset)
         try:
             connection = await self._parts.remoting.connected(
                 addresses[min(addresses)], SEND_TIMEOUT_S

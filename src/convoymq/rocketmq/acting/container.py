@@ -21,8 +21,8 @@ from convoymq.rocketmq.broker.settings import UNSERVED, BrokerSettings
 from convoymq.rocketmq.exposition import Exposition, ServerSettings
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, Refusal
-from convoymq.rocketmq.remoting.connection import Connection, Handler
-from convoymq.rocketmq.remoting.server import RemotingServer, dispatch
+from convoymq.rocketmq.remoting.connection import Connection, Handler, dispatch
+from convoymq.rocketmq.remoting.server import RemotingServer
 from convoymq.rocketmq.remoting.tls import ServerTls
 from convoymq.rocketmq.settings import load, read_pairs
 

@@ -1,7 +1,6 @@
 """A broker's view of its name servers: registers with each, asks them all.
 
-Name servers share nothing. One that does not answer keeps nobody: answers of the others count. A
-replica that one of them lists is alive, so that the members of a group are what all of them list
+A replica that one of them lists is alive, so that the members of a group are what all of them list
 together.
 
 `compatibleWithOldNameSrv`: name servers before RocketMQ 5 know neither heartbeats (a version query
@@ -12,35 +11,25 @@ ids everywhere).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import structlog
-
-from convoymq.model.errors import PeerError, Unavailable
+from convoymq.model.errors import Unavailable
+from convoymq.rocketmq.client.routes import Routes
 from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import Answer, Request
-from convoymq.rocketmq.remoting.command import Command, request
-from convoymq.rocketmq.remoting.server import RemotingClient
+from convoymq.rocketmq.remoting.command import request
 from convoymq.rocketmq.remoting.values import (
     MEMBER_TOPIC_PREFIX,
-    PERM_WRITE,
-    BrokerData,
     ClusterInfo,
     DataVersion,
     KeyValues,
     MemberGroupBody,
-    QueueData,
     RegisterBrokerBody,
-    RouteData,
     TopicTable,
     crc32,
 )
-
-log = structlog.get_logger()
-
-ASK_TIMEOUT_S = 1.0
-"""One that hangs must not keep a slave from what others say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,27 +58,12 @@ class Registered:
     ordered_topics: Mapping[str, str] | None = None
 
 
-def merged_route(routes: Iterable[RouteData]) -> RouteData:
-    """Returns the brokers of all routes. Of a broker that several have, the entry of one that lets
-    clients write counts: the others have dropped its master, or not got it yet."""
-    found: dict[str, tuple[QueueData, BrokerData]] = {}
-    for route in routes:
-        datas = {data.broker_name: data for data in route.broker_datas}
-        for queues in route.queue_datas:
-            known = found.get(queues.broker_name)
-            if known is None or queues.perm & PERM_WRITE & ~known[0].perm:
-                found[queues.broker_name] = queues, datas[queues.broker_name]
-    return RouteData([queues for queues, _ in found.values()], [data for _, data in found.values()])
-
-
-class NameServers:
+class NameServers(Routes):
     """See the module text."""
 
     def __init__(self, addresses: str, own: Identity, remoting: RemotingClient) -> None:
-        self.addresses = tuple(a for a in (x.strip() for x in addresses.split(";")) if a)
+        super().__init__(addresses, remoting)
         self.own = own
-        self._remoting = remoting
-        self._silent: set[str] = set()
 
     # --- this replica ---------------------------------------------------------------------
 
@@ -107,7 +81,7 @@ class NameServers:
         }
         if own.acting_enabled:
             fields["heartbeatTimeoutMillis"] = str(own.silence_ms)
-        answers = await self._ask_all(
+        answers = await self.ask_all(
             Request.REGISTER_BROKER, fields, body, own.register_timeout_s, addresses
         )
         taken = [answer for answer in answers.values() if answer.code == Answer.SUCCESS]
@@ -121,7 +95,7 @@ class NameServers:
     async def unregister(self) -> None:
         """Says that this replica ends."""
         fields, timeout_s = self._names(), self.own.heartbeat_timeout_s
-        await self._ask_all(Request.UNREGISTER_BROKER, fields, b"", timeout_s)
+        await self.ask_all(Request.UNREGISTER_BROKER, fields, b"", timeout_s)
 
     async def heartbeat(self, version: DataVersion) -> None:
         """Says that this replica is alive. Name servers that cannot be reached are passed over."""
@@ -148,14 +122,14 @@ class NameServers:
         """Returns the replicas of this broker: id -> address; None when no name server answers."""
         own = self.own
         if own.is_old_compatible:
-            route = await self._routes(MEMBER_TOPIC_PREFIX + own.name)
+            route = await self.routes(MEMBER_TOPIC_PREFIX + own.name)
             if route is None:
                 return None
             datas = [d for r in route for d in r.broker_datas]
             found = [d.broker_addrs for d in datas if (d.cluster, d.broker_name) == self._key]
         else:
             fields = {"clusterName": own.cluster, "brokerName": own.name}
-            answers = await self._ask_all(Request.GET_BROKER_MEMBER_GROUP, fields)
+            answers = await self.ask_all(Request.GET_BROKER_MEMBER_GROUP, fields)
             taken = [a for a in answers.values() if a.code == Answer.SUCCESS]
             if not taken:
                 return None
@@ -170,27 +144,9 @@ class NameServers:
     def _key(self) -> tuple[str, str]:
         return self.own.cluster, self.own.name
 
-    async def route(self, topic: str) -> RouteData | None:
-        """Returns where a topic is, as all name servers together have it."""
-        routes = await self._routes(topic)
-        return merged_route(routes) if routes else None
-
-    async def _routes(self, topic: str) -> list[RouteData] | None:
-        """Returns the routes that name servers have; None when none of them answers."""
-        fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
-        answers = await self._ask_all(Request.GET_ROUTEINFO_BY_TOPIC, fields)
-        known = [
-            answer
-            for answer in answers.values()
-            if answer.code in (Answer.SUCCESS, Answer.TOPIC_NOT_EXIST)
-        ]
-        if not known:
-            return None
-        return [json.loads(a.body, RouteData) for a in known if a.code == Answer.SUCCESS]
-
     async def brokers(self) -> dict[str, dict[int, str]] | None:
         """Returns all brokers of the own cluster: name -> id -> address."""
-        answers = await self._ask_all(Request.GET_BROKER_CLUSTER_INFO, {})
+        answers = await self.ask_all(Request.GET_BROKER_CLUSTER_INFO, {})
         taken = [a for a in answers.values() if a.code == Answer.SUCCESS]
         if not taken:
             return None
@@ -211,31 +167,3 @@ class NameServers:
             "clusterName": own.cluster,
             "brokerId": str(own.id),
         }
-
-    async def _ask_all(
-        self,
-        code: int,
-        fields: dict[str, str],
-        body: bytes = b"",
-        timeout_s: float = ASK_TIMEOUT_S,
-        addresses: tuple[str, ...] | None = None,
-    ) -> dict[str, Command]:
-        """Returns the answers of those that answer."""
-        answers: dict[str, Command] = {}
-
-        async def one(address: str) -> None:
-            try:
-                connection = await self._remoting.connected(address, ASK_TIMEOUT_S)
-                answers[address] = await connection.request(request(code, fields, body), timeout_s)
-            except (Unavailable, PeerError) as error:
-                if address not in self._silent:
-                    log.warning("rocketmq.name_server_silent", address=address, reason=error.text)
-                self._silent.add(address)
-                return
-            self._silent.discard(address)
-            if answers[address].code == Answer.SYSTEM_ERROR:
-                remark = answers[address].remark
-                log.warning("rocketmq.name_server_refused", address=address, reason=remark)
-
-        await asyncio.gather(*map(one, self.addresses if addresses is None else addresses))
-        return answers

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-import msgspec
 import structlog
 
 from convoymq.model.errors import BrokerError, PeerError, Unavailable
@@ -25,11 +24,11 @@ from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.types import BrokerParts, SlaveLink
 from convoymq.rocketmq.clocks import steady_ms
 from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.client import split_address
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
 from convoymq.rocketmq.remoting.connection import Connection
-from convoymq.rocketmq.remoting.server import split_address
-from convoymq.rocketmq.remoting.values import MASTER_ID
+from convoymq.rocketmq.remoting.values import MASTER_ID, EscapeKeys
 
 log = structlog.get_logger()
 
@@ -39,13 +38,6 @@ COPY_S = 10.0
 COPY_CHANGES_S = 1.0
 COPY_TIMES = 20
 """A copy takes at most one of so many parts of the time."""
-
-
-class _Keys(msgspec.Struct, rename="camel"):
-    """Keys of escaped messages: `topic:queue` -> ranges of offsets."""
-
-    ranges: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
-    generation: int = 0
 
 
 class Group:
@@ -445,7 +437,7 @@ class Group:
                 answer = await self._ask(address, Request.GET_ESCAPE_KEYS, fields)
                 if answer.code != Answer.SUCCESS:
                     return 0
-                found = json.loads(answer.body, _Keys)
+                found = json.loads(answer.body, EscapeKeys)
                 table.merge(own.name, found.ranges)
             except (BrokerError, ValueError) as error:
                 log.info("rocketmq.member_silent", address=address, reason=str(error))
@@ -458,7 +450,7 @@ class Group:
         generation = self._keys.generations.raise_to(name, command.number("generation", 0))
         # Before the answer: the promise holds after a crash.
         self._keys.persist()
-        return command.answer(body=json.dumps(_Keys(self._keys.of(name), generation)))
+        return command.answer(body=json.dumps(EscapeKeys(self._keys.of(name), generation)))
 
     # --- a slave copies metadata -----------------------------------------------------------------
 

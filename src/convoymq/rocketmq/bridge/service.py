@@ -20,13 +20,13 @@ from convoymq.rocketmq.bridge.amqp import (
 from convoymq.rocketmq.bridge.mapping import AmqpMessage
 from convoymq.rocketmq.bridge.pump import BridgeStopped, Pump, Sink, Source, again
 from convoymq.rocketmq.bridge.rocket import (
-    Rocket,
     RocketSink,
     RocketSource,
+    knows_keys,
     place_of,
-    queues_of,
 )
 from convoymq.rocketmq.bridge.settings import BridgeSettings
+from convoymq.rocketmq.client.client import Queue, RocketClient
 
 log = structlog.get_logger()
 
@@ -46,16 +46,17 @@ class Bridge:
     def __init__(self, settings: BridgeSettings, ended: Callable[[], None]) -> None:
         self._settings = settings
         self._ended = ended
-        self._rocket: Rocket | None = None
+        self._rocket: RocketClient | None = None
         self._clients: list[Client] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pumped: set[tuple[str, int]] = set()
+        self._pumped: set[Queue] = set()
         self._topic_source: TopicSource | None = None
         self.failed = False
 
     async def start(self) -> int:
         """Begins; a bridge listens on no port."""
-        self._rocket = Rocket(self._settings)
+        settings = self._settings
+        self._rocket = RocketClient(settings.name_servers, f"CID_{settings.name}", settings.account)
         if self._settings.to_convoymq:
             self._spawn(self._to_convoymq(self._rocket))
         if self._settings.to_rocketmq:
@@ -71,7 +72,7 @@ class Bridge:
         if self._topic_source is not None:
             await asyncio.to_thread(self._topic_source.close)
         if self._rocket is not None:
-            await self._rocket.remoting.stop()
+            await self._rocket.stop()
         for client in self._clients:
             await asyncio.to_thread(client.close)
 
@@ -109,7 +110,7 @@ class Bridge:
 
     # --- to ConvoyMQ ------------------------------------------------------------------------
 
-    async def _to_convoymq(self, rocket: Rocket) -> None:
+    async def _to_convoymq(self, rocket: RocketClient) -> None:
         settings = self._settings
         client = self._client()
         kind = "topic"
@@ -118,11 +119,11 @@ class Bridge:
         self._began(settings.from_rocketmq_topic, settings.to_queue or settings.to_topic,
                     once=kind != "classic")  # fmt: skip
         while True:
-            queues = await self._again(lambda: queues_of(rocket, settings.from_rocketmq_topic))
-            for broker, queue in queues:
-                if (broker, queue) not in self._pumped:
-                    self._pumped.add((broker, queue))
-                    source = RocketSource(rocket, settings, broker, queue)
+            queues = await self._again(lambda: rocket.queues(settings.from_rocketmq_topic))
+            for queue in queues:
+                if queue not in self._pumped:
+                    self._pumped.add(queue)
+                    source = RocketSource(rocket, settings, queue)
                     self._spawn(self._pump(source, self._amqp_sink(kind)))
             await asyncio.sleep(ROUTE_S)
 
@@ -134,7 +135,7 @@ class Bridge:
 
     # --- to RocketMQ ------------------------------------------------------------------------
 
-    async def _to_rocketmq(self, rocket: Rocket) -> None:
+    async def _to_rocketmq(self, rocket: RocketClient) -> None:
         settings = self._settings
         topic = settings.to_rocketmq_topic
         client = self._client()
@@ -155,7 +156,7 @@ class Bridge:
         broker, queues = await self._again(
             lambda: place_of(rocket, topic, settings.to_rocketmq_broker)
         )
-        once = await self._again(lambda: rocket.knows_keys(topic, broker))
+        once = await self._again(lambda: knows_keys(rocket, topic, broker))
         self._began(settings.from_queue or settings.from_topic, topic, once=once and not is_classic)
         await self._pump(source, RocketSink(rocket, topic, broker, queues, once=once))
 

@@ -21,6 +21,10 @@ class BridgeSettings(Section):
         "A bridge that is started again under its name goes on where it was.",
     )  # fmt: skip
     name_servers: str = key("namesrvAddr", "", "RocketMQ's name servers, host:port, `;` between.")
+    access_key: str = key(
+        "accessKey", "", "Account at RocketMQ's brokers, where they want signatures."
+    )
+    secret_key: str = key("secretKey", "", "Its secret.", secret=True)
     servers: str = key("servers", "127.0.0.1:5672", "ConvoyMQ's nodes, host:port, `,` between.")
     user: str = key("user", "guest", "User at ConvoyMQ.")
     password: str = key("password", "guest", "Its password.", secret=True)
@@ -73,6 +77,11 @@ class BridgeSettings(Section):
     def to_rocketmq(self) -> bool:
         """Returns whether a queue or an ordered topic is read."""
         return bool(self.from_queue or self.from_topic)
+
+    @property
+    def account(self) -> tuple[str, str] | None:
+        """Returns the account at RocketMQ's brokers, if there is one."""
+        return (self.access_key, self.secret_key) if self.access_key else None
 
     def client_config(self) -> ClientConfig:
         """Returns where ConvoyMQ is. Raises ValueError."""

@@ -6,8 +6,6 @@ their names, and of the body. Addresses of the white lists need none.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import hmac
 import re
 from collections.abc import Iterator, Mapping
@@ -21,6 +19,7 @@ from convoymq.rocketmq.broker.values import HeartbeatData
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Request
 from convoymq.rocketmq.remoting.command import Command
+from convoymq.rocketmq.remoting.signing import Signer, signature
 
 PUB, SUB = "PUB", "SUB"
 _PERMISSIONS = {"DENY": "", PUB: PUB, SUB: SUB, "PUB|SUB": PUB + SUB, "SUB|PUB": PUB + SUB}
@@ -74,29 +73,6 @@ class Account:
     groups: Mapping[str, str]
     topic_default: str
     group_default: str
-
-
-def signature(command: Command, secret: bytes) -> str:
-    """Returns the signature of a request."""
-    digest = hmac.new(secret, digestmod=hashlib.sha1)
-    for name, value in sorted(command.fields.items()):
-        if name != "Signature":
-            digest.update(value.encode())
-    digest.update(command.body)
-    return base64.b64encode(digest.digest()).decode()
-
-
-class Signer:
-    """Signs requests for an account."""
-
-    def __init__(self, name: str, secret: str) -> None:
-        self._name = name
-        self._secret = secret.encode()
-
-    def __call__(self, command: Command) -> None:
-        """Adds the account's name and the signature to a request."""
-        command.fields = {**command.fields, "AccessKey": self._name}
-        command.fields["Signature"] = signature(command, self._secret)
 
 
 def read_signer(text: str) -> Signer:

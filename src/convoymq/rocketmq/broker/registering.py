@@ -12,7 +12,7 @@ from convoymq.rocketmq.acting.name_servers import Identity, NameServers
 from convoymq.rocketmq.broker.settings import BrokerSettings
 from convoymq.rocketmq.broker.topics import READ_WRITE, Topics
 from convoymq.rocketmq.broker.types import Role
-from convoymq.rocketmq.remoting.server import RemotingClient
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.values import TopicConfig, TopicTable
 
 log = structlog.get_logger()

@@ -47,10 +47,11 @@ from convoymq.rocketmq.broker.types import (
 from convoymq.rocketmq.clocks import steady_ms, wall_ms
 from convoymq.rocketmq.exposition import Exposition
 from convoymq.rocketmq.ha.service import open_replication
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import Request
 from convoymq.rocketmq.remoting.command import Command
-from convoymq.rocketmq.remoting.connection import Answered, Connection, Handler
-from convoymq.rocketmq.remoting.server import RemotingClient, RemotingServer, dispatch
+from convoymq.rocketmq.remoting.connection import Answered, Connection, Handler, dispatch
+from convoymq.rocketmq.remoting.server import RemotingServer
 from convoymq.rocketmq.remoting.tls import ServerTls
 from convoymq.rocketmq.special.service import SpecialServices
 from convoymq.rocketmq.special.settings import SpecialSettings

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from convoymq.rocketmq.broker.settings import BrokerSettings
     from convoymq.rocketmq.broker.stats import Stats
     from convoymq.rocketmq.broker.topics import Topics
-    from convoymq.rocketmq.remoting.server import RemotingClient
+    from convoymq.rocketmq.remoting.client import RemotingClient
     from convoymq.rocketmq.store.store import MessageStore
 
 S = TypeVar("S", bound=Section)

@@ -45,10 +45,10 @@ from convoymq.rocketmq.ha.requests import (
     reply_of,
 )
 from convoymq.rocketmq.ha.settings import HaSettings
+from convoymq.rocketmq.remoting.client import RemotingClient, split_address
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command
 from convoymq.rocketmq.remoting.connection import Connection, Handler
-from convoymq.rocketmq.remoting.server import RemotingClient, split_address
 from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.types import PutStatus, StoreReport

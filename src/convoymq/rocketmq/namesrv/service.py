@@ -30,10 +30,11 @@ from convoymq.rocketmq.namesrv.tables import (
     RouteTables,
 )
 from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import VERSION_BODY_OF_REGISTRATION, Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
-from convoymq.rocketmq.remoting.connection import Connection, Handler
-from convoymq.rocketmq.remoting.server import RemotingClient, RemotingServer, dispatch
+from convoymq.rocketmq.remoting.connection import Connection, Handler, dispatch
+from convoymq.rocketmq.remoting.server import RemotingServer
 from convoymq.rocketmq.remoting.tls import ServerTls
 from convoymq.rocketmq.remoting.values import (
     MASTER_ID,

@@ -21,14 +21,14 @@ from convoymq.edges.http.json_values import count_in
 from convoymq.model.errors import NotFound, PeerError, SyntaxFault, Unavailable
 from convoymq.model.json import JsonObject
 from convoymq.model.slices import in_slices
-from convoymq.rocketmq.broker.acl import Signer
 from convoymq.rocketmq.broker.names import is_system
 from convoymq.rocketmq.broker.values import MessageQueue
 from convoymq.rocketmq.observer.config import RocketmqConfig
 from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command, request
-from convoymq.rocketmq.remoting.server import RemotingClient
+from convoymq.rocketmq.remoting.signing import Signer
 from convoymq.rocketmq.remoting.values import MASTER_ID, BrokerData, ClusterInfo, TopicConfig
 from convoymq.transport.tls import client_context
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeAlias, cast
 
 import structlog
@@ -30,10 +30,22 @@ Answered: TypeAlias = "Command | Awaitable[Command | None] | None"
 """An answer. None: not now, or never, since the request is one-way."""
 Handler: TypeAlias = "Callable[[Connection, Command], Answered]"
 """Answers a request."""
+Handlers: TypeAlias = "Mapping[int, Handler]"
+"""By the code of the request."""
 
 
 class Unreachable(Unavailable):
     """The connection to a peer cannot be made, or ended before the answer."""
+
+
+def dispatch(handlers: Handlers) -> Handler:
+    """Returns a handler that asks the one for the request's code, and refuses unknown codes."""
+
+    def unknown(_connection: Connection, command: Command) -> Command:
+        text = f" request type {command.code} not supported"
+        return command.answer(Answer.REQUEST_CODE_NOT_SUPPORTED, remark=text)
+
+    return lambda connection, command: handlers.get(command.code, unknown)(connection, command)
 
 
 class Connection(asyncio.Protocol):

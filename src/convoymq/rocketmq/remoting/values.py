@@ -16,13 +16,13 @@ import zlib
 import msgspec
 
 from convoymq.model.errors import SyntaxFault
+from convoymq.rocketmq.compression import uncompressed
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import VERSION_TOPIC_MAPPINGS
 
 PERM_READ = 4
 PERM_WRITE = 2
 
-UNCOMPRESSED_BYTES_MAX = 256 << 20
 MASTER_ID = 0
 MEMBER_TOPIC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 """Topics by which brokers ask old name servers for their replicas: always the true ids."""
@@ -129,6 +129,13 @@ class KeyValues(msgspec.Struct):
     table: dict[str, str]
 
 
+class EscapeKeys(msgspec.Struct, rename="camel"):
+    """Keys of stored messages of one source: `topic:queue` -> ranges of offsets."""
+
+    ranges: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+    generation: int = 0
+
+
 def crc32(body: bytes | memoryview) -> int:
     """Returns the checksum of a registration's body, as its header has it."""
     return zlib.crc32(body) & 0x7FFFFFFF
@@ -141,8 +148,8 @@ def decode_registration(
     if not compressed:
         return json.loads(body, RegisterBrokerBody)
     try:
-        return _decode_compressed(_decompressed(body), version)
-    except (zlib.error, struct.error, ValueError, msgspec.MsgspecError) as error:
+        return _decode_compressed(uncompressed(body), version)
+    except (struct.error, ValueError, msgspec.MsgspecError) as error:
         raise SyntaxFault(f"the body of a registration cannot be read: {error}") from error
 
 
@@ -156,14 +163,6 @@ def _topic_of(text: str) -> TopicConfig:
         topic_filter_type=filter_type,
         attributes=json.loads(attributes[0].encode(), dict[str, str]) if attributes else {},
     )
-
-
-def _decompressed(body: bytes | memoryview) -> bytes:
-    stream = zlib.decompressobj()
-    content = stream.decompress(body, UNCOMPRESSED_BYTES_MAX)
-    if not stream.eof:
-        raise ValueError("it is cut, or too large")
-    return content
 
 
 def _decode_compressed(content: bytes, version: int) -> RegisterBrokerBody:

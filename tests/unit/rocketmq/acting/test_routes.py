@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoymq.rocketmq.acting.name_servers import merged_route
+from convoymq.rocketmq.client.routes import merged_route
 from convoymq.rocketmq.remoting.values import (
     PERM_READ,
     PERM_WRITE,
