@@ -30,6 +30,9 @@ SIZES = {
     "mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000,
     "maxHashSlotNum": 100, "maxIndexNum": 400,
 }  # fmt: skip
+CRC = {"enabledAppendPropCRC": "true", "forceVerifyPropCRC": "true"}
+"""RocketMQ's broker reads its own log by these checksums at a start."""
+ENDS = pytest.mark.parametrize(("is_killed", "crc"), [(False, {}), (True, {}), (True, CRC)])
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 Bodies = dict[tuple[str, int], list[bytes]]
 
@@ -37,12 +40,13 @@ Bodies = dict[tuple[str, int], list[bytes]]
 class Ours:
     """This store on a real directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, crc: dict[str, str]) -> None:
         self.worker = InlineWorker(automatic=True)
         settings = StoreSettings(
             log_file_bytes=SIZES["mappedFileSizeCommitLog"],
             queue_file_bytes=SIZES["mappedFileSizeConsumeQueue"],
             index_slots=SIZES["maxHashSlotNum"], index_units=SIZES["maxIndexNum"],
+            appends_crc=bool(crc), needs_crc=bool(crc),
         )  # fmt: skip
         self.store = MessageStore(
             RealDirectory(directory / "store"), settings, self.worker, clock=now_ms,
@@ -110,13 +114,15 @@ async def send(client: Client, first: int, count: int, expected: Bodies) -> None
         expected[place].append(body(number))
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-async def test_a_directory_of_upstream_is_opened(tmp_path: Path, *, is_killed: bool) -> None:
+@ENDS
+async def test_a_directory_of_upstream_is_opened(
+    tmp_path: Path, *, is_killed: bool, crc: dict[str, str]
+) -> None:
     """Over many files of each kind; twice: what ours adds is there the next time."""
     expected: Bodies = defaultdict(list)
     port = single_port()
     client = Client(port)
-    with broker(tmp_path, listenPort=port, **SIZES) as process:
+    with broker(tmp_path, listenPort=port, **SIZES, **crc) as process:
         await reachable(client)
         await send(client, 0, 900, expected)
         late = encode_properties({**properties(1), "DELAY": "18"}).decode()
@@ -125,7 +131,7 @@ async def test_a_directory_of_upstream_is_opened(tmp_path: Path, *, is_killed: b
             process.kill()
             process.wait()
     await client.stop()
-    ours = Ours(tmp_path)
+    ours = Ours(tmp_path, crc)
     assert ours.report.was_aborted is is_killed
     ours.check(expected)
     (record,) = ours.store.get("SCHEDULE_TOPIC_XXXX", 17, 0, 9).records
@@ -134,7 +140,7 @@ async def test_a_directory_of_upstream_is_opened(tmp_path: Path, *, is_killed: b
     assert due == [Message(record).stored_ms + 7_200_000]
     put(ours, 5000, 100, expected)
     ours.store.close()
-    again = Ours(tmp_path)
+    again = Ours(tmp_path, crc)
     assert not again.report.was_aborted
     again.check(expected)
 
@@ -158,13 +164,13 @@ def put(ours: Ours, first: int, count: int, expected: Bodies) -> list[str]:
     return ids
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
+@ENDS
 async def test_a_directory_of_ours_is_opened_by_upstream(
-    tmp_path: Path, *, is_killed: bool
+    tmp_path: Path, *, is_killed: bool, crc: dict[str, str]
 ) -> None:
     """Its broker serves everything, by its tools as well, and goes on where ours was."""
     expected: Bodies = defaultdict(list)
-    ours = Ours(tmp_path)
+    ours = Ours(tmp_path, crc)
     ids = put(ours, 0, 900, expected)
     if not is_killed:
         ours.store.close()
@@ -173,7 +179,7 @@ async def test_a_directory_of_ours_is_opened_by_upstream(
     address = f"127.0.0.1:{await names.start()}"
     port = single_port()
     client = Client(port)
-    with broker(tmp_path, listenPort=port, namesrvAddr=address, brokerName="b", **SIZES):
+    with broker(tmp_path, listenPort=port, namesrvAddr=address, brokerName="b", **SIZES, **crc):
         await reachable(client)
         for topic in ("t0", "t1"):
             created = await client.ask(
@@ -204,7 +210,7 @@ async def test_a_directory_of_ours_is_opened_by_upstream(
         await send(client, 900, 60, expected)
     await client.stop()
     await names.stop()
-    again = Ours(tmp_path)
+    again = Ours(tmp_path, crc)
     again.check(expected)
     put(again, 1000, 10, expected)
     again.store.close()

@@ -6,6 +6,8 @@
             length 4 + body · length 1|2 + topic · length 2 + properties
     blank   size 4 · magic 4 · whatever fills the rest of a file
     batch   { size 4 · magic 4 · CRC 4 · flag 4 · length 4 + body · length 2 + properties }
+    CRC     the last property, __CRC32#, where a record has it: CRC-32 & 0x7FFFFFFF of the record
+            before it, in ten digits, the last first
     entry   physical offset 8 · size 4 · tags code 8
 
 All integers are big-endian. The magic says how long the length of a topic is, the system flag how
@@ -39,6 +41,11 @@ ZEROS = 2
 CUT = 3
 DAMAGED = 4
 
+UNCHECKED = 0
+BODY = 1
+RECORD = 2
+RECORD_ALWAYS = 3
+
 _V1 = cython.declare(uint32_t, 0xDAA320A7)
 _V2 = cython.declare(uint32_t, 0xDAA320AB)
 _BLANK = cython.declare(uint32_t, 0xCBD43194)
@@ -49,6 +56,9 @@ _FIXED = cython.declare(cython.Py_ssize_t, 72)
 _BATCH_HEAD = cython.declare(cython.Py_ssize_t, 20)
 _SECTOR = cython.declare(cython.Py_ssize_t, 512)
 
+_crc_name = cython.declare(bytes, b"__CRC32#\x01")
+_CRC_BYTES = cython.declare(cython.Py_ssize_t, 20)
+_CRC_DIGITS = cython.declare(cython.Py_ssize_t, 10)
 _schedule_topic = cython.declare(bytes, b"SCHEDULE_TOPIC_XXXX")
 
 
@@ -145,8 +155,25 @@ def _measure(draft, host: bytes, count: cython.pointer(cython.Py_ssize_t)) -> cy
 
 
 @cython.cfunc
+@cython.exceptval(check=False)
+def _write_crc(p: cython.p_uchar, n: cython.Py_ssize_t, out: cython.p_uchar) -> cython.void:
+    """Writes the digits of the checksum of a record of `n` bytes."""
+    value: uint32_t = cython.cast(uint32_t, _crc32(memory_view(p, n - _CRC_BYTES))) & _CRC_BITS
+    i: cython.Py_ssize_t
+    for i in range(_CRC_DIGITS):
+        out[i] = cython.cast(cython.uchar, 48 + value % 10)
+        value //= 10
+
+
+@cython.cfunc
 def _encode(
-    q: cython.p_uchar, draft, physical: int64_t, offset: int64_t, now: int64_t, host: bytes
+    q: cython.p_uchar,
+    draft,
+    physical: int64_t,
+    offset: int64_t,
+    now: int64_t,
+    host: bytes,
+    with_crc: cython.bint,
 ) -> list:
     """Writes a draft's records, whose bytes were measured. Returns their physical offsets."""
     topic: bytes = draft.topic.encode()
@@ -202,6 +229,8 @@ def _encode(
         string.memcpy(q, bytes_pointer(properties), more)
         q += more
         store32(start, cython.cast(uint32_t, q - start))
+        if with_crc:
+            _write_crc(start, q - start, q - _CRC_DIGITS - 1)
         physical += q - start
         offset += 1
         if not is_batch or rest <= 0:
@@ -217,6 +246,7 @@ def encode(
     next_offsets: dict,
     now_ms: int64_t,
     host: bytes,
+    with_crc: cython.bint,
 ) -> tuple:
     if len(host) not in (8, 20):
         raise ValueError("a host has 8 or 20 bytes")
@@ -247,7 +277,8 @@ def encode(
             continue
         place = (draft.topic, draft.queue_id)
         offset = next_offsets[place]
-        rows.append((size, counts[i], offset, _encode(q, draft, physical, offset, now_ms, host)))
+        made = _encode(q, draft, physical, offset, now_ms, host, with_crc)
+        rows.append((size, counts[i], offset, made))
         if (draft.sys_flag & 0xC) in (0, 8):
             next_offsets[place] = offset + counts[i]
         q += size
@@ -484,7 +515,7 @@ def scan(
     block,
     start: cython.Py_ssize_t,
     physical: int64_t,
-    check: cython.bint,
+    check: cython.int,
     delays: list,
 ) -> tuple:
     view: cython.const[cython.uchar][::1] = block
@@ -507,7 +538,7 @@ def scan(
         if (
             not _parse(p, size, f)
             or cython.cast(int64_t, load64(p + 28)) != physical + at
-            or (check and not _is_whole(p, f))
+            or (check and not _is_whole(p, f, check))
         ):
             kind = 4
             break
@@ -525,9 +556,27 @@ def scan(
 
 
 @cython.cfunc
-def _is_whole(p: cython.p_uchar, f: Fields) -> cython.bint:
-    """Compares the checksum of the body. Topic and properties have none: but where a write was cut
-    short, sectors of zeros lie."""
+@cython.exceptval(check=False)
+def _has_right_crc(p: cython.p_uchar, f: Fields, check: cython.int) -> cython.bint:
+    """Compares the checksum of the record; one without it passes unless `check` asks for it."""
+    at: cython.Py_ssize_t = f.size - _CRC_BYTES
+    if (
+        f.properties_size < _CRC_BYTES
+        or string.memcmp(p + at, bytes_pointer(_crc_name), len(_crc_name))
+        or p[f.size - 1] != 2
+    ):
+        return check < 3
+    digits: cython.uchar[10]
+    _write_crc(p, f.size, cython.cast(cython.p_uchar, digits))
+    return string.memcmp(p + f.size - 1 - _CRC_DIGITS, digits, _CRC_DIGITS) == 0
+
+
+@cython.cfunc
+def _is_whole(p: cython.p_uchar, f: Fields, check: cython.int) -> cython.bint:
+    """Compares the checksums of the body and of the record. Nothing else covers topic and
+    properties: but where a write was cut short, sectors of zeros lie."""
+    if check > 1 and not _has_right_crc(p, f, check):
+        return False
     if f.body_size:
         crc: uint32_t = _crc32(memory_view(p + f.body, f.body_size))
         if crc & _CRC_BITS != load32(p + 8):
@@ -547,7 +596,7 @@ def _is_whole(p: cython.p_uchar, f: Fields) -> cython.bint:
     return True
 
 
-def is_record(record, physical: int64_t) -> bool:
+def is_record(record, physical: int64_t, check: cython.int) -> bool:
     view: cython.const[cython.uchar][::1] = record
     n: cython.Py_ssize_t = view.shape[0]
     if n < 91:
@@ -558,7 +607,7 @@ def is_record(record, physical: int64_t) -> bool:
         load32(p) == n
         and _parse(p, n, f) != 0
         and cython.cast(int64_t, load64(p + 28)) == physical
-        and _is_whole(p, f)
+        and _is_whole(p, f, check)
     )
 
 

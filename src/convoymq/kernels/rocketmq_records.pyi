@@ -18,6 +18,15 @@ CUT: int
 DAMAGED: int
 """No record lies here, or not the one that was written."""
 
+UNCHECKED: int
+"""No checksum is compared."""
+BODY: int
+"""The body's is."""
+RECORD: int
+"""That of the whole record as well, where a record has one."""
+RECORD_ALWAYS: int
+"""A record without one is damaged."""
+
 def encode(
     drafts: Sequence[object],
     first: int,
@@ -27,6 +36,7 @@ def encode(
     next_offsets: dict[tuple[str, int], int],
     now_ms: int,
     host: bytes,
+    with_crc: bool,
 ) -> tuple[bytes, list[tuple[int, int, int, list[int] | None]]]:
     """Makes records of drafts from number `first` on, as many as leave eight bytes of `room`.
 
@@ -34,6 +44,7 @@ def encode(
         size_max: bytes that one draft may become.
         physical: offset of the first record.
         next_offsets: the next offset of each (topic, queue) of the drafts; moved on.
+        with_crc: the properties of all drafts end with room for the checksum, which is filled in.
 
     Returns:
         The records, and for each draft: bytes, messages, queue offset, physical offsets; or ILLEGAL
@@ -41,13 +52,13 @@ def encode(
     """
 
 def scan(
-    block: Buffer, start: int, physical: int, check: bool, delays: list[int]
+    block: Buffer, start: int, physical: int, check: int, delays: list[int]
 ) -> tuple[int, int, int, int, int, list[tuple[str, int, int, int, bytes, int]], bytes]:
     """Reads the records of a block that begins at `physical - start`… as far as they are whole.
 
     Args:
         physical: offset of the block's first byte in the log.
-        check: compares checksums of bodies.
+        check: see the constants.
         delays: of each delay level, in ms.
 
     Returns:
@@ -56,8 +67,8 @@ def scan(
         of the last); rows of the index: hash 4, physical offset 8, stored at 8.
     """
 
-def is_record(record: Buffer, physical: int) -> bool:
-    """Returns whether these bytes are one whole record with that offset."""
+def is_record(record: Buffer, physical: int, check: int) -> bool:
+    """Returns whether these bytes are one whole record with that offset. `check` as in `scan`."""
 
 def key_hash(topic: str, key: str) -> int:
     """Returns the hash of a key as the index has it."""

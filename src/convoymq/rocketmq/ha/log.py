@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoymq.kernels.rocketmq_records import is_record
+from convoymq.kernels.rocketmq_records import BODY, is_record
 from convoymq.rocketmq.store.store import MessageStore
 from convoymq.rocketmq.store.types import MAGIC_V2
 from convoymq.storage.types import Done
@@ -86,7 +86,8 @@ class StoreLog:
         size = int.from_bytes(self._read(start, start + _SIZE_BYTES), "big")
         if not 0 < size <= min(end - start, self.file_bytes):
             return None
-        return size if is_record(memoryview(self._read(start, start + size)), start) else None
+        record = memoryview(self._read(start, start + size))
+        return size if is_record(record, start, BODY) else None
 
     def _read(self, start: int, end: int) -> bytes:
         parts = []

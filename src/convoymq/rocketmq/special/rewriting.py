@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from convoymq.kernels import rocketmq_records as records
-from convoymq.rocketmq.store.types import Message, encode_properties
+from convoymq.rocketmq.store.types import Message, encode_properties, with_room_for_crc
 
 RECORD_BYTES_MAX = 1 << 30
 
@@ -15,9 +15,11 @@ def rewritten(message: Message, topic: str, queue: int, properties: Mapping[str,
     offsets and times too, is as it was."""
     draft = message.draft()
     draft.topic, draft.queue_id = topic, queue
-    draft.properties = encode_properties(dict(properties))
+    # The checksum was that of the record in the log.
+    draft.properties = with_room_for_crc(encode_properties(dict(properties)), appends_crc=False)
     block, _ = records.encode(
         [draft], 0, RECORD_BYTES_MAX, RECORD_BYTES_MAX, message.physical,
         {(topic, queue): message.queue_offset}, message.stored_ms, message.store_host,
+        False,
     )  # fmt: skip
     return bytes(block)

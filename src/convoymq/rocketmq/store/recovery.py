@@ -40,6 +40,8 @@ class Recovery:
     queues: ConsumeQueues
     index: Index
     delays: list[int]
+    check: int
+    """What of a record is compared (`StoreSettings.checked`)."""
     record_bytes_max: int
     """A longer one is damage, not a record."""
     checkpoint: Checkpoint
@@ -131,7 +133,7 @@ class Recovery:
         while at < size:
             data = file.pread(min(want, size - at), at)
             why, read, length, count, stored, runs, keys = records.scan(
-                data, 0, base + at, True, self.delays
+                data, 0, base + at, self.check, self.delays
             )
             self.report.records_checked += count
             if count:
@@ -188,7 +190,7 @@ class Recovery:
         return (
             head[28:] == (base + place).to_bytes(8, "big")
             and length <= min(self.log.size - place, self.record_bytes_max)
-            and records.is_record(file.pread(length, place), base + place)
+            and records.is_record(file.pread(length, place), base + place, self.check)
         )
 
     def _damaged(self, physical: int, reason: str) -> None:

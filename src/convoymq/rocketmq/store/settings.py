@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from convoymq.kernels import rocketmq_records as records
 from convoymq.model.config.keys import Section, key
 
 ENTRY_BYTES = 20
@@ -48,6 +49,13 @@ class StoreSettings(Section):
         "Size of a file of a consume queue: 20 bytes a message. A directory keeps its size.",
         unit="bytes", low=ENTRY_BYTES, high=1 << 30,
     )  # fmt: skip
+    appends_crc: bool = key(
+        "enabledAppendPropCRC", False, "A message gets a checksum of all its bytes, property "
+        "`__CRC32#`, which starts after a crash and readers compare. Turn it on at all replicas.",
+    )  # fmt: skip
+    needs_crc: bool = key(
+        "forceVerifyPropCRC", False, "A message without that checksum is damaged."
+    )
     flush: str = key(
         "flushDiskType", "ASYNC_FLUSH",
         "SYNC_FLUSH: a message is acknowledged when it is on the disk. ASYNC_FLUSH: when the "
@@ -107,6 +115,17 @@ class StoreSettings(Section):
     delay_levels: str = key(
         "messageDelayLevel", DELAY_LEVELS, "Delays of the levels 1, 2, …, with spaces between."
     )
+
+    @property
+    def checked(self) -> int:
+        """Returns what readers compare (`kernels.rocketmq_records`)."""
+        return (
+            records.RECORD_ALWAYS
+            if self.needs_crc
+            else records.RECORD
+            if self.appends_crc
+            else records.BODY
+        )
 
     @property
     def is_sync(self) -> bool:

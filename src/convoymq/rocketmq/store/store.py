@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from crc32c import crc32c
@@ -30,6 +31,7 @@ from convoymq.rocketmq.store.jobs import Jobs
 from convoymq.rocketmq.store.recovery import Recovery
 from convoymq.rocketmq.store.settings import StoreSettings, parse_delays, parse_hours
 from convoymq.rocketmq.store.types import (
+    CRC_NAME,
     Boundary,
     Damage,
     Draft,
@@ -42,6 +44,7 @@ from convoymq.rocketmq.store.types import (
     Run,
     StoreReport,
     stored_ms_of,
+    with_room_for_crc,
 )
 from convoymq.storage.types import Directory, Done, Worker
 
@@ -99,6 +102,7 @@ class MessageStore:
     ) -> None:
         self._directory = directory
         self._settings = settings
+        self._check = settings.checked
         self.store_host = store_host
         self._id_start = store_host.hex().upper()
         self._disk_used = disk_used
@@ -153,6 +157,7 @@ class MessageStore:
         checkpoint = load(self._directory)
         recovery = Recovery(
             self._directory, self._log, self._queues, self._index, self._delays,
+            self._check,
             max(self._settings.message_bytes_max, RECORD_BYTES_MAX) + RECORD_BYTES_MORE,
             checkpoint, report, checkpoint.log_ms,
         )  # fmt: skip
@@ -235,7 +240,7 @@ class MessageStore:
             physical, room = self._log.end, self._log.room
             block, rows = records.encode(
                 drafts, len(placed), room, self._settings.log_file_bytes - 8, physical,
-                self._next_offsets, now_ms, self.store_host,
+                self._next_offsets, now_ms, self.store_host, self._settings.appends_crc,
             )  # fmt: skip
             if block:
                 self._append(block)
@@ -274,6 +279,9 @@ class MessageStore:
             if not is_topic(draft.topic) or not 0 <= draft.queue_id < QUEUES_MAX:
                 return _ILLEGAL
             self._next_offsets[place] = self.queue_max(*place)
+        if self._settings.appends_crc or CRC_NAME in draft.properties:
+            properties = with_room_for_crc(draft.properties, appends_crc=self._settings.appends_crc)
+            return replace(draft, properties=properties)
         return draft
 
     def _append(self, block: bytes) -> None:
@@ -306,7 +314,7 @@ class MessageStore:
                 return
             self._undispatched.popleft()
             _, _, _, count, stored_ms, rows, keys = records.scan(
-                block, 0, start, False, self._delays
+                block, 0, start, records.UNCHECKED, self._delays
             )
             self._derived.dispatched = start + len(block)
             if count:
@@ -370,7 +378,7 @@ class MessageStore:
         head = self._log.read_some(physical, PAGE_BYTES)
         size = int.from_bytes(head[:4], "big")
         record = head[:size] if size <= len(head) else self._log.read(physical, size)
-        if record is None or not records.is_record(record, physical):
+        if record is None or not records.is_record(record, physical, self._check):
             return None
         return Message(record)
 
@@ -423,7 +431,7 @@ class MessageStore:
                     got.status = GetStatus.NO_MATCHED_MESSAGE
                 continue
             record = self._log.read(physical, size, ahead=READ_AHEAD_BYTES)
-            if record is None or not records.is_record(record, physical):
+            if record is None or not records.is_record(record, physical, self._check):
                 if record is not None:
                     self._found_damage(physical)
                 if not total:
@@ -532,7 +540,7 @@ class MessageStore:
             self._rest += part
             return
         start, data = self._log.end, bytes(self._rest) + part
-        why, read, wanted, *_ = records.scan(data, 0, start, False, self._delays)
+        why, read, wanted, *_ = records.scan(data, 0, start, records.UNCHECKED, self._delays)
         left = self._log.size - (start + read) % self._log.size
         if why == records.BLANK:
             if wanted != left:
@@ -561,7 +569,7 @@ class MessageStore:
         self._undispatched = deque(left)
         self._next_offsets.clear()
         for at, block in left:
-            *_, rows, _ = records.scan(block, 0, at, False, self._delays)
+            *_, rows, _ = records.scan(block, 0, at, records.UNCHECKED, self._delays)
             for topic, queue_id, first, count, _, _ in rows:
                 self._next_offsets[topic, queue_id] = first + count
         self._rest.clear()

@@ -150,6 +150,22 @@ def encode_properties(properties: dict[str, str]) -> bytes:
     ).encode()
 
 
+CRC_NAME = b"__CRC32#\x01"
+_CRC_PLACE = CRC_NAME + b"0000000000\x02"
+
+
+def with_room_for_crc(properties: bytes, *, appends_crc: bool) -> bytes:
+    """Returns properties without the checksum of another record; with room for one, if the record
+    gets it."""
+    if CRC_NAME in properties:
+        parts = properties.split(b"\x02")
+        properties = b"\x02".join(part for part in parts if not part.startswith(CRC_NAME))
+    if not appends_crc:
+        return properties
+    separator = b"\x02" if properties and properties[-1] != 2 else b""
+    return properties + separator + _CRC_PLACE
+
+
 class Message:
     """A view of one record. Fields are read when asked for; a record is whole and was checked."""
 

@@ -52,8 +52,8 @@ class Unchecked:
     def __getattr__(self, name: str) -> object:
         return getattr(records, name)
 
-    def scan(self, block: bytes, start: int, physical: int, _check: bool, delays: list[int]):  # type: ignore[no-untyped-def]
-        return records.scan(block, start, physical, False, delays)
+    def scan(self, block: bytes, start: int, physical: int, _check: int, delays: list[int]):  # type: ignore[no-untyped-def]
+        return records.scan(block, start, physical, records.UNCHECKED, delays)
 
 
 def records_of(disk: MemoryDirectory, size: int) -> list[Message]:

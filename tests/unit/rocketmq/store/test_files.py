@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 
 import pytest
 
@@ -51,6 +52,68 @@ def test_a_damaged_message_is_not_served() -> None:
     assert [damage.offset for damage in named] == [places[5]]
     assert (got.status, got.next) == (GetStatus.MESSAGE_WAS_REMOVING, 6)
     assert len(again.bodies("a", 0, 6)) == 34
+
+
+CHECKED: dict[str, object] = {"appends_crc": True}
+
+
+@pytest.mark.parametrize("part", ["topic", "properties", "queue", "born"])
+def test_a_flipped_bit_beside_the_body_is_found_with_a_checksum(part: str) -> None:
+    """Only the body has a checksum otherwise, in RocketMQ as here: a flipped property is served."""
+    properties = encode_properties({"TAGS": "abcd", "KEYS": "k"})
+    places = {"topic": 90, "properties": 98, "queue": 15, "born": 45}
+    for settings, is_found in (({}, False), (CHECKED, True)):
+        opened = Opened(**settings)
+        rows = [opened.put(Draft("a", 0, b"x", properties))[0] for _ in range(3)]
+        at = rows[1].physical + places[part]
+        disk = opened.close()
+        flip(disk, at)
+        again = Opened(disk, **settings)
+        assert (again.store.message_at(rows[1].physical) is None) == is_found
+        assert len(again.bodies("a")) == (2 if is_found else 3)
+    # After a crash it ends the log, as other damage does.
+    opened = Opened(**CHECKED)
+    rows = [opened.put(Draft("a", 0, b"x", properties))[0] for _ in range(3)]
+    opened.disk.sync_all()
+    flip(opened.disk, rows[1].physical + places[part])
+    again = Opened(opened.disk, **CHECKED)
+    assert again.store.max_offset == rows[1].physical
+
+
+def test_the_checksum_is_that_of_rocketmq() -> None:
+    """Its `createCrc32` writes ten digits, the last first; `checkMessageAndReturnSize` reads them,
+    and what a client sent under the name goes."""
+    forged = b"__CRC32#\x011111111111\x02"
+    body = b"body"
+    part = b"".join((
+        (46).to_bytes(4, "big"), bytes(8), (7).to_bytes(4, "big"), (4).to_bytes(4, "big"), body,
+        (20).to_bytes(2, "big"), forged,
+    ))  # fmt: skip
+    opened = Opened(**CHECKED)
+    for draft in (
+        Draft("a", 0, body), Draft("a", 0, body, b"K\x01v"),
+        Draft("a", 0, body, b"K\x01v\x02" + forged),
+        Draft("a", 0, part * 2, b"C\x01c", is_batch=True),
+    ):  # fmt: skip
+        (placed,) = opened.put(draft)
+        assert placed.status is PutStatus.PUT_OK
+    found = opened.store.get("a", 0, 0, 10).records
+    assert len(found) == 5
+    for record in found:
+        digits = bytes(record)[-11:-1].decode()
+        assert bytes(record)[-20:-11] == b"__CRC32#\x01"
+        assert int(digits[::-1]) == zlib.crc32(record[:-20]) & 0x7FFFFFFF
+        assert Message(record).body == body
+    assert [Message(record).properties.get("K") for record in found[:3]] == [None, "v", "v"]
+    again = Opened(opened.close(), needs_crc=True)
+    assert len(again.bodies("a")) == 5
+    # Without the key the name is taken away as well: nobody forges what is compared later.
+    plain = Opened()
+    (placed,) = plain.put(Draft("a", 0, body, b"K\x01v\x02" + forged))
+    message = plain.store.message_at(placed.physical)
+    assert message is not None
+    assert message.properties == {"K": "v"}
+    assert Opened(plain.close(), needs_crc=True).store.message_at(placed.physical) is None
 
 
 def test_damage_ends_the_log_after_a_crash_and_is_named() -> None:
@@ -306,7 +369,7 @@ def test_damaged_bytes_never_break_the_reader() -> None:
             at = random_.randrange(len(data))
             data[at : at + random_.choice((0, 1, 4))] = random_.randbytes(random_.choice((0, 1, 4)))
         data = data[: random_.randrange(len(data) + 1)]
-        for check in (True, False):
+        for check in (records.RECORD, records.UNCHECKED):
             why, read, size, count, _, runs, rows = records.scan(data, 0, 0, check, [1000, 5000])
             assert records.ENDED <= why <= records.DAMAGED
             assert 0 <= read <= len(data)
@@ -321,7 +384,7 @@ def test_damaged_bytes_never_break_the_reader() -> None:
                     message = Message(memoryview(bytes(data[place : place + length])))
                     assert len(message.body) + len(message.properties_bytes) < length
                     assert message.keys
-        records.is_record(data, 0)
+        records.is_record(data, 0, records.RECORD_ALWAYS)
 
 
 def test_damaged_batches_are_refused_or_whole() -> None:
@@ -338,10 +401,10 @@ def test_damaged_batches_are_refused_or_whole() -> None:
             data[random_.randrange(len(data))] = random_.choice((0, 1, 4, 30, 255))
         draft = Draft("a", 0, bytes(data[: random_.randrange(60, 91)]), b"C\x01c", is_batch=True)
         offsets = {("a", 0): 5}
-        block, rows = records.encode([draft], 0, 1 << 20, 1 << 20, 0, offsets, 1, bytes(8))
+        block, rows = records.encode([draft], 0, 1 << 20, 1 << 20, 0, offsets, 1, bytes(8), False)
         ((size, count, _, _),) = rows
         assert (size == len(block)) if block else size < 0
-        why, read, _, found, *_ = records.scan(block, 0, 0, True, [])
+        why, read, _, found, *_ = records.scan(block, 0, 0, records.BODY, [])
         assert (why, read, found) == (records.ENDED, len(block), count if block else 0)
         assert offsets["a", 0] == 5 + found
         accepted += found > 0

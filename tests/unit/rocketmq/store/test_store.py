@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from convoymq.kernels.rocketmq_records import is_record
+from convoymq.kernels.rocketmq_records import BODY, is_record
 from convoymq.model.errors import StorageFault
 from convoymq.rocketmq.store.consume_queues import ENTRY
 from convoymq.rocketmq.store.jobs import Interrupted
@@ -253,6 +253,6 @@ def test_a_topic_whose_end_is_a_lost_sector_is_damage() -> None:
     record = bytearray(opened.store.read_raw(placed.physical, placed.size))
     lost = 512 - placed.physical
     assert placed.size - 8 < lost < placed.size
-    assert is_record(memoryview(bytes(record)), placed.physical)
+    assert is_record(memoryview(bytes(record)), placed.physical, BODY)
     record[lost:] = bytes(placed.size - lost)
-    assert not is_record(memoryview(bytes(record)), placed.physical)
+    assert not is_record(memoryview(bytes(record)), placed.physical, BODY)
