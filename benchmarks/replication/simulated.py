@@ -14,6 +14,7 @@ from typing import Any, cast
 from benchmarks.replication.faults import NODES, RUN_S, SLOW_S, Fault
 from benchmarks.replication.ledger import Delivered, Key, Ledger
 from convoymq.kernels import batch
+from convoymq.model.config import RaftConfig
 from convoymq.queues.interface import Delivery, QueueClient
 from convoymq.sim.classic.referee import ClassicReferee
 from convoymq.sim.classic.world import ClassicLoad, ClassicWorld
@@ -30,7 +31,6 @@ from convoymq.sim.quorum import QuorumLoad
 from convoymq.sim.records import identity_of
 from convoymq.sim.runner import muted
 from convoymq.sim.world import ChannelKind, World
-from convoymq.storage.types import StorageConfig
 
 BODY_BYTES = 1024
 NEVER_US = 10**15
@@ -53,7 +53,7 @@ def plan_of(seed: int) -> Plan:
         rate=0.0,
         network=NetworkConfig(),
         disk=DiskConfig(work_max_us=2_000),
-        storage=StorageConfig(wal_max_size_bytes=1 << 20),
+        storage=RaftConfig(wal_max_size_bytes=1 << 20),
         clients=ClientConfig(
             turn_min_us=TURN_US // 2,
             turn_max_us=TURN_US,

@@ -305,16 +305,14 @@ class Broker:
             note=self.host.note,
             read_tree=self.metadata.read,
             lost_groups=lambda: self.local.lost_groups,
-            partition_handling=self.settings.partition_handling,
+            settings=self.settings,
             dead_letters=self.local.ask.dead_letters,
             memory_target_bytes=self._memory_target_bytes(),
-            mirror_sync_batch_size=self.settings.mirror_sync_batch_size,
             mirror_sync_bytes_per_s=lambda: size_in(
                 self.metadata.tree.settings,
                 SYNC_THROUGHPUT,
                 self.settings.mirror_sync_bytes_per_s,
             ),
-            mirror_restart_wait_ms=self.settings.mirror_restart_wait_ms,
         )
         return {driver.rules.name: driver.make_host(parts) for driver in hosted_drivers()}
 

@@ -46,7 +46,6 @@ from convoymq.node.storage_shell import open_storage
 from convoymq.replication import versions as supported
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.shells.groups.sessions import SessionNumbers
-from convoymq.shells.groups.settings import host_config
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.types import StorageFault
 from convoymq.transport.clocks import wall_and_boot_ms
@@ -196,7 +195,7 @@ class Node:
             storage=self.storage,
             transport=self.links,
             clock=self.clock,
-            config=host_config(config),
+            config=config.raft,
             on_dirty=self.rounds.wake,
         )
         self.entry = ClusterEntry(

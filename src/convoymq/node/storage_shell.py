@@ -19,7 +19,6 @@ from convoymq.kernels.sockets import trim_malloc
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
 from convoymq.storage.threads import DiskPace, ThreadWorker
-from convoymq.storage.types import StorageConfig, SyncMethod
 
 if TYPE_CHECKING:
     from convoymq.model.config import RaftConfig
@@ -32,7 +31,7 @@ class StorageShell:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        method: SyncMethod,
+        method: str,
         on_answer: Callable[[], None],
         *,
         inline: bool,
@@ -69,15 +68,8 @@ def open_storage(
     log: structlog.stdlib.BoundLogger,
 ) -> tuple[StorageShell, Storage]:
     """Returns the recovered storage of a node and its threads; damages and repairs are logged."""
-    config = StorageConfig(
-        wal_max_size_bytes=raft.wal_max_size_bytes,
-        wal_sync_method=SyncMethod(raft.wal_sync_method),
-        wal_preallocate=raft.wal_preallocate,
-        segment_max_entries=raft.segment_max_entries,
-        mem_table_max_bytes=raft.mem_table_max_bytes,
-    )
-    shell = StorageShell(loop, config.wal_sync_method, on_answer, inline=raft.wal_inline_flush)
-    storage = Storage(RealDirectory(data.path / "log"), shell.flusher, shell.worker, config)
+    shell = StorageShell(loop, raft.wal_sync_method, on_answer, inline=raft.wal_inline_flush)
+    storage = Storage(RealDirectory(data.path / "log"), shell.flusher, shell.worker, raft)
     wal = storage.wal
     storage.pace = DiskPace(
         shell.worker,
@@ -100,8 +92,8 @@ def open_storage(
 
 
 _SYNC_METHODS = {
-    SyncMethod.FDATASYNC: SYNC_FDATASYNC,
-    SyncMethod.FSYNC: SYNC_FSYNC,
-    SyncMethod.O_DSYNC: SYNC_DSYNC,
-    SyncMethod.NONE: SYNC_NONE,
+    "datasync": SYNC_FDATASYNC,
+    "sync": SYNC_FSYNC,
+    "o_sync": SYNC_DSYNC,
+    "none": SYNC_NONE,
 }

@@ -11,12 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
 from convoymq.metadata.commands import ChangeView, SetMembers
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
@@ -146,18 +147,14 @@ class HostParts:
     """Calls back when this node's tree has all that was recorded before the call."""
     lost_groups: Callable[[], int] = int
     """Returns the last group whose data the node may have lost with its disk."""
-    partition_handling: str = "pause_minority"
-    """Handling of partitions by hosted queues (`queues.mirrored.partitions`)."""
     dead_letters: DeadLetterOptions | None = None
     """Options by which dead letters are published; None: they are not."""
     memory_target_bytes: int = MEMORY_TARGET_BYTES
     """Memory for the messages of all queues of a type that pages them out."""
-    mirror_sync_batch_size: int = 4096
-    """Messages in a batch of a synchronisation, where no policy says it."""
     mirror_sync_bytes_per_s: Callable[[], int] = int
     """Returns the rate of a synchronisation at most, as it is now; 0 = it has no limit."""
-    mirror_restart_wait_ms: int = 300_000
-    """Time after the start for which mirrors of an earlier run wait for the last master."""
+    settings: DefaultsConfig = field(default_factory=DefaultsConfig)
+    """The node's configuration of queues."""
 
 
 class QueueHost(Protocol):

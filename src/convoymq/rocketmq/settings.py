@@ -23,6 +23,7 @@ def keys_of(kind: type[Section]) -> dict[str, tuple[str, Key]]:
     return {
         name: (field.name, field.metadata["key"])
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        if "key" in field.metadata
         for name in field.metadata["key"].names
     }
 

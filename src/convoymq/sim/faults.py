@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
+from convoymq.model.config import RaftConfig
 from convoymq.sim.clients import ClientConfig
 from convoymq.sim.disk import DiskConfig
 from convoymq.sim.loads import Load
 from convoymq.sim.network import NetworkConfig
-from convoymq.storage.types import StorageConfig
 
 if TYPE_CHECKING:
     from convoymq.sim.nodes import SimNode
@@ -50,7 +50,7 @@ class Plan:
     """Faults a simulated second, of each kind that happens at moments."""
     network: NetworkConfig
     disk: DiskConfig
-    storage: StorageConfig
+    storage: RaftConfig
     clients: ClientConfig
     channels_max: int
     """Channels a node and group."""
@@ -145,8 +145,8 @@ def _disk(rng: Random, faults: Collection[str]) -> DiskConfig:
     )
 
 
-def _storage(rng: Random, seed: int) -> StorageConfig:
-    return StorageConfig(
+def _storage(rng: Random, seed: int) -> RaftConfig:
+    return RaftConfig(
         wal_max_size_bytes=rng.choice((64 * 1024, 64 * 1024, 256 * 1024)),
         wal_preallocate=rng.random() < 0.7,
         segment_max_entries=rng.choice((16, 256, 4096)),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
+from convoymq.model.config import RaftConfig
 from convoymq.model.errors import Unavailable
 from convoymq.queues.driver import GroupOptions
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
@@ -19,7 +20,6 @@ from convoymq.queues.session_audit import SessionWatch
 from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import Machine
-from convoymq.replication.raft.types import RaftConfig
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.sim.clock import Timer
 from convoymq.sim.delivery_model import InvariantBroken

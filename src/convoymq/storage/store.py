@@ -25,6 +25,7 @@ from convoymq.logformat.wal_file import (
     ROW_VOTE_LOST,
     TABLE_ROW,
 )
+from convoymq.model.config import RaftConfig
 from convoymq.storage.live_parts import (
     alive_ranges,
     below,
@@ -48,7 +49,6 @@ from convoymq.storage.types import (
     NoPace,
     Pace,
     RecoveryReport,
-    StorageConfig,
     StorageFault,
     Worker,
 )
@@ -105,11 +105,11 @@ class Storage:
         directory: Directory,
         flusher: Flusher,
         worker: Worker,
-        config: StorageConfig | None = None,
+        config: RaftConfig | None = None,
     ) -> None:
         self.directory = directory
         self.worker = worker
-        self.config = config or StorageConfig()
+        self.config = config or RaftConfig()
         self.logs: dict[int, GroupLog] = {}
         self.left: dict[int, tuple[int, int]] = {}
         """Removed groups of which the disk may still know: (era that begins when the group is

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from convoymq.logformat.segment import FilePlace
@@ -27,9 +26,7 @@ __all__ = [
     "Job",
     "RecoveryReport",
     "Snapshot",
-    "StorageConfig",
     "StorageFault",
-    "SyncMethod",
     "Told",
     "WalClient",
     "Worker",
@@ -161,47 +158,6 @@ class WalClient(Protocol):
 
 Told: TypeAlias = tuple[WalClient, int, int] | Callable[[], object]
 """Receiver of the news that something is durable: a vote (log, term, voted for), or a callable."""
-
-
-class SyncMethod(Enum):
-    """Way in which a WAL flush is made durable (`raft.wal_sync_method`)."""
-
-    FDATASYNC = "datasync"
-    FSYNC = "sync"
-    O_DSYNC = "o_sync"
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageConfig:
-    """Limits of a node's storage. All sizes in bytes."""
-
-    wal_max_size_bytes: int = 128 * 1024 * 1024
-    """`raft.wal_max_size_bytes`: a WAL file is full at this size. Smaller: more segment files."""
-    wal_sync_method: SyncMethod = SyncMethod.FDATASYNC
-    """`raft.wal_sync_method`. `none` loses confirmed messages on power failure."""
-    wal_preallocate: bool = True
-    """Prepare the next WAL files by writing zeros in the background, recycle old ones."""
-    segment_max_entries: int = 4096
-    """`raft.segment_max_entries`, 1..65535."""
-    segment_max_size_bytes: int = 64_000_000
-    """A segment file takes no further entry above this size."""
-    mem_table_max_bytes: int = 16 * 1024 * 1024
-    """`raft.mem_table_max_bytes`: written bodies leave memory above this, all groups together."""
-    read_ahead_bytes: int = 1024 * 1024
-    """A read from disk fetches this much of what follows for the same group."""
-    snapshot_min_dead_bytes: int = 256 * 1024
-    """WAL compaction snapshots a group of which this much in the file is dead; else it copies."""
-    pack_below_bytes: int = 4096
-    """A group of which less than this is alive in a WAL file shares a pack with others."""
-
-    def __post_init__(self) -> None:
-        if not 64 * 1024 <= self.wal_max_size_bytes <= 1 << 38:
-            raise ValueError("raft.wal_max_size_bytes must be between 65536 and 2^38")
-        if not 1 <= self.segment_max_entries <= 65535:
-            raise ValueError("raft.segment_max_entries must be between 1 and 65535")
-        if self.mem_table_max_bytes < 0 or self.read_ahead_bytes < 4096:
-            raise ValueError("raft.mem_table_max_bytes and read-ahead must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

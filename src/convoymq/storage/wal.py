@@ -38,18 +38,10 @@ from convoymq.logformat.wal_file import (
     file_header,
     wal_name,
 )
+from convoymq.model.config import RaftConfig
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.storage.manifest import Manifest
-from convoymq.storage.types import (
-    Directory,
-    File,
-    Flusher,
-    StorageConfig,
-    StorageFault,
-    Told,
-    WalClient,
-    Worker,
-)
+from convoymq.storage.types import Directory, File, Flusher, StorageFault, Told, WalClient, Worker
 
 MAP_COVERS_BYTES = 64 << 10
 """A batch's map covers at least so much before it, or all of the file before it."""
@@ -168,7 +160,7 @@ class Wal:
         directory: Directory,
         flusher: Flusher,
         worker: Worker,
-        config: StorageConfig,
+        config: RaftConfig,
         table: Callable[[], tuple[int, int, bytes]],
         manifest: Manifest,
         clusters: ClusterIds,

@@ -7,21 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from convoymq.kernels.entries import Entry, make_entry
+from convoymq.model.config import RaftConfig
 from convoymq.model.rounds import pass_on
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.log import GroupLog
 from convoymq.storage.store import Storage
-from convoymq.storage.types import (
-    Damage,
-    EntryGone,
-    GroupPlan,
-    RecoveryReport,
-    Snapshot,
-    StorageConfig,
-)
+from convoymq.storage.types import Damage, EntryGone, GroupPlan, RecoveryReport, Snapshot
 from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
-SMALL = StorageConfig(
+SMALL = RaftConfig(
     wal_max_size_bytes=64 * 1024,
     segment_max_entries=16,
     segment_max_size_bytes=32 * 1024,
@@ -109,7 +103,7 @@ class Node:
     """One storage on a disk, used at random; `crash` takes the power away."""
 
     def __init__(
-        self, seed: int = 0, config: StorageConfig = SMALL, disk: MemoryDirectory | None = None
+        self, seed: int = 0, config: RaftConfig = SMALL, disk: MemoryDirectory | None = None
     ) -> None:
         self.random = random.Random(seed)
         self.pace = SomePace(seed)

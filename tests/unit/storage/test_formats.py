@@ -11,16 +11,17 @@ from crc32c import crc32c
 from convoymq.kernels.entries import make_entry
 from convoymq.logformat.identity import ClusterIds
 from convoymq.logformat.segment import segment_name
+from convoymq.model.config import RaftConfig
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.snapshots import read_snapshot, snapshot_name, write_snapshot
 from convoymq.storage.store import Storage
-from convoymq.storage.types import GroupPlan, Snapshot, StorageConfig
+from convoymq.storage.types import GroupPlan, Snapshot
 from tests.unit.storage.disk import Owner
 from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "storage"
-CONFIG = StorageConfig(wal_max_size_bytes=64 * 1024, wal_preallocate=False)
+CONFIG = RaftConfig(wal_max_size_bytes=64 * 1024, wal_preallocate=False)
 
 
 def written() -> MemoryDirectory:

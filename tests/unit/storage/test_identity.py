@@ -8,15 +8,16 @@ import pytest
 
 from convoymq.logformat.segment import SEGMENT_MAGIC
 from convoymq.logformat.wal_file import FILE_MAGIC
+from convoymq.model.config import RaftConfig
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.snapshots import SNAPSHOT_MAGIC, snapshot_name
 from convoymq.storage.store import Storage
-from convoymq.storage.types import GroupPlan, RecoveryReport, Snapshot, StorageConfig
+from convoymq.storage.types import GroupPlan, RecoveryReport, Snapshot
 from tests.unit.storage.disk import Owner, entry_of
 from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
-CONFIG = StorageConfig(wal_max_size_bytes=64 * 1024, wal_preallocate=False)
+CONFIG = RaftConfig(wal_max_size_bytes=64 * 1024, wal_preallocate=False)
 ONE, TWO = "11" * 16, "22" * 16
 
 

@@ -19,14 +19,14 @@ from convoymq.logformat.pack import (
     read_pack,
 )
 from convoymq.logformat.segment import SEGMENT_HEADER
+from convoymq.model.config import RaftConfig
 from convoymq.model.errors import EntryGone, StorageFault
 from convoymq.storage import packs
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.store import RECLAIM_EVERY_TICKS
-from convoymq.storage.types import StorageConfig
 from tests.unit.storage.disk import SMALL, Node, emptied, run_until_power_loss
 
-TINY = StorageConfig(
+TINY = RaftConfig(
     wal_max_size_bytes=64 * 1024,
     segment_max_entries=16,
     segment_max_size_bytes=32 * 1024,
@@ -583,4 +583,4 @@ def _removes_too_early(remove: Callable[..., None]) -> Callable[..., None]:
 
 
 def test_small_config_is_packed_too() -> None:
-    assert SMALL.pack_below_bytes == StorageConfig().pack_below_bytes == 4096
+    assert SMALL.pack_below_bytes == RaftConfig().pack_below_bytes == 4096

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from convoymq.model.config import RaftConfig
 from convoymq.storage.store import RECLAIM_EVERY_TICKS
-from convoymq.storage.types import StorageConfig
 from tests.unit.storage.disk import Node, run_until_power_loss
 
 
@@ -50,7 +50,7 @@ def test_the_power_may_go_at_every_single_file_operation(seed: int, kept: str) -
     assert operation > 40
 
 
-MANY = StorageConfig(
+MANY = RaftConfig(
     wal_max_size_bytes=64 * 1024,
     segment_max_entries=64,
     segment_max_size_bytes=32 * 1024,

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from convoymq.kernels.flusher import Flusher
+from convoymq.model.config import RaftConfig
 from convoymq.storage import threads
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
@@ -20,11 +21,11 @@ from convoymq.storage.threads import (
     DiskPace,
     ThreadWorker,
 )
-from convoymq.storage.types import GroupPlan, Snapshot, StorageConfig
+from convoymq.storage.types import GroupPlan, Snapshot
 from tests.patience import PATIENCE_S
 from tests.unit.storage.disk import Owner, entry_of
 
-CONFIG = StorageConfig(
+CONFIG = RaftConfig(
     wal_max_size_bytes=256 * 1024, mem_table_max_bytes=64 * 1024, snapshot_min_dead_bytes=4096
 )
 

@@ -14,7 +14,7 @@ from convoymq.storage import wal
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.manifest import MANIFEST_NAME
 from convoymq.storage.store import Storage
-from convoymq.storage.types import EntryGone, File, Snapshot, StorageConfig
+from convoymq.storage.types import EntryGone, File, Snapshot
 from tests.unit.storage.disk import SMALL, Node, Owner, PowerLoss, entry_of
 from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
@@ -394,8 +394,6 @@ def test_misuse_is_refused() -> None:
         log.entry(2)
     with pytest.raises(EntryGone):
         log.term_at(2)
-    with pytest.raises(ValueError, match="segment_max_entries"):
-        StorageConfig(segment_max_entries=65536)
 
 
 def test_written_bodies_leave_memory_and_are_read_back() -> None:

@@ -295,3 +295,35 @@ class RaftConfig:
         at a third more CPU.""",
         unit="ms", low=0, high=1000,
     )  # fmt: skip
+    segment_max_size_bytes: int = 64_000_000
+    """A segment file takes no further entry above this size."""
+    read_ahead_bytes: int = 1 << 20
+    """A read from disk fetches this much of what follows for the same group."""
+    snapshot_min_dead_bytes: int = 256 << 10
+    """WAL compaction snapshots a group of which this much in the file is dead; else it copies."""
+    pack_below_bytes: int = 4096
+    """A group of which less than this is alive in a WAL file shares a pack with others."""
+    retransmit_ms: int = 1000
+    """A follower that owes an answer and makes no progress for so long is asked where it is."""
+    append_bytes_max: int = 2 << 20
+    """Entries in one append to a follower that lags; a single entry may be larger."""
+    apply_bytes_max: int = 16 << 20
+    """Applied in one round of one group; more waits for the next, so that others get their turn."""
+    deferral_bytes_max: int = 64 << 10
+    """As soon as so much waits for a follower, it is sent."""
+    deferral_commit_ms: int = 2
+    """Nobody is deferred while an entry has waited so long for its commit."""
+    gather_ms: int = 2
+    """A leader's commands gather for so long at most while its last entry is under way; 0 = every
+    round makes an entry."""
+    gather_bytes_max: int = 256 << 10
+    """As soon as so much has gathered it becomes an entry."""
+    snapshot_chunk_bytes: int = 1_000_000
+    """One chunk of a snapshot."""
+    snapshot_chunks_in_flight: int = 4
+    """Chunks sent and not acknowledged."""
+    lag_ms: int = 1000
+    """A replica that is behind for so long does not serve the clients of its node: the leader does,
+    until it has caught up."""
+    lag_entries_max: int = 10_000
+    """A follower this far behind does not serve its node's sessions: the leader does."""

@@ -68,7 +68,7 @@ class MirroredHost(DamagedCopies):
     def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
         """See `ClassicHost`."""
         self._parts = parts
-        self.sync_batch_size = parts.mirror_sync_batch_size
+        self.sync_batch_size = parts.settings.mirror_sync_batch_size
         self.sync_bytes_per_s = parts.mirror_sync_bytes_per_s
         self.counts_timeout_s = COUNTS_TIMEOUT_S
         super().__init__(parts, worker)

@@ -38,6 +38,7 @@ class PartitionedHost(ClassicHost):
 
     def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
         self._parts = parts
+        self._handling = parts.settings.partition_handling
         self._lost_ms: int | None = None
         """Time since when there is no majority, by the monotonic clock."""
         self._losses = 0
@@ -61,7 +62,7 @@ class PartitionedHost(ClassicHost):
     @property
     def is_paused(self) -> bool:  # type: ignore[override]
         """See `ClassicHost`."""
-        return self._lost_ms is not None and self._parts.partition_handling == PAUSE_MINORITY
+        return self._lost_ms is not None and self._handling == PAUSE_MINORITY
 
     def has_room(self, queue: RemoteQueue) -> bool:
         """See `ClassicHost`: a paused node sends nothing."""
@@ -109,7 +110,7 @@ class PartitionedHost(ClassicHost):
             if self._lost_ms is None:
                 self._lost_ms = now
                 self._giving_way.clear()
-                self.note("classic.minority", handling=self._parts.partition_handling)
+                self.note("classic.minority", handling=self._handling)
                 self._tell_clients()
         elif self._lost_ms is not None and (
             self._reading_ms is None or now - self._reading_ms > READ_AGAIN_MS
@@ -125,9 +126,9 @@ class PartitionedHost(ClassicHost):
         if error is not None or not self._parts.has_majority():
             return
         self._lost_ms = None
-        self.note("classic.majority", handling=self._parts.partition_handling)
+        self.note("classic.majority", handling=self._handling)
         self._tell_clients()
-        if self._parts.partition_handling == AUTOHEAL:
+        if self._handling == AUTOHEAL:
             self._giving_way = {group: ring.member for group, ring in self._rings.items()}
             self._give_way()
 

@@ -34,7 +34,7 @@ class ProposingHost(PartitionedHost):
     """Part of `MirroredHost`; see the module text."""
 
     def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
-        self.restart_wait_ms = parts.mirror_restart_wait_ms
+        self.restart_wait_ms = parts.settings.mirror_restart_wait_ms
         self._copies: dict[int, MirrorCopy] = {}
         self._proposed: set[int] = set()
         """Groups for which a view of this host is under way."""

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from convoymq.model.config.keys import Section, key
+from convoymq.model.config.values import parse_bytes
+from convoymq.replication.group.stream import BLOCK_BYTES_MAX
+
 MASTER_ID = 0
 
 
@@ -66,37 +70,58 @@ class SlaveState(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSettings:
-    """Keys of a broker's configuration that decide about replication."""
+class GroupSettings(Section):
+    """Copies of messages, and the links between a master and its slaves."""
 
+    in_sync: int = key(
+        "inSyncReplicas", 1, "Copies of an acknowledged message, the master's among them. With "
+        "SYNC_MASTER and 2 or more none is lost with the master.", low=1, high=16,
+    )  # fmt: skip
+    in_sync_min: int = key(
+        "minInSyncReplicas", 1, "As few copies are enough while slaves are away, with "
+        "`enableAutoInSyncReplicas`. Fewer than 2: acknowledged messages may be lost then.",
+        low=1, high=16,
+    )  # fmt: skip
+    auto: bool = key(
+        "enableAutoInSyncReplicas", False, "Messages need as many copies as there are replicas in "
+        "sync, between the two numbers above.",
+    )  # fmt: skip
+    gap_bytes_max: int = key(
+        "haMaxGapNotInSync", 256 << 20, "A slave that is further behind is not in sync.",
+        parse=parse_bytes, low=1, high=1 << 40,
+    )  # fmt: skip
+    block_bytes_max: int = key(
+        "haTransferBatchSize", 32 << 10, "Size of a block for RocketMQ's slaves.",
+        parse=parse_bytes, low=1024, high=BLOCK_BYTES_MAX,
+    )  # fmt: skip
+    heartbeat_ms: int = key(
+        "haSendHeartbeatInterval", 5000, "Time between two signs of life on a link on which "
+        "nothing else is sent.", unit="ms", low=10,
+    )  # fmt: skip
+    silence_ms: int = key(
+        "haHousekeepingInterval", 20_000, "A link on which nothing arrives for so long is closed.",
+        unit="ms", low=50,
+    )  # fmt: skip
+    # The rest is said by other parts of a broker's configuration.
     replicas: int = 1
     """`totalReplicas`."""
-    in_sync: int = 1
-    """`inSyncReplicas`: copies of an acknowledged message, the master's among them."""
-    in_sync_min: int = 1
-    """`minInSyncReplicas`: as few as that are enough while others are away, with `auto`."""
-    auto: bool = False
-    """`enableAutoInSyncReplicas`."""
     is_synchronous: bool = True
     """`brokerRole` is SYNC_MASTER: sends wait for slaves."""
     refuses: bool = True
     """`enableSlaveActingMaster`: sends are refused while too few replicas are in sync."""
     flushes: bool = False
     """`flushDiskType` is SYNC_FLUSH: a slave reports what its disk has."""
-    gap_bytes_max: int = 256 << 20
-    """`haMaxGapNotInSync`."""
     timeout_ms: int = 3_000
     """`slaveTimeout`."""
-    block_bytes_max: int = 32 << 10
-    """`haTransferBatchSize`: what RocketMQ's slaves get at once."""
-    heartbeat_ms: int = 5_000
-    """`haSendHeartbeatInterval`."""
-    silence_ms: int = 20_000
-    """`haHousekeepingInterval`: a link on which nothing arrives for so long is ended."""
     retry_ms: int = 5_000
     """A slave waits so long after an error, as RocketMQ's do."""
     wait_ms: int = 500
     """A slave waits so long for a master that may yet fetch what it lacks."""
+
+    def check(self) -> None:
+        """See `Section`."""
+        if self.auto and self.in_sync_min > self.in_sync:
+            raise ValueError("minInSyncReplicas must not be larger than inSyncReplicas")
 
     @property
     def copies_min(self) -> int:

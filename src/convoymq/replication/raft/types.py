@@ -7,7 +7,6 @@ order. Tuples, not dataclasses: the same list serves thousands of groups on ever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 FOLLOWER = 0
@@ -107,46 +106,3 @@ class Log(Protocol):
 
     def save_vote(self, term: int, voted_for: int) -> None:
         """Records term and vote; durable when the shell calls `RaftCore.on_vote_written`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaftConfig:
-    """Timing and bounds of one node's Raft groups. Times in ms, sizes in bytes."""
-
-    election_min_ms: int = 150
-    """Base of the random waits before an election: quick ones up to half of it after a failure was
-    noticed, else between half and double. Too short: split votes."""
-    retransmit_ms: int = 1000
-    """A follower that owes an answer and makes no progress for so long is asked where it is."""
-    quorum_timeout_ms: int = 5000
-    """A linked follower that lacks something and makes no progress for so long does not count for
-    the leader's majority any more. Far above the slowest flush, or slow disks cost elections."""
-    hold_versions: bool = False
-    """The leader raises no machine version."""
-    in_flight_bytes_max: int = 8 << 20
-    """Unacknowledged entries on the way to one follower. Bounds the memory of a link."""
-    append_bytes_max: int = 2 << 20
-    """Entries in one append to a follower that lags; a single entry may be larger."""
-    apply_bytes_max: int = 16 << 20
-    """Applied in one round of one group; more waits for the next, so that others get their turn."""
-    deferral_ms: int = 10
-    """Entries for a voter that no majority and no client waits for are sent together, this late at
-    most; 0 = every entry at once, to everybody."""
-    deferral_bytes_max: int = 64 << 10
-    """As soon as so much waits for it, it is sent."""
-    deferral_commit_ms: int = 2
-    """Nobody is deferred while an entry has waited so long for its commit."""
-    gather_ms: int = 2
-    """A leader's commands gather for so long at most while its last entry is under way; 0 = every
-    round makes an entry."""
-    gather_bytes_max: int = 256 << 10
-    """As soon as so much has gathered it becomes an entry."""
-    snapshot_chunk_bytes: int = 1_000_000
-    """One chunk of a snapshot."""
-    snapshot_chunks_in_flight: int = 4
-    """Chunks sent and not acknowledged."""
-    lag_ms: int = 1000
-    """A replica that is behind for so long does not serve the clients of its node: the leader does,
-    until it has caught up."""
-    lag_entries_max: int = 10_000
-    """A follower this far behind does not serve its node's sessions: the leader does."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from convoymq.model.config.keys import Section
+from convoymq.replication.group.types import GroupSettings
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.settings import UNSERVED, BrokerSettings
-from convoymq.rocketmq.ha.settings import HaSettings
 from convoymq.rocketmq.settings import build_all, keys_of, read_pairs, text_of
 from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.store.settings import StoreSettings
@@ -17,7 +17,7 @@ from convoymq.rocketmq.store.settings import StoreSettings
 S = TypeVar("S", bound=Section)
 
 SECTIONS: tuple[type[Section], ...] = (
-    BrokerSettings, StoreSettings, HaSettings, ActingSettings, SpecialSettings,
+    BrokerSettings, StoreSettings, GroupSettings, ActingSettings, SpecialSettings,
 )  # fmt: skip
 """Every part adds its own."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,7 +44,6 @@ from convoymq.rocketmq.ha.requests import (
     question_of,
     reply_of,
 )
-from convoymq.rocketmq.ha.settings import HaSettings
 from convoymq.rocketmq.remoting.client import RemotingClient, split_address
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command
@@ -471,19 +470,13 @@ class GroupReplication:
 def open_replication(parts: BrokerParts, report: StoreReport, directory: Path) -> GroupReplication:
     """Returns the replication of a broker whose store is open. `directory`: `config`."""
     own, role = parts.settings, parts.role
-    ha, store = parts.section(HaSettings), parts.section(StoreSettings)
-    settings = GroupSettings(
+    store = parts.section(StoreSettings)
+    settings = replace(
+        parts.section(GroupSettings),
         replicas=parts.section(ActingSettings).replicas,
-        in_sync=ha.in_sync,
-        in_sync_min=ha.in_sync_min,
-        auto=ha.auto,
         is_synchronous=own.role == SYNC_MASTER,
         refuses=own.acting_master,
         flushes=store.is_sync,
-        gap_bytes_max=ha.gap_bytes_max,
-        block_bytes_max=ha.block_bytes_max,
-        heartbeat_ms=ha.heartbeat_ms,
-        silence_ms=ha.silence_ms,
     )
     is_intact = (
         not report.is_fresh and not report.damages and (store.is_sync or not report.was_aborted)

@@ -49,7 +49,7 @@ class ElectionTimer:
         if replica.dead or not self.is_deferred:
             return False
         # Several members have their turn now: one of them stands first.
-        wait_ms = self.core.elections.place_in_line() * self.host.config.election_min_ms * 4
+        wait_ms = self.core.elections.place_in_line() * self.host.config.election_timeout_ms * 4
         self.arm(wait_ms + self.core.elections.quick_delay_ms())
         return True
 

@@ -22,13 +22,14 @@ from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
 from convoymq.kernels.link_frames import frame, frame_header
 from convoymq.model.clock import Clock
+from convoymq.model.config import RaftConfig
 from convoymq.model.errors import Misuse, PeerError
 from convoymq.model.rounds import run_each
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import Machine
 from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Learner, Membership
-from convoymq.replication.raft.types import RaftConfig, Received
+from convoymq.replication.raft.types import Received
 from convoymq.replication.versions import Supports
 from convoymq.shells.capacity import CapacityQueues, Waiting
 from convoymq.shells.effect_sink import EffectSink

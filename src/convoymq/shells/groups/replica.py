@@ -117,8 +117,8 @@ class Replica:
             members,
             host.reachable,
             host.clock.random,
-            config.election_min_ms,
-            config.in_flight_bytes_max,
+            config.election_timeout_ms,
+            config.link_window_bytes,
             host.next_number(),
         )
         self.snapshots = SnapshotTransfers(self)

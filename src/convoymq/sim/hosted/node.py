@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from convoymq.metadata.commands import ChangeView, SetMembers
 from convoymq.metadata.records import QueueRecord
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.tables import Table
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.queue import ClassicQueue
@@ -187,10 +188,12 @@ class QueueNode(HostedNode):
                 load=dict,
                 note=partial(world.on_note, self),
                 memory_target_bytes=world.memory_target_bytes,
-                mirror_restart_wait_ms=world.restart_wait_ms,
                 read_tree=partial(world.read_tree, self),
                 lost_groups=lambda: self.lost_groups,
-                partition_handling=world.partition_handling,
+                settings=DefaultsConfig(
+                    mirror_restart_wait_ms=world.restart_wait_ms,
+                    partition_handling=world.partition_handling,
+                ),
             ),
             worker,
         )

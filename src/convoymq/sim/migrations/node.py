@@ -18,14 +18,13 @@ from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import Command, PutNode
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, QueueRecord
 from convoymq.metadata.validation import validated
-from convoymq.model.config import DefaultsConfig
+from convoymq.model.config import DefaultsConfig, RaftConfig
 from convoymq.model.errors import BrokerError
 from convoymq.queues.driver import HostParts
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.interface import Queue
 from convoymq.queues.mirrored.host import MirroredHost
 from convoymq.replication import versions as supported
-from convoymq.replication.raft.types import RaftConfig
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
@@ -183,7 +182,7 @@ class MigrationNode(SimNode):
                 incarnation_of=lambda node: world.nodes[node].incarnation,
                 load=dict,
                 read_tree=lambda answer: answer(True, None),
-                partition_handling="ignore",
+                settings=DefaultsConfig(partition_handling="ignore"),
                 note=self.on_note,
                 memory_target_bytes=world.memory_target_bytes,
             ),

@@ -23,9 +23,10 @@ from convoymq.kernels.batch import CMD_PURGE, CMD_SETTLE, commands, pack_ranges
 from convoymq.kernels.entries import ENTRY_COMMANDS, ENTRY_MEMBERSHIP
 from convoymq.kernels.link_frames import FRAME_FORWARD, frame
 from convoymq.metadata.machine import MetadataMachine
+from convoymq.model.config import RaftConfig
 from convoymq.node.notes import log_note
 from convoymq.replication.machine import NEVER, Effect
-from convoymq.replication.raft.types import VOTE, RaftConfig
+from convoymq.replication.raft.types import VOTE
 from convoymq.replication.versions import check_version, command_table
 from convoymq.shells.groups import transfer
 from convoymq.shells.groups.deferred import OPENING_MS
@@ -33,7 +34,7 @@ from convoymq.shells.groups.host import ReplicaHost
 from convoymq.shells.groups.replica import BEHIND
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.store import Storage
-from convoymq.storage.types import Damage, StorageConfig, StorageFault
+from convoymq.storage.types import Damage, StorageFault
 from tests.unit.storage.inline import InlineFlusher, InlineWorker
 
 GROUP = 5
@@ -200,7 +201,7 @@ class Net:
         directory = self.directories.setdefault(node, MemoryDirectory())
         flusher = self.flushers[node] = InlineFlusher(automatic=True)
         worker = InlineWorker(automatic=True)
-        storage = Storage(directory, flusher, worker, StorageConfig(wal_preallocate=False))
+        storage = Storage(directory, flusher, worker, RaftConfig(wal_preallocate=False))
         storage.recover()
         host = ReplicaHost(
             node=node,

@@ -10,9 +10,9 @@ import pytest
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CMD_PURGE, commands
 from convoymq.kernels.entries import ENTRY_VERSION, decode_version, encode_version, make_entry
+from convoymq.model.config import RaftConfig
 from convoymq.model.errors import InvariantViolated, Misuse, UnknownCommand
 from convoymq.replication.raft.membership import Learner, Membership
-from convoymq.replication.raft.types import RaftConfig
 from convoymq.replication.versions import command_table
 from convoymq.shells.groups import transfer
 from tests.unit.shells.groups.test_host import GROUP, ListMachine, Net
