@@ -23,7 +23,7 @@ UNCHECKED: int
 BODY: int
 """The body's is."""
 RECORD: int
-"""That of the whole record as well, where a record has one."""
+"""The checksum of the whole record as well, where a record has one."""
 RECORD_ALWAYS: int
 """A record without one is damaged."""
 

@@ -41,7 +41,7 @@ class Recovery:
     index: Index
     delays: list[int]
     check: int
-    """What of a record is compared (`StoreSettings.checked`)."""
+    """Checksums that are compared (`StoreSettings.checked`)."""
     record_bytes_max: int
     """A longer one is damage, not a record."""
     checkpoint: Checkpoint
