@@ -179,8 +179,9 @@ def test_mqadmin_of_a_broker(peers: Peers, arguments: tuple[str, ...], text: str
     assert text in mqadmin(peers.directory / "admin", *line)
 
 
-def test_rocketmqs_name_server(tmp_path: Path) -> None:
-    """Our broker registers there, and RocketMQ's tools find it."""
+@pytest.mark.parametrize("settings", [{}, {"tls.enable": "true"}])
+def test_rocketmqs_name_server(tmp_path: Path, settings: dict[str, object]) -> None:
+    """Our broker registers there, by TLS if wanted, and RocketMQ's tools find it."""
     port = single_port()
     (tmp_path / "namesrv.conf").write_text(f"listenPort={port}\n")
     with (tmp_path / "names.log").open("wb") as log:
@@ -190,7 +191,7 @@ def test_rocketmqs_name_server(tmp_path: Path) -> None:
         )  # fmt: skip
     try:
         names = f"127.0.0.1:{port}"
-        broker = BrokerProcess(tmp_path, names)
+        broker = BrokerProcess(tmp_path, names, **settings)
         admin = tmp_path / "admin"
         sent = mqadmin(admin, "updateTopic", "-c", "DefaultCluster", "-t", "there", "-n", names)
         assert "create topic to" in sent

@@ -13,7 +13,9 @@ import trustme
 
 from convoymq.model.config.loading import ConfigError
 from convoymq.model.errors import SyntaxFault
+from convoymq.rocketmq.bridge.settings import BridgeSettings
 from convoymq.rocketmq.broker.acl import read_signer
+from convoymq.rocketmq.client.client import Queue, RocketClient
 from convoymq.rocketmq.clocks import steady_ms
 from convoymq.rocketmq.namesrv.service import NameServer
 from convoymq.rocketmq.namesrv.settings import NamesrvSettings
@@ -182,7 +184,15 @@ async def test_brokers_of_a_group_use_tls_and_sign_for_each_other(tmp_path: Path
     )
     (first, _) = cast("list[dict[str, str]]", (await nobody.group("b"))["replicas"])
     assert "No accessKey is configured" in first["reason"]
-    for each in (shown, nobody, slave, master, names):
+    # A bridge, and whoever else is a client.
+    settings = BridgeSettings(
+        name_servers=address, access_key="inner", secret_key="word-of-it", tls_client=True,
+        tls_client_verifies=True, tls_client_authorities=str(files.root),
+    )  # fmt: skip
+    bridge = RocketClient(address, "g", settings.account, settings.client_tls())
+    await until(lambda: names.tables.route("orders") is not None)
+    await bridge.send("orders", Queue("b", 0), b"secret", {})
+    for each in (bridge, shown, nobody, slave, master, names):
         await each.stop()
 
 

@@ -56,7 +56,9 @@ class Bridge:
     async def start(self) -> int:
         """Begins; a bridge listens on no port."""
         settings = self._settings
-        self._rocket = RocketClient(settings.name_servers, f"CID_{settings.name}", settings.account)
+        self._rocket = RocketClient(
+            settings.name_servers, f"CID_{settings.name}", settings.account, settings.client_tls()
+        )
         if self._settings.to_convoymq:
             self._spawn(self._to_convoymq(self._rocket))
         if self._settings.to_rocketmq:

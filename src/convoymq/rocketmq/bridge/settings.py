@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass
 
 from convoymq.client import ClientConfig
-from convoymq.model.config.keys import Section, key
+from convoymq.model.config.keys import key
+from convoymq.rocketmq.remoting.tls import ClientTlsSettings
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BridgeSettings(Section):
+class BridgeSettings(ClientTlsSettings):
     """A bridge between ConvoyMQ and RocketMQ, in one direction or both."""
 
     name: str = key(
@@ -92,6 +93,7 @@ class BridgeSettings(Section):
 
     def check(self) -> None:
         """Raises ValueError."""
+        ClientTlsSettings.check(self)
         self.client_config()
         if not _NAME.fullmatch(self.name):
             raise ValueError("bridgeName: 1 to 64 letters, digits, `_` and `-`")

@@ -8,6 +8,7 @@ here; the caller does it, for as long as it likes.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 import time
 from collections.abc import Mapping, Sequence
@@ -120,12 +121,17 @@ class RocketClient:
         name_servers: `host:port`, with `;` between.
         group: name of the consumer or producer.
         account: access key and secret key, where brokers want signatures.
+        tls: of all connections; None: none.
     """
 
     def __init__(
-        self, name_servers: str, group: str, account: tuple[str, str] | None = None
+        self,
+        name_servers: str,
+        group: str,
+        account: tuple[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.remoting = RemotingClient(sign=None if account is None else Signer(*account))
+        self.remoting = RemotingClient(sign=None if account is None else Signer(*account), tls=tls)
         self.group = group
         self._names = Routes(name_servers, self.remoting)
         self._known: dict[str, tuple[float, RouteData]] = {}

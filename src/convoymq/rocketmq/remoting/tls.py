@@ -21,8 +21,56 @@ READ_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsSettings(Section):
-    """Settings of TLS, under the names of RocketMQ's system properties."""
+class ClientTlsSettings(Section):
+    """Settings of TLS towards others, under the names of RocketMQ's system properties."""
+
+    tls_client: bool = key(
+        "tls.enable", False, "Connections to name servers and brokers have TLS; so they have "
+        "with tls.server.mode=enforcing.",
+    )  # fmt: skip
+    tls_client_certificate: str = key(
+        "tls.client.certPath", "", "File of the certificate for them, if they need one (PEM)."
+    )
+    tls_client_key: str = key("tls.client.keyPath", "", "File of its private key (PEM).")
+    tls_client_password: str = key(
+        "tls.client.keyPassword", "", "Password of that file, if it has one.", secret=True
+    )
+    tls_client_verifies: bool = key(
+        "tls.client.authServer", False, "Their certificates need to be of tls.client.trustCertPath."
+    )
+    tls_client_authorities: str = key(
+        "tls.client.trustCertPath", "", "File of the authorities of servers (PEM)."
+    )
+
+    @property
+    def uses_tls(self) -> bool:
+        """Returns whether connections to other servers have TLS."""
+        return self.tls_client
+
+    def client_tls(self) -> ssl.SSLContext | None:
+        """Returns the TLS of connections to other servers; None: they have none. Raises OSError,
+        ssl.SSLError."""
+        if not self.uses_tls:
+            return None
+        return client_context(
+            certificate=self.tls_client_certificate,
+            key=self.tls_client_key,
+            password=self.tls_client_password,
+            authorities=self.tls_client_authorities,
+            verify=ssl.CERT_REQUIRED if self.tls_client_verifies else ssl.CERT_NONE,
+        )
+
+    def check(self) -> None:
+        """See `Section`."""
+        if self.tls_client_verifies and not self.tls_client_authorities:
+            raise ValueError("tls.client.authServer needs tls.client.trustCertPath")
+        if bool(self.tls_client_certificate) != bool(self.tls_client_key):
+            raise ValueError("tls.client.certPath and tls.client.keyPath go together")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings(ClientTlsSettings):
+    """Settings of a server's TLS as well."""
 
     tls_mode: str = key(
         "tls.server.mode", PERMISSIVE,
@@ -42,43 +90,14 @@ class TlsSettings(Section):
         "File of the authorities of clients (PEM): every client needs a certificate of one then.",
     )  # fmt: skip
 
-    tls_client: bool = key(
-        "tls.enable", False, "Connections to other servers have TLS; also with "
-        "tls.server.mode=enforcing.",
-    )  # fmt: skip
-    tls_client_certificate: str = key(
-        "tls.client.certPath", "", "File of the certificate for them, if they need one (PEM)."
-    )
-    tls_client_key: str = key("tls.client.keyPath", "", "File of its private key (PEM).")
-    tls_client_password: str = key(
-        "tls.client.keyPassword", "", "Password of that file, if it has one.", secret=True
-    )
-    tls_client_verifies: bool = key(
-        "tls.client.authServer", False, "Their certificates need to be of tls.client.trustCertPath."
-    )
-    tls_client_authorities: str = key(
-        "tls.client.trustCertPath", "", "File of the authorities of servers (PEM)."
-    )
-
-    def client_tls(self) -> ssl.SSLContext | None:
-        """Returns the TLS of connections to other servers; None: they have none. Raises OSError,
-        ssl.SSLError."""
-        if not self.tls_client and self.tls_mode != ENFORCING:
-            return None
-        return client_context(
-            certificate=self.tls_client_certificate,
-            key=self.tls_client_key,
-            password=self.tls_client_password,
-            authorities=self.tls_client_authorities,
-            verify=ssl.CERT_REQUIRED if self.tls_client_verifies else ssl.CERT_NONE,
-        )
+    @property
+    def uses_tls(self) -> bool:
+        """See `ClientTlsSettings`: who wants it of others uses it."""
+        return self.tls_client or self.tls_mode == ENFORCING
 
     def check(self) -> None:
         """See `Section`."""
-        if self.tls_client_verifies and not self.tls_client_authorities:
-            raise ValueError("tls.client.authServer needs tls.client.trustCertPath")
-        if bool(self.tls_client_certificate) != bool(self.tls_client_key):
-            raise ValueError("tls.client.certPath and tls.client.keyPath go together")
+        ClientTlsSettings.check(self)
         if self.tls_mode == ENFORCING and not self.tls_certificate:
             raise ValueError("tls.server.mode=enforcing needs tls.server.certPath")
         if bool(self.tls_certificate) != bool(self.tls_key):
