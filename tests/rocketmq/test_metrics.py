@@ -129,7 +129,8 @@ async def test_what_goes_wrong_is_counted_and_ends_health(
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage)
     made.broker.store.clean(made.broker.now_ms())
     port = made.broker.exposition.port
-    await got(port, "/metrics/per-object")
+    assert (await made.client.send("large")).code == Answer.SERVICE_NOT_AVAILABLE
+    assert 'code="14"} 1' in (await got(port, "/metrics/per-object")).text
     answer = await got(port, "/health")
     assert answer.status_code == 503
     assert "the disk is full" in answer.json()["reasons"]

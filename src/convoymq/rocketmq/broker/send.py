@@ -354,7 +354,7 @@ class Sender:
             if found.status in STORED:
                 self._parts.stats.stored(sent.draft.topic, found.count, found.size)
         for connection, commands in answers.items():
-            connection.send_all(commands)
+            connection.answer_all(commands)
 
     def _answer(self, sent: _Sent, placed: Placed) -> Command:
         command, draft = sent.command, sent.draft

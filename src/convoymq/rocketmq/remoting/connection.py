@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
 import structlog
@@ -193,6 +193,14 @@ class Connection(asyncio.Protocol):
         if not command.is_one_way:
             self.send(answer)
 
+    def answer_all(self, answers: Sequence[Command]) -> None:
+        """Sends answers without slices as one write."""
+        if self._refused is not None:
+            self._refused.update(each.code for each in answers if each.code)
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            self._write(transport, (b"".join(map(encode, answers)),))
+
     # --- requests of ours --------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
@@ -203,12 +211,6 @@ class Connection(asyncio.Protocol):
         if self._sign is not None and not command.is_answer:
             self._sign(command)
         self._write(transport, (encode(command), *command.slices))
-
-    def send_all(self, commands: Iterable[Command]) -> None:
-        """Sends commands without slices as one write."""
-        transport = self._transport
-        if transport is not None and not transport.is_closing():
-            self._write(transport, (b"".join(map(encode, commands)),))
 
     def _write(self, transport: asyncio.Transport, parts: tuple[bytes | memoryview, ...]) -> None:
         if self._tls is not None:
