@@ -11,16 +11,16 @@ if ls "$jars"/rocketmq-broker-$version.jar >/dev/null 2>&1; then
     echo "RocketMQ's jars are there already."
     exit 0
 fi
-if ! command -v java >/dev/null || ! command -v mvn >/dev/null; then
+if ! command -v javac >/dev/null || ! command -v mvn >/dev/null; then
     if ! command -v apt-get >/dev/null; then
-        echo "No apt-get here. Install Java 17 and Maven by your system's own means." >&2
+        echo "No apt-get here. Install a JDK (17) and Maven by your system's own means." >&2
         exit 1
     fi
     sudo=
     [ "$(id -u)" -eq 0 ] || sudo=sudo
     $sudo env DEBIAN_FRONTEND=noninteractive apt-get update -q
     $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
-        default-jre-headless maven
+        default-jdk-headless maven
 fi
 project=$(mktemp -d)
 trap 'rm -rf "$project"' EXIT

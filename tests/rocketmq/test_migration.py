@@ -203,7 +203,7 @@ async def test_a_group_is_taken_over_and_back(migration: Migration) -> None:
             created = migration.admin("updateTopic", "-c", "c", "-t", TOPIC, "-r", "4", "-w", "4")
     slave, slave_port = migration.theirs("their-slave", 1)
     await migration.until_has(slave_port)
-    migration.start("java", java(CLIENTS / "Mover.java"))
+    migration.start("java", java(migration.directory, CLIENTS / "Mover.java"))
     if shutil.which("go") is not None:
         migration.start("go", [built(migration.directory, CLIENTS / "mover.go")])
     if shutil.which("npm") is not None:

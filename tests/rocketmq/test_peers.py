@@ -59,8 +59,13 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
     made.stop()
 
 
-def java(main: Path) -> list[str]:
-    return ["java", *JAVA, "-cp", f"{JARS}/*", str(main)]
+def java(home: Path, main: Path) -> list[str]:
+    """Compiles a Java client; returns the command."""
+    classes = home / "classes"
+    if not (classes / f"{main.stem}.class").exists():
+        line = ["javac", "-cp", f"{JARS}/*", "-sourcepath", str(CLIENTS), "-d", str(classes)]
+        subprocess.run([*line, str(main)], check=True, timeout=STEPS_S)
+    return ["java", *JAVA, "-cp", f"{JARS}/*:{classes}", main.stem]
 
 
 JAVA_STEPS = (
@@ -115,7 +120,7 @@ async def node(peers: Peers, main: Path, topic: str) -> list[str]:
 async def test_examples(peers: Peers, language: str) -> None:
     match language:
         case "java":
-            line = java(EXAMPLES / "Hello.java")
+            line = java(peers.directory, EXAMPLES / "Hello.java")
         case "go":
             line = [built(peers.directory, EXAMPLES / "hello.go")]
         case _:
@@ -130,7 +135,7 @@ async def test_examples(peers: Peers, language: str) -> None:
 
 @pytest.mark.parametrize("step", JAVA_STEPS)
 def test_the_java_client(peers: Peers, step: str) -> None:
-    assert peers.said("java", java(CLIENTS / "Peer.java"))[step] == "ok"
+    assert peers.said("java", java(peers.directory, CLIENTS / "Peer.java"))[step] == "ok"
 
 
 @pytest.mark.parametrize("step", ["send", "batch", "push", "tags", "ordered"])

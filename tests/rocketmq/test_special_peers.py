@@ -27,9 +27,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> str:
         directory, names.address, messageDelayLevel="1s 2s 3s 10s", transactionTimeOut=1000,
         transactionCheckInterval=1000,
     )  # fmt: skip
+    line = java(directory, CLIENTS / "Special.java")
     done = subprocess.run(
-        [*java(CLIENTS / "Special.java"), names.address, broker.address], capture_output=True,
-        text=True, timeout=STEPS_S, env=environment(directory), check=False,
+        [*line, names.address, broker.address], capture_output=True, text=True, timeout=STEPS_S,
+        env=environment(directory), check=False,
     )  # fmt: skip
     broker.stop()
     names.stop()

@@ -21,7 +21,7 @@ from tests.ports import single_port
 JARS = Path(__file__).resolve().parents[2] / "build" / "rocketmq"
 JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
-_missing = "" if shutil.which("java") and any(JARS.glob("rocketmq-broker-*.jar")) else (
+_missing = "" if shutil.which("javac") and any(JARS.glob("rocketmq-broker-*.jar")) else (
     "RocketMQ's jars are not there: make test-rocketmq"
 )  # fmt: skip
 needs_rocketmq = pytest.mark.skipif(bool(_missing), reason=_missing or "RocketMQ is there")

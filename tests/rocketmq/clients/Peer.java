@@ -1,4 +1,4 @@
-// RocketMQ's own Java client against a broker: each step prints one line, `ok NAME` or `bad NAME WHY`.
+// RocketMQ's own Java client against a broker.
 
 import java.util.*;
 import java.util.concurrent.*;
@@ -10,35 +10,9 @@ import org.apache.rocketmq.client.producer.*;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.*;
 
-public class Peer {
-    static String servers;
-    static DefaultMQProducer producer;
-
-    interface Step { void run() throws Exception; }
-
-    static void step(String name, Step step) {
-        try {
-            step.run();
-            System.out.println("ok " + name);
-        } catch (Throwable error) {
-            System.out.println("bad " + name + " " + error);
-            error.printStackTrace();
-        }
-    }
-
-    static void check(boolean holds, String text) {
-        if (!holds) throw new IllegalStateException(text);
-    }
-
+public class Peer extends Steps {
     static Message message(String topic, String tags, String keys, String body) {
         return new Message(topic, tags, keys, body.getBytes());
-    }
-
-    static DefaultMQPushConsumer consumer(String group, String topic) throws Exception {
-        DefaultMQPushConsumer made = new DefaultMQPushConsumer(group);
-        made.setNamesrvAddr(servers);
-        made.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        return made;
     }
 
     static Set<String> take(DefaultMQPushConsumer consumer, int count) throws Exception {
@@ -58,11 +32,7 @@ public class Peer {
     }
 
     public static void main(String[] arguments) throws Exception {
-        servers = arguments[0];
-        producer = new DefaultMQProducer("java-producers");
-        producer.setNamesrvAddr(servers);
-        producer.setSendMsgTimeout(10000);
-        producer.start();
+        begin(arguments[0], "java-producers");
         Map<String, Step> steps = new LinkedHashMap<>();
         steps.put("send", Peer::send);
         steps.put("tags", Peer::tags);
@@ -78,9 +48,7 @@ public class Peer {
         for (Map.Entry<String, Step> each : steps.entrySet()) {
             step(each.getKey(), each.getValue());
         }
-        producer.shutdown();
-        System.out.println("end");
-        System.exit(0);
+        end();
     }
 
     static void send() throws Exception {
@@ -103,10 +71,10 @@ public class Peer {
     }
 
     static void tags() throws Exception {
-        DefaultMQPushConsumer all = consumer("java-all", "java-plain");
+        DefaultMQPushConsumer all = consumer("java-all");
         all.subscribe("java-plain", "*");
         check(take(all, 41).contains("oneway"), "one-way");
-        DefaultMQPushConsumer odd = consumer("java-odd", "java-plain");
+        DefaultMQPushConsumer odd = consumer("java-odd");
         odd.subscribe("java-plain", "odd || none");
         for (String body : take(odd, 20)) check(Integer.parseInt(body.substring(1)) % 2 == 1, body);
     }
@@ -117,7 +85,7 @@ public class Peer {
         SendResult result = producer.send(messages);
         check(result.getSendStatus() == SendStatus.SEND_OK, "" + result);
         check(result.getOffsetMsgId().split(",").length == 10, "" + result);
-        DefaultMQPushConsumer all = consumer("java-batches", "java-batch");
+        DefaultMQPushConsumer all = consumer("java-batches");
         all.subscribe("java-batch", "t");
         take(all, 10);
     }
@@ -128,7 +96,7 @@ public class Peer {
             producer.send(message("java-ordered", "t", "", key + ":" + i / 3),
                 (queues, message, argument) -> queues.get((Integer) argument % queues.size()), key);
         }
-        DefaultMQPushConsumer made = consumer("java-orders", "java-ordered");
+        DefaultMQPushConsumer made = consumer("java-orders");
         made.subscribe("java-ordered", "*");
         Map<String, List<Integer>> seen = new ConcurrentHashMap<>();
         CountDownLatch left = new CountDownLatch(60);
@@ -188,14 +156,14 @@ public class Peer {
             message.putUserProperty("n", "" + i);
             producer.send(message);
         }
-        DefaultMQPushConsumer made = consumer("java-sqls", "java-sql");
+        DefaultMQPushConsumer made = consumer("java-sqls");
         made.subscribe("java-sql", MessageSelector.bySql("n BETWEEN 3 AND 6 OR n = '9'"));
         check(take(made, 5).contains("s9"), "s9");
     }
 
     static void broadcast() throws Exception {
         producer.send(message("java-broadcast", "", "", "b"));
-        DefaultMQPushConsumer made = consumer("java-broadcasts", "java-broadcast");
+        DefaultMQPushConsumer made = consumer("java-broadcasts");
         made.setMessageModel(org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel.BROADCASTING);
         made.subscribe("java-broadcast", "*");
         CountDownLatch left = new CountDownLatch(1);
@@ -216,7 +184,7 @@ public class Peer {
 
     static void request() throws Exception {
         producer.send(message("java-request", "", "", "first"));
-        DefaultMQPushConsumer made = consumer("java-requests", "java-request");
+        DefaultMQPushConsumer made = consumer("java-requests");
         made.subscribe("java-request", "*");
         CompletableFuture<SendResult> replied = new CompletableFuture<>();
         made.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
@@ -247,7 +215,7 @@ public class Peer {
         producer.send(message("java-balance", "", "", "x"));
         List<DefaultMQPushConsumer> all = new ArrayList<>();
         for (int i = 0; i < 2; i++) {
-            DefaultMQPushConsumer made = consumer("java-balances", "java-balance");
+            DefaultMQPushConsumer made = consumer("java-balances");
             made.setInstanceName("instance" + i);
             made.subscribe("java-balance", "*");
             made.registerMessageListener((MessageListenerConcurrently) (m, c) -> ConsumeConcurrentlyStatus.CONSUME_SUCCESS);
@@ -279,7 +247,7 @@ public class Peer {
         char[] letters = new char[1 << 20];
         Arrays.fill(letters, 'x');
         producer.send(new Message("java-large", new String(letters).getBytes()));
-        DefaultMQPushConsumer made = consumer("java-larges", "java-large");
+        DefaultMQPushConsumer made = consumer("java-larges");
         made.subscribe("java-large", "*");
         take(made, 2);
     }

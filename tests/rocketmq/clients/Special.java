@@ -1,5 +1,4 @@
-// RocketMQ's own Java client: delayed and timed messages, transactions, pop consumers. Each step
-// prints one line, `ok NAME` or `bad NAME WHY`.
+// RocketMQ's own Java client: delayed and timed messages, transactions, pop consumers.
 
 import java.util.*;
 import java.util.concurrent.*;
@@ -7,39 +6,18 @@ import java.util.concurrent.atomic.*;
 import org.apache.rocketmq.client.consumer.*;
 import org.apache.rocketmq.client.consumer.listener.*;
 import org.apache.rocketmq.client.producer.*;
-import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.*;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
-public class Special {
-    static String servers;
+public class Special extends Steps {
     static String broker;
-    static DefaultMQProducer producer;
-
-    interface Step { void run() throws Exception; }
-
-    static void step(String name, Step step) {
-        try {
-            step.run();
-            System.out.println("ok " + name);
-        } catch (Throwable error) {
-            System.out.println("bad " + name + " " + error);
-            error.printStackTrace();
-        }
-    }
-
-    static void check(boolean holds, String text) {
-        if (!holds) throw new IllegalStateException(text);
-    }
 
     static Message message(String topic, String body) {
         return new Message(topic, body.getBytes());
     }
 
     static DefaultMQPushConsumer consumer(String group, String topic) throws Exception {
-        DefaultMQPushConsumer made = new DefaultMQPushConsumer(group);
-        made.setNamesrvAddr(servers);
-        made.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        DefaultMQPushConsumer made = consumer(group);
         made.subscribe(topic, "*");
         return made;
     }
@@ -55,21 +33,15 @@ public class Special {
     interface BooleanSupplier { boolean getAsBoolean(); }
 
     public static void main(String[] arguments) throws Exception {
-        servers = arguments[0];
         broker = arguments[1];
-        producer = new DefaultMQProducer("special-producers");
-        producer.setNamesrvAddr(servers);
-        producer.setSendMsgTimeout(10000);
-        producer.start();
+        begin(arguments[0], "special-producers");
         step("delay", Special::delay);
         step("timed", Special::timed);
         step("transaction", Special::transaction);
         step("retry", Special::retry);
         step("pop", Special::pop);
         step("popOrderly", Special::popOrderly);
-        producer.shutdown();
-        System.out.println("end");
-        System.exit(0);
+        end();
     }
 
     static Map<String, Long> arrivals(String group, String topic, int count) throws Exception {
