@@ -69,6 +69,7 @@ class Groups:
             return members is not None and members.get(number) == made.role.address
 
         await eventually(is_listed)
+        await until(lambda: made.group.state is not State.ACTING or made.group.services_run)
         return made
 
     def client(self, broker: Broker) -> Client:

@@ -393,7 +393,7 @@ async def test_all_new_groups_of_a_heartbeat_are_one_write(tmp_path: Path) -> No
     for file in (made.broker.topics.file, made.broker.groups.file):
         write = file.write
         file.write = lambda value, file=file, write=write: (  # type: ignore[method-assign]
-            written.append(file.path.name), write(value),
+            written.append(file.name), write(value),
         )  # fmt: skip
     config = made.broker.config_path
     config.mkdir(exist_ok=True)
@@ -402,7 +402,7 @@ async def test_all_new_groups_of_a_heartbeat_are_one_write(tmp_path: Path) -> No
     groups = [{"groupName": f"many{n}", "subscriptionDataSet": []} for n in range(200)]
     answer = await made.client.ask(Request.HEART_BEAT, {"clientID": "c", "consumerDataSet": groups})
     assert answer.code == Answer.SUCCESS
-    assert sorted(written) == ["subscriptionGroup.json", "topics.json"]
+    assert sorted(written) == ["config/subscriptionGroup.json", "config/topics.json"]
     config.unlink()
     made.broker.persist()
     table = msgspec.json.decode((config / "topics.json").read_bytes())["topicConfigTable"]

@@ -55,7 +55,7 @@ class SimLoop:
 
     def __init__(self, scheduler: Scheduler, process: Process) -> None:
         self._scheduler = scheduler
-        self._process = process
+        self.process = process
         self._tasks: set[asyncio.Task[object]] = set()
         # It has what tasks and futures use of a loop, and no more.
         self._as_loop = cast(asyncio.AbstractEventLoop, self)
@@ -132,7 +132,7 @@ class SimLoop:
         context: contextvars.Context | None,
     ) -> _Handle:
         handle = _Handle(self.time() + delay_us / 1e6, callback, args, context)
-        self._scheduler.after(delay_us, self._process, self._run, handle)
+        self._scheduler.after(delay_us, self.process, self._run, handle)
         return handle
 
     def _run(self, handle: _Handle) -> None:

@@ -15,6 +15,7 @@ LOADS = {
     "recovery": "convoymq.sim.mirrored.recovery:RecoveryLoad",
     "migrations": "convoymq.sim.migrations.world:MigrationLoad",
     "group": "convoymq.sim.broker_group.world:BrokerGroupLoad",
+    "acting": "convoymq.sim.broker_group.acting_world:ActingLoad",
     "topics": "convoymq.sim.topics.world:TopicLoad",
 }
 """Name of a load (`--load NAME`) -> its class. Only the chosen one is imported."""

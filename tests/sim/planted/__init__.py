@@ -17,6 +17,7 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 
 from tests.sim.planted import (  # noqa: F401
+    broker_acting,
     broker_group,
     classic,
     cluster,

@@ -90,10 +90,12 @@ class Intake:
         queue = header.number("e")
         if not 0 <= queue < topic.write_queue_nums:
             raise Refusal(Answer.INVALID_PARAMETER, f"request queueId[{queue}] is illegal")
-        if not self._keys.generations.takes(key.broker, command.number(GENERATION_FIELD, 0)):
+        generation = command.number(GENERATION_FIELD, 0)
+        if not self.takes(key, generation):
             raise Refusal(
-                Answer.SERVICE_NOT_AVAILABLE, f"{key.broker} sends by another replica now"
-            )
+                Answer.SERVICE_NOT_AVAILABLE, f"{key.broker} sends by another replica now",
+                {GENERATION_FIELD: str(generation)},
+            )  # fmt: skip
         draft = Draft(
             topic.topic_name, queue, bytes(command.body), (header.fields.get("i") or "").encode(),
             header.number("h"), header.number("f"), header.number("g"),
@@ -109,6 +111,10 @@ class Intake:
             "queueOffset": str(placed.queue_offset),
         }
         return command.answer(code, fields)
+
+    def takes(self, key: Key | None, generation: int) -> bool:
+        """Returns whether a key's broker sends by a replica of this generation."""
+        return key is None or self._keys.generations.takes(key.broker, generation)
 
     def serves(self, topic: str) -> bool:
         """Returns whether this broker takes messages of a topic."""
@@ -169,6 +175,8 @@ class Bridge:
         self._neighbours = neighbours
         self.generation = 0
         """Of this replica, see `escape.py`."""
+        self.on_superseded: Callable[[], None] = lambda: None
+        """Called when a target takes a later generation only."""
         self._targets = Targets(parts.role.name)
         self._routes: dict[str, tuple[int, RouteData]] = {}
         self.stored = self.failures = 0
@@ -202,6 +210,9 @@ class Bridge:
         key = key_of(decode_properties(draft.properties).get(KEY_PROPERTY, ""))
         for neighbour in () if self._targets.is_bound(key) else self._neighbours():
             if neighbour.serves(draft.topic):
+                if not neighbour.takes(key, self.generation):
+                    self.on_superseded()
+                    return FAILED
                 return await neighbour.take_any(draft, key)
         if not self._settings.remote_escape:
             return Placed(PutStatus.SERVICE_NOT_AVAILABLE)
@@ -252,6 +263,8 @@ class Bridge:
         status = next((s for s, code in STORED.items() if code == answer.code), None)
         if status is not None:
             return status, Outcome.STORED
+        if GENERATION_FIELD in answer.fields:
+            self.on_superseded()
         self._log_failure(draft, target, answer.remark or f"code {answer.code}")
         return failed, Outcome.REFUSED if answer.code in _REFUSED else Outcome.UNKNOWN
 

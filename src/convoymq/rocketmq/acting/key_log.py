@@ -6,7 +6,7 @@ The log is the truth: `catch_up` reads its new records, on slaves too. The file
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -20,9 +20,23 @@ FIRST_READ_BYTES_MAX = 4 << 30
 _MARK = f"{KEY_PROPERTY}\x01".encode()
 
 
+HOLDER_MS = 60_000
+"""So long a broker that no name server lists any more is waited for."""
+SEEN_STEP_MS = 5_000
+
+
+class Holder(msgspec.Struct, rename="camel", frozen=True):
+    """A broker that may hold keys of this one's records. `seen_ms`: wall clock, when a name server
+    listed it last, to some seconds."""
+
+    seen_ms: int
+    addresses: dict[int, str]
+
+
 class _Stored(msgspec.Struct, rename="camel"):
     scanned: int = 0
     generations: dict[str, int] = msgspec.field(default_factory=dict)
+    holders: dict[str, Holder] = msgspec.field(default_factory=dict)
     brokers: dict[str, dict[str, list[tuple[int, int]]]] = msgspec.field(default_factory=dict)
 
 
@@ -39,7 +53,8 @@ class KeyLog:
         self._file = file
         found = file.read(_Stored) or _Stored(max(0, store.max_offset - FIRST_READ_BYTES_MAX))
         self._scanned = found.scanned
-        self._written = found.scanned, found.generations
+        self._holders = found.holders
+        self._written = found.scanned, found.generations, dict(found.holders)
         self.generations = Generations(found.generations)
         self._table = KeyTable()
         for broker, table in found.brokers.items():
@@ -67,10 +82,28 @@ class KeyLog:
                 self._table.add(key)
         self._scanned = max(self._scanned, end)
 
+    def on_listed(self, brokers: Mapping[str, dict[int, str]], now_ms: int) -> None:
+        """Name servers list these brokers of the cluster."""
+        for name, addresses in brokers.items():
+            known = self._holders.get(name)
+            is_fresh = (
+                known is not None and known.addresses == addresses
+                and 0 <= now_ms - known.seen_ms < SEEN_STEP_MS
+            )  # fmt: skip
+            if name != self._own and not is_fresh:
+                self._holders[name] = Holder(now_ms, addresses)
+        for name, known in list(self._holders.items()):
+            if name not in brokers and not 0 <= now_ms - known.seen_ms < HOLDER_MS:
+                del self._holders[name]
+
+    def holders(self) -> Mapping[str, dict[int, str]]:
+        """Returns the brokers that may hold keys: those that are listed, or were not long ago."""
+        return {name: known.addresses for name, known in self._holders.items()}
+
     def persist(self) -> None:
         """Writes the file if something has changed. Raises StorageFault."""
         self.catch_up()
-        state = self._scanned, dict(self.generations.known)
+        state = self._scanned, dict(self.generations.known), dict(self._holders)
         if state != self._written:
             brokers = {name: self._table.of(name) for name in self._table.brokers()}
             self._file.write(_Stored(*state, brokers))

@@ -20,9 +20,10 @@ Two replicas must not run special services at once: a message that one delivers 
 escape is doubled. A name server's view alone does not prevent it. So
 
 - an acting slave starts them only when its link to the master is silent or ended;
-- a master runs them under a *lease*: a name server lists it, or all its slaves answer on their
-  links. The lease lasts as long as a name server waits for a silent broker. After its end the
-  master has to get online again (`needs_pre_online`), by which it learns what has left meanwhile;
+- both run them under a *lease*: a name server lists the replica, or all slaves of a master answer
+  on their links. It lasts as long as a name server waits for a silent broker. A slave without one
+  may have missed its master. After its end a master has to get online again (`needs_pre_online`),
+  by which it learns what has left meanwhile;
 - a replica that got online starts them when a name server has listed it since. Of two that start
   together one sees the other: a slave leaves them to the master, a master gets online again.
 
@@ -126,6 +127,8 @@ class Roles:
         self._link_heard_ms: dict[str, int] = {}
         """master: address of a slave -> when its link was heard. Slave: that of the master."""
         self._left_until_ms: int | None = None
+        self._is_superseded = False
+        """Another replica ran special services meanwhile."""
         self._wakes = self._registers = False
         self._retry_ms: int | None = None
         self._services_run = False
@@ -161,9 +164,9 @@ class Roles:
         match self.state:
             case State.MASTER:
                 return not self.needs_pre_online and self._is_seen and self._has_lease(now_ms)
-            case State.ACTING if self._is_seen:
+            case State.ACTING if self._is_seen and self._has_lease(now_ms):
                 is_left = self._left_until_ms is not None and now_ms < self._left_until_ms
-                return not is_left and not self._hears_any(now_ms)
+                return not (is_left or self._is_superseded or self._hears_any(now_ms))
             case _:
                 return False
 
@@ -259,6 +262,11 @@ class Roles:
         """A master that gets online takes the special services over."""
         self._left_until_ms = now_ms + HAND_OVER_MS
 
+    def on_superseded(self) -> None:
+        """A target takes what another replica sends: special services end, and begin anew with
+        what has left meanwhile."""
+        self._is_superseded = self._services_run
+
     def _view(self, members: Mapping[int, str], ha_address: str | None) -> None:
         own = self.settings.id
         former = self.min_id
@@ -317,6 +325,7 @@ class Roles:
         match step:
             case RunServices():
                 self._services_run = step.run
+                self._is_superseded = False
             case Detach():
                 self._attached = None
                 self._link_heard_ms.pop(step.master, None)

@@ -22,7 +22,6 @@ from convoymq.rocketmq.acting.metadata import Follower, Metadata
 from convoymq.rocketmq.acting.roles import Roles, RoleSettings, State
 from convoymq.rocketmq.acting.settings import ActingSettings
 from convoymq.rocketmq.broker.types import BrokerParts, SlaveLink
-from convoymq.rocketmq.clocks import steady_ms
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.client import split_address
 from convoymq.rocketmq.remoting.codes import Answer, Request
@@ -34,6 +33,8 @@ log = structlog.get_logger()
 
 TICK_S = 0.05
 ASK_TIMEOUT_S = 3.0
+HOLDERS_MS = 5_000
+"""Time between two looks for the brokers of the cluster."""
 COPY_S = 10.0
 COPY_CHANGES_S = 1.0
 COPY_TIMES = 20
@@ -75,6 +76,7 @@ class Group:
         self._keys = KeyLog(role.name, parts.store, parts.file("escapeKeys.json"))
         self.intake = Intake(parts, self._keys)
         parts.escape = self.bridge = Bridge(parts, settings, self._name_servers, neighbours)
+        self.bridge.on_superseded = self._on_superseded
         locks = LockRequests(
             parts, settings.replicas, lambda: self._roles.members, is_strict=settings.lock_strictly
         )
@@ -161,12 +163,17 @@ class Group:
         self._roles.on_registered(master, ha_address or None)
         self._wake()
 
+    def _on_superseded(self) -> None:
+        self._roles.on_superseded()
+        self._wake()
+
     async def _poll(self) -> None:
         """Asks name servers for the members of the group."""
         if not self._parts.settings.acting_master:
             return
+        holders_ms = 0
         while True:
-            asked_ms = steady_ms()
+            asked_ms = self._parts.steady_ms()
             try:
                 members = await self._name_servers.members()
             except PeerError as error:
@@ -176,12 +183,15 @@ class Group:
                 self._parts.replication.set_alive(len(members) or None)
                 self._roles.on_members(members, asked_ms)
                 self._wake()
-            passed_ms = steady_ms() - asked_ms
+                if asked_ms >= holders_ms:
+                    holders_ms = asked_ms + HOLDERS_MS
+                    await self._look_for_holders()
+            passed_ms = self._parts.steady_ms() - asked_ms
             await asyncio.sleep(max(0, self._settings.poll_ms - passed_ms) / 1000)
 
     def _look_at_links(self) -> None:
         """Enters the state of replication links."""
-        core, now_ms = self._roles, steady_ms()
+        core, now_ms = self._roles, self._parts.steady_ms()
         replication = self._parts.replication
         if self._parts.role.id != MASTER_ID:
             silent_ms = replication.master_silent_ms()
@@ -216,7 +226,7 @@ class Group:
             if self._roles.needs_pre_online:
                 await self._get_online()
             self._look_at_links()
-            step = self._roles.next_step(steady_ms())
+            step = self._roles.next_step(self._parts.steady_ms())
             if step is None:
                 self._heard.clear()
                 try:
@@ -230,7 +240,7 @@ class Group:
             except BrokerError as error:
                 self.failures += 1
                 log.warning("rocketmq.step_failed", step=type(step).__name__, reason=error.text)
-                self._roles.failed(step, steady_ms())
+                self._roles.failed(step, self._parts.steady_ms())
             else:
                 self._roles.done(step)
             self._reflect()
@@ -239,7 +249,7 @@ class Group:
         parts = self._parts
         match step:
             case roles.RunServices(run=True):
-                if self._roles.state is State.ACTING:
+                if parts.settings.acting_master and self._settings.replicas > 1:
                     await self._learn_keys()
                 for service in parts.specials:
                     service.start()
@@ -282,17 +292,18 @@ class Group:
     # --- pre-online -------------------------------------------------------------------------------
 
     async def _get_online(self) -> None:
-        begun_ms = steady_ms()
+        begun_ms = self._parts.steady_ms()
         while True:
             steps = preonline.pre_online(self._parts.role.id, skips=self._settings.skips_pre_online)
             online = await self._run(steps)
-            if online.is_fresh(steady_ms()):
+            if online.is_fresh(self._parts.steady_ms()):
                 break
         self._parts.replication.begin()
-        self._roles.on_pre_online_ended(online.members, online.ha_address, steady_ms())
+        self._roles.on_pre_online_ended(online.members, online.ha_address, self._parts.steady_ms())
         self._reflect()
         log.info("rocketmq.online", broker=self._parts.role.name, id=self._parts.role.id,
-                 state=self._roles.state.value, took_ms=steady_ms() - begun_ms)  # fmt: skip
+                 state=self._roles.state.value,
+                 took_ms=self._parts.steady_ms() - begun_ms)  # fmt: skip
 
     async def _run(self, steps: preonline.Steps) -> preonline.Online:
         result: preonline.Result = None
@@ -360,19 +371,16 @@ class Group:
 
     async def _take_over(self, member: str) -> int | None:
         """Takes special services and metadata over; returns when that began."""
-        begun_ms = steady_ms()
+        begun_ms = self._parts.steady_ms()
         fields = {"brokerName": self._parts.role.name}
         answer = await self._ask(member, Request.HAND_OVER_SERVICES, fields)
         if answer.code not in (Answer.SUCCESS, Answer.REQUEST_CODE_NOT_SUPPORTED):
             raise Unavailable(f"{member} hands nothing over: {answer.remark}")
-        if not await self._metadata.take_over(member):
-            return None
-        await self._learn_keys()
-        return begun_ms
+        return begun_ms if await self._metadata.take_over(member) else None
 
     async def _hand_over(self, connection: Connection, command: Command) -> Command:
         """A master gets online: this slave's special services end before it is answered."""
-        self._roles.on_hand_over(steady_ms())
+        self._roles.on_hand_over(self._parts.steady_ms())
         self._wake()
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
@@ -404,9 +412,8 @@ class Group:
 
     async def _learn_keys(self) -> None:
         """Has special services pass over what other brokers have of ours, and other replicas of
-        ours no more sent. Raises Unavailable."""
-        brokers = await self._name_servers.brokers()
-        if brokers is None:
+        ours no more sent. Raises Unavailable: a broker that may have some does not answer."""
+        if not await self._look_for_holders():
             raise Unavailable("no name server answers")
         own = self._parts.role
         generation = max(self._parts.now_ms(), self.bridge.generation + 1)
@@ -414,8 +421,7 @@ class Group:
             table = KeyTable()
             known = [
                 await self._learn_from(name, replicas, table, generation)
-                for name, replicas in brokers.items()
-                if name != own.name
+                for name, replicas in self._keys.holders().items()
             ]
             if max(known, default=0) <= generation:
                 break
@@ -425,11 +431,18 @@ class Group:
         if self._follower is not None:
             self._follower.pass_over(table.of(own.name))
 
+    async def _look_for_holders(self) -> bool:
+        """Enters the brokers of the cluster; returns whether a name server knows them."""
+        brokers = await self._name_servers.brokers()
+        if brokers is not None:
+            self._keys.on_listed(brokers, self._parts.now_ms())
+        return brokers is not None
+
     async def _learn_from(
         self, name: str, replicas: dict[int, str], table: KeyTable, generation: int
     ) -> int:
         """Asks a broker: its master, or a replica that has its log. Returns the generation that it
-        takes."""
+        takes. Raises Unavailable."""
         own = self._parts.role
         for _, address in sorted(replicas.items()):
             try:
@@ -443,7 +456,7 @@ class Group:
                 log.info("rocketmq.member_silent", address=address, reason=str(error))
             else:
                 return found.generation
-        return 0
+        raise Unavailable(f"{name} may have messages of {own.name}, and does not answer")
 
     def _get_keys(self, _connection: Connection, command: Command) -> Command:
         name = command.needed("brokerName")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -44,9 +43,9 @@ from convoymq.rocketmq.broker.types import (
     S,
     SpecialService,
 )
-from convoymq.rocketmq.clocks import steady_ms, wall_ms
 from convoymq.rocketmq.exposition import Exposition
 from convoymq.rocketmq.ha.service import open_replication
+from convoymq.rocketmq.machine import MACHINE, Machine
 from convoymq.rocketmq.remoting.client import RemotingClient
 from convoymq.rocketmq.remoting.codes import Request
 from convoymq.rocketmq.remoting.command import Command
@@ -58,8 +57,6 @@ from convoymq.rocketmq.special.settings import SpecialSettings
 from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.store import MessageStore
 from convoymq.rocketmq.store.types import Damage, Draft, Placed, PutStatus
-from convoymq.storage.files import RealDirectory
-from convoymq.storage.threads import ThreadWorker
 
 log = structlog.get_logger()
 
@@ -94,20 +91,21 @@ class Broker:
     """See the module text; `types.BrokerParts` for its parts. It is made inside a running loop.
 
     Args:
-        now_ms: wall clock.
+        machine: the one that it runs on.
         neighbours: other brokers of this process, where messages may escape to.
     """
 
     def __init__(
         self,
         configuration: Configuration,
-        now_ms: Callable[[], int] = wall_ms,
+        machine: Machine = MACHINE,
         neighbours: Callable[[], Sequence[Intake]] = tuple,
     ) -> None:
         self.configuration = configuration
         self.neighbours = neighbours
         settings = self.settings = configuration.section(BrokerSettings)
-        self.now_ms = now_ms
+        self._machine = machine
+        now_ms = self.now_ms = machine.wall_ms
         self.role = Role(settings.id, settings.name, settings.cluster)
         self.tasks = Tasks()
         self._handlers: dict[int, Handler] = {}
@@ -118,12 +116,12 @@ class Broker:
         self.stats = Stats(now_ms, settings.cluster)
         root = Path(settings.root) if settings.root else Path.home() / "store"
         self.config_path = root / "config"
+        self._directory = machine.directory(root)
         self.topics = Topics(lambda: self.settings, self.file("topics.json"), now_ms)
         self.groups = Groups(lambda: self.settings, self.file("subscriptionGroup.json"), now_ms)
         step = settings.offset_version_step
         self.offsets = Offsets(self.file("consumerOffset.json"), step, now_ms)
-        post = asyncio.get_running_loop().call_soon_threadsafe
-        self._worker, self._slow_worker = ThreadWorker(post), ThreadWorker(post)
+        self._worker, self._slow_worker = machine.worker(), machine.worker()
         self._own_address = settings.address or own_address()
         store_settings = configuration.section(StoreSettings)
         self.message_bytes_max = store_settings.message_bytes_max
@@ -152,11 +150,11 @@ class Broker:
 
     def file(self, name: str) -> ConfigFile:
         """See `BrokerParts`."""
-        return ConfigFile(self.config_path / name)
+        return ConfigFile(self._directory, f"config/{name}")
 
     def steady_ms(self) -> int:
         """See `BrokerParts`."""
-        return steady_ms()
+        return self._machine.steady_ms()
 
     def register(self, code: int, handler: Handler) -> Handler | None:
         """See `BrokerParts`."""
@@ -306,31 +304,26 @@ class Broker:
 
         server = RemotingServer(
             handle, self._closed, idle_s=self.settings.idle_s, tls=ServerTls(self.settings),
-            refused=self.refused,
+            refused=self.refused, machine=self._machine,
         )  # fmt: skip
         self.servers.append(server)
         return await server.listen(self.settings.host, port)
 
     def _open_store(self, port: int) -> None:
-        log_path = self._store_settings.log_path
+        log_path, root = self._store_settings.log_path, self._root
         self.store = MessageStore(
-            RealDirectory(self._root), self._store_settings, self._worker, clock=self.now_ms,
-            log_directory=RealDirectory(log_path) if log_path else None,
+            self._directory, self._store_settings, self._worker, clock=self.now_ms,
+            log_directory=self._machine.directory(log_path) if log_path else None,
             store_host=host_bytes((self._own_address, port)), background=self._slow_worker,
-            disk_used=self._disk_used,
+            disk_used=partial(self._machine.disk_used, root),
         )  # fmt: skip
         report = self.store.open()
-        self.replication = open_replication(self, report, self.config_path)
+        self.replication = open_replication(self, report, self._machine)
         self.store.on_damage.append(self._damaged)
         for damage in report.damages:
             self._damaged(damage)
         log.info("rocketmq.store_open", root=str(self._root), was_aborted=report.was_aborted,
                  records=report.records_checked, end=self.store.max_offset)  # fmt: skip
-
-    def _disk_used(self) -> float:
-        """Returns the share of the disk that is in use."""
-        usage = shutil.disk_usage(self._root)
-        return usage.used / usage.total
 
     def _closed(self, connection: Connection) -> None:
         for call in self.on_closed:

@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 import structlog
 
 from convoymq.model.errors import BrokerError, PeerError
-from convoymq.model.replaced_files import replace_file
 from convoymq.model.tasks import Tasks
 from convoymq.replication.group.lives import Book
 from convoymq.replication.group.master import Forked, Master
@@ -31,9 +29,9 @@ from convoymq.replication.group.types import (
     Verdict,
 )
 from convoymq.rocketmq.acting.settings import ActingSettings
+from convoymq.rocketmq.broker.config_files import ConfigFile
 from convoymq.rocketmq.broker.settings import SYNC_MASTER
 from convoymq.rocketmq.broker.types import BrokerParts
-from convoymq.rocketmq.clocks import steady_ms, wall_ms
 from convoymq.rocketmq.ha.links import MasterLink, SlaveLink
 from convoymq.rocketmq.ha.log import StoreLog
 from convoymq.rocketmq.ha.requests import (
@@ -44,6 +42,7 @@ from convoymq.rocketmq.ha.requests import (
     question_of,
     reply_of,
 )
+from convoymq.rocketmq.machine import Listening, Machine
 from convoymq.rocketmq.remoting.client import RemotingClient, split_address
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command
@@ -51,7 +50,6 @@ from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.types import PutStatus, StoreReport
-from convoymq.transport.listening import listen
 
 log = structlog.get_logger()
 R = TypeVar("R")
@@ -99,7 +97,7 @@ class GroupReplication:
     """See the module text. Implements the broker's `Replication`.
 
     Args:
-        directory: `config`; the file `groupLives.json` has what is persisted beside the log.
+        file: what is persisted beside the log.
         is_intact: the log lost nothing that was acknowledged, as far as recovery can tell.
         register: has requests answered (`BrokerParts.register`).
     """
@@ -112,7 +110,8 @@ class GroupReplication:
         remoting: RemotingClient,
         register: Callable[[int, Handler], object],
         *,
-        directory: Path,
+        file: ConfigFile,
+        machine: Machine,
         is_intact: bool,
     ) -> None:
         self._own = own
@@ -120,9 +119,12 @@ class GroupReplication:
         self._log = commit_log
         self._remoting = remoting
         self._tasks = Tasks()
-        self._book_path = directory / "groupLives.json"
-        self._servers: list[asyncio.Server] = []
-        self._sockets: set[SlaveLink] = set()
+        self._file = file
+        self._machine = machine
+        self._steady_ms = machine.steady_ms
+        self._servers: list[Listening] = []
+        self._sockets: dict[SlaveLink, None] = {}
+        """In the order in which they came."""
         self._comparing = asyncio.Lock()
         self._begins = False
         self._ha_address: str | None = None
@@ -135,7 +137,7 @@ class GroupReplication:
         self.port = 0
         """The port for slaves, of a master that has begun."""
         book = self._load()
-        session = wall_ms()
+        session = self._machine.wall_ms()
         self.master: Master | None = None
         self.slave: Slave | None = None
         if own.id == MASTER_ID:
@@ -152,16 +154,14 @@ class GroupReplication:
 
     def _load(self) -> Book | None:
         try:
-            return Book.decode(self._book_path.read_bytes())
-        except FileNotFoundError:
-            return None
+            content = self._file.read_bytes()
+            return Book.decode(content) if content else None
         except (OSError, PeerError) as error:
-            log.error("ha.book_unreadable", path=str(self._book_path), reason=str(error))
+            log.error("ha.book_unreadable", file=self._file.name, reason=str(error))
             return Book()
 
     def _save(self, book: Book) -> None:
-        self._book_path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self._book_path, book.encode())
+        self._file.write_bytes(book.encode())
 
     # --- the broker's side ------------------------------------------------------------------
 
@@ -173,11 +173,8 @@ class GroupReplication:
     async def start(self, port: int) -> int:
         """Begins; a master listens on a port and returns it. Raises OSError."""
         if self.master is not None:
-            loop = asyncio.get_running_loop()
-            sockets = listen(self._own.host, port)
-            port = int(sockets[0].getsockname()[1])
-            for sock in sockets:
-                self._servers.append(await loop.create_server(self._accept, sock=sock))
+            servers, port = await self._machine.listen(self._accept, self._own.host, port)
+            self._servers += servers
         self.port = port
         self._tasks.spawn(self._run())
         return port
@@ -197,7 +194,7 @@ class GroupReplication:
         """Returns why nothing may be appended now."""
         if self.master is None:
             return PutStatus.SERVICE_NOT_AVAILABLE
-        verdict = self.master.refusal(steady_ms())
+        verdict = self.master.refusal(self._steady_ms())
         return None if verdict is None else _STATUS[verdict]
 
     def when_copied(self, offset: int, timeout_s: float, call: Callable[[PutStatus], None]) -> None:
@@ -206,7 +203,10 @@ class GroupReplication:
             call(PutStatus.SERVICE_NOT_AVAILABLE)
         else:
             self.master.wait(
-                offset, steady_ms(), int(timeout_s * 1000), lambda verdict: call(_STATUS[verdict])
+                offset,
+                self._steady_ms(),
+                int(timeout_s * 1000),
+                lambda verdict: call(_STATUS[verdict]),
             )
 
     def on_appended(self) -> None:
@@ -219,7 +219,7 @@ class GroupReplication:
         """Returns the slaves that are connected."""
         if self.master is None:
             return ()
-        now, least = steady_ms(), self._log.max_offset - self._settings.gap_bytes_max
+        now, least = self._steady_ms(), self._log.max_offset - self._settings.gap_bytes_max
         return [
             SlaveView(host=each.host, slave=each.slave, acked=each.acked,
                       in_sync=each.acked > least, silent_ms=now - each.heard_ms)
@@ -228,7 +228,7 @@ class GroupReplication:
 
     def master_silent_ms(self) -> int | None:
         """Returns how long ago this slave heard of its master; None: it transfers nothing."""
-        return self.slave.silent_ms(steady_ms()) if self.slave else None
+        return self.slave.silent_ms(self._steady_ms()) if self.slave else None
 
     # --- for pre-online --------------------------------------------
 
@@ -242,7 +242,7 @@ class GroupReplication:
         if master is None or not self._begins:
             return False
         try:
-            began = not master.takes_writes and master.begin(wall_ms())
+            began = not master.takes_writes and master.begin(self._machine.wall_ms())
         except OSError as error:
             self.failures += 1
             log.error("ha.not_persisted", reason=str(error))
@@ -274,7 +274,7 @@ class GroupReplication:
         if ha_address is None:
             self.slave.shut_down()
         else:
-            self.slave.follow(steady_ms())
+            self.slave.follow(self._steady_ms())
         self._wakes.set()
 
     async def compare_with(self, address: str) -> bool:
@@ -334,7 +334,7 @@ class GroupReplication:
     def _compare_back(self, master: Master) -> None:
         """Compares with a slave that asked, while the life cannot begin."""
         if self._begins and not self._comparing.locked():
-            address = master.next_to_compare(steady_ms())
+            address = master.next_to_compare(self._steady_ms())
             if address is not None:
                 self._tasks.spawn(self._compared(address))
 
@@ -348,8 +348,8 @@ class GroupReplication:
 
     def _accept(self) -> asyncio.BaseProtocol:
         assert self.master is not None
-        made = SlaveLink(self.master, steady_ms, self._on_heard, self._on_left)
-        self._sockets.add(made)
+        made = SlaveLink(self.master, self._steady_ms, self._on_heard, self._on_left)
+        self._sockets[made] = None
         return made
 
     def _on_heard(self, sender: SlaveLink) -> None:
@@ -358,7 +358,7 @@ class GroupReplication:
         sender.pump()
 
     def _on_left(self, sender: SlaveLink) -> None:
-        self._sockets.discard(sender)
+        self._sockets.pop(sender, None)
         log.info("ha.slave_left", peer=sender.host)
 
     def _end_links(self) -> None:
@@ -379,7 +379,7 @@ class GroupReplication:
 
     async def _follow(self, slave: Slave) -> None:
         ha_address = self._ha_address
-        if ha_address is None or not slave.is_due(steady_ms()):
+        if ha_address is None or not slave.is_due(self._steady_ms()):
             return
         try:
             if not await self._compare(slave) or ha_address != self._ha_address:
@@ -387,12 +387,12 @@ class GroupReplication:
             host, port = split_address(ha_address)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, self._link = await asyncio.get_running_loop().create_connection(
-                    lambda: MasterLink(slave, steady_ms, self._received, self._on_ended),
+                    lambda: MasterLink(slave, self._steady_ms, self._received, self._on_ended),
                     host, int(port),
                 )  # fmt: skip
             log.info("ha.connected", peer=ha_address, end=self._log.max_offset)
         except (BrokerError, OSError, TimeoutError, ValueError) as error:
-            slave.on_disconnected(str(error), steady_ms())
+            slave.on_disconnected(str(error), self._steady_ms())
             log.info("ha.not_connected", peer=ha_address, reason=str(error))
 
     async def _compare(self, slave: Slave) -> bool:
@@ -402,7 +402,7 @@ class GroupReplication:
             return True
         cut_bytes = slave.cut_bytes
         try:
-            agreed = await self._carry(slave.compare(steady_ms()), address)
+            agreed = await self._carry(slave.compare(self._steady_ms()), address)
         except NoComparison:
             slave.on_no_comparison()
             return True
@@ -435,7 +435,7 @@ class GroupReplication:
             self._link = None
             assert self.slave is not None
             if self.slave.state is SlaveState.TRANSFER:
-                self.slave.on_disconnected(reason, steady_ms())
+                self.slave.on_disconnected(reason, self._steady_ms())
                 log.info("ha.disconnected", peer=self._ha_address, reason=reason)
 
     def _end_link(self, reason: str) -> None:
@@ -448,15 +448,15 @@ class GroupReplication:
     async def _run(self) -> None:
         while True:
             if self.master is not None:
-                self.master.tick(steady_ms())
+                self.master.tick(self._steady_ms())
                 self._end_links()
                 if not self._begin():
                     self._compare_back(self.master)
                 self._pump()
             elif self.slave is not None:
-                if self._link is not None and self.slave.is_silent(steady_ms()):
+                if self._link is not None and self.slave.is_silent(self._steady_ms()):
                     self._end_link("the master is silent")
-                    self.slave.on_disconnected("the master is silent", steady_ms())
+                    self.slave.on_disconnected("the master is silent", self._steady_ms())
                 self._on_flushed()
                 await self._follow(self.slave)
             self._wakes.clear()
@@ -467,8 +467,8 @@ class GroupReplication:
                 pass
 
 
-def open_replication(parts: BrokerParts, report: StoreReport, directory: Path) -> GroupReplication:
-    """Returns the replication of a broker whose store is open. `directory`: `config`."""
+def open_replication(parts: BrokerParts, report: StoreReport, machine: Machine) -> GroupReplication:
+    """Returns the replication of a broker whose store is open."""
     own, role = parts.settings, parts.role
     store = parts.section(StoreSettings)
     settings = replace(
@@ -484,5 +484,5 @@ def open_replication(parts: BrokerParts, report: StoreReport, directory: Path) -
     return GroupReplication(
         Identity(name=role.name, id=role.id, address=role.address, host=own.host),
         settings, StoreLog(parts.store, store.log_file_bytes), parts.remoting, parts.register,
-        directory=directory, is_intact=is_intact,
+        file=parts.file("groupLives.json"), machine=machine, is_intact=is_intact,
     )  # fmt: skip

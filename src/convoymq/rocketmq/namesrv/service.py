@@ -17,6 +17,7 @@ from convoymq.model.config.loading import ConfigError, parse_text
 from convoymq.model.errors import Unavailable
 from convoymq.model.tasks import Tasks
 from convoymq.rocketmq.exposition import Exposition
+from convoymq.rocketmq.machine import MACHINE, Machine
 from convoymq.rocketmq.namesrv.key_values import ORDER_TOPICS, KeyValueStore
 from convoymq.rocketmq.namesrv.metrics import HELP, write_name_server
 from convoymq.rocketmq.namesrv.settings import UNSERVED, NamesrvSettings
@@ -74,7 +75,9 @@ class NameServer:
         now_ms: monotonic time.
     """
 
-    def __init__(self, settings: NamesrvSettings, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, settings: NamesrvSettings, now_ms: Callable[[], int], machine: Machine = MACHINE
+    ) -> None:
         self.settings = settings
         self.tables = RouteTables()
         self._now_ms = now_ms
@@ -92,6 +95,7 @@ class NameServer:
             idle_s=settings.idle_s,
             tls=ServerTls(settings),
             refused=self.refused,
+            machine=machine,
         )
         self._use(settings)
 

@@ -10,9 +10,9 @@ from typing import cast
 import structlog
 
 from convoymq.model.tasks import Tasks
+from convoymq.rocketmq.machine import MACHINE, Listening, Machine
 from convoymq.rocketmq.remoting.connection import Connection, Handler
 from convoymq.rocketmq.remoting.tls import ServerTls
-from convoymq.transport.listening import listen
 
 log = structlog.get_logger()
 
@@ -39,23 +39,23 @@ class RemotingServer:
         idle_s: float = IDLE_S,
         tls: ServerTls | None = None,
         refused: Counter[int] | None = None,
+        machine: Machine = MACHINE,
     ) -> None:
         self._tls = tls
         self._refused = refused
+        self._machine = machine
         self.connections: set[Connection] = set()
         self._handler = handler
         self._on_closed = closed
         self._idle_s = idle_s
         self._tasks = Tasks()
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[Listening] = []
 
     async def listen(self, host: str, port: int) -> int:
         """Serves a port, 0 takes a free one; returns its number. Raises OSError."""
-        sockets = listen(host, port)
-        loop = asyncio.get_running_loop()
-        for sock in sockets:
-            self._servers.append(await loop.create_server(self._accept, sock=sock))
-        return int(sockets[0].getsockname()[1])
+        servers, port = await self._machine.listen(self._accept, host, port)
+        self._servers += servers
+        return port
 
     def _accept(self) -> asyncio.BaseProtocol:
         if len(self.connections) >= CONNECTIONS_MAX:

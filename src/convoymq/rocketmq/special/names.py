@@ -46,6 +46,18 @@ def whole(text: str | None, default: int) -> int:
         return default
 
 
+def time_of(properties: Mapping[str, str], now_ms: int) -> int:
+    """Returns when a message with one of `TIMES` is to be delivered; a time that is none lies too
+    far ahead. `now_ms`: what delays count from."""
+    for name, unit, since in (
+        (TIMER_DELAY_S, 1000, now_ms), (TIMER_DELAY_MS, 1, now_ms), (TIMER_DELIVER_MS, 1, 0),
+    ):  # fmt: skip
+        if name in properties:
+            found = whole(properties[name], -1)
+            return since + unit * found if found >= 0 else 1 << 62
+    raise AssertionError("no time")
+
+
 def changed(
     draft: Draft, drop: tuple[str, ...], add: Mapping[str, str], properties: Mapping[str, str]
 ) -> Draft:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from convoymq.rocketmq.broker.names import (
     CHECKED_TOO_OFTEN_TOPIC,
@@ -17,14 +17,12 @@ from convoymq.rocketmq.special.names import (
     IS_PREPARED,
     REAL_QUEUE,
     REAL_TOPIC,
-    TIMER_DELAY_MS,
-    TIMER_DELAY_S,
     TIMER_DELETED_KEY,
-    TIMER_DELIVER_MS,
     TIMER_OUT_MS,
     TIMES,
     TRANSACTION_BITS,
     changed,
+    time_of,
     whole,
 )
 from convoymq.rocketmq.special.transactions import to_half
@@ -101,7 +99,7 @@ class Preparation:
                 "accurate timer message is not enabled, timerWheelEnable is false",
             )
         now_ms = self._now_ms()
-        deliver_ms = self._time(properties, now_ms)
+        deliver_ms = time_of(properties, now_ms)
         if deliver_ms <= now_ms and TIMER_DELETED_KEY not in properties:
             return draft
         if not 0 < deliver_ms - now_ms <= self._delay_max_s * 1000:
@@ -120,14 +118,3 @@ class Preparation:
         }
         draft.topic, draft.queue_id = TIMER_TOPIC, 0
         return changed(draft, (), add, properties)
-
-    def _time(self, properties: dict[str, str], now_ms: int) -> int:
-        """Returns when a message is to be delivered; a time that is none lies too far ahead."""
-        ahead: Sequence[tuple[str, int, int]] = (
-            (TIMER_DELAY_S, 1000, now_ms), (TIMER_DELAY_MS, 1, now_ms), (TIMER_DELIVER_MS, 1, 0),
-        )  # fmt: skip
-        for name, unit, since in ahead:
-            if name in properties:
-                found = whole(properties[name], -1)
-                return since + unit * found if found >= 0 else 1 << 62
-        raise AssertionError("no time")

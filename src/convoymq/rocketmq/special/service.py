@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from convoymq.model.errors import StorageFault, SyntaxFault, Unavailable
-from convoymq.model.replaced_files import replace_file
 from convoymq.rocketmq.acting.escape import KEY_PROPERTY, Key
 from convoymq.rocketmq.acting.metadata import DelayOffsets
 from convoymq.rocketmq.broker.names import (
@@ -101,7 +100,7 @@ class SpecialServices:
         self._ending: dict[int, asyncio.Future[None]] = {}
         """Half messages whose end is being stored."""
         self._offsets_file = parts.file("delayOffset.json")
-        self._checkpoint_path = parts.file("timercheck").path
+        self._checkpoint_file = parts.file("timercheck")
         self._version = DataVersion()
         self._delays_ms = parse_delays(store_settings.delay_levels)
         self.state = self._new_state()
@@ -162,13 +161,12 @@ class SpecialServices:
         self._version = offsets.data_version
         checkpoint = Checkpoint()
         try:
-            content = self._checkpoint_path.read_bytes()
-            checkpoint = Checkpoint.decode(content)
-            if len(content) != len(checkpoint.encode()):
-                # RocketMQ's, whose position is not in this log, which has no keys.
-                checkpoint.physical = self._parts.store.dispatched
-        except FileNotFoundError:
-            pass
+            content = self._checkpoint_file.read_bytes()
+            if content:
+                checkpoint = Checkpoint.decode(content)
+                if len(content) != len(checkpoint.encode()):
+                    # RocketMQ's, whose position is not in this log, which has no keys.
+                    checkpoint.physical = self._parts.store.dispatched
         except (OSError, ValueError) as error:
             # Without it, more of the log is read.
             log.warning("rocketmq.timer_checkpoint_unreadable", reason=str(error))
@@ -216,7 +214,7 @@ class SpecialServices:
             self._parts.offsets.persist()
             self._offsets_file.write(DelayOffsets(dict(saved.levels), self._version))
             self.pop.persist()
-            replace_file(self._checkpoint_path, saved.checkpoint.encode())
+            self._checkpoint_file.write_bytes(saved.checkpoint.encode())
         except (StorageFault, OSError) as error:
             # The log is read from the last checkpoint that was written.
             log.error("rocketmq.not_persisted", reason=str(error))

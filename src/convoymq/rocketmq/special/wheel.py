@@ -1,11 +1,12 @@
 """Messages for a time: the topic `rmq_sys_wheel_timer`, and which of its messages wait in memory.
 
-A message waits in the *slot* of its second, as its queue offset (8 bytes). A slot is due when its
-second is over. What is more than two days ahead is put into the topic again before the log that
-holds it may go (*rolled*): `slot_of` follows from the record alone, so that every replica of the
-log has the same slots. There is no file of timers: at a start the slots are read from the topic
-again, from the time of the checkpoint less the longest delay (`first_stored_ms`); what was
-delivered since is told by the keys of the log's records, as with levels.
+A message waits in the *slot* of its second, as its queue offset (8 bytes). When the second begins,
+messages are read, and each leaves at its time; RocketMQ's leave when the second is over. What is
+more than two days ahead is put into the topic again before the log that holds it may go (*rolled*):
+`slot_of` follows from the record alone, so that every replica of the log has the same slots. There
+is no file of timers: at a start the slots are read from the topic again, from the time of the
+checkpoint less the longest delay (`first_stored_ms`); what was delivered since is told by the keys
+of the log's records, as with levels.
 
 The checkpoint has RocketMQ's form (request 60). Its position in the timer log is ours in the commit
 log: what slots since `read_ms` gave out lies behind it.
@@ -19,8 +20,10 @@ import heapq
 import struct
 from array import array
 from bisect import bisect_left, insort
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from convoymq.rocketmq.acting.escape import Key
 from convoymq.rocketmq.broker.names import TIMER_TOPIC
@@ -32,9 +35,11 @@ from convoymq.rocketmq.special.names import (
     TIMER_ENQUEUED_MS,
     TIMER_OUT_MS,
     TIMER_ROLL_TIMES,
+    TIMES,
     UNIQUE_KEY,
     changed,
     is_pop_record,
+    time_of,
     to_real_queue,
     whole,
 )
@@ -96,6 +101,28 @@ def _last_slot(message: Message) -> int:
     return whole(message.properties.get(TIMER_OUT_MS), 0) // PRECISION_MS * PRECISION_MS
 
 
+def _due_ms(message: Message, slot: int) -> int:
+    """Returns when a message of a slot leaves: at its time, if its properties say it."""
+    last = slot + PRECISION_MS
+    if not any(name in message.properties for name in TIMES):
+        return last
+    return min(max(slot, time_of(message.properties, message.stored_ms)), last)
+
+
+def _name_of(topic: str | None, properties: Mapping[str, str]) -> str:
+    """Returns the name by which a message is recalled."""
+    return f"{topic}+{properties.get(UNIQUE_KEY)}"
+
+
+class _Ahead(NamedTuple):
+    """A message whose second has begun."""
+
+    due_ms: int
+    offset: int
+    topic: str
+    name: str
+
+
 class TimerWheel:
     """See the module text.
 
@@ -118,7 +145,9 @@ class TimerWheel:
         self._order: list[int] = []
         """Heap of the slots; some that are empty meanwhile, too."""
         self._in_outbox: dict[Key, int] = {}
-        """Slot of each message that is due."""
+        """Slot of each message that is due, or was read."""
+        self._read_ahead: list[_Ahead] = []
+        """Heap of messages whose second has begun."""
 
     @property
     def is_full(self) -> bool:
@@ -199,38 +228,56 @@ class TimerWheel:
     def stop(self) -> None:
         """Puts due messages back into their slots."""
         self.outbox.clear()
+        self._read_ahead = []
         waiting, self._in_outbox = self._in_outbox, {}
         for key, slot in waiting.items():
             self._insert(slot, key.offset)
 
     def tick(self, now_ms: int) -> None:
         """Enters messages that are due into the outbox."""
-        while self._order and self._order[0] + PRECISION_MS <= now_ms and not self.outbox.is_full:
+        while self._order and self._order[0] <= now_ms and len(self._in_outbox) < OUTBOX_MAX:
             slot = heapq.heappop(self._order)
             offsets = self._slots.pop(slot, array("q"))
             self.count -= len(offsets)
             self._enter(slot, list(offsets))
+        while self._read_ahead and self._read_ahead[0].due_ms <= now_ms:
+            message = heapq.heappop(self._read_ahead)
+            key = self._key(message.offset)
+            if key in self._in_outbox:
+                self.outbox.add(key, message.topic)
 
     def _enter(self, slot: int, offsets: list[int]) -> None:
         messages = [m for m in map(self._message, offsets) if m is not None]
         recalled = {m.properties.get(TIMER_DELETED_KEY) for m in messages if _last_slot(m) <= slot}
+        if recalled - {None}:
+            self._recall(recalled)
         for message in messages:
             properties = message.properties
+            due_ms = _due_ms(message, slot)
             topic = properties.get(REAL_TOPIC)
             if _last_slot(message) > slot:
                 if not self.may_roll:
                     self._insert(_last_slot(message), message.queue_offset)
                     continue
-                topic = TIMER_TOPIC
+                topic, due_ms = TIMER_TOPIC, slot
             elif (
                 topic is None
                 or TIMER_DELETED_KEY in properties
-                or f"{topic}+{properties.get(UNIQUE_KEY)}" in recalled
+                or _name_of(topic, properties) in recalled
             ):
                 continue
-            key = Key(self._broker, TIMER_TOPIC, 0, message.queue_offset)
-            self._in_outbox[key] = slot
-            self.outbox.add(key, topic)
+            offset, name = message.queue_offset, _name_of(topic, properties)
+            self._in_outbox[self._key(offset)] = slot
+            heapq.heappush(self._read_ahead, _Ahead(due_ms, offset, topic, name))
+
+    def _recall(self, names: Collection[str | None]) -> None:
+        """Forgets messages that were read ahead."""
+        for message in self._read_ahead:
+            if message.name in names:
+                self._in_outbox.pop(self._key(message.offset), None)
+
+    def _key(self, offset: int) -> Key:
+        return Key(self._broker, TIMER_TOPIC, 0, offset)
 
     def _message(self, offset: int) -> Message | None:
         messages, _ = self._read(TIMER_TOPIC, 0, offset, 1)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -270,7 +270,7 @@ class BrokerNode(SimNode):
 
     def _get_online(self) -> None:
         """As pre-online: compares with those slaves that are listed now, then wants to begin."""
-        listed = [peer for peer in self.world.nodes if peer != self.number]
+        listed = [peer for peer in self.world.replicas if peer != self.number]
         self._compare_with([peer for peer in listed if self.transport.is_connected(peer)])
 
     def _compare_with(self, peers: list[int]) -> None:
@@ -393,10 +393,15 @@ class BrokerNode(SimNode):
 
     # --- clients ----------------------------------------------------------------------------
 
-    def is_linked(self, slave: BrokerNode) -> bool:
-        """Returns whether a slave's link with this master stands at both ends."""
-        key = slave.number, slave._connection
-        return slave.alive and slave._is_connected and key in self._links
+    @property
+    def own_link(self) -> object:
+        """Returns the number of a slave's connection to its master, None without one."""
+        return (self.number, self._connection) if self.alive and self._is_connected else None
+
+    @property
+    def slave_links(self) -> Collection[object]:
+        """Returns the numbers of connections of slaves to this master."""
+        return self._links
 
     def put(
         self,

@@ -12,13 +12,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from convoymq.rocketmq.store.types import GetStatus, Message
 from convoymq.sim.delivery_model import InvariantBroken
 
 if TYPE_CHECKING:
+    from convoymq.sim.broker_group.acting_node import ActingNode
     from convoymq.sim.broker_group.node import BrokerNode
+
+Replica: TypeAlias = "BrokerNode | ActingNode"
 
 TOPIC = "orders"
 COMPARED_BYTES = 4096
@@ -53,7 +56,7 @@ class BrokerGroupReferee:
         self.by_place[place] = Acknowledged(number, queue, offset, end)
         self.end = max(self.end, end)
 
-    def read(self, node: BrokerNode, queue: int, offset: int) -> None:
+    def read(self, node: Replica, queue: int, offset: int) -> None:
         """A client reads from a broker that serves."""
         got = node.store.get(TOPIC, queue, offset, 32)
         end = node.store.queue_max(TOPIC, queue)
@@ -71,7 +74,7 @@ class BrokerGroupReferee:
     def _end_of(self, queue: int) -> int:
         return max((offset + 1 for each, offset in self.by_place if each == queue), default=0)
 
-    def _look(self, node: BrokerNode, message: Message) -> None:
+    def _look(self, node: Replica, message: Message) -> None:
         place = (message.queue_id, message.queue_offset)
         wanted = self.by_place.get(place)
         number = int.from_bytes(message.body[:8], "big")
@@ -80,7 +83,7 @@ class BrokerGroupReferee:
                 f"{node.name}: {number} is at {place}, where {wanted.number} was acknowledged"
             )
 
-    def compare(self, master: BrokerNode, slave: BrokerNode) -> None:
+    def compare(self, master: Replica, slave: Replica) -> None:
         """Both serve: the slave's log is the beginning of the master's."""
         start = max(master.store.min_offset, slave.store.min_offset)
         end = min(slave.store.max_offset, master.store.max_offset)
@@ -90,7 +93,7 @@ class BrokerGroupReferee:
         if start < end and master.log.crc32c(start, end) != slave.log.crc32c(start, end):
             raise InvariantBroken(f"{slave.name} is linked, and differs before {end}")
 
-    def check_at_rest(self, nodes: list[BrokerNode]) -> None:
+    def check_at_rest(self, nodes: list[Replica]) -> None:
         """Everything has healed: every broker has all that was acknowledged."""
         first = nodes[0].store
         for node in nodes:

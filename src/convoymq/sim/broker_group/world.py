@@ -10,14 +10,15 @@ it back; the same holds for brokers that come back with an empty disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from random import Random
+from typing import ClassVar
 
 from convoymq.replication.group.types import GroupSettings
 from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.types import Draft, PutStatus
 from convoymq.sim.broker_group.node import BrokerNode
-from convoymq.sim.broker_group.referee import TOPIC, BrokerGroupReferee
+from convoymq.sim.broker_group.referee import TOPIC, BrokerGroupReferee, Replica
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.engine import Result
 from convoymq.sim.faults import NETWORK, Injector, Plan, PlannedLoad
@@ -30,6 +31,12 @@ BODY_MAX = 1500
 PRODUCERS_MAX = 3
 SILENCE_MS = 1_000
 POWER = ("crash", "torn", "midway", "blackout")
+
+
+def is_linked(master: Replica, slave: Replica) -> bool:
+    """Returns whether a slave's link with its master stands at both ends."""
+    link = slave.own_link
+    return link is not None and link in master.slave_links
 
 
 class BrokerGroupInjector(Injector):
@@ -87,7 +94,7 @@ class Producer:
         if world.quiet:
             return
         self._later()
-        master = world.nodes[1]
+        master = world.replicas[1]
         if not master.alive or (self._open and self._asked is master.process):
             return
         numbers = [self._number() for _ in range(world.scheduler.between(1, self.burst))]
@@ -106,7 +113,8 @@ class BrokerGroupWorld(ChannelessWorld):
     """A broker group under test."""
 
     injector_class = BrokerGroupInjector
-    nodes: dict[int, BrokerNode]
+    nodes: Mapping[int, SimNode]
+    replicas: Mapping[int, Replica]
 
     def _make_world(self) -> None:
         draw = self.own_rng(0xB60)
@@ -136,13 +144,17 @@ class BrokerGroupWorld(ChannelessWorld):
             queue_file_bytes=20 * draw.choice((5, 1_000)),
             flush="SYNC_FLUSH" if is_sync else "ASYNC_FLUSH",
         )
-        self.nodes = {n: BrokerNode(self, n) for n in range(1, plan.nodes + 1)}
+        self._make_nodes(plan.nodes)
         self.referee = BrokerGroupReferee()
         self.debts: dict[int, int] = {}
         """Node that lost what had been acknowledged -> end of what it has to have again."""
         self._draw = draw
         self.trace.add("world", f"{self.settings} {self.store_settings}")
         self.trace.add("world", f"faults {' '.join(sorted(plan.faults))}")
+
+    def _make_nodes(self, replicas: int) -> None:
+        self.nodes = made = {n: BrokerNode(self, n) for n in range(1, replicas + 1)}
+        self.replicas = made
 
     def _start_care(self) -> None:
         draw = self._draw
@@ -163,17 +175,17 @@ class BrokerGroupWorld(ChannelessWorld):
         if status is PutStatus.PUT_OK:
             self.workload.confirmed += 1
             self.referee.on_acknowledged(number, queue, offset, end)
-            has = [node.copied for node in self.nodes.values()]
+            has = [node.copied for node in self.replicas.values()]
             if sum(each >= end for each in has) < self.settings.copies_min:
                 raise InvariantBroken(f"{number} was acknowledged up to {end}, brokers have {has}")
 
     def _read(self) -> None:
         scheduler = self.scheduler
         scheduler.after(scheduler.between(2_000, 60_000), None, self._read)
-        master = self.nodes[1]
+        master = self.replicas[1]
         if not master.alive:
             return
-        serving = [n for n in self.nodes.values() if n is not master and master.is_linked(n)]
+        serving = [n for n in self.replicas.values() if n is not master and is_linked(master, n)]
         if master.master is not None and master.master.takes_writes:
             for slave in serving:
                 self.referee.compare(master, slave)
@@ -203,19 +215,19 @@ class BrokerGroupWorld(ChannelessWorld):
     def owes_any(self) -> bool:
         """Returns whether a broker lacks something that it once had, or may."""
         for number, end in list(self.debts.items()):
-            node, master = self.nodes[number], self.nodes[1]
+            node, master = self.replicas[number], self.replicas[1]
             if not node.alive or not master.alive or node.store.flushed < end:
                 continue
-            serves = node.master.takes_writes if node.master else master.is_linked(node)
+            serves = node.master.takes_writes if node.master else is_linked(master, node)
             if serves:
                 del self.debts[number]
         return bool(self.debts)
 
-    def on_forked(self, node: BrokerNode, reason: str) -> None:
+    def on_forked(self, node: Replica, reason: str) -> None:
         """A broker stopped, since two may have acknowledged messages at one place."""
         self.broken = InvariantBroken(f"{node.name}: {reason}")
 
-    def on_opened(self, node: BrokerNode) -> None:
+    def on_opened(self, node: Replica) -> None:
         """A broker has recovered its log."""
         is_safe = self.store_settings.is_sync and node.number not in self.debts
         if is_safe and node.is_master and node.store.max_offset < self.referee.end:
@@ -232,15 +244,15 @@ class BrokerGroupWorld(ChannelessWorld):
 
     def _unfinished(self) -> list[str]:
         waiting = super()._unfinished()
-        master = self.nodes[1]
+        master = self.replicas[1]
         if waiting or master.master is None:
             return waiting
         if not master.master.takes_writes:
             return ["the master is not online"]
-        for node in self.nodes.values():
+        for node in self.replicas.values():
             if node is master:
                 continue
-            if not master.is_linked(node):
+            if not is_linked(master, node):
                 waiting.append(f"{node.name} is not linked: {node.slave and node.slave.state}")
             elif node.store.flushed < master.store.max_offset:
                 waiting.append(f"{node.name} has {node.store.flushed} of {master.store.max_offset}")
@@ -249,7 +261,7 @@ class BrokerGroupWorld(ChannelessWorld):
         return waiting
 
     def _final_checks(self) -> None:
-        self.referee.check_at_rest(list(self.nodes.values()))
+        self.referee.check_at_rest(list(self.replicas.values()))
 
     def report(self, result: Result) -> None:
         """See `Simulation`."""
@@ -265,7 +277,7 @@ class BrokerGroupLoad(PlannedLoad):
     """Broker groups."""
 
     text = "broker groups: a master and its slaves on RocketMQ's files, clients that send and read"
-    kinds = (
+    kinds: ClassVar[tuple[str, ...]] = (
         *NETWORK, "crash", "torn", "midway", "kill", "freeze", "blackout", "wipe", "slow", "spike",
         "clock",
     )  # fmt: skip

@@ -153,6 +153,7 @@ def test_a_silent_link_is_no_link() -> None:
     core = slave_of(MASTER)
     core.on_link(MASTER, 5000)
     core.on_min_id(1, FIRST, MASTER, None)
+    core.on_members({1: FIRST}, 5000 + 1)
     assert core.next_step(5000 + LEASE_MS - 1) is None
     assert core.next_step(5000 + LEASE_MS) == RunServices(True)
 
@@ -189,7 +190,22 @@ def test_a_slave_takes_services_back_that_a_master_never_began() -> None:
     assert core.services_run
     core.on_hand_over(100)
     assert carried_out(core, 100) == [RunServices(False)]
+    core.on_members({1: FIRST}, HAND_OVER_MS)
     assert carried_out(core, 100 + HAND_OVER_MS) == [RunServices(True)]
+
+
+def test_an_acting_slave_that_is_not_listed_ends_its_services() -> None:
+    """Name servers that lost their memory told a master that nobody is there."""
+    core = slave_of(None)
+    assert core.next_step(LEASE_MS - 1) is None
+    assert core.next_step(LEASE_MS) == RunServices(False)
+
+
+def test_a_slave_whose_attempts_are_refused_learns_what_another_one_sent() -> None:
+    """A second slave acted for a moment: targets refused this one's attempts for ever after."""
+    core = slave_of(None)
+    core.on_superseded()
+    assert carried_out(core, 1) == [RunServices(False), RunServices(True)]
 
 
 def test_replicas_that_start_together_run_special_services_once() -> None:

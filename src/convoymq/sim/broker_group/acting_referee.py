@@ -1,0 +1,160 @@
+"""The referee of what a group does while its master is away.
+
+| rule | looked at |
+|---|---|
+| a delayed message that was acknowledged is delivered, once | at the end |
+| a half message is delivered once if its producer committed it, else never | at the end |
+| special services run on the master or on slaves | at every turn |
+| an acting slave takes the ends of transactions | at every end |
+| a master takes the larger offsets of consumers, and all topics, over | when it gets online |
+| a slave is online within a second of its link | when it gets online |
+| what falls due in an acting slave's log leaves within a second | after a time without the master |
+| a lock has one holder, an epoch one client; epochs grow, nobody else pulls | at every lock |
+
+Twice by design (ADR 0159), and counted: what a master delivered that no acting slave had; and what
+two replicas delivered that ran special services at once, since each was listed by another name
+server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from convoymq.rocketmq.remoting.codes import Answer
+from convoymq.rocketmq.store.types import GetStatus, Message
+from convoymq.sim.broker_group.acting_node import ActingNode
+from convoymq.sim.delivery_model import InvariantBroken
+
+DELIVERED_TO = ("later", "deals")
+QUEUES = 2
+LATE_US = 1_000_000
+NEVER_US = 1 << 60
+
+
+class Fate(Enum):
+    """Wanted end of a message."""
+
+    DELIVERED = "delivered"
+    NEVER = "rolled back"
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message for special services."""
+
+    fate: Fate
+    is_timed: bool
+    due_us: int
+    physical: int = -1
+    is_acknowledged: bool = False
+
+
+class ActingReferee:
+    """See the module text."""
+
+    def __init__(self) -> None:
+        self.sent: dict[int, Sent] = {}
+        self.escapes: dict[int, tuple[int, int]] = {}
+        """Number -> time, and end of the log of the slave that sent it."""
+        self.splits = 0
+        """Turns in which two replicas ran special services, by disagreeing name servers."""
+        self.doubled = 0
+        self.holders: dict[object, tuple[str, int, int]] = {}
+        """Queue -> client, epoch, restarts until then."""
+        self.epochs: dict[tuple[object, int], str] = {}
+
+    def on_escape(self, number: int, now_us: int, end: int) -> None:
+        """A message arrives at a target."""
+        self.escapes.setdefault(number, (now_us, end))
+
+    def late(self, begin_us: int, end_us: int, dispatched: int) -> list[int]:
+        """Returns the messages of an acting slave's log that fell due in a time, and did not leave
+        within a second."""
+        return [
+            number
+            for number, sent in self.sent.items()
+            if sent.is_acknowledged and sent.is_timed and begin_us < sent.due_us < end_us
+            and 0 <= sent.physical < dispatched
+            and self.escapes.get(number, (NEVER_US, 0))[0] > sent.due_us + LATE_US
+        ]  # fmt: skip
+
+    def on_end(self, name: str, code: int, remark: str) -> None:
+        """A replica that serves answered the end of a transaction."""
+        if code == Answer.SLAVE_NOT_AVAILABLE:
+            raise InvariantBroken(f"{name} serves, and takes no ends of transactions: {remark}")
+
+    @staticmethod
+    def deliveries(nodes: Iterable[ActingNode]) -> dict[int, list[tuple[str, int]]]:
+        """Returns number -> (broker, physical offset) of what consumers get."""
+        found: dict[int, list[tuple[str, int]]] = {}
+        for node in nodes:
+            for topic in DELIVERED_TO:
+                for queue in range(QUEUES):
+                    at = node.store.queue_min(topic, queue)
+                    while True:
+                        got = node.store.get(topic, queue, at, 32)
+                        if got.status is not GetStatus.FOUND:
+                            break
+                        for record in got.records:
+                            message = Message(record)
+                            number = int.from_bytes(message.body[:8], "big")
+                            found.setdefault(number, []).append(
+                                (node.broker_name, message.physical)
+                            )
+                            at = message.queue_offset + 1
+        return found
+
+    def lacking(self, nodes: Iterable[ActingNode], sent: Iterable[int]) -> list[int]:
+        """Returns which of these messages were not delivered, and have to be."""
+        found = self.deliveries(nodes)
+        return [
+            number
+            for number in sent
+            if self.sent[number].is_acknowledged
+            and self.sent[number].fate is Fate.DELIVERED
+            and number not in found
+        ]
+
+    def check_at_rest(self, nodes: list[ActingNode]) -> None:
+        """Everything has healed, and was delivered."""
+        for number in self.lacking(nodes, self.sent):
+            raise InvariantBroken(f"{number} was acknowledged and is lost: {self.sent[number]}")
+        for number, places in self.deliveries(nodes).items():
+            sent = self.sent[number]
+            if sent.fate is Fate.NEVER:
+                raise InvariantBroken(f"{number} was rolled back, and is at {places}")
+            if len(places) > 1:
+                self._doubled(number, places)
+
+    def _doubled(self, number: int, places: list[tuple[str, int]]) -> None:
+        here = [physical for broker, physical in places if broker == "a"]
+        is_excused = len(places) == 2 and len(here) == 1 and number in self.escapes and (
+            self.splits > 0 or here[0] >= self.escapes[number][1]
+        )  # fmt: skip
+        if not is_excused:
+            raise InvariantBroken(
+                f"{number} was delivered {len(places)} times: {places}, {self.sent[number]},"
+                f" escaped {self.escapes.get(number)}"
+            )
+        self.doubled += 1
+
+    def on_locked(self, queue: object, client: str, epoch: int, restarts: int) -> None:
+        """A majority gave a client a lock."""
+        held = self.holders.get(queue)
+        if held is not None and held[2] == restarts:
+            if held[0] and held[0] != client:
+                raise InvariantBroken(f"{client} has the lock of {queue}, which {held} has")
+            if epoch < held[1]:
+                raise InvariantBroken(f"{queue}: epoch {epoch} after {held}")
+        other = self.epochs.setdefault((queue, epoch), client)
+        if other != client:
+            raise InvariantBroken(f"{queue}: {client} has epoch {epoch}, which {other} had")
+        self.holders[queue] = client, epoch, restarts
+
+    def on_unlocked(self, queue: object, client: str) -> None:
+        """A client gives its lock back, if it has it."""
+        holder, epoch, restarts = self.holders.get(queue, ("", 0, 0))
+        if holder == client:
+            self.holders[queue] = "", epoch, restarts

@@ -1,0 +1,301 @@
+"""A broker group with its name servers, and two other brokers to which messages escape.
+
+Brokers and name servers are production's, whole: only their sockets, disks and clocks are
+simulated. Clients send real requests, but for plain messages, which go into the master by a call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from convoymq.rocketmq.acting.lock_requests import place_of
+from convoymq.rocketmq.acting.roles import State
+from convoymq.rocketmq.remoting.values import MASTER_ID
+from convoymq.sim.broker_group.acting_clients import QUEUE, ClientNode
+from convoymq.sim.broker_group.acting_node import ActingNode, NameServerNode, running
+from convoymq.sim.broker_group.acting_referee import LATE_US, ActingReferee
+from convoymq.sim.broker_group.referee import Replica
+from convoymq.sim.broker_group.world import (
+    BrokerGroupInjector,
+    BrokerGroupLoad,
+    BrokerGroupWorld,
+)
+from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.engine import NotLive, Result
+from convoymq.sim.nodes import SimNode
+from convoymq.sim.sockets import SocketNode, process_name
+from convoymq.sim.world import World
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict
+
+LOOK_US = 50_000
+ONLINE_MS_MAX = 1_000
+SETTLED_US = 12_000_000
+"""A slave acts after the master's lease, and attempts that failed before are repeated after 10 s
+at the latest."""
+AWAY_US = 20_000_000
+DISAGREED_US = 4_000_000
+
+
+class ActingInjector(BrokerGroupInjector):
+    """Injects faults into an `ActingWorld`."""
+
+    world: ActingWorld
+
+    def moments(self) -> dict[str, Callable[[], None]]:
+        """See `Injector`."""
+        return {**super().moments(), "away": self._away, "mute": self._mute}
+
+    def _away(self) -> None:
+        node = self.world.replicas[1]
+        if node.alive:
+            self.world.trace.fault("away", node.name)
+            restart_us = self.world.scheduler.between(2_000_000, 6_000_000)
+            self.world.crash(node, restart_us=restart_us, keep=1.0, refuses=True)
+
+    def _mute(self) -> None:
+        node = self.world.scheduler.rng.choice(self.world.name_servers)
+        if node.alive:
+            self.world.trace.fault("mute", node.name)
+            node.is_mute = True
+            self.world.scheduler.after(self._outage_us(), node.process, self._unmute, node)
+
+    @staticmethod
+    def _unmute(node: NameServerNode) -> None:
+        node.is_mute = False
+
+
+class ActingWorld(BrokerGroupWorld):
+    """A broker group under test, whose slaves act for its master."""
+
+    injector_class = ActingInjector
+    replicas: Mapping[int, ActingNode]
+
+    def _make_nodes(self, replicas: int) -> None:
+        alone = replace(self.settings, replicas=1, in_sync=1, in_sync_min=1, auto=False)
+        durable = replace(self.store_settings, flush="SYNC_FLUSH")
+        draw = self.own_rng(0xAC7)
+        self.is_old_compatible = draw.random() < 0.3
+        self.pause_ms = draw.choice((60, 300, 800))
+        self.stays_away = draw.random() < 0.4
+        self.timed_ms_max = 22_000 if self.stays_away else 6_000
+        self.acting = ActingReferee()
+        self.restarts = self.locked = self.taken_over = 0
+        self._disagreed_us = -2 * DISAGREED_US
+        self._numbers = 1 << 40
+        self.name_servers: list[NameServerNode] = []
+        made = {
+            n: ActingNode(self, n, self.settings, self.store_settings)
+            for n in range(1, replicas + 1)
+        }
+        first = replicas + 1
+        self.targets = {n: ActingNode(self, n, alone, durable) for n in (first, first + 1)}
+        self.name_servers = [NameServerNode(self, n) for n in (first + 2, first + 3)]
+        self.replicas = made
+        others = {node.number: node for node in (*self.name_servers, ClientNode(self, first + 4))}
+        self.nodes = {**made, **self.targets, **others}
+
+    def _start_care(self) -> None:
+        super()._start_care()
+        self.scheduler.after(0, None, self._look)
+
+    @property
+    def brokers(self) -> list[ActingNode]:
+        """Returns the brokers that consumers read from: the master, and the targets."""
+        return [*self.replicas.values(), *self.targets.values()]
+
+    def serving(self) -> ActingNode | None:
+        """Returns the replica that a client of the group finds."""
+        return next((node for node in self.replicas.values() if node.serves), None)
+
+    def new_number(self) -> int:
+        """Returns the number of a new message."""
+        self._numbers += 1
+        return self._numbers
+
+    def run(self) -> None:
+        """See `Simulation`: what production logs is part of the trace."""
+        before = structlog.get_config()
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+            processors=[self._on_logged],
+        )
+        try:
+            super().run()
+        finally:
+            structlog.configure(**before)
+            for node in self.nodes.values():
+                self._on_down(node)
+
+    def _on_down(self, node: SimNode) -> None:
+        if isinstance(node, SocketNode) and node.alive:
+            node.loop.end()
+
+    def _on_logged(self, _logger: object, _level: str, event: EventDict) -> EventDict:
+        text = " ".join(f"{name}={value}" for name, value in event.items() if name != "event")
+        self.trace.add(process_name(), f"{event['event']} {text}")
+        raise structlog.DropEvent
+
+    # Reports of nodes and clients.
+
+    def on_opened(self, node: Replica) -> None:
+        """See `BrokerGroupWorld`."""
+        if node.number in self.replicas:
+            super().on_opened(node)
+        self.restarts += 1
+
+    def on_escape(self, body: bytes, end: int) -> None:
+        """A message of an acting slave arrives at a target. `end`: of the slave's log."""
+        self.acting.on_escape(int.from_bytes(body[:8], "big"), self.scheduler.now_us, end)
+
+    def on_locked(self, node: ActingNode, client: str) -> None:
+        """A client has a lock."""
+        self.locked += 1
+        locks, place = node.broker.locks, place_of(QUEUE)
+        self.acting.on_locked(QUEUE, client, locks.epoch("g", place), self.restarts)
+        if locks.may_consume("g", "another", place, node.steady_ms()):
+            raise InvariantBroken(f"{node.name}: another client may pull from {QUEUE}")
+
+    def on_taken_over(
+        self,
+        node: ActingNode,
+        peer: ActingNode,
+        offsets: Mapping[str, Mapping[int, int]],
+        topics: set[str],
+        groups: set[str],
+    ) -> None:
+        """A master took metadata of a slave over; the slave had these before."""
+        self.taken_over += 1
+        own = node.broker
+        for key, table in offsets.items():
+            for queue, offset in table.items():
+                if own.offsets.table.get(key, {}).get(queue, -1) < offset:
+                    raise InvariantBroken(
+                        f"{node.name}: {key} {queue} fell below what {peer.name} has: {offset}"
+                    )
+        lost = topics - own.topics.table.keys() | groups - own.groups.table.keys()
+        if lost:
+            raise InvariantBroken(f"{node.name} lacks {sorted(lost)}, which {peer.name} has")
+
+    def _look(self) -> None:
+        self.scheduler.after(LOOK_US, None, self._look)
+        self._look_at_services()
+        for node in self.replicas.values():
+            self._look_at_isolation(node)
+
+    def _look_at_services(self) -> None:
+        """Special services run on the master or on slaves."""
+        now_us = self.scheduler.now_us
+        lists = {
+            MASTER_ID in node.server.tables.member_group("c", "a").broker_addrs
+            for node in self.name_servers if node.alive
+        }  # fmt: skip
+        if len(lists) > 1 or any(now_us < node.knows_us for node in self.name_servers):
+            self._disagreed_us = now_us
+        found = running(self.replicas.values(), now_us)
+        # Of two slaves the targets refuse one.
+        if len(found) > 1 and found[0].is_master:
+            self.acting.splits += 1
+            if now_us - self._disagreed_us > DISAGREED_US:
+                names = [node.name for node in found]
+                raise InvariantBroken(f"special services run on {names}")
+
+    def _look_at_isolation(self, node: ActingNode) -> None:
+        """A slave is online within a second of its link."""
+        slave = node.slave
+        is_waiting = (
+            node.alive and slave is not None and node.state is State.ISOLATED
+            and slave.silent_ms(node.steady_ms()) is not None
+        )  # fmt: skip
+        if not is_waiting or node.process.frozen_until_us > self.scheduler.now_us:
+            node.transfers_ms = None
+        elif node.transfers_ms is None:
+            node.transfers_ms = node.steady_ms()
+        elif node.steady_ms() - node.transfers_ms > ONLINE_MS_MAX:
+            raise InvariantBroken(f"{node.name} transfers, and is not online a second later")
+
+    # Faults.
+
+    def crash(
+        self,
+        node: SimNode,
+        *,
+        restart_us: int,
+        keep: float = 0.5,
+        refuses: bool = False,
+        wipe: bool = False,
+    ) -> None:
+        """See `World`. Targets keep their disks: each is the only one of its broker."""
+        if node.number in self.replicas:
+            super().crash(node, restart_us=restart_us, keep=keep, refuses=refuses, wipe=wipe)
+        else:
+            World.crash(self, node, restart_us=restart_us, keep=keep, refuses=refuses)
+
+    # Phases.
+
+    def _first_phase(self) -> None:
+        super()._first_phase()
+        if self.stays_away:
+            self._master_stays_away()
+
+    def _master_stays_away(self) -> None:
+        """All but the master heal: what falls due in a slave's log leaves on time."""
+        self._injector.stop()
+        self._heal()
+        # Messages that are far from due.
+        self._run_until(self.scheduler.now_us + 1_000_000)
+        master = self.replicas[1]
+        if master.alive:
+            self.trace.fault("stays_away", master.name)
+            self.crash(master, restart_us=AWAY_US + 1_000_000, keep=1.0, refuses=True)
+        begun_us = self.scheduler.now_us
+        self._run_until(begun_us + AWAY_US)
+        acting = self.serving()
+        if master.alive or acting is None or not acting.runs_special:
+            return
+        dispatched = acting.store.dispatched
+        late = self.acting.late(begun_us + SETTLED_US, begun_us + AWAY_US - LATE_US, dispatched)
+        if late:
+            raise NotLive(f"{acting.name} acts, and {late[:5]} did not leave on time")
+
+    def _unfinished(self) -> list[str]:
+        waiting = [f"{node.name} opens" for node in self.brokers if not node.is_ready]
+        waiting = waiting or super()._unfinished()
+        if waiting:
+            return waiting
+        master = self.replicas[1]
+        if not master.runs_special:
+            return [f"the master does not run special services: {master.state}"]
+        served = [master, *self.targets.values()]
+        lacking = self.acting.lacking(served, self.acting.sent)
+        return [f"{number} is to be delivered" for number in lacking[:5]]
+
+    def _final_checks(self) -> None:
+        super()._final_checks()
+        self.acting.check_at_rest([self.replicas[1], *self.targets.values()])
+
+    def report(self, result: Result) -> None:
+        """See `Simulation`."""
+        super().report(result)
+        result.workload |= {
+            "special": len(self.acting.sent),
+            "escaped": len(self.acting.escapes),
+            "doubled": self.acting.doubled,
+            "splits": self.acting.splits,
+            "locked": self.locked,
+            "taken over": self.taken_over,
+        }
+
+
+class ActingLoad(BrokerGroupLoad):
+    """Broker groups whose slaves act for their master."""
+
+    text = "broker groups, their name servers, and special services that escape to other brokers"
+    kinds = (*(kind for kind in BrokerGroupLoad.kinds if kind != "clock"), "away", "mute")
+    world_class = ActingWorld
