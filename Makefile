@@ -13,7 +13,7 @@ REPLICATION ?=
 # Some containers set it; every process of a test would then compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build collect demo demo-cdc demo-groups test test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark replication wheel rabbitmq interop-rabbitmq clean
+.PHONY: help setup build collect demo demo-cdc demo-groups test properties test-spark-full test-spark-delta test-capture test-rocketmq test-disk-full spark-jars lint types unit sim bench bench-features bench-topics bench-groups bench-spark replication wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -64,6 +64,9 @@ types: setup ## mypy --strict
 
 sim: setup ## Run the simulator: make sim SEEDS=20000 LOAD=cluster
 	$(BIN)/python -m convoymq.sim --load $(LOAD) --seeds $(SEEDS)
+
+properties: setup ## Try the properties of unit tests with other random examples than `make test`
+	$(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=random tests/unit
 
 bench: setup ## Compare quorum, classic and mirrored queues with RabbitMQ's, in one run; compiled as releases are
 	@$(BIN)/python tools/build.py --all

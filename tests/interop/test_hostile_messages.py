@@ -182,7 +182,7 @@ def test_a_look_over_http_costs_no_message_a_delivery(
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=6, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(messages=st.lists(st.tuples(hostile.PROPERTIES, hostile.BODIES), min_size=20, max_size=40))
 def test_whatever_a_client_sends_is_read_by_all_and_changed_by_none(
     cluster: Cluster, kind: str, messages: list[tuple[Properties, bytes]]

@@ -117,7 +117,7 @@ class Watched:
             log.session_down(session)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     steps=steps,
     single_active=st.booleans(),

@@ -52,7 +52,7 @@ def run(history: list[tuple[str, Any]], query: Query, publish: Any) -> int:
     return count
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(history=histories, chosen=options)
 def test_streams(history: list[tuple[str, Any]], chosen: dict[str, Any]) -> None:
     broker = FakeBroker()
@@ -66,7 +66,7 @@ def test_streams(history: list[tuple[str, Any]], chosen: dict[str, Any]) -> None
     assert query.values == numbered(0, count)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(history=histories, chosen=options)
 def test_queues_in_reservations(history: list[tuple[str, Any]], chosen: dict[str, Any]) -> None:
     broker = FakeBroker()
@@ -82,7 +82,7 @@ def test_queues_in_reservations(history: list[tuple[str, Any]], chosen: dict[str
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(history=histories, chosen=options)
 def test_copies_into_a_stream(history: list[tuple[str, Any]], chosen: dict[str, Any]) -> None:
     """The sink is written in every attempt: what is repeated must not be added again."""

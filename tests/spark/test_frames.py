@@ -38,7 +38,7 @@ messages = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(messages=messages, base=st.integers(0, 1 << 40))
 def test_a_frame_becomes_rows_of_kafkas_columns(messages: list[Message], base: int) -> None:
     maker = frames.BatchMaker(ALL, STREAM_COLUMNS)
@@ -110,7 +110,7 @@ def test_no_bytes_are_copied() -> None:
 rows = st.lists(st.tuples(cells, st.binary(max_size=20), headers), min_size=1, max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=rows, lead=st.integers(0, 20), large=st.booleans())
 def test_written_rows_come_out_of_their_frame(rows, lead: int, large: bool) -> None:
     """Slices of batches as well: their buffers begin anywhere."""

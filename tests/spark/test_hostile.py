@@ -127,7 +127,7 @@ def makers() -> list[tuple[frames.BatchMaker, dict[str, Any]]]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(items=messages)
 def test_no_property_header_or_name_fails_a_batch(
     items: list[tuple[bytes, bytes, bytes, bytes]],
@@ -146,7 +146,7 @@ def test_no_property_header_or_name_fails_a_batch(
                 assert row["properties"][name] == known.get(name)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(contents=st.lists(headers | st.binary(max_size=30), max_size=6))
 def test_no_dead_letter_fails_a_triage(spark: SparkSession, contents: list[bytes]) -> None:
     schema = deaths.arrow_schema(StructType.fromDDL(deaths.ddl(deaths.COLUMNS)))

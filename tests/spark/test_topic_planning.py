@@ -111,7 +111,6 @@ def reads(draw: st.DrawFn) -> tuple[made_histories.History, list[Plan], Cut, boo
 
 
 @given(reads())
-@settings(max_examples=100, deadline=None)
 def test_every_message_is_read_once_and_none_before_its_ancestors(
     read: tuple[made_histories.History, list[Plan], Cut, bool],
 ) -> None:
@@ -125,7 +124,7 @@ def test_every_message_is_read_once_and_none_before_its_ancestors(
 
 
 @given(made_histories.histories(steps_max=6), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_start_gives_every_logical_partition_its_first_message_that_is_left(
     history: made_histories.History, data: st.DataObject
 ) -> None:

@@ -158,7 +158,7 @@ def in_order(rows: Sequence[Pair]) -> dict[int, list[Pair]]:
 
 
 @given(batches=st.lists(st.tuples(pairs, st.lists(st.integers(0, 14), max_size=3)), max_size=3))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_repeats_of_the_same_rows_add_what_is_missing(
     batches: list[tuple[list[Pair], list[int]]],
 ) -> None:
@@ -175,7 +175,7 @@ def test_repeats_of_the_same_rows_add_what_is_missing(
 
 
 @given(rows=pairs, cuts=st.lists(st.integers(0, 14), max_size=3), data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_repeats_in_another_order_lose_nothing(
     rows: list[Pair], cuts: list[int], data: st.DataObject
 ) -> None:
@@ -255,7 +255,7 @@ odd_rows = st.lists(st.tuples(odd_keys, st.binary(max_size=5), some_headers), ma
 
 
 @given(rows=odd_rows, lead=st.integers(0, 3), cut=st.integers(1, 10))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_headers_and_keys_of_any_kind_arrive(rows: list[Any], lead: int, cut: int) -> None:
     """What a sender chose in one topic fails no write to another: headers without a value, twice,
     or of the name that the order key has; keys that are no routing keys."""

@@ -264,7 +264,7 @@ def cut(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batches=st.lists(
         st.lists(st.sampled_from(["a", "b", "parked"]), min_size=1, max_size=12),

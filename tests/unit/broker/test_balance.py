@@ -22,7 +22,7 @@ from convoymq.broker.balance import (
 )
 
 NODES = (1, 2, 3, 4, 5)
-patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from convoymq.broker.message_checks import check_message
 from convoymq.messages.amqp091 import Properties, decode_properties, encode_properties
@@ -18,7 +18,6 @@ from tests import hostile
 ANN = User(name="ann")
 
 
-@settings(deadline=None)
 @given(hostile.PROPERTIES, hostile.BODIES)
 def test_hostile_messages_pass_and_die_with_all_they_have(sent: Properties, body: bytes) -> None:
     """Read, checked, written as a dead letter twice: nothing raises, nothing is lost."""

@@ -132,7 +132,7 @@ class Bench:
                 self.remembered[at] = (version, fresh)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(COMMANDS, max_size=30))
 def test_a_remembered_route_is_that_of_a_fresh_look_up(commands: list[Command]) -> None:
     bench = Bench()

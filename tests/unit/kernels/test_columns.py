@@ -130,7 +130,6 @@ def resealed(data: bytes) -> bytes:
 # --- records to columns ----------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
 @given(hostile.PROPERTIES, hostile.BODIES)
 def test_whatever_a_client_sends_becomes_a_row(properties: Properties, body: bytes) -> None:
     builder = CommandBuilder()
@@ -143,7 +142,6 @@ def test_whatever_a_client_sends_becomes_a_row(properties: Properties, body: byt
     assert ColumnFrame(bytes(writer.finish(8))).rows == 1
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(messages, min_size=1, max_size=6), max_size=4), st.data())
 def test_a_frame_holds_what_the_records_say(runs: list[list[Message]], data: Any) -> None:
     wanted = data.draw(st.integers(1, ALL) | st.just(ALL))
@@ -187,7 +185,6 @@ def buffers(frame: ColumnFrame) -> dict[int, list[bytes]]:
     return {bit: [bytes(b) for b in frame.buffers(bit)] for bit in EVERY if frame.columns & bit}
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(messages, min_size=1, max_size=12), st.data())
 def test_a_frame_takes_rows_up_to_its_bounds(items: list[Message], data: Any) -> None:
     max_rows = data.draw(st.integers(1, 14))
@@ -322,7 +319,7 @@ def test_headers_are_json_text(field: Field, text: bytes | None) -> None:
     assert row.headers == [(b"k", text)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(messages, min_size=1, max_size=3), st.data())
 def test_damaged_records_are_refused_and_the_rows_before_them_stand(
     items: list[Message], data: Any
@@ -382,7 +379,7 @@ def sample(compression: str = "", wanted: int = ALL) -> bytes:
     return writer.finish(103, compression)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.sampled_from(columns.COMPRESSIONS), st.data())
 def test_mutated_frames_are_refused_or_safe(compression: str, data: Any) -> None:
     made = bytearray(sample(compression))
@@ -433,7 +430,7 @@ def check_command(command: bytes, count: int) -> None:
     assert again.append(command, 0, 0, count, 0, 0) == count
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_garbage_is_refused(data: bytes) -> None:
     use(data)
@@ -531,7 +528,6 @@ rows_to_produce = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(rows_to_produce, max_size=9), st.data())
 def test_built_frames_are_read_again(rows: list[Row], data: Any) -> None:
     wanted = data.draw(st.integers(1, ALL) | st.just(ALL))
@@ -551,7 +547,6 @@ def test_built_frames_are_read_again(rows: list[Row], data: Any) -> None:
         assert parse(made)[:2] == (3, 12)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(rows_to_produce, min_size=1, max_size=9), st.data())
 def test_produced_rows_become_the_records_of_the_reference(rows: list[Row], data: Any) -> None:
     wanted = data.draw(st.integers(1, ALL) | st.just(ALL))

@@ -181,7 +181,7 @@ def direct_file(path: Path, size: int) -> RealFile:
     return made
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     start=st.integers(0, 9000),
     sizes=st.lists(

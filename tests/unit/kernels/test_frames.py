@@ -388,13 +388,12 @@ def damaged(draw: st.DrawFn) -> bytes:
 CHANNELS = (1, 2, 700)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=streams())
 def test_scanner_hears_what_the_naive_one_hears(data: bytes) -> None:
     assert kernel_scan(data, CHANNELS) == naive_scan(data, CHANNELS)
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=streams(), seed=st.integers(0, 10_000))
 def test_cuts_between_reads_change_nothing(data: bytes, seed: int) -> None:
     some = random.Random(seed)
@@ -402,13 +401,13 @@ def test_cuts_between_reads_change_nothing(data: bytes, seed: int) -> None:
     assert kernel_scan(data, CHANNELS, cuts) == naive_scan(data, CHANNELS)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=streams().filter(lambda data: len(data) < 12_000))
 def test_byte_at_a_time_hears_the_same(data: bytes) -> None:
     assert kernel_scan(data, CHANNELS, range(len(data))) == naive_scan(data, CHANNELS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @example(data=bytes.fromhex("01000200000009003c00280000000000ce0200020100000e"), seed=0)
 @given(data=damaged(), seed=st.integers(0, 10_000))
 def test_damaged_input_is_parsed_or_a_fault_and_nothing_else(data: bytes, seed: int) -> None:
@@ -419,13 +418,11 @@ def test_damaged_input_is_parsed_or_a_fault_and_nothing_else(data: bytes, seed: 
     assert kernel_scan(data, CHANNELS, cuts) == expected
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=200))
 def test_noise_never_breaks_the_scanner(data: bytes) -> None:
     assert kernel_scan(data, CHANNELS) == naive_scan(data, CHANNELS)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     bodies=st.lists(st.tuples(st.integers(0, 6000), st.booleans()), max_size=20),
     seed=st.integers(0, 1000),
@@ -507,7 +504,6 @@ acks = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(steps=acks)
 def test_acknowledgements_settle_exactly_what_they_name(steps: list[Any]) -> None:
     ear, (channel_codec,) = make_buffer((1,))
@@ -580,7 +576,6 @@ def test_deliver_refuses_what_lies_outside_the_block(command: int, first: int, c
     assert channel_codec.unacked == 0
 
 
-@settings(max_examples=100, deadline=None)
 @given(at=st.integers(48, len(BLOCK) - 1), value=st.integers(0, 255))
 def test_deliver_survives_a_damaged_block(at: int, value: int) -> None:
     ear, (channel_codec,) = make_buffer((1,))
@@ -598,7 +593,6 @@ def test_deliver_survives_a_damaged_block(at: int, value: int) -> None:
 # --- confirms --------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     plan=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=80),
     seed=st.integers(0, 10_000),
@@ -659,7 +653,7 @@ def test_a_range_of_answers_is_one_frame() -> None:
 # --- content headers -------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(kept=properties, acquired=st.integers(0, 9), delivered=st.integers(0, 9))
 def test_counts_are_added_to_the_headers(
     kept: spec.Properties, acquired: int, delivered: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.kernels import batch
@@ -102,7 +102,6 @@ def again(table: GroupTable) -> GroupTable:
     return made
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((1, 2, 8)), st.booleans())
 def test_a_table_is_as_lists_that_are_searched_through(seed: int, names: int, marked: bool) -> None:
     """Publishing, leaving in any order, what is too long, purges and snapshots."""
@@ -202,7 +201,6 @@ def test_what_cannot_be_is_refused() -> None:
         PlaceHeap().add((1, 2, 3, 0, 0, 0, 0, 0))
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_a_heap_joins_what_follows_each_other(seed: int) -> None:
     """Messages of one command come one by one, in any order."""

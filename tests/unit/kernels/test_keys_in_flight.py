@@ -63,7 +63,7 @@ def expand(flat: list[int]) -> list[int]:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 1 << 32), st.sampled_from((1, 3, 40, 1 << 40)))
 def test_one_message_of_a_key_is_in_flight(seed: int, keys: int) -> None:
     random = Random(seed)

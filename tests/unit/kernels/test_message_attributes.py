@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.edges.amqp091 import _spec as spec
@@ -83,7 +83,6 @@ def naive(message: Message) -> tuple[int, bytes | None]:
     return (due_ms, None) if due_ms > NOW_MS else (0, found)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(messages, min_size=1, max_size=8), st.data())
 def test_headers_are_what_the_codec_reads(items: list[Message], data: st.DataObject) -> None:
     items = [item for item in items for _ in range(data.draw(st.integers(1, 2)))]
@@ -115,7 +114,6 @@ def test_headers_are_what_the_codec_reads(items: list[Message], data: st.DataObj
     assert table.messages == count - len(given)
 
 
-@settings(max_examples=100, deadline=None)
 @given(messages, st.integers(0, 200), st.integers(0, 255))
 def test_a_damaged_record_is_read_within_its_bounds(
     message: Message, place: int, octet: int
@@ -138,7 +136,6 @@ def test_records_outside_the_command_are_refused() -> None:
             GroupTable().enqueue(command, 7, 0, first, count, NOW_MS, -1)
 
 
-@settings(max_examples=100, deadline=None)
 @given(messages)
 def test_the_scanner_flags_headers_that_queues_act_on(message: Message) -> None:
     """Either the command says so that the message was put in, or the owner of the channel that is
@@ -184,7 +181,6 @@ def took_the_short_way(headers: Table, serves: int) -> bool:
     return not heard
 
 
-@settings(max_examples=100, deadline=None)
 @given(tables)
 def test_only_times_that_are_acceptable_go_the_short_way(headers: Table) -> None:
     if took_the_short_way(headers, RECORD_WAITS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.kernels import batch
@@ -205,7 +205,6 @@ ids = st.one_of(
     ),
     copies=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
 def test_a_window_is_as_a_list_of_ids(
     known_max: int, steps: list[tuple[int, int, list[bytes | None]]], copies: bool
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -80,7 +80,6 @@ def expected(item: Message, place: Place, offset: int, failures: int) -> Table:
     return Table.from_fields(kept)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(messages, min_size=1, max_size=6),
     st.integers(0, (1 << 32) - 1),

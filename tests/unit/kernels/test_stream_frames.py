@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -53,7 +53,6 @@ def delivered(
     return found
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(messages, min_size=1, max_size=6),
     st.integers(0, (1 << 63) - 100),
@@ -98,7 +97,6 @@ def test_a_header_frame_never_outgrows_the_clients_limit() -> None:
         assert (NAME in properties.headers) == fits
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_damaged_records_spoil_nothing(data: Any) -> None:
     ear, (channel_codec,) = make_buffer([1])

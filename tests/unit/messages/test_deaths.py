@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.edges.amqp091._spec import Properties
@@ -286,7 +286,6 @@ def messages(draw: st.DrawFn) -> bytes:
     return made
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(messages(), min_size=1, max_size=6),
     st.sampled_from([None, "own", ""]),
@@ -340,7 +339,6 @@ def test_headers_that_have_no_room_for_deaths_are_left_to_python() -> None:
     assert found == {0, 1}
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_damaged_record_is_refused_or_left_to_python(data: st.DataObject) -> None:
     """One byte differs, or the end is missing: nothing outside of it is read or written."""

@@ -68,7 +68,7 @@ def block_of(records: list[bytes]) -> bytes:
 # --- the header ------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(hostile.PROPERTIES, st.data())
 def test_what_the_scanner_takes_can_be_read(properties: Properties, data: st.DataObject) -> None:
     """ADR 0083. The spare flag was taken, and such a message was lost when it died."""
@@ -94,7 +94,6 @@ def test_the_spare_flag_says_nothing() -> None:
     assert letter.deaths == (("q", "rejected"),)
 
 
-@settings(deadline=None)
 @given(hostile.PROPERTIES)
 def test_a_header_taken_apart_is_joined_to_the_same(properties: Properties) -> None:
     header = encode_header(ContentHeader(body_size=7, properties=properties))
@@ -102,7 +101,6 @@ def test_a_header_taken_apart_is_joined_to_the_same(properties: Properties) -> N
     assert join_header(values, size) == header
 
 
-@settings(deadline=None)
 @given(hostile.PROPERTIES, st.binary(max_size=20), st.data())
 def test_traits_are_those_of_the_header_or_none(
     properties: Properties, body: bytes, data: st.DataObject
@@ -162,7 +160,6 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(MESSAGES, st.sampled_from((4096, 131072)), st.booleans(), st.booleans())
 def test_deliveries_of_any_mixture(
     given_: list[tuple[bool, bytes, bytes]], frame_max: int, counted: bool, offsets: bool
@@ -200,7 +197,7 @@ def test_a_got_card_is_converted() -> None:
     assert frames[2][7:-1] == b"text"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(MESSAGES)
 def test_columns_of_any_mixture(given_: list[tuple[bool, bytes, bytes]]) -> None:
     items = [(is_card, title.hex()[:200].encode(), text) for is_card, title, text in given_]

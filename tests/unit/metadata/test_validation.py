@@ -226,7 +226,7 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(COMMANDS, st.sampled_from(["old", "new", "unasked"])), max_size=40))
 def test_any_log_makes_the_same_tree_under_two_releases(
     commands: list[tuple[Command, str]],

@@ -56,7 +56,6 @@ def naive(op: int, status: int, correlation: int, map: bytes, payload: bytes = b
     return head + struct.pack("<IQ", crc32c(head + padded), 0) + padded + payload
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(frames, max_size=5), st.integers(1, 60))
 def test_frames_come_back_whole_however_they_are_cut(items: list[Any], step: int) -> None:
     data, expected = b"", []
@@ -82,7 +81,6 @@ def test_frames_come_back_whole_however_they_are_cut(items: list[Any], step: int
     assert again == found
 
 
-@settings(max_examples=100, deadline=None)
 @given(frames)
 def test_the_layout_is_the_one_of_the_document(item: Any) -> None:
     op, _, _, correlation, map, payload = item
@@ -91,7 +89,7 @@ def test_the_layout_is_the_one_of_the_document(item: Any) -> None:
     assert len(made) % 8 == len(payload) % 8
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(frames, st.data())
 def test_a_changed_byte_in_front_of_the_payload_is_seen(item: Any, data: st.DataObject) -> None:
     op, _, _, correlation, map, payload = item
@@ -111,7 +109,6 @@ def test_a_changed_byte_in_front_of_the_payload_is_seen(item: Any, data: st.Data
     assert reader.waiting
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_garbage_never_does_more_than_raise(data: bytes) -> None:
     reader = FrameReader(4096)
@@ -122,7 +119,6 @@ def test_garbage_never_does_more_than_raise(data: bytes) -> None:
     assert found == []
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_as_a_map_are_decoded_or_refused(encoded: bytes) -> None:
     data = naive(Op.METADATA, 0, 7, encoded)

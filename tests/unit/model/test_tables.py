@@ -6,7 +6,7 @@ import json
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.model.errors import Misuse, PeerError, SyntaxFault
@@ -95,7 +95,6 @@ def test_each_type_has_the_bytes_of_the_dialect(code: str) -> None:
     assert decode_body(encoded).items() == (("k", VECTORS[code]),)
 
 
-@settings(deadline=None)
 @given(tables())
 def test_tables_survive_the_wire(table: Table) -> None:
     data = encode_table(table)
@@ -106,7 +105,6 @@ def test_tables_survive_the_wire(table: Table) -> None:
     assert encode_table(decoded) == data
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_mutated_bytes_give_a_table_or_a_peer_error(data: st.DataObject) -> None:
     encoded = bytearray(encode_table(data.draw(tables())))
@@ -121,7 +119,6 @@ def test_mutated_bytes_give_a_table_or_a_peer_error(data: st.DataObject) -> None
     assert encode_table(table) == raw[:end]
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_table_or_a_peer_error(raw: bytes) -> None:
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.queues.dead_letter_worker import (
@@ -230,7 +230,6 @@ def test_bytes_under_way_are_bounded_unless_there_is_a_prefetch() -> None:
         assert moving.due(0) == waiting
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_at_least_once_whatever_the_targets_do(data: st.DataObject) -> None:
     """A naive model of three targets, message by message: one is settled only when, at its last

@@ -162,7 +162,7 @@ def test_what_is_passed_over_may_still_come_within_the_bound() -> None:
     assert not row.take(0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 40), max_size=120))
 def test_every_number_is_taken_once(numbers: list[int]) -> None:
     row, taken = Openings(1), {0}
@@ -226,7 +226,7 @@ arrivals = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(arrivals, max_size=80), st.sampled_from(MACHINES), st.integers(0, 80))
 def test_whatever_arrives_in_whatever_order_each_session_happens_once(
     steps: list[tuple[Any, ...]], kind: Callable[[], Any], restored_at: int

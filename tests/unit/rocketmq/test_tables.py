@@ -356,4 +356,4 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
-TestTables.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTables.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)

@@ -104,7 +104,7 @@ class TestRing:
         assert min(found.values()) > 0.75 * 2_000
 
     @given(weights=WEIGHTS, added=st.integers(31, 40), weight=st.integers(1, 5))
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     def test_a_new_destination_takes_keys_and_moves_no_others(
         self, weights: dict[Destination, int], added: int, weight: int
     ) -> None:
@@ -119,7 +119,7 @@ class TestRing:
         assert [ring.choose(key) for key in KEYS] == before
 
     @given(weights=WEIGHTS, more=st.integers(1, 5))
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     def test_a_larger_weight_moves_keys_only_to_its_destination(
         self, weights: dict[Destination, int], more: int
     ) -> None:
@@ -133,7 +133,7 @@ class TestRing:
         assert [ring.choose(key) for key in KEYS] == before
 
     @given(weights=WEIGHTS, order=st.randoms(use_true_random=False))
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     def test_the_order_of_bindings_does_not_matter(
         self, weights: dict[Destination, int], order: object
     ) -> None:

@@ -539,7 +539,7 @@ def naive(
     return result
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(name=names, declared=arguments, user=tables, operator=tables)
 def test_effective_settings_are_those_of_the_naive_model(
     name: str, declared: dict[str, object], user: list[Policy], operator: list[Policy]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.model.errors import PreconditionFailed
@@ -75,7 +75,6 @@ def test_edge_cases(pattern: str, key: str, expected: bool) -> None:
     assert matches_naively(words(pattern), words(key)) is expected
 
 
-@settings(deadline=None)
 @given(st.lists(PATTERNS, max_size=8), st.lists(KEYS, min_size=1, max_size=4))
 def test_the_trie_agrees_with_the_definition(patterns: list[str], keys: list[str]) -> None:
     trie = TopicTrie()
@@ -90,7 +89,6 @@ def test_the_trie_agrees_with_the_definition(patterns: list[str], keys: list[str
         assert set(trie.match(key)) == expected
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(PATTERNS, st.sampled_from("xyz")), max_size=10), st.data())
 def test_removing_leaves_the_rest_and_in_the_end_nothing(
     pairs: list[tuple[str, str]], data: st.DataObject

@@ -47,7 +47,7 @@ def loads(
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_partition_has_one_owner_and_loads_are_close(
     case: tuple[list[Span], list[str], dict[int, str], dict[int, float]],
 ) -> None:
@@ -65,7 +65,7 @@ def test_every_partition_has_one_owner_and_loads_are_close(
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_result_stays_as_it_is(
     case: tuple[list[Span], list[str], dict[int, str], dict[int, float]],
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_result_stays_as_it_is(
 
 
 @given(cases(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_only_the_partitions_of_who_left_move(
     case: tuple[list[Span], list[str], dict[int, str], dict[int, float]], data: st.DataObject
 ) -> None:
@@ -90,7 +90,7 @@ def test_only_the_partitions_of_who_left_move(
 
 
 @given(st.integers(1, 30), st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_who_joins_takes_no_more_than_its_part(count: int, members: int) -> None:
     before = assign(spans(count), MEMBERS[: members - 1])
     after = assign(spans(count), MEMBERS[:members], before)
@@ -102,7 +102,7 @@ def test_who_joins_takes_no_more_than_its_part(count: int, members: int) -> None
 
 
 @given(histories(), st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_child_goes_to_an_owner_of_a_parent(history: History, members: int) -> None:
     """Through a whole history, without rates: of each change some child does, the only one of a
     move or merge always; who else keeps what it has moves only for balance."""

@@ -490,7 +490,7 @@ def loads_of(route: Route, series: list[list[float]], messages: bool) -> dict[in
 
 
 @given(st.lists(SERIES, min_size=2, max_size=8), st.integers(1, 4), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_decision_does_not_qualify_for_its_opposite(
     series: list[list[float]], partitions: int, messages: bool
 ) -> None:
@@ -524,7 +524,7 @@ def test_a_decision_does_not_qualify_for_its_opposite(
     st.lists(st.floats(0.01, 3.0), min_size=2, max_size=8),
     st.lists(st.sampled_from("abc"), min_size=8, max_size=8),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_move_lowers_the_largest_load_and_is_not_taken_back(
     shares: list[float], where: list[str]
 ) -> None:

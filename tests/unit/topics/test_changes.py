@@ -44,7 +44,7 @@ def sealing(change: Change, *sealed: int) -> Change:
 
 
 @given(histories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_change_lies_between_two_versions(history: History) -> None:
     """I3 and I4, against the model: owners differ in one interval, which the change names."""
     naive = history.naive

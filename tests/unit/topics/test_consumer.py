@@ -194,7 +194,7 @@ def test_messages_without_a_key_go_to_whichever_lane_is_free() -> None:
     assert (behind.command.offset, behind.command.follow) == (4, True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.sampled_from([b"", b"", b"a", b"bb"]), min_size=1, max_size=25),
     st.lists(st.tuples(st.sampled_from("hhhhfuarvw"), st.integers(0, 50)), max_size=120),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.topics.cursor import Cursor
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(0, 12))
 def test_a_cursor_is_a_set_with_a_contiguous_beginning(offsets: list[int], begin: int) -> None:
     cursor, naive = Cursor(begin), set(range(begin))
@@ -21,7 +20,6 @@ def test_a_cursor_is_a_set_with_a_contiguous_beginning(offsets: list[int], begin
     assert Cursor.load(cursor.pack()).pack() == cursor.pack()
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 20), max_size=20), st.integers(0, 25))
 def test_advancing_takes_in_what_it_reaches(offsets: list[int], watermark: int) -> None:
     cursor = Cursor()
@@ -33,7 +31,6 @@ def test_advancing_takes_in_what_it_reaches(offsets: list[int], watermark: int) 
     assert cursor.watermark == next(n for n in range(100) if n not in naive)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=20))
 def test_a_range_counts_as_its_offsets(ranges: list[tuple[int, int]]) -> None:
     cursor, naive = Cursor(2), Cursor(2)
@@ -47,7 +44,6 @@ def test_a_range_counts_as_its_offsets(ranges: list[tuple[int, int]]) -> None:
         assert cursor.pack() == naive.pack()
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=20),
     st.integers(0, 40),

@@ -42,7 +42,7 @@ def test_known_loads_are_cut_where_it_helps(
 
 
 @given(WEIGHTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_other_cut_leaves_a_smaller_largest_part(weights: list[int]) -> None:
     """Two parts; where one index carries more than half, three."""
     cut = best_cut(weights, 9)
@@ -61,7 +61,7 @@ def test_no_other_cut_leaves_a_smaller_largest_part(weights: list[int]) -> None:
 
 
 @given(WEIGHTS, st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_cut_makes_no_more_partitions_than_there_is_room_for(
     weights: list[int], room: int
 ) -> None:

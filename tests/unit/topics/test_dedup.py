@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.topics.dedup import DedupTable, SourceSeal, seed_of
@@ -14,7 +14,6 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(REQUESTS)
 def test_sequences_are_contiguous_per_producer_and_logical_partition(
     requests: list[tuple[int, int, int, int]],

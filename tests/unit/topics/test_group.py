@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.topics.group import (
@@ -129,7 +129,6 @@ def test_what_is_deleted_is_not_skipped() -> None:
     assert state.skipped == {0}
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(COMMANDS, max_size=40))
 def test_versions_step_by_one_and_leases_never_overlap(commands: list[GroupCommand]) -> None:
     state = group("a", "b")

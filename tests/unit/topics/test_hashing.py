@@ -58,13 +58,13 @@ def naive_murmur3(data: bytes, seed: int) -> int:
 
 
 @given(st.binary(max_size=40), st.integers(0, hashing.SEED_MAX))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_second_computation_agrees(key: bytes, seed: int) -> None:
     assert hashing.murmur3(key, seed) == naive_murmur3(key, seed)
 
 
 @given(st.binary(max_size=20), st.integers(1, 65_536))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_logical_partition_is_the_hash_modulo_their_number(key: bytes, logical: int) -> None:
     lp = hashing.logical_partition(key, logical, 7)
     assert lp == hashing.murmur3(key, 7) % logical

@@ -142,7 +142,7 @@ STEPS = ("handled", "failed", "answer", "time", "resume", "lease")
 KEY = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(KEY, max_size=14), st.data())
 def test_keys_are_in_order_and_all_is_acknowledged_or_parked(
     keys: list[bytes], data: st.DataObject

@@ -33,7 +33,7 @@ def consumed_histories(draw: st.DrawFn) -> tuple[History, frozenset[int]]:
 
 
 @given(histories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_partition_lives_once_with_one_range(history: History) -> None:
     """I5, against the model, and every version is told from the lines again."""
     naive = history.naive
@@ -53,7 +53,7 @@ def test_a_partition_lives_once_with_one_range(history: History) -> None:
 
 
 @given(histories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_parents_and_chains_are_those_of_the_logical_partitions(history: History) -> None:
     naive = history.naive
     parents: dict[int, set[int]] = {pid: set() for pid in naive.pids()}
@@ -69,7 +69,7 @@ def test_parents_and_chains_are_those_of_the_logical_partitions(history: History
 
 
 @given(histories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_ancestors_are_all_that_comes_before(history: History) -> None:
     for pid in history.naive.pids():
         ancestors = history.lineage.ancestors(pid)
@@ -79,7 +79,7 @@ def test_ancestors_are_all_that_comes_before(history: History) -> None:
 
 
 @given(histories())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_sources_and_targets_of_each_version_are_known(history: History) -> None:
     for version, change in enumerate(history.changes):
         assert history.lineage.sources(version) == change.sources
@@ -93,7 +93,6 @@ def test_sources_and_targets_of_each_version_are_known(history: History) -> None
 
 
 @given(consumed_histories())
-@settings(max_examples=100, deadline=None)
 def test_drained_means_all_that_comes_before_as_well(
     case: tuple[History, frozenset[int]],
 ) -> None:
@@ -119,7 +118,6 @@ def naive_version(naive: Naive, version: int, drained: set[int]) -> int:
 
 
 @given(consumed_histories(), st.data())
-@settings(max_examples=100, deadline=None)
 def test_a_group_sees_what_its_mode_lets_it(
     case: tuple[History, frozenset[int]], data: st.DataObject
 ) -> None:

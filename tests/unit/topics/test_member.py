@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from convoymq.topics import commands as c
@@ -551,7 +551,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.sampled_from([b"x", b"y", b"z", b""]), min_size=1, max_size=25),
     STEPS,

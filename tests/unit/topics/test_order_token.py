@@ -15,7 +15,7 @@ TOKENS = st.builds(OrderToken, NUMBERS, NUMBERS)
 
 
 @given(TOKENS, TOKENS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bytes_and_text_compare_as_tokens_do(one: OrderToken, other: OrderToken) -> None:
     assert (one < other) == (one.pack() < other.pack()) == (str(one) < str(other))
     assert (one == other) == (one.pack() == other.pack()) == (str(one) == str(other))
@@ -23,14 +23,14 @@ def test_bytes_and_text_compare_as_tokens_do(one: OrderToken, other: OrderToken)
 
 
 @given(TOKENS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_bytes_and_text_lead_back(token: OrderToken) -> None:
     assert OrderToken.unpack(token.pack()) == token
     assert OrderToken.parse(str(token)) == token
 
 
 @given(histories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tokens_increase_along_every_logical_partition(history: History) -> None:
     """I13: over all splits, merges and moves, in the order in which messages were stored."""
     naive = history.naive

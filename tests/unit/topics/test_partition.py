@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.topics import commands as c
@@ -438,7 +438,6 @@ def _command(made: PartitionMachine, kind: str, lp: int, number: int) -> c.Comma
     }[kind]
 
 
-@settings(max_examples=100, deadline=None)
 @given(OPERATIONS)
 def test_a_snapshot_at_any_point_answers_as_the_original(
     operations: list[tuple[str, int, int]],

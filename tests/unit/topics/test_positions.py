@@ -72,7 +72,7 @@ def vectors(draw: st.DrawFn) -> tuple[History, dict[int, int]]:
 
 
 @given(vectors())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_vector_is_where_a_group_goes_on(case: tuple[History, dict[int, int]]) -> None:
     """Against the model: of each logical partition the group reads all from its place on, in the
     order in which it was stored, and nothing before. Vectors of which one partition comes after
@@ -102,7 +102,7 @@ def test_a_vector_is_where_a_group_goes_on(case: tuple[History, dict[int, int]])
 
 
 @given(vectors(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_vector_that_does_not_cover_once_is_refused(
     case: tuple[History, dict[int, int]], data: st.DataObject
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_deleted_partition_counts_as_consumed_but_is_not_read() -> None:
 
 
 @given(histories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_latest_reads_nothing_that_is_stored_and_all_that_comes(history: History) -> None:
     naive = history.naive
     position = positions.latest(history.lineage, all_bounds(history))
@@ -183,7 +183,7 @@ def test_latest_reads_nothing_that_is_stored_and_all_that_comes(history: History
 
 
 @given(histories(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_earliest_reads_all_that_is_kept_in_order(history: History, data: st.DataObject) -> None:
     """Also after retention has deleted partitions. And the smallest version with a partition that
     is not deleted leads to the same."""

@@ -96,7 +96,7 @@ def read_all(
         plan.advance(each.pid, until)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(histories(), st.data())
 def test_a_reader_gets_every_message_of_each_key_once_and_in_order(
     history: History, data: st.DataObject
@@ -108,7 +108,7 @@ def test_a_reader_gets_every_message_of_each_key_once_and_in_order(
         assert got.get(lp, []) == expected(history, lp)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(histories(), st.data())
 def test_a_reader_of_one_partition_gets_its_logical_partitions_and_no_others(
     history: History, data: st.DataObject

@@ -13,7 +13,7 @@ from tests.unit.topics.histories import History, histories
 
 
 @given(histories(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_every_group_has_left_behind_is_retired(history: History, data: st.DataObject) -> None:
     versions = data.draw(st.lists(st.integers(0, history.route.version), max_size=3))
     retired = history.lineage.retire(versions)
@@ -27,7 +27,7 @@ def test_what_every_group_has_left_behind_is_retired(history: History, data: st.
 
 
 @given(histories(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_oldest_goes_first(history: History, data: st.DataObject) -> None:
     """Never a child before its parents, never the younger of two merged partitions before the
     older; and what nothing keeps back goes."""
@@ -59,7 +59,7 @@ def test_the_oldest_goes_first(history: History, data: st.DataObject) -> None:
 
 
 @given(histories(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_versions_are_forgotten_when_nobody_needs_them(
     history: History, data: st.DataObject
 ) -> None:
@@ -90,7 +90,7 @@ def test_versions_are_forgotten_when_nobody_needs_them(
 
 
 @given(histories(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_group_that_went_back_holds_what_is_retired(
     history: History, data: st.DataObject
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_partition_that_is_never_split_does_not_keep_the_history() -> None:
 
 
 @given(histories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_merges_of_an_ancestry_are_counted(history: History) -> None:
     naive = history.naive
     merged = {change.targets[0].pid for change in history.changes if len(change.sources) > 1}

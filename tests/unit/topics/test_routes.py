@@ -13,7 +13,7 @@ from tests.unit.topics.histories import History, histories
 
 
 @given(logical=st.integers(1, 3000), part=st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_first_route_covers_all_by_nearly_equal_ranges(logical: int, part: float) -> None:
     partitions = max(1, round(logical * part))
     route = first_route(logical, partitions)
@@ -37,7 +37,7 @@ def test_the_largest_topic_has_a_partition_for_each_logical_one() -> None:
 
 
 @given(histories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_version_gives_each_logical_partition_its_owner(history: History) -> None:
     """I1 and I2, against the model: versions are consecutive, and each covers all once."""
     assert [route.version for route in history.routes] == list(range(len(history.routes)))
@@ -76,7 +76,7 @@ def test_an_unknown_partition_is_refused_with_the_version() -> None:
 
 
 @given(a=st.tuples(st.integers(0, 6), st.integers(1, 4)), lo=st.integers(0, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_spans_overlap_when_they_share_a_logical_partition(a: tuple[int, int], lo: int) -> None:
     span = Span(a[0], a[0] + a[1], 0)
     assert span.overlaps(lo, lo + 2) == bool({lo, lo + 1} & set(range(span.lo, span.hi)))

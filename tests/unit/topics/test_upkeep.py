@@ -107,7 +107,7 @@ def test_a_lost_partition_needs_no_answer() -> None:
 
 
 @given(histories(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_deleted_is_too_old_or_followed_by_enough(
     history: History, data: st.DataObject
 ) -> None:

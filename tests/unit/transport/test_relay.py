@@ -311,7 +311,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(STEPS, max_size=60))
 def test_frames_of_a_session_come_in_order_without_a_gap(
     steps: list[tuple[str, int, int]],

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from convoymq.broker.topics.publishes import OrderedPublishes
@@ -473,7 +473,6 @@ class World(Topic):
         self.settle()
 
 
-@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(10, 250), closes=st.booleans())
 @example(seed=10626051, steps=182, closes=False)
 def test_order_and_outcomes_hold_through_any_changes(

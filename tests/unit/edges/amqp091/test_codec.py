@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.edges.amqp091 import _spec, codec
@@ -88,13 +88,11 @@ def test_every_method_of_the_broker_is_there() -> None:
     assert sorted(_spec.METHODS) == [(c, m) for c, found in indexes.items() for m in found]
 
 
-@settings(deadline=None)
 @given(METHODS)
 def test_methods_survive_the_buffer(method: Method) -> None:
     assert codec.decode_method(codec.encode_method(method)) == method
 
 
-@settings(deadline=None)
 @given(PROPERTIES, st.integers(0, (1 << 64) - 1))
 def test_headers_survive_the_buffer(properties: Properties, size: int) -> None:
     header = codec.ContentHeader(body_size=size, properties=properties)
@@ -126,7 +124,6 @@ def mutated(data: st.DataObject, encoded: bytes) -> bytes:
     return bytes(out[: data.draw(st.integers(0, len(out)))])
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_mutated_methods_give_a_method_or_a_peer_error(data: st.DataObject) -> None:
     raw = mutated(data, codec.encode_method(data.draw(METHODS)))
@@ -137,7 +134,6 @@ def test_mutated_methods_give_a_method_or_a_peer_error(data: st.DataObject) -> N
     assert codec.decode_method(codec.encode_method(method)) == method
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_mutated_headers_give_a_header_or_a_peer_error(data: st.DataObject) -> None:
     header = codec.ContentHeader(body_size=1, properties=data.draw(PROPERTIES))
@@ -149,7 +145,6 @@ def test_mutated_headers_give_a_header_or_a_peer_error(data: st.DataObject) -> N
     assert codec.decode_header(codec.encode_header(decoded)) == decoded
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=64))
 def test_any_bytes_give_a_value_or_a_peer_error(raw: bytes) -> None:
     for decode in (

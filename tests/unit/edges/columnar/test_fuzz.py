@@ -22,9 +22,7 @@ from convoymq.model.columnar import ANSWER, HEADER_SIZE, PREFACE, ErrorCode, Op,
 from tests.patience import PATIENCE_S
 from tests.unit.edges.columnar.support import FakeStream, Peer, Rig, values_frame
 
-FAST = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FAST = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 HEADER = struct.Struct("<IBBHQIIQ")
 
 

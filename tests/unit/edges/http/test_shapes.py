@@ -203,9 +203,7 @@ async def prepare(cluster: FakeCluster) -> None:
             await cluster.queue(1, name, arguments={"x-queue-type": kind})
 
 
-@settings(
-    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests())
 def test_no_request_of_any_shape_fails(
     world: tuple[asyncio.Runner, FakeCluster], request_: tuple[str, str, dict[str, str], bytes]

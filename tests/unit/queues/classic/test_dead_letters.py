@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.kernels import batch
@@ -352,7 +352,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(steps=STEPS, length=st.integers(0, 6), ttl=st.integers(10, 60), prefetch=st.integers(1, 5))
 def test_every_message_leaves_once_as_in_a_naive_model(
     steps: list[tuple[str, int]], length: int, ttl: int, prefetch: int

@@ -232,7 +232,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestModel.settings = settings(max_examples=100, stateful_step_count=50)
 
 
 def test_a_repeated_batch_is_answered_and_not_applied_again() -> None:

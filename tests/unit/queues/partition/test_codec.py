@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.queues.partition import codec
@@ -21,13 +21,11 @@ st.register_type_strategy(Span, st.builds(Span, WORDS, WORDS, WORDS))
 st.register_type_strategy(OrderToken, st.builds(OrderToken, WORDS, WORDS))
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.one_of([st.from_type(kind) for kind in codec.COMMANDS.values()]))
 def test_a_command_comes_back(command: Command) -> None:
     assert codec.decode_command(codec.encode_command(command)) == command
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.one_of([st.from_type(kind) for kind in codec.OUTCOMES.values()]))
 def test_an_outcome_comes_back(outcome: Outcome) -> None:
     assert codec.decode_outcome(codec.encode_outcome(outcome)) == outcome

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.kernels import batch
@@ -411,7 +411,6 @@ def play(log: Log, step: tuple[Any, ...]) -> None:
             log.builder.adopt(data, HEADER_SIZE, len(data))
 
 
-@settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_the_machine_equals_the_pure_one_and_snapshots_go_on(steps: list[tuple[Any, ...]]) -> None:
     log, model = Log(), Model()

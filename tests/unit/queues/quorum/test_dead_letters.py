@@ -179,7 +179,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(STEPS, max_size=40))
 def test_the_fifo_is_a_list_of_what_left(steps: list[Any]) -> None:
     """Against a list of (message, reason) by number: what is rejected or fails twice is appended,

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.kernels import batch
@@ -323,7 +323,6 @@ class Naive:
 
 
 @given(st.lists(steps, max_size=30))
-@settings(max_examples=100, deadline=None)
 def test_the_machine_is_as_the_model(chosen: list[Any]) -> None:
     queue, naive = Queue(), Naive()
     queue.machine.set_version(2)

@@ -242,7 +242,7 @@ class Bench:
             assert due <= min(m.ready_at for m in naive.waiting)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(steps, max_size=40))
 def test_the_machine_does_what_the_rules_say(taken: list[tuple[Any, ...]]) -> None:
     bench = Bench()

@@ -233,7 +233,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(steps, st.integers(1, 4))
 def test_segments_are_as_one_fifo(taken: list[tuple[str, int, int]], runs: int) -> None:
     """The same runs in one FIFO, from which those that have expired are cut."""

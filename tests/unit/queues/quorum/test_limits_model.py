@@ -403,7 +403,7 @@ class Bench:
         self.effects = []
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(steps, min_size=25, max_size=60))
 def test_the_machine_does_what_the_rules_say(taken: list[tuple[Any, ...]]) -> None:
     bench = Bench()

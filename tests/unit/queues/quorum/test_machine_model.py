@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import convoymq.queues.quorum.runs as compiled_runs
@@ -350,7 +350,6 @@ def session_order(machine: Any, entry: Any) -> list[int]:
     return known + [c[2] for c in batch.commands(entry.data) if c[2] and c[2] not in known]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(commands, min_size=30, max_size=90), st.sampled_from([-1, 0, 1, 20]))
 def test_machine_equals_a_list_of_messages(steps: list[tuple[Any, ...]], limit: int) -> None:
     play(steps, limit, QuorumMachine({"delivery_limit": limit}))
@@ -368,7 +367,6 @@ def test_consumers_of_a_node_that_is_back_are_served_by_the_begin_of_their_sessi
     play(steps, 2, QuorumMachine({"delivery_limit": 2}))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(commands, min_size=30, max_size=90),
     st.booleans(),
@@ -413,7 +411,6 @@ PLAIN = interpreted(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(commands, min_size=30, max_size=90), st.booleans(), st.sampled_from([-1, 1]))
 def test_interpreted_equals_compiled(
     steps: list[tuple[Any, ...]], single_active: bool, limit: int

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.kernels import batch
@@ -392,7 +392,6 @@ class Model:
         assert len(places) + dropped == self.queue.machine.backlog.published
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(CONFIGS), st.lists(STEP, max_size=25))
 def test_every_message_is_in_one_place(
     config: dict[str, int], steps: list[tuple[str, Any]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.kernels import batch
@@ -330,13 +330,11 @@ def play(steps: list[tuple[Any, ...]], limit: int, machine: Any) -> ReservedRun:
     return run
 
 
-@settings(max_examples=100, deadline=None)
 @given(steps_of_both, st.sampled_from([-1, 0, 1, 20]))
 def test_reservations_equal_lists_of_messages(steps: list[tuple[Any, ...]], limit: int) -> None:
     play(steps, limit, QuorumMachine({"delivery_limit": limit}))
 
 
-@settings(max_examples=100, deadline=None)
 @given(steps_of_both, st.booleans(), st.integers(0, 80))
 def test_snapshot_and_rest_equal_the_whole_log(
     steps: list[tuple[Any, ...]], single_active: bool, split: int

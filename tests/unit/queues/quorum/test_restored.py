@@ -6,7 +6,7 @@ from array import array
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.model.words import words_to_bytes
@@ -37,7 +37,6 @@ def a_run(index: int, count: int, level: int, acquired: int, due: int) -> Run:
     return (index, 48, 0, count, 10 * count, acquired, 0, mark_of(level, due))
 
 
-@settings(max_examples=100, deadline=None)
 @given(steps)
 def test_the_oldest_of_a_level_is_next(taken: list[tuple[object, ...]]) -> None:
     restored = Restored()
@@ -100,7 +99,6 @@ fronts = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(fronts)
 def test_a_queue_takes_runs_at_both_ends(taken: list[tuple[str, int, int]]) -> None:
     fifo, naive = Fifo(True), []

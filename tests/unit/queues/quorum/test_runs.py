@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.queues.quorum.runs import SPARE_WORDS_MAX, CheckedOut, Fifo, Run
@@ -30,7 +30,6 @@ pushes = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(
     st.booleans(),
     st.lists(st.one_of(pushes, st.tuples(st.just("take"), st.integers(1, 500))), max_size=80),
@@ -64,7 +63,6 @@ def test_fifo_equals_a_list(counted: bool, steps: list[tuple[object, ...]]) -> N
         assert (copy.messages, copy.size) == (fifo.messages, fifo.size)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(0, 100)), max_size=40),
     st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=60),
@@ -147,7 +145,6 @@ def test_damaged_packs_are_refused() -> None:
         CheckedOut().unpack(bytes(40))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.integers(0, 99)), max_size=30),
     st.tuples(st.integers(0, 70), st.integers(0, 3), st.integers(0, 12)),
@@ -175,7 +172,6 @@ def test_runs_from_a_place_hold_what_lies_there_and_behind(
     assert len(got) >= min(limit, len(wanted)) or len(listed) == runs_max
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 99), st.integers(0, 3)), max_size=30),
     st.integers(0, 60),
@@ -205,7 +201,6 @@ def test_what_lies_between_ids_is_cut_to_them(
         assert sum(run[4] for _, run in everything) == sizes
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=20), st.integers(0, 60), st.integers(0, 12))
 def test_messages_move_from_a_queue_under_ids(counts: list[int], limit: int, runs_max: int) -> None:
     fifo, held = Fifo(False), CheckedOut()
@@ -221,7 +216,6 @@ def test_messages_move_from_a_queue_under_ids(counts: list[int], limit: int, run
     assert (held.size, fifo.size) == (10 * taken, 10 * (len(before) - taken))
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 4), st.integers(0, 2), st.integers(0, 30), st.integers(1, 5)),
@@ -241,7 +235,6 @@ def test_runs_after_a_place_come_in_the_order_of_the_log(
     assert fifo.runs_after(*place, runs_max) == sorted(behind)[:runs_max]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 99), st.integers(0, 3)), max_size=20),
     st.lists(st.integers(0, 60), max_size=5),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import convoymq.queues.sessions as compiled_sessions
@@ -216,7 +216,6 @@ def compare(machine: StreamMachine, model: Model, run: Run) -> None:
         assert offset_at(machine, run.read, ms) == expected
 
 
-@settings(max_examples=100, deadline=None)
 @given(steps, limits)
 def test_the_machine_does_what_the_model_does(
     made: list[tuple[Any, ...]], chosen: dict[str, int]
@@ -235,7 +234,6 @@ def test_the_machine_does_what_the_model_does(
             assert len(live) == (machine.messages > 0)
 
 
-@settings(max_examples=100, deadline=None)
 @given(steps, limits, st.integers(0, 60))
 def test_a_snapshot_and_the_rest_is_the_whole_log(
     made: list[tuple[Any, ...]], chosen: dict[str, int], cut: int
@@ -264,7 +262,6 @@ PLAIN = interpreted(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(steps, limits)
 def test_interpreted_equals_compiled(made: list[tuple[Any, ...]], chosen: dict[str, int]) -> None:
     compiled = stream(chosen)

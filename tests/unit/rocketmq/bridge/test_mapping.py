@@ -25,10 +25,13 @@ MESSAGES = st.builds(
     AmqpMessage,
     body=st.none() | st.binary(max_size=20),
     key=st.none() | st.binary(min_size=1, max_size=20),
-    headers=st.dictionaries(NAMES, st.none() | st.binary(max_size=20), max_size=5),
+    headers=st.dictionaries(
+        NAMES.filter(lambda name: name not in mapping.RESERVED),
+        st.none() | st.binary(max_size=20), max_size=5,
+    ),
     properties=st.dictionaries(st.sampled_from(mapping.PROPERTIES), TEXT, max_size=3),
     time_ms=st.integers(0, 1 << 40),
-)
+)  # fmt: skip
 PROPERTIES = st.dictionaries(
     NAMES | st.sampled_from(sorted(mapping.RESERVED)), TEXT.filter(bool), max_size=6
 ).filter(lambda found: not any(c in n + v for n, v in found.items() for c in "\x01\x02"))

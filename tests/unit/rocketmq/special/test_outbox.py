@@ -71,7 +71,7 @@ def test_a_batch_of_before_a_stop_is_passed_over() -> None:
     assert key(0) not in box
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.one_of(
