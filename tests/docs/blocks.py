@@ -28,15 +28,26 @@ RUN = ("python", "sh")
 _FENCE = re.compile(r"^( *)```(\w*)\s*$")
 _NOT_RUN = re.compile(r"^\s*<!-- not run: (.+) -->$")
 SESSION = r"""
-import json, subprocess, sys
+import json, multiprocessing, shlex, subprocess, sys
+from concurrent.futures import ProcessPoolExecutor
+from convoymq import cli
 names = {"__name__": "__main__"}
-for kind, place, text in json.loads(sys.argv[1]):
-    print(f"--- {place}", flush=True)
-    if kind == "sh":
-        subprocess.run(["bash", "-euc", text], check=True)
-    else:
-        exec(compile(text, place, "exec"), names)
+with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pipelines:
+    for kind, place, text in json.loads(sys.argv[1]):
+        print(f"--- {place}", flush=True)
+        lines = text.splitlines()
+        if kind == "python":
+            exec(compile(text, place, "exec"), names)
+        elif all(line.startswith("convoy pipeline ") for line in lines):
+            for line in lines:
+                try:
+                    pipelines.submit(cli._main, shlex.split(line)[1:]).result()
+                except SystemExit as end:
+                    assert not end.code, line
+        else:
+            subprocess.run(["bash", "-euc", text], check=True)
 """
+"""Runs the blocks. The pipelines of a page share a process: one Java starts for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
