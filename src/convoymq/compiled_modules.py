@@ -80,6 +80,7 @@ PLAIN_MODULES = (
     "convoymq.queues.classic.machine",
     "convoymq.queues.classic.memory",
     "convoymq.queues.classic.queue",
+    "convoymq.queues.classic.remote_queue",
     "convoymq.queues.classic.runs",
     "convoymq.queues.mirrored.client",
     "convoymq.queues.mirrored.confirms",

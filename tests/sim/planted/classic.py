@@ -89,7 +89,7 @@ def sessions_outlive_their_link() -> None:
 
 @plant("publishes of a home that is lost count as safe", "break,crash")
 def lost_home_confirms() -> None:
-    from convoymq.queues.classic.queue import RemoteQueue
+    from convoymq.queues.classic.remote_queue import RemoteQueue
 
     def planted(self: Any) -> None:
         self._cancel_all("home node is down")

@@ -89,12 +89,17 @@ class ClassicClient(QueueClient):
             },
             enc_hook=str,
         )
-        self._questions.append((CMD_CHECKOUT, spec.number))
+        self._expect(CMD_CHECKOUT, spec.number)
         self._target.command(CMD_CHECKOUT, 0, len(body), spec.number, body)
+
+    def _expect(self, kind: int, consumer: int = 0) -> None:
+        """Notes a question; its batch waits for no others."""
+        self._questions.append((kind, consumer))
+        self.queue.is_urgent = True
 
     def cancel(self, consumer: int) -> None:
         """Ends a consumer."""
-        self._questions.append((CMD_CANCEL, consumer))
+        self._expect(CMD_CANCEL, consumer)
         self._target.command(CMD_CANCEL, 0, 0, consumer)
 
     def set_credit(self, consumer: int, credit: int) -> None:
@@ -126,12 +131,12 @@ class ClassicClient(QueueClient):
         if self.queue.limits.single_active:
             self._got_nothing(get_on_single_active_consumer(self.queue.subject, "classic"))
             return
-        self._questions.append((CMD_GET, 0))
+        self._expect(CMD_GET)
         self._target.command(CMD_GET, FLAG_SETTLE_AT_ONCE if no_ack else 0, 0, 0, b"", no_ack)
 
     def purge(self) -> None:
         """Drops ready messages."""
-        self._questions.append((CMD_PURGE, 0))
+        self._expect(CMD_PURGE)
         self._target.command(CMD_PURGE, 0, 0, 0)
 
     def close(self) -> None:

@@ -43,7 +43,8 @@ from convoymq.queues.classic.log import FILE_BYTES_MAX, ClassicLog
 from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.memory import Memory
-from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
+from convoymq.queues.classic.queue import ClassicQueue, LocalQueue
+from convoymq.queues.classic.remote_queue import RemoteQueue
 from convoymq.queues.driver import HostParts
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import Row
@@ -91,6 +92,8 @@ class ClassicHost:
 
     client_class: type[ClassicClient] = ClassicClient
     """Class of the clients of its queues."""
+    gather_ms = 2
+    """Commands for a queue gather for so long while a write of it is under way."""
     is_paused = False
     """The queues stand still (`queues.mirrored.partitions`)."""
 
@@ -126,6 +129,8 @@ class ClassicHost:
         )
         """(group, effect). Their messages are not copied; consumers' windows bound them."""
         self._dirty: list[ClassicQueue] = []
+        self._gathering: dict[LocalQueue, None] = {}
+        """Queues whose open batch waits for more."""
         #: Nodes whose link broke.
         self._unlinked: set[int] = set()
         self._flowing = False
@@ -361,10 +366,7 @@ class ClassicHost:
     def stop(self) -> None:
         """Writes what waits and closes the files. What other nodes send after that is answered with
         LOST."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self.end_of_round()
+        self._settle_all()
         self._stopped = True
         run_each(self._running(), lambda queue: queue.stop(), self._stop_failed)
         self.writer.close()
@@ -373,7 +375,32 @@ class ClassicHost:
         """Returns the queues that are open here. A copy: queues may come and go."""
         return [q for q in self.queues.values() if isinstance(q, LocalQueue) and q.ended is None]
 
+    def _settle_all(self) -> None:
+        """Ends the timer and the last round, in which nothing gathers any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._on_gathered()
+        self.end_of_round()
+
     # --- rounds --------------------------------------------------------------------------
+
+    def gather(self, queue: LocalQueue) -> bool:
+        """Leaves a queue's batch open until its write is done, or `gather_ms`; returns False when
+        the host is about to stop."""
+        if self._timer is None:
+            return False
+        queue.builder.held = True
+        if not self._gathering:
+            self.clock.call_later(self.gather_ms, self._on_gathered)
+        self._gathering[queue] = None
+        return True
+
+    def _on_gathered(self) -> None:
+        gathering, self._gathering = self._gathering, {}
+        for queue in gathering:
+            if queue.builder.held:
+                self.mark_dirty(queue)
 
     def mark_dirty(self, queue: ClassicQueue) -> None:
         """The queue's open batch is not empty."""
@@ -575,6 +602,7 @@ class ClassicHost:
                     self._send_effect(group, (LOST, session))
             return
         queue.senders.add(node)
+        queue.is_urgent = True
         builder = queue.builder
         self.contain(queue, lambda: builder.adopt(data, start, len(data)))
 

@@ -218,6 +218,8 @@ class ClassicLog:
         self._durable = 0
         self._buffers: Buffers = []
         self._buffered_from = 0
+        self._unflushed = False
+        """Something was written that is not durable yet."""
         #: (file, offset) -> what could not be written there. What follows in the file is not safe
         #: before it is: recovery ends at the gap.
         self._gaps: dict[tuple[int, int], Buffers] = {}
@@ -465,13 +467,16 @@ class ClassicLog:
         if self._active:
             self._add(self._record(HANDED_OUT, position, b"", level))
 
-    def flush(self, done: Done) -> bool:
-        """Hands what was added to the writer; False when there was nothing. `done` hears an error
-        too when something before could not be written."""
-        if not self._buffers:
+    def flush(self, done: Done, *, durable: bool = True) -> bool:
+        """Hands what was added to the writer; False when there was nothing. `done` gets an error
+        too when something before could not be written. `durable`: it comes when all that was added
+        so far is durable, in a log that is flushed."""
+        # A file is begun when those before it are durable.
+        durable = self.sync and (durable or not self._buffered_from)
+        if not self._buffers and not (durable and self._unflushed):
             return False
         for (number, offset), buffers in self._gaps.items():
-            self._write(number, offset, buffers, _nothing)
+            self._write(number, offset, buffers, self.sync, _nothing)
         buffers, self._buffers = self._buffers, []
         offset, self._buffered_from = self._buffered_from, self._end
         active = self._active
@@ -481,7 +486,8 @@ class ClassicLog:
                 self._write_index()
             done(error)
 
-        self._write(active, offset, buffers, flushed)
+        self._write(active, offset, buffers, durable, flushed)
+        self._unflushed = not durable
         return True
 
     def _write_index(self) -> None:
@@ -504,7 +510,7 @@ class ClassicLog:
         length = RECORD_HEADER + len(body)
         return [_HEADER.pack(length, checksum, kind, durable, position, time_ms), body]
 
-    def _write(self, number: int, offset: int, buffers: Buffers, done: Done) -> None:
+    def _write(self, number: int, offset: int, buffers: Buffers, durable: bool, done: Done) -> None:
         end = offset + sum(len(buffer) for buffer in buffers)
 
         def written(error: Exception | None) -> None:
@@ -517,11 +523,11 @@ class ClassicLog:
                 self._gaps[number, offset] = buffers
             if error is None and self._gaps:
                 error = OSError(errno.EIO, "an earlier write failed")
-            if error is None and self.sync and number == self._active:
+            if error is None and durable and number == self._active:
                 self._durable = max(self._durable, end)
             done(error)
 
-        self._writer.write(self._files[number], offset, buffers, self.sync, written)
+        self._writer.write(self._files[number], offset, buffers, durable, written)
 
     def _add(self, buffers: Buffers) -> None:
         self._buffers += buffers
@@ -531,9 +537,8 @@ class ClassicLog:
     def _roll_if_full(self) -> None:
         if self._active and self._end < self._file_bytes_max:
             return
-        if self._buffers:
-            # What belongs to the old file is written first; the writer keeps the order.
-            self.flush(_nothing)
+        # What belongs to the old file is written first; the writer keeps the order.
+        self.flush(_nothing)
         if self._active and self.sync:
             # Not flushed: recovery can do without it.
             number = self._active

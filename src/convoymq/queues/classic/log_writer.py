@@ -184,6 +184,7 @@ def joined(writes: Sequence[tuple[Job, File]]) -> list[Piece]:
         piece = last.get(file)
         if piece is not None and piece.end == job.offset:
             piece.buffers += job.buffers
+            piece.sync = piece.sync or job.sync
         else:
             piece = last[file] = Piece(file, job.offset, [*job.buffers], job.sync, job.offset)
             pieces.append(piece)

@@ -15,11 +15,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from convoymq.kernels.batch import CMD_SESSION_CLOSE, CommandBuilder
+from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.classic_records import transient_records
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
-from convoymq.model.errors import NotFound, Refused, StorageFault, Unavailable
+from convoymq.model.errors import Refused, StorageFault
 from convoymq.model.refusals import missing
 from convoymq.model.rounds import run_each
 from convoymq.model.tables import Table
@@ -39,7 +39,7 @@ from convoymq.queues.classic.machine import (
 from convoymq.queues.classic.memory import Rates
 from convoymq.queues.classic.migration import Freezable, Replaceable
 from convoymq.queues.classic.recovery import recover
-from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
+from convoymq.queues.classic.reservation_clients import HomeReservations
 from convoymq.queues.classic.runs import Block, Run, dead_in
 from convoymq.queues.interface import (
     PRIORITY_ARGUMENT,
@@ -56,12 +56,12 @@ from convoymq.storage.types import Directory
 if TYPE_CHECKING:
     from convoymq.queues.classic.host import ClassicHost
 
-HOME_POLL_S = 0.02
 EXPIRY_WAIT_MS_MAX = 60_000
 """The wall clock may jump: no timer for an expiry is set for longer."""
 STEPS = 16
 """Paging out is tried again when so small a part of what a queue may keep has come."""
 _NONE: Counter[int] = Counter()
+GATHER_BYTES_MAX = 256 << 10
 UNFINISHED_WAIT_MS = 1
 """Pause of a queue that drops many messages, before it drops more."""
 
@@ -75,6 +75,9 @@ class ClassicQueue(Replaceable, Queue):
         answers_by_tags=True,
         consumer_arguments=frozenset((PRIORITY_ARGUMENT,)),
     )
+
+    is_urgent = False
+    """The open batch has a question, or commands of another node, which gathered there."""
 
     def __init__(
         self,
@@ -211,6 +214,10 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         #: Writes that were handed over, and finished; who waits for the n-th of them.
         self._writes = 0
         self._writes_done = 0
+        self._flushed = 0
+        """Number of a write: all that was written up to it is durable."""
+        self._applied_ms = 0
+        """Time of the last batch, by the monotonic clock."""
         self.rates = Rates()
         self._stays = 0
         """Bytes that stayed when paging out was tried last, since anything was written."""
@@ -259,17 +266,31 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         """Applies the open batch."""
         if self.ended is not None:
             self._seal_ended()
-        elif self.builder.used and not self.stands_still:
+        elif self.builder.used and not self.stands_still and not self._may_gather():
             self.settle_round(now_ms)
+
+    def _may_gather(self) -> bool:
+        """Commands gather for a moment while a write is under way (ADR 0170)."""
+        if (
+            self._writes_done == self._writes
+            or self.is_urgent
+            or self.builder.used >= GATHER_BYTES_MAX
+            or self.host.clock.monotonic_ms() - self._applied_ms >= self.host.gather_ms
+        ):
+            return False
+        return self.host.gather(self)
 
     def _apply_open_batch(self, now_ms: int) -> None:
         if self.builder.used:
+            self._applied_ms = self.host.clock.monotonic_ms()
+            self.is_urgent = False
             self.machine.apply(self.builder.take_forward(self.group, 0), now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Once a second: rates, memory, expiry."""
         expires = self.limits.expires_ms
         machine = self.machine
+        self._flush([True], durable=True)
         self.rates.note(machine.published, machine.delivered, machine.acknowledged, now_ms)
         if self.host.memory.keep(self.group, machine.footprint) is not None:
             # Others want the memory of a queue that does nothing.
@@ -308,6 +329,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
 
     def stop(self) -> None:
         """The node stops."""
+        self._flush([True], durable=True)
         self._stop_timers()
         self.log.close()
 
@@ -377,6 +399,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
 
     async def written(self) -> None:
         """See `HomeReservations`. Raises StorageFault."""
+        self._flush([True], durable=True)
         if self._writes_done < self._writes:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((self._writes, waiter))
@@ -416,8 +439,8 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         """Returns (ready messages, consumers)."""
         self.host.check_home(self)
         self.machine.last_used_ms = self.host.now_ms()
-        if self.builder.used:
-            self.end_of_round(self.machine.last_used_ms)
+        if self.builder.used and not self.stands_still:
+            self.settle_round(self.machine.last_used_ms)
         return self.machine.ready_count, self.machine.consumer_count
 
     def activity(self) -> list[tuple[int, int, str]]:
@@ -468,7 +491,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             if gate[0] and not self._is_copied and not self._unspilled:
                 self._gates.open()
         self._runs_ahead = False
-        self._flush(gate)
+        self._flush(gate, durable=bool(wrote))
         if self.limits.dead_letters or machine.leaving.count or machine.unfinished:
             self._dead_letters()
         if self.log.damages or machine.backing.missing:
@@ -572,19 +595,23 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         if self.durable and self.machine.unwritten:
             unwritten = self.machine.parts(lambda block: not block.is_logged)
             self._unwritten += self._write_late(set(unwritten))
-            self._flush([True])
+            self._flush([True], durable=True)
 
     def _store(self, block: Block) -> None:
         block.where = self.log.add_messages(
             block.position, _body(block), block.time_ms, level=block.level, live=block.live
         )
 
-    def _flush(self, gate: Gate) -> None:
+    def _flush(self, gate: Gate, *, durable: bool) -> None:
+        """Hands over what the log got. `durable`: somebody waits for the disk; else a power failure
+        may take it until the next such flush, or the next second."""
+        durable = durable or self._is_copied or bool(self._moved)
         blocks, self._unwritten = self._unwritten, []
         moved = _NONE
         if self._moved:
             moved, self._moved = self._moved, Counter()
         self._moving += bool(moved)
+        number = self._writes + 1
 
         def done(failed: Exception | None) -> None:
             self._unspilled = False
@@ -596,6 +623,8 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
                 # Its clients were answered when it ended.
                 return
             if failed is None:
+                if durable:
+                    self._flushed = number
                 for block in blocks:
                     block.written = True
                 gate[0] = True
@@ -609,8 +638,12 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
                 self._gates.refuse()
             self._gates.open()
             self._leave_memory()
+            if self.builder.held:
+                self.host.mark_dirty(self)
 
-        if self.log.flush(lambda failed: self.host.contain(self, lambda: done(failed))):
+        if self.log.flush(
+            lambda failed: self.host.contain(self, lambda: done(failed)), durable=durable
+        ):
             self._writes += 1
         else:
             self._moved += moved
@@ -678,107 +711,6 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             more = {"messages": unreadable, "file": file, "offset": offset, "missing": missing}
             place = {"vhost": self.vhost, "queue": self.name, "group": self.group}
             self.host.note("queue.records_dropped", **place, **facts, **more)
-
-
-class RemoteQueue(AwayReservations, ClassicQueue):
-    """The queue as seen from another node."""
-
-    _held = False
-    """The batch waits for room on the link."""
-
-    def _session_for(self, session: int) -> int:
-        # A fresh one: the home node may not have noticed yet that a former stream broke.
-        return self.host.new_session()
-
-    def client(self, session: int, events: ClientEvents) -> ClassicClient:
-        """See `ClassicQueue`; one that comes while the link is full is told so."""
-        made = super().client(session, events)
-        if self._held:
-            self.host.soon(lambda: self._tell_held(self._held))
-        return made
-
-    def end_of_round(self, now_ms: int) -> None:
-        """Sends the open batch home; it waits, and so do publishers, while the link is full."""
-        if self.ended is not None:
-            self._seal_ended()
-        elif self.known_seqs[0]:
-            return
-        elif self.builder.used and self.host.has_room(self):
-            self.host.send_commands(self, self.builder.take_forward(self.group, 0))
-        elif self.builder.used:
-            self._tell_held(True)
-
-    def on_room(self, node: int) -> None:
-        """The link to the home node takes bulk again."""
-        if self.builder.used:
-            self.host.mark_dirty(self)
-        self._tell_held(False)
-
-    def on_lost(self, node: int) -> None:
-        """The home node is suspected: the batch waits on. Or it is gone: `home_lost` follows."""
-        self.on_room(node)
-
-    def _tell_held(self, held: bool) -> None:
-        if held or self._held:
-            self._held = held
-            self.tell_all(lambda client: client.on_flow(held))
-
-    def home_lost(self) -> None:
-        """The home node is gone: pending publishes are refused, consumers cancelled."""
-        self._cancel_all("home node is down")
-        self.end(self.host.home_down(self.record), published_ok=False)
-
-    def crash(self, error: Refused) -> None:
-        """See `ClassicQueue`; also when the home node has given up sessions of this handle. Those
-        that it still has end."""
-        closing = CommandBuilder()
-        for session, client in self.clients.items():
-            closing.add(CMD_SESSION_CLOSE, 0, session, client.target.seq + 1, 0, 0, b"")
-        super().crash(error)
-        if closing.used:
-            self.host.send_commands(self, closing.take_forward(self.group, 0))
-
-    def delete(self) -> None:
-        """The queue is gone from the tree."""
-        self._cancel_all("deleted")
-        self.end(missing(self.subject), published_ok=True)
-
-    async def ready(self, timeout: float) -> None:
-        """Raises NotFound when the home node is away."""
-        self.host.check_home(self)
-
-    async def wait_until_open(self, timeout: float) -> None:
-        """See `Queue`. The home node may be a few milliseconds behind; commands must not reach it
-        before."""
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    try:
-                        await self.counts()
-                        return
-                    except NotFound:
-                        if not self.host.is_up(self.record.home):
-                            raise
-                        await asyncio.sleep(HOME_POLL_S)
-        except TimeoutError:
-            raise Unavailable(f"{self.subject} was not opened in time") from None
-
-    async def counts(self) -> tuple[int, int]:
-        """Returns (ready messages, consumers), asked from the home node."""
-        self.host.check_home(self)
-        try:
-            messages, consumers = await self.host.remote_counts(self)
-        except Unavailable:
-            raise self.host.home_down(self.record) from None
-        return messages, consumers
-
-    def info(self) -> Row:
-        """Local knowledge only: where it lives and whether that node is up."""
-        up = self.host.is_up(self.record.home)
-        return {
-            "state": "running" if up else "down",
-            "node": self.host.node_name(self.record.home),
-        }
 
 
 def _body(block: Block) -> memoryview:

@@ -20,7 +20,7 @@ from convoymq.model.clock import Timer
 from convoymq.model.refusals import timed_out
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import SEQ_MAX
-from convoymq.queues.classic.queue import HOME_POLL_S, RemoteQueue
+from convoymq.queues.classic.remote_queue import HOME_POLL_S, RemoteQueue
 from convoymq.queues.interface import Row
 from convoymq.queues.mirrored.client import MirroredClient
 from convoymq.queues.mirrored.features import FEATURES

@@ -33,7 +33,8 @@ from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS
 from convoymq.queues.classic.limits import priority_max
-from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
+from convoymq.queues.classic.queue import ClassicQueue, LocalQueue
+from convoymq.queues.classic.remote_queue import RemoteQueue
 from convoymq.queues.driver import HostParts
 from convoymq.queues.mirrored.client import MirroredClient
 from convoymq.queues.mirrored.copy import (
@@ -217,10 +218,7 @@ class MirroredHost(DamagedCopies):
 
     def stop(self) -> None:
         """See `QueueHost`."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self.end_of_round()
+        self._settle_all()
         for group in list(self._rings):
             master = self.master_of(group)
             if master is not None:

@@ -113,10 +113,10 @@ class BroadcastLog(ClassicLog):
         """See `ClassicLog`."""
         return None if self.holds else super().oldest_is_sparse()
 
-    def flush(self, done: Done) -> bool:
+    def flush(self, done: Done, *, durable: bool = True) -> bool:
         """See `ClassicLog`: `done` comes when the mirrors have it as well."""
         if self.ring is None:
-            return super().flush(done)
+            return super().flush(done, durable=durable)
         confirms = self.confirms
         write = confirms.add(self.send(), done)
         if super().flush(lambda error: confirms.on_written(write, error)):

@@ -21,7 +21,8 @@ from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.classic.machine import Effect
-from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
+from convoymq.queues.classic.queue import ClassicQueue, LocalQueue
+from convoymq.queues.classic.remote_queue import RemoteQueue
 from convoymq.queues.driver import HostParts
 from convoymq.queues.mirrored.handle import WAIT_MS_MAX, MirroredHandle
 from convoymq.replication.ring.views import RingView

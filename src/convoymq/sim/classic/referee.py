@@ -188,7 +188,7 @@ class ClassicReferee(QueueReferee, Book):
         if queue is None:
             return
         if not self.has_failed:
-            while self._leaving and (stopped or self._leaving[0][0] <= queue._writes_done):
+            while self._leaving and (stopped or self._leaving[0][0] <= queue._flushed):
                 pairs = self._leaving.popleft()[1]
                 for first, last in zip(pairs[::2], pairs[1::2], strict=True):
                     self.gone.update(range(first, last + 1))

@@ -13,7 +13,8 @@ import pytest
 
 from convoymq.queues.classic import host as host_module
 from convoymq.queues.classic.log import ClassicLog
-from convoymq.queues.classic.queue import LocalQueue, RemoteQueue
+from convoymq.queues.classic.queue import LocalQueue
+from convoymq.queues.classic.remote_queue import RemoteQueue
 from convoymq.storage.files import RealDirectory
 from tests.unit.queues.classic.support import Channel, Node, Time, queue_record, settle
 

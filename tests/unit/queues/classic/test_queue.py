@@ -176,6 +176,7 @@ def test_what_was_moved_is_read_before_it_is_written(
     publish(10, 22)
     writes = threading.Event()
     nodes[1].worker.submit(writes.wait, lambda _result, _error: None)
+    nodes[1].host.gather_ms = 0
     for number in range(2):
         channel.client.settle(1, [number, number])
         settle(nodes, disk=False)
