@@ -48,6 +48,7 @@ class Scale:
     deep_backlog: int = 10_000_000
     sync_bytes: int = 1_000_000_000
     churned: int = 4000
+    reply_clients: int = 10_000
 
 
 QUICK = Scale(
@@ -59,6 +60,7 @@ QUICK = Scale(
     deep_backlog=200_000,
     sync_bytes=50_000_000,
     churned=400,
+    reply_clients=500,
 )
 
 

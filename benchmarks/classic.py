@@ -34,7 +34,8 @@ CLIENTS = 8
 REST_S = 3.0
 """How long another queue is watched before a mirror is synchronised."""
 PEEK_PAUSE_S = 0.005
-REPLY_CLIENTS = 10_000
+REPLY_QUEUES = 10
+"""Queues of a connection."""
 SPARE_DESCRIPTORS = 500
 
 
@@ -247,14 +248,15 @@ def churn(run: Run) -> dict[str, float]:
 
 
 def replies(run: Run) -> dict[str, float]:
-    """100,000 exclusive queues of 10,000 connections, twice: what is left behind?"""
+    """100,000 exclusive queues of 10,000 connections, three times: what is left behind?"""
+    clients = run.scale.reply_clients
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if limit < REPLY_CLIENTS + SPARE_DESCRIPTORS:
+    if limit < clients + SPARE_DESCRIPTORS:
         raise NotPossible(
-            f"{REPLY_CLIENTS} connections need {REPLY_CLIENTS + SPARE_DESCRIPTORS} open files in a "
+            f"{clients} connections need {clients + SPARE_DESCRIPTORS} open files in a "
             f"process, of the load and of the node; the limit is {limit} (ulimit -Hn)"
         )
-    return use_reply_queues(run.cluster, connections=REPLY_CLIENTS, queues=10)
+    return use_reply_queues(run.cluster, connections=clients, queues=REPLY_QUEUES)
 
 
 def _cpu_figure(**more: Any) -> Figure:
