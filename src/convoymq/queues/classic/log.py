@@ -57,6 +57,7 @@ MESSAGES = 1
 SETTLED = 2
 HANDED_OUT = 3
 FILE_BYTES_MAX = 64 << 20
+LEVEL_MAX = 255
 OLD_HEADER = MAGIC + bytes(8)
 
 _HEADER = struct.Struct("<IIBI3xQQ")
@@ -654,23 +655,28 @@ class ClassicLog:
         """Returns the file that is written to, and its length."""
         return self._active, self._end
 
-    def records(self, end: tuple[int, int]) -> Iterator[Found]:
-        """Yields the whole records before an earlier `end`, oldest first; all must be on disk."""
-        for number in sorted(self._live):
-            if number > end[0]:
-                return
-            file = self._directory.open(self._name(number))
-            try:
-                length = end[1] if number == end[0] else file.size()
-                data = file.pread(length, 0)
-            finally:
-                file.close()
-            at = FILE_HEADER
-            while (at := self._find_record(data, number, at)) < len(data):
-                found = self._read_record(data, number, at)
-                assert found is not None
-                yield found
-                at += RECORD_HEADER + len(found.body)
+    def indexes(self, end: tuple[int, int]) -> Iterator[FileIndex]:
+        """Yields the indexes of the files up to an earlier `end`, oldest first; all must be on
+        disk. What they say of messages may be newer than `end`. A file without one is read."""
+        for number in [number for number in sorted(self._live) if number <= end[0]]:
+            index = self._index if number == self._active else self._load_index(number)
+            if index is None:
+                index = FileIndex(number, 0)
+                for found in self._read_file(self._opened(number), number, may_be_torn=False):
+                    if found.kind != MESSAGES:
+                        _add_to(index, found, LEVEL_MAX)
+            yield index
+
+    def messages(self, end: tuple[int, int]) -> Iterator[Found]:
+        """Yields the whole records of messages before an earlier `end`, oldest first; all must be
+        on disk. Reads a batch at a time."""
+        for number in [number for number in sorted(self._live) if number <= end[0]]:
+            at, size = FILE_HEADER, end[1] if number == end[0] else self._sizes[number]
+            while at < size:
+                batch, at = self.read_batch(number, at, size)
+                for one in batch:
+                    body = one.data[one.command : one.command + one.place.length]
+                    yield Found(MESSAGES, one.position, one.place, body, one.time_ms)
 
     @property
     def size_bytes(self) -> int:

@@ -13,7 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from convoymq.queues.classic.log import MESSAGES, SETTLED, Found
+from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, Found
 from convoymq.queues.classic.runs import Place
 from convoymq.queues.mirrored.copy_index import Kept
 from convoymq.queues.mirrored.instructions import SyncBegin, Synced, SyncEnd
@@ -23,6 +23,7 @@ BATCH_BYTES_MAX = 1 << 18
 BATCHES_MAX = 4
 """Batches that some mirror has not stored yet."""
 WORDS_MAX = BATCH_BYTES_MAX // 8
+NO_PLACE = Place(0, 0, 0)
 
 
 class Synchronisation:
@@ -56,7 +57,7 @@ class Synchronisation:
         """Bytes of the last batch."""
         self._from_ms = 0
         """Time from which the last batch counts, by the monotonic clock."""
-        self._dead = Kept(0, 1 << 62, Place(0, 0, 0), 0, [True])
+        self._dead = Kept(0, 1 << 62, NO_PLACE, 0, [True])
         self._records = self._in_order(log.end, unsaid)
         self._sent: deque[int] = deque()
         """Numbers of the broadcasts with batches that some mirror has not stored."""
@@ -64,21 +65,21 @@ class Synchronisation:
         log.tell(SyncBegin(members))
 
     def _in_order(self, end: tuple[int, int], unsaid: array[int]) -> Iterator[Found]:
-        for at in range(0, len(unsaid), WORDS_MAX):
-            body = unsaid[at : at + WORDS_MAX].tobytes()
-            yield self._settled(Found(SETTLED, 0, Place(0, 0, 0), body))
-        for found in self._log.records(end):
-            if found.kind != MESSAGES:
-                yield self._settled(found) if found.kind == SETTLED else found
-        for found in self._log.records(end):
-            if found.kind == MESSAGES and self._living(found):
+        yield from self._settled(unsaid)
+        for index in self._log.indexes(end):
+            yield from self._settled(index.settled)
+            for level, position in list(index.handed_out.items()):
+                yield Found(HANDED_OUT, position, NO_PLACE, b"", level)
+        for found in self._log.messages(end):
+            if self._living(found):
                 yield found
 
-    def _settled(self, found: Found) -> Found:
-        words = memoryview(found.body).cast("Q")
-        for i in range(0, len(words), 2):
-            self._dead.settle(words[i], words[i + 1])
-        return found
+    def _settled(self, words: array[int]) -> Iterator[Found]:
+        for at in range(0, len(words), WORDS_MAX):
+            part = words[at : at + WORDS_MAX]
+            for i in range(0, len(part), 2):
+                self._dead.settle(part[i], part[i + 1])
+            yield Found(SETTLED, 0, NO_PLACE, part.tobytes())
 
     def _living(self, found: Found) -> int:
         count = int.from_bytes(found.body[24:28], "little")

@@ -9,7 +9,7 @@ import pytest
 from convoymq.queues.mirrored.instructions import MESSAGES, Synced, decode
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.sync import BATCHES_MAX, Synchronisation
-from convoymq.storage.files import MemoryDirectory
+from convoymq.storage.files import MemoryDirectory, MemoryFile
 from tests.unit.queues.classic.test_log import ManualWriter, command
 
 MIRROR = 2
@@ -108,3 +108,39 @@ def test_the_rate_may_change_while_a_batch_waits() -> None:
     rates[0] = 0
     assert sync.step(6_000)
     assert len(ring.sent) == 4
+
+
+def test_a_synchronisation_reads_a_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is settled is known from the indexes of files. Nothing but the first messages is read
+    before the first batch is sent."""
+    writer, ring = ManualWriter(), Ring()
+    log = BroadcastLog(MemoryDirectory(1 << 30), "7", writer, sync=True, file_bytes_max=4096)
+    count = 500
+    for position in range(count):
+        log.add_messages(position, command(position), live=1)
+        if position % 100 == 50:
+            log.add_settled([position - 1, position])
+            log.add_handed_out(position, 0)
+        log.flush(lambda error: None)
+        writer.run()
+    log.connect(ring)
+    log.confirms.expect(MIRROR, 0)
+    read: list[int] = []
+    pread = MemoryFile.pread
+
+    def noted(file: MemoryFile, length: int, offset: int) -> bytes:
+        data = pread(file, length, offset)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(MemoryFile, "pread", noted)
+    sync = Synchronisation(log, [MIRROR], 1, array("Q"))
+    sync.is_on_disk = True
+    assert sync.step(0)
+    assert sum(read) < log.size_bytes // 3
+    log.confirms.on_stored(MIRROR, 1 << 60)
+    while sync.step(0):
+        log.confirms.on_stored(MIRROR, 1 << 60)
+    found = [position for payload in ring.sent for position in positions_in(payload)]
+    settled = {p for n in range(50, count, 100) for p in (n - 1, n)}
+    assert found == [position for position in range(count) if position not in settled]
