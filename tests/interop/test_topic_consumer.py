@@ -14,11 +14,9 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig, errors
-from convoymq.client.member_thread import Delivered
+from convoymq.client.member_thread import Delivered, Handle
 from convoymq.client.topic_consumer import TopicConsumer, TopicDelivery
 from convoymq.client.topic_reader import TopicReader
-from convoymq.topics.answers import Record
-from convoymq.topics.consumer import Handle
 from tests.clusters import call, serving_cluster
 from tests.faults.topic_traffic import changed, create, leader_of, name_of, path
 from tests.faults.traffic import connect, until
@@ -318,7 +316,7 @@ def test_what_cannot_be_is_refused_by_type(cluster: LocalCluster, client: Client
 
 def ctx_like(ctx: TopicDelivery) -> Delivered:
     """The same message, not settled."""
-    handle = Handle(ctx.pid, ctx.epoch, 0, ctx.key, 0, Record(ctx.offset, 0, b"", 0, 0, 1, b""))
+    handle = Handle(ctx.pid, ctx.epoch, ctx.offset)
     return Delivered(handle, ctx, 1)
 
 

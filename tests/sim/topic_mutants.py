@@ -6,7 +6,6 @@ other, runs seeds until one of them notices, and prints a row of the table in do
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -16,12 +15,11 @@ from typing import Any
 
 from convoymq.sim.loads import run_seed
 from convoymq.sim.topics import world as worlds
-from convoymq.sim.topics.clients import SimConsumer
+from convoymq.sim.topics.members import SimMember
 from convoymq.sim.topics.partitions import SimPartition
 from convoymq.topics import controller as controllers
 from convoymq.topics.changes import Seal
 from convoymq.topics.commands import LATEST, OpenCursor, Produce
-from convoymq.topics.consumer import GroupConsumer, Lane
 from convoymq.topics.controller import Controller
 from convoymq.topics.coordinator import Coordinator
 from convoymq.topics.dedup import DedupTable
@@ -203,7 +201,7 @@ def old_owner_goes_on() -> list[Patch]:
 @mutant(
     "DAG: a lost partition is left behind although its parents are not",
     f"{CHANGES},outage,cutoff",
-    120,
+    150,
 )
 def lost_is_not_recursive() -> list[Patch]:
     is_left = Coordinator._is_left
@@ -224,17 +222,6 @@ def child_starts_at_latest() -> list[Patch]:
     return [(PartitionMachine, "_start_of", planted)]
 
 
-@mutant("the next message of a key does not wait for the acknowledgement", f"{CHANGES},loss")
-def next_before_ack() -> list[Patch]:
-    ack = GroupConsumer._ack
-
-    def planted(self: Any, held: Any, lane: Any, record: Any, now_ms: int) -> None:
-        ack(self, held, lane, record, now_ms)
-        lane.work = lane.request = None
-
-    return [(GroupConsumer, "_ack", planted)]
-
-
 @mutant("parked keys stay behind when a partition is handed over", f"{CHANGES},park")
 def parked_keys_are_not_handed_over() -> list[Patch]:
     take_over = PartitionMachine._take_over
@@ -249,35 +236,22 @@ def parked_keys_are_not_handed_over() -> list[Patch]:
 
 @mutant("later messages of a parked key go on", f"{CHANGES},park")
 def parked_keys_go_on() -> list[Patch]:
-    return [(GroupConsumer, "is_parked", staticmethod(lambda held, key: False))]
+    set_parked = GroupMember._set_parked
+
+    def planted(slow: Any, parked: bool, head: Any) -> None:
+        set_parked(slow, False, head)
+
+    return [(GroupMember, "_set_parked", staticmethod(planted))]
 
 
 @mutant("a key that resumes is live before its park log is empty", f"{CHANGES},park")
 def live_before_the_park_log_is_empty() -> list[Patch]:
-    live = staticmethod(lambda held, key: key in held.parked and held.parked[key] is None)
-    return [(GroupConsumer, "is_parked", live)]
+    set_parked = GroupMember._set_parked
 
+    def planted(slow: Any, parked: bool, head: Any) -> None:
+        set_parked(slow, parked and head is None, head)
 
-@mutant("messages of one key go to different lanes", CHANGES)
-def lanes_take_turns() -> list[Patch]:
-    turns = itertools.count()
-    return [(GroupConsumer, "lane_of", lambda self, key, lanes: next(turns) % lanes)]
-
-
-@mutant("keys change their lanes while messages are in them", f"{CHANGES},lanes")
-def lanes_change_at_once() -> list[Patch]:
-    def planted(self: Any, held: Any) -> None:
-        busy = {number for number, lane in enumerate(held.lanes) if lane.work is not None}
-        if len(held.lanes) == self.lanes or any(number >= self.lanes for number in busy):
-            return
-        works = [work for lane in held.lanes for work in lane.queue]
-        for lane in held.lanes:
-            lane.queue.clear()
-        held.lanes = [held.lanes[n] if n in busy else Lane() for n in range(self.lanes)]
-        for work in works:
-            self._lane_of(held, work.key).queue.append(work)
-
-    return [(GroupConsumer, "_change_lanes", planted)]
+    return [(GroupMember, "_set_parked", staticmethod(planted))]
 
 
 @mutant(
@@ -337,7 +311,7 @@ def amended_merge_keeps_its_sources() -> list[Patch]:
     return [(TopicState, "_amend", planted)]
 
 
-@mutant("a source that was left out, and sealed late, is not moved", "merge,silent", 170)
+@mutant("a source that was left out, and sealed late, is not moved", "merge,silent", 2000)
 def left_out_source_is_forgotten() -> list[Patch]:
     return [(Controller, "_reconcile", lambda self, now_ms: None)]
 
@@ -411,10 +385,25 @@ def expired_in_silence() -> list[Patch]:
     return [(PartitionMachine, "trim", planted)]
 
 
+def _plans(**fields: Any) -> Patch:
+    """Has the plan of every seed have these fields."""
+    draw = worlds.draw_plan
+
+    def planted(seed: int, kinds: Any = None) -> Any:
+        return replace(draw(seed, kinds), **fields)
+
+    return worlds, "draw_plan", planted
+
+
 SLOW_OWNER = "abort,controller,empty,lanes,loss,move,park,pause,seek,trim"
+ONE_OWNER = {
+    "slow_handlers": True, "lanes": 1, "weak": False, "retries": False, "keys": 6, "members": 1,
+    "dag": (False, False),
+}  # fmt: skip
+"""Has one member with much that is fetched and not begun."""
 
 
-@mutant("who may have fetched what is lost keeps its lease", SLOW_OWNER, 20004370)
+@mutant("who may have fetched what is lost keeps its lease", SLOW_OWNER, 110)
 def owner_goes_on_after_a_loss() -> list[Patch]:
     apply = PartitionMachine.apply
 
@@ -424,10 +413,10 @@ def owner_goes_on_after_a_loss() -> list[Patch]:
             own.fenced = False
         return outcome
 
-    return [(PartitionMachine, "apply", planted)]
+    return [_plans(**ONE_OWNER), (PartitionMachine, "apply", planted)]
 
 
-@mutant("a group goes on behind a loss while its owner is fenced", SLOW_OWNER, 20005083)
+@mutant("a group goes on behind a loss while its owner is fenced", SLOW_OWNER, 80)
 def drained_while_the_owner_is_fenced() -> list[Patch]:
     drained = PartitionMachine.drained
 
@@ -440,7 +429,7 @@ def drained_while_the_owner_is_fenced() -> list[Patch]:
         own.fenced = True
         return found
 
-    return [(PartitionMachine, "drained", planted)]
+    return [_plans(**ONE_OWNER), (PartitionMachine, "drained", planted)]
 
 
 @mutant("a fenced lease is not told as revoked", f"{CHANGES},trim,pause,coordinator,loss", 2)
@@ -482,14 +471,14 @@ def expires_too_early() -> list[Patch]:
 
 @mutant("a member that is only silent is taken for dead", f"{CHANGES},pause,consumer,window")
 def silent_members_are_taken_for_dead() -> list[Patch]:
-    pause = SimConsumer.pause
+    pause = SimMember.pause
 
     def planted(self: Any, until: int) -> None:
         pause(self, until)
         seat = self.world.metadata.groups[self.group]
         self.world.after(5, seat.on_dead, self.member)
 
-    return [(SimConsumer, "pause", planted)]
+    return [(SimMember, "pause", planted)]
 
 
 @mutant("a client that asks for one message of a key has several", f"{CHANGES},window")
@@ -520,9 +509,9 @@ def returned_messages_are_overtaken() -> list[Patch]:
     on_returned = GroupMember.on_returned
 
     def planted(
-        self: Any, pid: int, epoch: int, first: int, last: int, now_ms: int, *, final: bool
+        self: Any, pid: int, epoch: int, first: int, last: int, now_ms: int, **how: bool
     ) -> None:
-        on_returned(self, pid, epoch, first, last, now_ms, final=final)
+        on_returned(self, pid, epoch, first, last, now_ms, **how)
         if pid in self.held:
             self.held[pid].settled(first, last)
             for slow in self.held[pid].keys.values():
@@ -531,17 +520,7 @@ def returned_messages_are_overtaken() -> list[Patch]:
     return [(GroupMember, "on_returned", planted)]
 
 
-def _weak_plans(*, retries: bool) -> Patch:
-    """Has every seed be about a weak topic."""
-    draw = worlds.draw_plan
-
-    def planted(seed: int, kinds: Any = None) -> Any:
-        return replace(draw(seed, kinds), weak=True, retries=retries)
-
-    return (worlds, "draw_plan", planted)
-
-
-@mutant("a view of parked keys is taken whenever it comes", f"{NETWORK},park,leader,unheard", 40)
+@mutant("a view of parked keys is taken whenever it comes", f"{NETWORK},park,leader,unheard", 60)
 def old_views_of_parked_keys_are_taken() -> list[Patch]:
     def take_view(self: Any, version: int) -> tuple[bytes, ...]:
         self.known = version
@@ -572,7 +551,7 @@ def skips_in_silence() -> list[Patch]:
         return (id(self.state), pid) in silent or is_left(self, pid)
 
     return [
-        _weak_plans(retries=True),
+        _plans(weak=True, retries=True),
         (Coordinator, "_skip_silent", planted_skip),
         (Coordinator, "_is_left", planted_left),
     ]
@@ -583,7 +562,7 @@ def never_reads_late() -> list[Patch]:
     def planted(self: Any, pid: int, now_ms: int) -> None:
         self._propose(Recover(pid, self.state.group_epoch), now_ms)
 
-    return [_weak_plans(retries=True), (Coordinator, "_look_for", planted)]
+    return [_plans(weak=True, retries=True), (Coordinator, "_look_for", planted)]
 
 
 @mutant(
@@ -592,7 +571,7 @@ def never_reads_late() -> list[Patch]:
 )
 def never_comes_back() -> list[Patch]:
     return [
-        _weak_plans(retries=False),
+        _plans(weak=True, retries=False),
         (PartitionMachine, "_come_back", staticmethod(lambda own, taken: None)),
     ]
 
@@ -600,12 +579,12 @@ def never_comes_back() -> list[Patch]:
 @mutant(
     "what a skipped partition had handed over comes back where a target began with it",
     f"{CHANGES},park,mute,coordinator",
-    20,
+    2050,
 )
 def comes_back_twice() -> list[Patch]:
     come_back = PartitionMachine._come_back
     return [
-        _weak_plans(retries=False),
+        _plans(weak=True, retries=False),
         (PartitionMachine, "_come_back", staticmethod(lambda own, taken: come_back(own, ()))),
     ]
 
@@ -613,7 +592,7 @@ def comes_back_twice() -> list[Patch]:
 @mutant("what a weak topic skipped may be deleted before it is read", f"{CHANGES},outage,empty")
 def skipped_is_not_kept() -> list[Patch]:
     return [
-        _weak_plans(retries=True),
+        _plans(weak=True, retries=True),
         (GroupState, "held_version", lambda self, lineage: self.cv),
     ]
 
@@ -621,7 +600,7 @@ def skipped_is_not_kept() -> list[Patch]:
 @mutant("a weak topic passes over expired messages before that is recorded", f"{CHANGES},trim")
 def passes_unrecorded() -> list[Patch]:
     return [
-        _weak_plans(retries=True),
+        _plans(weak=True, retries=True),
         (Coordinator, "has_recorded", lambda self, pid, first, end: True),
     ]
 
@@ -637,18 +616,18 @@ def acknowledged_without_copy() -> list[Patch]:
         finally:
             self.world.trace = trace
 
-    return [_weak_plans(retries=True), (SimPartition, "retry", planted)]
+    return [_plans(weak=True, retries=True), (SimPartition, "retry", planted)]
 
 
-@mutant("lanes of a weak topic take the newest message first", f"{CHANGES},park")
+@mutant("a weak topic takes the newest message first", f"{CHANGES},park")
 def newest_first() -> list[Patch]:
-    def planted(self: Any, held: Any, lane: Any, key: bytes) -> Any:
-        queue = lane.queue if self.holds_keys and key else held.unkeyed
-        if len(queue) > 2:
-            queue.rotate(1)
-        return queue
+    hand_out_next = GroupMember._hand_out_next
 
-    return [_weak_plans(retries=True), (GroupConsumer, "_queue_of", planted)]
+    def planted(self: Any, share: Any, *arguments: Any) -> Any:
+        share.buffer.rotate(1)
+        return hand_out_next(self, share, *arguments)
+
+    return [_plans(weak=True, retries=True), (GroupMember, "_hand_out_next", planted)]
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""The thread of a group's member: carries out what its `GroupConsumer` asks for.
+"""The thread of a group's member: carries out what its `GroupMember` asks for.
 
 Only this thread touches the member and the connection. Other threads put outcomes into its inbox,
 and read `leases`, which is replaced as a whole.
 
-A request without an answer is sent again when the connection is lost or a server cannot do it now;
+A request without an answer is made again when the connection is lost or a server cannot do it now;
 commands of partitions bear that. A server that leaves a heartbeat without an answer is given up for
 the next one in time for the leases.
 """
@@ -14,10 +14,12 @@ import logging
 import queue
 import threading
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 from convoymq.client import errors
@@ -27,20 +29,13 @@ from convoymq.client.topic_messages import COLUMNS, Content, Hashing, TopicMessa
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.model.errors import InvariantViolated
-from convoymq.topics.answers import (
-    AckAnswer,
-    FetchAnswer,
-    GroupView,
-    ParkAnswer,
-    ParkedEntry,
-    Record,
-)
-from convoymq.topics.commands import Ack, DoneParked, Park
-from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
-from convoymq.topics.cursor import Cursor
+from convoymq.topics.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
+from convoymq.topics.commands import AckRanges, Park
 from convoymq.topics.heartbeats import Heartbeat, Leases
 from convoymq.topics.leaseholder import SendHeartbeat
+from convoymq.topics.member import Fetched, GroupMember, HandOut, HandOutParked
 from convoymq.topics.refusals import Code
+from convoymq.topics.share import Fetch, Send, Share
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +46,6 @@ FETCH_WAIT_MS = 5_000
 CROWDED_WAIT_MS = 50
 """The same for a member with more partitions than fetches under way."""
 FETCH_BYTES = 1 << 20
-RETRY_MS = 100
 HEARTBEAT_RETRY_MS = 250
 SILENCE_MS = 4_000
 """A server that leaves a heartbeat without an answer for so long is given up."""
@@ -66,8 +60,6 @@ MISSING_MS = 2_000
 
 Lease = tuple[int, int]
 """(partition, epoch)."""
-Place = tuple[int, int]
-"""(partition, offset)."""
 
 
 class LeaseView(NamedTuple):
@@ -81,6 +73,17 @@ class LeaseView(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Handle:
+    """A message in the application's hands."""
+
+    pid: int
+    epoch: int
+    offset: int
+    key: bytes | None = None
+    """Set for the head of a parked key."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delivered:
     """A message for the application."""
 
@@ -89,12 +92,41 @@ class Delivered:
     attempt: int
 
 
-@dataclass(slots=True)
-class _Stored:
-    """A message that was fetched."""
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Neighbouring messages, see `topics.batches.Batch`."""
+
+    offset: int
+    contents: Sequence[Content]
+
+    @property
+    def messages(self) -> int:
+        """Returns the number of messages."""
+        return len(self.contents)
+
+    @property
+    def size(self) -> int:
+        """Returns the bytes of the bodies."""
+        return sum(len(content.body or b"") for content in self.contents)
+
+    def hashes(self) -> bytes:
+        """Returns 8 bytes for each message: a hash of its key, which means nothing elsewhere."""
+        keys = (content.key for content in self.contents)
+        return array("q", (hash(key) | 1 if key else 0 for key in keys)).tobytes()
+
+    def key(self, offset: int) -> bytes:
+        """Returns the order key of a message."""
+        return self.contents[offset - self.offset].key
+
+    def copy(self, offset: int) -> bytes:
+        """Returns nothing: a server takes what it parks from the log."""
+        return b""
+
+
+class Head(ParkedEntry):
+    """The head of a parked key, with its message."""
 
     content: Content
-    attempts: int = 0
 
 
 def now_ms() -> int:
@@ -113,7 +145,7 @@ class MemberThread(threading.Thread):
         self,
         config: ClientConfig,
         topic: str,
-        core: GroupConsumer,
+        core: GroupMember,
         hashing: Hashing,
         deliveries: queue.SimpleQueue[Delivered | None],
     ) -> None:
@@ -129,22 +161,13 @@ class MemberThread(threading.Thread):
         self._ended = threading.Event()
         self._late: set[int] = set()
         """Partitions that the group had skipped."""
-        self._stored: dict[Lease, dict[Place, _Stored]] = {}
-        """Messages, and heads of parked keys, until they are settled."""
         self._versions: dict[int, int] = {}
         """Partition -> the version that created it."""
         self._closes: dict[Lease, int] = {}
         self._fetches: deque[Fetch] = deque()
         self._fetching = 0
-        self._requests: dict[int, Request] = {}
-        """Commands without an answer, by number."""
-        self._acks: dict[Lease, list[Request]] = {}
-        """Acknowledgements that are to be sent together."""
-        self._acking: set[Lease] = set()
-        self._settles: deque[Request] = deque()
+        self._settles: deque[Send] = deque()
         self._settling = 0
-        self._again: list[tuple[int, Request]] = []
-        """(Time, command) to be sent again."""
         self._beat_ms = -1
         """Time at which the heartbeat without an answer was sent; -1: none is under way."""
         self._beat_again = False
@@ -174,11 +197,11 @@ class MemberThread(threading.Thread):
 
     def handled(self, handle: Handle, *, ok: bool) -> None:
         """The application has finished with a message."""
-        self._post(lambda: self._core.on_handled(handle, ok, now_ms()))
+        self._post(lambda: self._settle(handle, ok=ok))
 
     def unhandled(self, handle: Handle) -> None:
         """The application does not begin with a message."""
-        self._post(lambda: self._give_back(handle))
+        self._post(lambda: self._settle(handle, unused=True))
 
     def leave(self) -> None:
         """Leaves the group; what the application has not taken it does not get any more."""
@@ -224,15 +247,24 @@ class MemberThread(threading.Thread):
             except queue.Empty:
                 break
             if delivered is not None:
-                self._core.on_unhandled(delivered.handle, now_ms())
+                self._settle(delivered.handle, unused=True)
         self._deliveries.put(None)
+
+    def _settle(self, handle: Handle, *, ok: bool = False, unused: bool = False) -> None:
+        core, now, offset = self._core, now_ms(), handle.offset
+        lease = handle.pid, handle.epoch
+        if handle.key is not None:
+            core.on_parked_done(*lease, handle.key, now, ok=ok, unused=unused)
+        elif ok:
+            core.on_acknowledged(*lease, offset, offset, now)
+        else:
+            core.on_returned(*lease, offset, offset, now, unused=unused)
 
     def _turn(self) -> None:
         core = self._core
         while self._inbox:
             self._inbox.popleft()()
         now = now_ms()
-        self._send_again(now)
         core.step(now)
         # Before messages: who takes one looks at its lease.
         self._show_leases()
@@ -240,8 +272,7 @@ class MemberThread(threading.Thread):
         if self._is_gone:
             return
         self._check_silence(now)
-        due = min([core.due_ms(now), *(at for at, _ in self._again)])
-        self._pipeline.poll(min(POLL_S, max(0, due - now_ms()) / 1000))
+        self._pipeline.poll(min(POLL_S, max(0, core.due_ms(now) - now_ms()) / 1000))
         if self._pipeline.refusal is not None:
             raise self._pipeline.refusal
 
@@ -254,10 +285,12 @@ class MemberThread(threading.Thread):
                         self._send_heartbeat(heartbeat)
                     case Fetch():
                         self._fetches.append(action)
-                    case Handle():
+                    case HandOut():
                         self._hand_out(action)
-                    case Request():
-                        self._request(action)
+                    case HandOutParked():
+                        self._hand_out_parked(action)
+                    case Send():
+                        self._settles.append(action)
         # Also without an action: an answer may have made room.
         self._flush()
         self._wait_to_be_woken()
@@ -268,17 +301,12 @@ class MemberThread(threading.Thread):
         self.leases = {
             pid: LeaseView(each.epoch, each.until_ms, each.revoked) for pid, each in held.items()
         }
-        for lease in [lease for lease in self._stored if not self._is_held(lease)]:
-            del self._stored[lease]
-        for lease in [lease for lease in self._closes if not self._is_held(lease)]:
+        for lease in [lease for lease in self._closes if self._share(*lease) is None]:
             del self._closes[lease]
-        for lease in [lease for lease in self._acks if not self._is_held(lease)]:
-            for request in self._acks.pop(lease):
-                del self._requests[request.number]
 
-    def _is_held(self, lease: Lease) -> bool:
-        held = self._core.held.get(lease[0])
-        return held is not None and held.epoch == lease[1]
+    def _share(self, pid: int, epoch: int) -> Share | None:
+        share = self._core.held.get(pid)
+        return share if share is not None and share.epoch == epoch else None
 
     def _send(
         self, op: Op, fields: dict[str, object], done: Callable[[Frame | None], None]
@@ -367,43 +395,49 @@ class MemberThread(threading.Thread):
 
     # --- messages --------------------------------------------------------------------------
 
-    def _hand_out(self, handle: Handle) -> None:
-        if self._core.leaves:
-            self._core.on_unhandled(handle, now_ms())
-            return
-        place = pid, offset = _place_of(handle)
-        version = handle.token_version if _is_parked(handle) else self._versions[pid]
-        stored = self._stored[handle.pid, handle.epoch][place]
-        stored.attempts += 1
-        late = handle.pid in self._late
-        message = TopicMessage(stored.content, pid, offset, version, self._hashing, late)
-        self._deliveries.put(Delivered(handle, message, stored.attempts))
+    def _hand_out(self, action: HandOut) -> None:
+        batch, version = action.batch, self._versions[action.pid]
+        assert isinstance(batch, Contents)
+        for offset in range(action.first, action.end):
+            handle = Handle(action.pid, action.epoch, offset)
+            content = batch.contents[offset - batch.offset]
+            self._deliver(handle, content, action.pid, version, action.failures)
 
-    def _give_back(self, handle: Handle) -> None:
-        stored = self._stored.get((handle.pid, handle.epoch), {}).get(_place_of(handle))
-        if stored is not None:
-            stored.attempts -= 1
-        self._core.on_unhandled(handle, now_ms())
+    def _hand_out_parked(self, action: HandOutParked) -> None:
+        head = action.entry
+        assert isinstance(head, Head)
+        handle = Handle(action.pid, action.epoch, head.offset, action.key)
+        self._deliver(handle, head.content, head.pid, head.version, action.failures)
+
+    def _deliver(
+        self, handle: Handle, content: Content, pid: int, version: int, failures: int
+    ) -> None:
+        if self._core.leaves:
+            self._settle(handle, unused=True)
+            return
+        late = handle.pid in self._late
+        message = TopicMessage(content, pid, handle.offset, version, self._hashing, late)
+        self._deliveries.put(Delivered(handle, message, failures + 1))
 
     def _flush(self) -> None:
         """Sends what waits for room."""
         crowded = len(self._core.held) > FETCHES_MAX
         while self._fetches and self._fetching < FETCHES_MAX:
             self._fetch(self._fetches.popleft(), CROWDED_WAIT_MS if crowded else FETCH_WAIT_MS)
-        for lease in list(self._acks):
-            if lease not in self._acking and self._settling < SETTLES_MAX:
-                self._send_acks(lease, self._acks.pop(lease))
         while self._settles and self._settling < SETTLES_MAX:
-            self._settle(self._settles.popleft())
+            self._send_command(self._settles.popleft())
 
     def _fetch(self, fetch: Fetch, wait_ms: int) -> None:
+        share = self._share(fetch.pid, fetch.epoch)
+        if share is None or share.asked is not fetch:
+            return
         self._fetching += 1
         fields: dict[str, object] = {
             "pid": fetch.pid,
             "group_epoch": fetch.group_epoch,
             "epoch": fetch.epoch,
             "offset": fetch.offset,
-            "max_rows": max(1, fetch.count),
+            "max_rows": fetch.count,
             "max_bytes": FETCH_BYTES,
             "park_version": fetch.park_version,
             "close_offset": self._closes.get((fetch.pid, fetch.epoch), -1),
@@ -416,27 +450,21 @@ class MemberThread(threading.Thread):
         self._fetching -= 1
         answer = self._answer(frame)
         code = Code.NOT_LEADER if answer is None else Code(answer.map.get("code"))
-        held = self._core.held.get(fetch.pid)
-        if code is Code.DATA_EXPIRED and held is not None and held.epoch == fetch.epoch:
+        share = self._share(fetch.pid, fetch.epoch)
+        if code is Code.DATA_EXPIRED and share is not None:
             raise errors.DataExpired(
                 f"partition {fetch.pid} of topic '{self._topic}' does not keep what group "
                 f"'{self._core.group}' is to read next",
                 code.value,
             )
-        if answer is None or code is not Code.OK or held is None or held.epoch != fetch.epoch:
-            self._core.on_fetched(fetch, FetchAnswer(code), now_ms())
+        if answer is None or code is not Code.OK or share is None:
+            self._core.on_fetched(fetch, Fetched(code), now_ms())
             return
-        lease = (fetch.pid, fetch.epoch)
         contents = _contents(answer)
-        view = self._view(lease, answer, contents)
-        records: list[Record] = []
-        if view is None or not any(view.parked.values()):
-            acked = held.acked if view is None else Cursor.load(view.acked)
-            stored = self._stored.setdefault(lease, {})
-            for offset, content in zip(_offsets(answer), contents, strict=True):
-                if offset not in acked:
-                    stored[fetch.pid, offset] = _Stored(content)
-                    records.append(Record(offset, 0, content.key, 0, 0, 1, content.body or b""))
+        view = _view(answer, contents)
+        # Heads of parked keys come without messages.
+        heads = view is not None and any(view.parked.values())
+        batches = [] if heads else list(_batches(answer, contents))
         self._versions[fetch.pid] = _number(answer, "version")
         if answer.map.get("late"):
             self._late.add(fetch.pid)
@@ -444,149 +472,87 @@ class MemberThread(threading.Thread):
             self._late.discard(fetch.pid)
         close = _number(answer, "close")
         if close >= 0:
-            self._closes[lease] = close
-        found = FetchAnswer(code, tuple(records), _number(answer, "next"), view)
+            self._closes[fetch.pid, fetch.epoch] = close
+        found = Fetched(code, batches, _number(answer, "next"), view)
         self._core.on_fetched(fetch, found, now_ms())
-
-    def _view(self, lease: Lease, answer: Frame, contents: list[Content]) -> GroupView | None:
-        """Returns the view of an answer; heads of parked keys are its rows."""
-        view = answer.map.get("view")
-        if not isinstance(view, dict):
-            return None
-        parked: dict[bytes, ParkedEntry | None] = {}
-        rows = iter(contents)
-        for key, place in view["parked"]:
-            parked[key] = None if place is None else self._head(lease, place, next(rows))
-        return GroupView(tuple(view["acked"]), parked, view["park_version"])
-
-    def _head(self, lease: Lease, place: list[int], content: Content) -> ParkedEntry:
-        version, offset, pid = place
-        self._stored.setdefault(lease, {})[pid, offset] = _Stored(content)
-        return ParkedEntry(version, offset, pid, content.body or b"")
 
     # --- commands --------------------------------------------------------------------------
 
-    def _request(self, request: Request) -> None:
-        if request.number in self._requests:
+    def _send_command(self, request: Send) -> None:
+        if self._share(request.pid, request.epoch) is None:
             return
-        self._requests[request.number] = request
-        if isinstance(request.command, Ack):
-            self._acks.setdefault((request.pid, request.epoch), []).append(request)
-        else:
-            self._settles.append(request)
-
-    def _send_again(self, now: int) -> None:
-        due = [request for at, request in self._again if at <= now]
-        self._again = [each for each in self._again if each[0] > now]
-        for request in due:
-            self._request(request)
-        if due:
-            self._flush()
-
-    def _fields(self, request: Request, kind: str) -> dict[str, object]:
-        return {
+        self._settling += 1
+        command = request.command
+        fields: dict[str, object] = {
             "pid": request.pid,
-            "group_epoch": request.command.group_epoch,
+            "group_epoch": command.group_epoch,
             "epoch": request.epoch,
-            "kind": kind,
             "member": self._core.member,
             "columns": COLUMNS,
         }
-
-    def _send_acks(self, lease: Lease, requests: list[Request]) -> None:
-        offsets = sorted(
-            offset
-            for request in requests
-            if isinstance(request.command, Ack)
-            for offset in request.command.offsets
-        )
-        ranges: list[int] = []
-        for offset in offsets:
-            if ranges and offset == ranges[-1] + 1:
-                ranges[-1] = offset
-            else:
-                ranges += [offset, offset]
-        self._acking.add(lease)
-        self._settling += 1
-        fields = {**self._fields(requests[0], "ack"), "ranges": ranges}
-        self._send(Op.GROUP_SETTLE, fields, partial(self._on_acked, lease, requests))
-
-    def _on_acked(self, lease: Lease, requests: list[Request], frame: Frame | None) -> None:
-        self._acking.discard(lease)
-        answer = self._settled(requests, frame)
-        if answer is None:
-            return
-        told = AckAnswer(Code(answer.map.get("code")), bool(answer.map.get("drained")))
-        stored = self._stored.get(lease, {})
-        for request in requests:
-            self._core.on_answer(request, told, now_ms())
-            if isinstance(request.command, Ack):
-                for offset in request.command.offsets:
-                    stored.pop((request.pid, offset), None)
-
-    def _settled(self, requests: list[Request], frame: Frame | None) -> Frame | None:
-        """Counts commands as answered; without an answer they are sent again later."""
-        self._settling -= 1
-        for request in requests:
-            del self._requests[request.number]
-        answer = self._answer(frame)
-        if answer is None:
-            due = now_ms() + RETRY_MS
-            self._again += [
-                (due, each) for each in requests if self._is_held((each.pid, each.epoch))
-            ]
-        return answer
-
-    def _settle(self, request: Request) -> None:
-        self._settling += 1
-        command = request.command
-        if isinstance(command, Park):
-            fields = {
-                **self._fields(request, "park"),
+        if isinstance(command, AckRanges):
+            fields |= {"kind": "ack", "ranges": list(command.ranges)}
+        elif isinstance(command, Park):
+            fields |= {
+                "kind": "park",
                 "offset": command.offset,
                 "key": command.key,
                 "follow": command.follow,
             }
         else:
-            assert isinstance(command, DoneParked)
-            fields = {
-                **self._fields(request, "done"),
+            fields |= {
+                "kind": "done",
                 "version": command.token.created_version,
                 "offset": command.token.offset,
                 "key": command.key,
                 "failed": command.failed,
             }
-        self._send(Op.GROUP_SETTLE, fields, partial(self._on_settled, request))
+        self._send(Op.GROUP_SETTLE, fields, partial(self._on_answer, request))
 
-    def _on_settled(self, request: Request, frame: Frame | None) -> None:
-        answer = self._settled([request], frame)
-        if answer is None:
-            return
-        code = Code(answer.map.get("code"))
-        lease = (request.pid, request.epoch)
-        held = self._core.held.get(request.pid)
-        if held is not None and code in (Code.OK, Code.DUPLICATE) and self._is_held(lease):
-            work = held.lanes[request.lane].work
-            if work is not None:
-                pid = request.pid if work.parked is None else work.parked.pid
-                self._stored.get(lease, {}).pop((pid, work.record.offset), None)
-        place = answer.map.get("head")
-        head = None
-        if isinstance(place, list):
-            (content,) = _contents(answer)
-            head = self._head(lease, place, content)
-        live, version = bool(answer.map.get("live")), _number(answer, "park_version")
-        self._core.on_answer(request, ParkAnswer(code, live, head, version), now_ms())
+    def _on_answer(self, request: Send, frame: Frame | None) -> None:
+        self._settling -= 1
+        answer = self._answer(frame)
+        told: AckAnswer | ParkAnswer | None = None
+        if answer is not None:
+            code = Code(answer.map.get("code"))
+            if isinstance(request.command, AckRanges):
+                told = AckAnswer(code, bool(answer.map.get("drained")))
+            else:
+                place = answer.map.get("head")
+                head = None
+                if isinstance(place, list):
+                    (content,) = _contents(answer)
+                    head = _head(place, content)
+                live, version = bool(answer.map.get("live")), _number(answer, "park_version")
+                told = ParkAnswer(code, live, head, version)
+        self._core.on_answer(request, told, now_ms())
 
 
-def _is_parked(handle: Handle) -> bool:
-    return isinstance(handle.record, ParkedEntry)
+def _view(answer: Frame, contents: list[Content]) -> GroupView | None:
+    """Returns the view of an answer; heads of parked keys are its rows."""
+    view = answer.map.get("view")
+    if not isinstance(view, dict):
+        return None
+    rows = iter(contents)
+    parked: dict[bytes, ParkedEntry | None] = {
+        key: None if place is None else _head(place, next(rows)) for key, place in view["parked"]
+    }
+    return GroupView(tuple(view["acked"]), parked, view["park_version"])
 
 
-def _place_of(handle: Handle) -> Place:
-    record = handle.record
-    pid = record.pid if isinstance(record, ParkedEntry) else handle.pid
-    return pid, record.offset
+def _head(place: list[int], content: Content) -> Head:
+    version, offset, pid = place
+    head = Head(version, offset, pid, b"")
+    head.content = content
+    return head
+
+
+def _batches(answer: Frame, contents: list[Content]) -> Iterator[Contents]:
+    """Yields the messages of an answer as runs of neighbours."""
+    placed = enumerate(zip(ColumnFrame(answer.payload).offsets(), contents, strict=True))
+    for _, run in groupby(placed, lambda each: each[1][0] - each[0]):
+        rows = [row for _, row in run]
+        yield Contents(rows[0][0], [content for _, content in rows])
 
 
 def _contents(answer: Frame) -> list[Content]:
@@ -594,10 +560,6 @@ def _contents(answer: Frame) -> list[Content]:
         return contents_of(ColumnFrame(answer.payload))
     except ValueError as error:
         raise errors.ProtocolError(f"columnar frame: {error}") from error
-
-
-def _offsets(answer: Frame) -> list[int]:
-    return list(ColumnFrame(answer.payload).offsets())
 
 
 def _number(answer: Frame, name: str) -> int:

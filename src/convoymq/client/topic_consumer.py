@@ -1,12 +1,12 @@
 """A member of a consumer group of an ordered topic, with key lanes.
 
     servers ──▶ Pipeline ──▶ thread of the member ──▶ deliveries ──▶ threads of the application
-                              GroupConsumer decides  ◀── outcomes ──
+                              GroupMember decides    ◀── outcomes ──
 
-The member decides by `topics.consumer.GroupConsumer`: heartbeats and leases, one message of a lane
-at a time, repeats in place, parking. Its thread sends what it asks for, through whatever server can
-be reached: leases are the member's own and outlast a server. Acknowledgements gather while one of
-their partition is under way. The application's code runs in its own threads.
+The member decides by `topics.member.GroupMember`: heartbeats and leases, one message of a key at a
+time, repeats, parking. Its thread sends what it asks for, through whatever server can be reached:
+leases are the member's own and outlast a server. Acknowledgements gather while one of their
+partition is under way. The application's code runs in its own threads.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 
 from convoymq.client import errors
 from convoymq.client.client import Client, Start
-from convoymq.client.member_thread import Delivered, LeaseView, MemberThread
+from convoymq.client.member_thread import Delivered, Handle, LeaseView, MemberThread
 from convoymq.client.topic_messages import Hashing, TopicMessage
-from convoymq.topics.consumer import GroupConsumer, Handle
-from convoymq.topics.hashing import lane
+from convoymq.topics.hashing import logical_partition
+from convoymq.topics.member import GroupMember, Lanes
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,6 @@ WINDOW_BYTES = 16 << 20
 RETRIES = 4
 RETRY_MS = 100
 CLOSE_TIMEOUT_S = 10.0
-REQUEST_TIMEOUT_MS = 3_600_000
-"""The thread knows what has no answer: requests are not repeated by time."""
-LANE_HASHES = 1 << 32
 
 
 class TopicDelivery(TopicMessage):
@@ -96,8 +94,7 @@ class TopicConsumer:
 
     Args:
         client: where the servers are, and who asks. The consumer has a connection of its own.
-        lanes: of each partition; messages of one key are in one lane, and a lane has one message at
-            a time with the application.
+        lanes: messages of each partition that the application has at a time; of one key it has one.
         window: messages of a partition that are fetched ahead.
         window_bytes: likewise, bytes of their bodies.
         retries: how often a message that failed is handed out again, before its key is parked; -1 =
@@ -129,20 +126,19 @@ class TopicConsumer:
         self.group = group
         self.member = joined.member
         self.lanes = lanes
-        core = GroupConsumer(
+        core = GroupMember(
             group,
             joined.member,
-            lambda key: lane(key, LANE_HASHES),
-            lanes=lanes,
-            window=window,
-            window_bytes=window_bytes,
+            partial(logical_partition, logical=joined.logical, seed=joined.hash_seed),
+            window=lanes,
             retries=retries,
             retry_ms=retry_ms,
             ttl_ms=joined.ttl_ms,
             margin_ms=joined.margin_ms,
-            timeout_ms=REQUEST_TIMEOUT_MS,
             drain_ms=joined.ttl_ms,
+            one_of_key=joined.holds_keys,
             holds_keys=joined.holds_keys,
+            lanes=Lanes(window, window_bytes),
         )
         self._deliveries: queue.SimpleQueue[Delivered | None] = queue.SimpleQueue()
         self._stopping = False

@@ -140,28 +140,6 @@ class GroupView:
     park_version: int
 
 
-class Record(NamedTuple):
-    """A stored message, as an owner gets it."""
-
-    offset: int
-    lp: int
-    key: bytes
-    producer: int
-    epoch: int
-    seq: int
-    message: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class FetchAnswer:
-    """To a fetch. `view` is there when the owner's is older, or it has none."""
-
-    code: Code
-    records: tuple[Record, ...] = ()
-    next_offset: int = 0
-    view: GroupView | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class LossAnswer:
     """To what gives data up: (group, first offset, end offset) of what was not acknowledged."""

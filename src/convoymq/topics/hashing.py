@@ -1,18 +1,14 @@
-"""Hashes of order keys: which logical partition a key belongs to, and which lane.
+"""Hashes of order keys: which logical partition a key belongs to.
 
-Both are the same for ever and in every client language. The logical partition comes from
+That is the same for ever and in every client language. The logical partition comes from
 MurmurHash3 (x86, 32 bits) of the key's bytes; a key that is text is taken as UTF-8. Apache Commons,
 Guava, Scala, mmh3 and Spark's `HashingTF` compute the same values. Spark's SQL function `hash` does
 so only for keys whose length is a multiple of four.
-
-Lanes spread the keys of one partition, which have neighbouring values modulo the number of logical
-partitions. So their hash is another function: CRC-32, then the mixing steps of MurmurHash3.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable
 
 from convoymq.topics.refusals import BadTopic
@@ -78,8 +74,3 @@ def key_hashes(keys: Iterable[bytes]) -> bytes:
     """Return 64 bits of hash, little-endian, of each key; 0 of an empty one, which is none."""
     pairs = ((murmur3(key), murmur3(key, _C1) | _WITH_KEY) if key else (0, 0) for key in keys)
     return b"".join(struct.pack("<II", *pair) for pair in pairs)
-
-
-def lane(key: bytes, lanes: int, seed: int = 0) -> int:
-    """Return the lane of a key, 0 to `lanes` (exclusive). Independent of `logical_partition`."""
-    return _mixed(zlib.crc32(key) ^ seed) % lanes

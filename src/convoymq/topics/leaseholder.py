@@ -60,19 +60,14 @@ class Leaseholder(ABC, Generic[H]):
         """Ended leases that the coordinator may not know to be over."""
         self._told_ms: dict[int, int] = {}
         """First times at which a heartbeat told of those."""
-        self._running: dict[tuple[int, int], int] = {}
-        """Handlers that run for leases that ended, by (partition, epoch)."""
+        self._running: dict[int, int] = {}
+        """Leases that ended, and count as held: handlers run for them."""
         self._answered_ms = -1
         self._group_epoch = 0
 
     @abstractmethod
     def _new_held(self, pid: int, epoch: int, group_epoch: int) -> H:
         """Returns a lease that begins."""
-
-    def running_of(self, held: H) -> int:
-        """Returns how many handlers run for a lease that ends: it counts as held until they have
-        finished."""
-        return 0
 
     def take_leases(self, answer: Leases) -> bool:
         """Takes the answer to a heartbeat; False for one that an earlier answer has overtaken."""
@@ -94,24 +89,13 @@ class Leaseholder(ABC, Generic[H]):
                 if epoch <= self._over.get(pid, 0):
                     self._releasing[pid] = epoch
                     continue
-                if self._still_runs(pid):
+                if pid in self._running:
                     continue
                 held = self.held[pid] = self._new_held(pid, epoch, answer.group_epoch)
             held.until_ms = until_ms
             # Once revoked it is given back: what waited is gone.
             held.revoked = held.revoked or pid in answer.revoked
         return True
-
-    def _still_runs(self, pid: int) -> bool:
-        return any(running for (of, _), running in self._running.items() if of == pid)
-
-    def handled_late(self, pid: int, epoch: int) -> None:
-        """A handler of a lease that has ended is done."""
-        running = self._running.get((pid, epoch), 0)
-        if running > 1:
-            self._running[pid, epoch] = running - 1
-        elif running:
-            del self._running[pid, epoch]
 
     def may_start(self, held: H, now_ms: int) -> bool:
         """True while the lease holds for certain."""
@@ -126,9 +110,6 @@ class Leaseholder(ABC, Generic[H]):
 
     def end(self, held: H) -> None:
         """A lease has ended."""
-        running = self.running_of(held)
-        if running:
-            self._running[held.pid, held.epoch] = running
         self._over[held.pid] = self._releasing[held.pid] = held.epoch
         self._told_ms.pop(held.pid, None)
         del self.held[held.pid]
@@ -144,8 +125,8 @@ class Leaseholder(ABC, Generic[H]):
             return None
         self.heartbeat_due_ms = now_ms + self.renew_ms
         epochs = {pid: held.epoch for pid, held in self.held.items()}
-        epochs.update(self._running.keys())
-        released = {p: e for p, e in self._releasing.items() if (p, e) not in self._running}
+        epochs.update(self._running)
+        released = {p: e for p, e in self._releasing.items() if self._running.get(p) != e}
         for pid in released:
             self._told_ms.setdefault(pid, now_ms)
         return SendHeartbeat(

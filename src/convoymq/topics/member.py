@@ -1,7 +1,8 @@
-"""A member of a group with a window of many messages, as AMQP consumers are: sans-IO.
+"""A member of a consumer group, for a consumer of AMQP or for handlers in threads: sans-IO.
 
 Messages of a partition are handed out in the order of their offsets, as many as the window has room
-for. A message leaves the window when its acknowledgement is in force, or when it was returned.
+for. A message leaves the window when its acknowledgement is in force, or when it was returned. With
+key lanes (`Lanes`) each partition has a window of its own.
 
 A client has one message of a key at a time (`one_of_key`): the next one waits until the
 acknowledgement of the one before it is in force, or until that is parked; other keys go on. A
@@ -19,6 +20,10 @@ So nothing that was not handed out before overtakes a returned message of its ke
 asks for no limit for each key may have later messages of a key when it returns one: those were
 handed out before.
 
+Messages without a key have no order to keep, and are slow together. In key lanes a returned one
+waits alone until one of its partition has failed for good: they are parked in the order of their
+offsets.
+
 Where keys are not held (weak topics with a retry exchange), a returned message waits alone, and
 later ones of its key are handed out meanwhile. What is to be parked is sent to the retry exchange
 by who carries the request out, and acknowledged then.
@@ -33,20 +38,18 @@ Source: ordered topics, sections 6.3, 8 and 9.3.
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from convoymq.topics.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
 from convoymq.topics.batches import Batch, Hand, KeyOrder
 from convoymq.topics.commands import AckRanges, DoneParked, Park
-from convoymq.topics.consumer import Fetch
 from convoymq.topics.cursor import Cursor
 from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Leases
-from convoymq.topics.leaseholder import LOST, RENEW_MS, HeldLease, Leaseholder, SendHeartbeat
+from convoymq.topics.leaseholder import LOST, RENEW_MS, Leaseholder, SendHeartbeat
 from convoymq.topics.order_token import OrderToken
-from convoymq.topics.park_versions import ParkVersions
 from convoymq.topics.refusals import Code
+from convoymq.topics.share import Fetch, Send, Share, Single, SlowKey, SlowName
 
 WINDOW = 1_000
 """Of a client that asks for no limit."""
@@ -58,19 +61,25 @@ EMPTY_MS = 5
 """Pause after an answer without messages."""
 EXPIRED_MS = 1_000
 """Pause after DATA_EXPIRED: an operator decides."""
-HELD_BACK_MAX = 10_000
-"""Messages that wait here for others of their keys; beyond it the whole partition waits."""
-HELD_BACK_BYTES_MAX = 32 << 20
-"""Bytes of the batches that they lie in, likewise."""
 
 
-SlowName = bytes | int
-"""A key, or the offset of one message."""
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Rules for handlers that run in threads of the member's process.
+
+    The window is that of each partition. A lease that ended counts as held until its handlers have
+    finished, so that no key is handled twice at once.
+    """
+
+    ahead: int
+    """Messages of a partition that are fetched, and not acknowledged; beyond it none is fetched."""
+    ahead_bytes: int
+    """Likewise, bytes of the batches with messages that wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """To a fetch, see `answers.FetchAnswer`; messages that are acknowledged may be among them."""
+    """Answer to a fetch; messages that are acknowledged may be among them."""
 
     code: Code
     batches: Sequence[Batch] = ()
@@ -105,16 +114,6 @@ class HandOutParked:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send a command to the leader of a partition; the answer comes to `on_answer`."""
-
-    pid: int
-    epoch: int
-    number: int
-    command: AckRanges | Park | DoneParked
-
-
-@dataclass(frozen=True, slots=True)
 class TellDrained:
     """Tell the coordinator that the group has drained a partition; it finds out by itself too."""
 
@@ -123,114 +122,6 @@ class TellDrained:
 
 
 Action = SendHeartbeat | Fetch | HandOut | HandOutParked | Send | TellDrained
-
-
-@dataclass(slots=True, order=True)
-class Single:
-    """One message of a slow key."""
-
-    offset: int
-    batch: Batch = field(compare=False)
-    failures: int = field(default=0, compare=False)
-
-
-@dataclass(slots=True)
-class SlowKey:
-    """A key of which one message at a time is handed out; or one message, where keys are not
-    held."""
-
-    key: bytes
-    name: SlowName
-    parked: bool = False
-    head: ParkedEntry | None = None
-    """Of a parked key that resumes: what comes next."""
-    head_failures: int = 0
-    head_out: bool = False
-    fresh_offset: int | None = None
-    """From here on this member has handed out nothing of what it has parked behind the head."""
-    waiting: list[Single] = field(default_factory=list)
-    out: dict[int, Single] = field(default_factory=dict)
-    """In the client's hands."""
-    acking: set[int] = field(default_factory=set)
-    """Acknowledged, and not in force yet."""
-    request: Send | None = None
-    due_ms: int = 0
-
-    @property
-    def is_over(self) -> bool:
-        """True when the key may be handed out as any other."""
-        busy = self.waiting or self.out or self.acking or self.request is not None
-        return not (busy or self.parked or self.head_out)
-
-    @property
-    def lowest_out(self) -> int | None:
-        """Returns the lowest offset that is not settled for good and is not waiting."""
-        return min((*self.out, *self.acking), default=None)
-
-
-@dataclass(slots=True)
-class Share(HeldLease):
-    """A lease, and the messages of its partition."""
-
-    acked: Cursor = field(default_factory=Cursor)
-    """As it was when the latest view was made."""
-    park_versions: ParkVersions = field(default_factory=ParkVersions)
-    next_offset: int = -1
-    fetch_due_ms: int = 0
-    asked: Fetch | None = None
-    buffer: deque[tuple[Batch, int, int]] = field(default_factory=deque)
-    hand: Hand = field(default_factory=Hand)
-    keys: dict[SlowName, SlowKey] = field(default_factory=dict)
-    out: dict[int, SlowKey] = field(default_factory=dict)
-    """Messages of slow keys in the client's hands."""
-    acks: list[tuple[int, int]] = field(default_factory=list)
-    """Acknowledged, and not sent yet: (first, last)."""
-    ack_request: Send | None = None
-    ack_due_ms: int = 0
-    unconfirmed: int = 0
-    """Acknowledged, and not in force yet."""
-    revoked_ms: int = -1
-    order: KeyOrder | None = None
-    """None: the client may have several messages of a key."""
-
-    @property
-    def in_window(self) -> int:
-        """Returns the messages that take room in the window."""
-        heads = sum(key.head_out for key in self.keys.values())
-        return self.hand.count + len(self.out) + heads + self.unconfirmed
-
-    @property
-    def in_hand(self) -> int:
-        """Returns the messages that the client has."""
-        return self.in_window - self.unconfirmed
-
-    @property
-    def buffered(self) -> int:
-        """Returns the messages that were fetched and wait for room."""
-        return sum(end - first for _, first, end in self.buffer)
-
-    @property
-    def held_back(self) -> int:
-        """Returns the messages that wait for others of their keys."""
-        waiting = sum(len(key.waiting) for key in self.keys.values())
-        return waiting + (self.order.table.waiting if self.order is not None else 0)
-
-    @property
-    def is_full(self) -> bool:
-        """True when nothing more may wait for others of its key."""
-        size = self.order.batches_bytes if self.order is not None else 0
-        return self.held_back >= HELD_BACK_MAX or size >= HELD_BACK_BYTES_MAX
-
-    def settled(self, first: int, last: int) -> None:
-        """Messages are acknowledged or parked for good: those behind them may come."""
-        if self.order is not None:
-            self.order.table.release(first, last)
-
-    @property
-    def requesting(self) -> bool:
-        """True while something that was sent, or is to be, has no answer."""
-        asking = any(key.request is not None for key in self.keys.values())
-        return bool(self.acks) or self.ack_request is not None or asking
 
 
 class GroupMember(Leaseholder[Share]):
@@ -243,6 +134,7 @@ class GroupMember(Leaseholder[Share]):
         drain_ms: how long a client may settle what it has of a revoked lease.
         one_of_key: whether a message waits until the one before it of its key is settled.
         holds_keys: whether a message waits behind a returned one of its key.
+        lanes: None for a consumer of AMQP.
     """
 
     def __init__(
@@ -260,6 +152,7 @@ class GroupMember(Leaseholder[Share]):
         drain_ms: int = TTL_MS,
         one_of_key: bool = False,
         holds_keys: bool = True,
+        lanes: Lanes | None = None,
     ) -> None:
         super().__init__(member, ttl_ms=ttl_ms, margin_ms=margin_ms, renew_ms=renew_ms)
         self.group = group
@@ -269,6 +162,7 @@ class GroupMember(Leaseholder[Share]):
         self.drain_ms = drain_ms
         self.one_of_key = one_of_key
         self.holds_keys = holds_keys
+        self.lanes = lanes
         self.paused = False
         self._lp_of = lp_of
         self._next_number = 1
@@ -285,6 +179,8 @@ class GroupMember(Leaseholder[Share]):
         """A lease has ended. What the client has of it counts until it is settled."""
         if held.in_hand:
             self._left[held.pid, held.epoch] = held.in_hand
+            if self.lanes is not None and not held.abandoned:
+                self._running[held.pid] = held.epoch
         super().end(held)
 
     def has_left(self, pid: int, epoch: int) -> bool:
@@ -296,6 +192,8 @@ class GroupMember(Leaseholder[Share]):
         left = self._left.pop((pid, epoch), 0) - count
         if left > 0:
             self._left[pid, epoch] = left
+        elif self._running.get(pid) == epoch:
+            del self._running[pid]
 
     def _share(self, pid: int, epoch: int) -> Share | None:
         share = self.held.get(pid)
@@ -437,40 +335,56 @@ class GroupMember(Leaseholder[Share]):
             share.unconfirmed += 1
 
     def on_returned(
-        self, pid: int, epoch: int, first: int, last: int, now_ms: int, *, final: bool
+        self,
+        pid: int,
+        epoch: int,
+        first: int,
+        last: int,
+        now_ms: int,
+        *,
+        final: bool = False,
+        unused: bool = False,
     ) -> None:
-        """The client returns messages; `final`: it does not want them again."""
+        """The client returns messages; `final`: it does not want them again; `unused`: it has not
+        begun with them."""
         share = self._share(pid, epoch)
         if share is None:
             self._settle_left(pid, epoch, last - first + 1)
             return
-        failed = [
-            (Single(offset, batch), self._slow_name(batch.key(offset), offset))
+        returned = [
+            Single(offset, batch)
             for low, high, batch in share.hand.take(first, last + 1)
             for offset in range(low, high)
         ]
         for offset in self._slow_ones(share, first, last):
-            slow = share.out.pop(offset)
-            failed.append((slow.out.pop(offset), slow.name))
+            returned.append(share.out.pop(offset).out.pop(offset))
         if share.revoked:
             # The next owner hands them out.
             return
-        for single, name in failed:
-            slow = self._slow(share, single.batch.key(single.offset), name)
-            single.failures += 1
+        for single in returned:
+            single.failures += not unused
             if final or 0 <= self.retries < single.failures:
                 single.failures = -1
+            slow = self._slow_of(share, single)
             insort(slow.waiting, single)
-            slow.due_ms = now_ms + (0 if single.failures < 0 else self.retry_ms)
+            slow.due_ms = now_ms + (0 if unused or single.failures < 0 else self.retry_ms)
 
     @staticmethod
     def _slow_ones(share: Share, first: int, last: int) -> list[int]:
         return sorted(offset for offset in share.out if first <= offset <= last)
 
     def on_parked_done(
-        self, pid: int, epoch: int, key: bytes, now_ms: int, *, ok: bool, final: bool = False
+        self,
+        pid: int,
+        epoch: int,
+        key: bytes,
+        now_ms: int,
+        *,
+        ok: bool = False,
+        final: bool = False,
+        unused: bool = False,
     ) -> None:
-        """The client has processed the head of a parked key, or returns it."""
+        """The client has processed the head of a parked key, or returns it, see `on_returned`."""
         share = self._share(pid, epoch)
         if share is None:
             self._settle_left(pid, epoch, 1)
@@ -483,9 +397,9 @@ class GroupMember(Leaseholder[Share]):
         if head is None:
             # An operator has taken it away meanwhile.
             return
-        slow.head_failures += not ok
+        slow.head_failures += not (ok or unused)
         if not ok and not final and (self.retries < 0 or slow.head_failures <= self.retries):
-            slow.due_ms = now_ms + self.retry_ms
+            slow.due_ms = now_ms + (0 if unused else self.retry_ms)
         elif slow.request is None:
             self._request(share, slow, self._done_parked(share, slow, head.token, not ok))
         else:
@@ -505,6 +419,7 @@ class GroupMember(Leaseholder[Share]):
     def abandon(self, now_ms: int) -> None:
         """The client is gone: what it had goes to the next owner at once."""
         self._left.clear()
+        self._running.clear()
         for share in self.held.values():
             share.hand = Hand()
             share.out.clear()
@@ -515,9 +430,12 @@ class GroupMember(Leaseholder[Share]):
 
     # Slow keys
 
-    def _slow_name(self, key: bytes, offset: int) -> SlowName:
+    def _slow_of(self, share: Share, single: Single) -> SlowKey:
         """Returns what is slow when a message is returned: its key, or itself alone."""
-        return key if self.holds_keys else offset
+        key = single.batch.key(single.offset)
+        has_order = key or self.lanes is None or single.failures < 0 or key in share.keys
+        name = key if self.holds_keys and has_order else single.offset
+        return self._slow(share, key, name)
 
     def _slow(self, share: Share, key: bytes, name: SlowName) -> SlowKey:
         """A key becomes slow, with all that the client has of it; or one message."""
@@ -530,7 +448,21 @@ class GroupMember(Leaseholder[Share]):
                 ((_, _, batch),) = share.hand.take(offset, offset + 1)
                 slow.out[offset] = Single(offset, batch)
                 share.out[offset] = slow
+            if self.holds_keys and not key:
+                self._join(share, slow)
         return slow
+
+    @staticmethod
+    def _join(share: Share, slow: SlowKey) -> None:
+        """Returned messages without a key do not wait alone any more."""
+        alone = [each for each in share.keys.values() if each is not slow and not each.key]
+        for other in alone:
+            assert other.request is None, "what is parked has failed for good"
+            slow.waiting = sorted((*slow.waiting, *other.waiting))
+            slow.out |= other.out
+            slow.acking |= other.acking
+            share.out.update(dict.fromkeys(other.out, slow))
+            del share.keys[other.name]
 
     def _step_key(self, share: Share, slow: SlowKey, room: int, now_ms: int) -> int:
         """Does what is possible for a slow key now; returns the room that is left."""
@@ -625,7 +557,7 @@ class GroupMember(Leaseholder[Share]):
         for share in self.held.values():
             if share.revoked:
                 times.append(share.revoked_ms + self.drain_ms)
-            elif self._may_fetch(share):
+            elif self._wanted(share):
                 times.append(share.fetch_due_ms)
             if share.acks and share.ack_request is None:
                 times.append(share.ack_due_ms)
@@ -653,7 +585,8 @@ class GroupMember(Leaseholder[Share]):
         for slow in share.keys.values():
             slow.waiting.clear()
         done = not share.in_hand and not share.requesting
-        if done or now_ms >= share.revoked_ms + self.drain_ms:
+        share.abandoned = now_ms >= share.revoked_ms + self.drain_ms
+        if done or share.abandoned:
             self.end(share)
             self.heartbeat_due_ms = now_ms
 
@@ -667,15 +600,22 @@ class GroupMember(Leaseholder[Share]):
         self._turn += 1
         at = self._turn % len(shares)
         for share in shares[at:] + shares[:at]:
-            for key, slow in list(share.keys.items()):
-                room = self._step_key(share, slow, max(0, room), now_ms)
-                if slow.is_over:
-                    del share.keys[key]
-            if share.order is not None and room > 0:
-                for batch, first, end in share.order.take(room):
-                    room = self._give(share, batch, first, end, room, now_ms)
-            while share.buffer and room > 0 and not share.is_full:
-                room = self._hand_out_next(share, room, now_ms)
+            if self.lanes is not None:
+                room = self.window - share.in_window
+            room = self._fill(share, room, now_ms)
+
+    def _fill(self, share: Share, room: int, now_ms: int) -> int:
+        """Hands out messages of a partition; returns the room that is left."""
+        for name, slow in list(share.keys.items()):
+            room = self._step_key(share, slow, max(0, room), now_ms)
+            if slow.is_over:
+                del share.keys[name]
+        if share.order is not None and room > 0:
+            for batch, first, end in share.order.take(room):
+                room = self._give(share, batch, first, end, room, now_ms)
+        while share.buffer and room > 0 and not share.is_full:
+            room = self._hand_out_next(share, room, now_ms)
+        return room
 
     def _hand_out_next(self, share: Share, room: int, now_ms: int) -> int:
         """Hands out the next messages of a buffer, as far as they have to wait for no others;
@@ -688,7 +628,7 @@ class GroupMember(Leaseholder[Share]):
                 end = first + 1
             self._pass(share, end)
             return self._give(share, batch, first, end, room, now_ms)
-        stop, runs = share.order.admit(batch, first, end, room, HELD_BACK_MAX)
+        stop, runs = share.admit(share.order, room)
         self._pass(share, stop)
         for begin, until in zip(runs[::2], runs[1::2], strict=True):
             room = self._give(share, batch, begin, until, room, now_ms)
@@ -725,11 +665,21 @@ class GroupMember(Leaseholder[Share]):
         else:
             share.buffer.popleft()
 
-    def _may_fetch(self, share: Share) -> bool:
-        return not share.revoked and share.buffered < FETCH_MESSAGES
+    def _wanted(self, share: Share) -> int:
+        """Returns the number of messages to be fetched, 0 for none."""
+        if share.revoked or share.buffered >= FETCH_MESSAGES:
+            return 0
+        lanes = self.lanes
+        if lanes is None:
+            return FETCH_MESSAGES
+        if share.bytes_ahead >= lanes.ahead_bytes:
+            return 0
+        ahead = share.in_window + share.buffered + share.held_back
+        return min(FETCH_MESSAGES, max(0, lanes.ahead - ahead))
 
     def _fetch(self, share: Share, now_ms: int) -> None:
-        if not self._may_fetch(share) or now_ms < share.fetch_due_ms:
+        count = 0 if now_ms < share.fetch_due_ms else self._wanted(share)
+        if not count:
             return
         share.fetch_due_ms = now_ms + FETCH_TIMEOUT_MS
         share.asked = Fetch(
@@ -737,7 +687,7 @@ class GroupMember(Leaseholder[Share]):
             share.group_epoch,
             share.epoch,
             share.next_offset,
-            FETCH_MESSAGES,
+            count,
             share.park_versions.known,
         )
         self._actions.append(share.asked)

@@ -17,7 +17,7 @@ from convoymq.client.topic_consumer import TopicDelivery
 from convoymq.client.topic_messages import COLUMNS, Hashing
 from convoymq.kernels.column_frame import build_frame
 from convoymq.model.columnar import ErrorCode, Frame, Op
-from convoymq.topics.consumer import GroupConsumer
+from convoymq.topics.member import GroupMember, Lanes
 
 Done = Callable[[Frame | None], None]
 
@@ -61,7 +61,9 @@ class World:
         self.now = 1_000
         monkeypatch.setattr(member_thread, "Pipeline", FakePipeline)
         monkeypatch.setattr(member_thread, "now_ms", lambda: self.now)
-        self.core = GroupConsumer("g", "m", len, lanes=lanes, retries=0, timeout_ms=3_600_000)
+        self.core = GroupMember(
+            "g", "m", len, window=lanes, retries=0, one_of_key=True, lanes=Lanes(1_000, 1 << 20)
+        )
         self.got: queue.SimpleQueue[Delivered | None] = queue.SimpleQueue()
         config = ClientConfig(("127.0.0.1:1",))
         self.thread = MemberThread(config, "t", self.core, Hashing(16, 0), self.got)
@@ -207,7 +209,7 @@ def test_what_has_no_answer_is_sent_again_after_the_connection_is_lost(world: Wo
     assert world.waiting(Op.GROUP_WAKE)
     assert world.waiting(Op.GROUP_FETCH)
     world.answer(Op.GROUP_SETTLE, code="OK", drained=True)
-    assert not world.core.held[3].queued
+    assert not world.core.held[3].in_window
 
 
 def test_a_fenced_acknowledgement_ends_the_lease(world: World) -> None:

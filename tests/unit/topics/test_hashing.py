@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections import Counter
 from pathlib import Path
 from typing import TypedDict
 
@@ -80,23 +79,3 @@ def test_an_unknown_hash_or_seed_is_refused(hash_id: int, seed: int) -> None:
     with pytest.raises(BadTopic):
         hashing.check_hash(hash_id, seed)
     hashing.check_hash(hashing.MURMUR3_X86_32, 0)
-
-
-def test_lanes_stay_what_they_are() -> None:
-    """Their values are part of the protocol, as those of logical partitions are."""
-    assert [hashing.lane(b"key %d" % n, 16) for n in range(6)] == LANES
-
-
-def test_lanes_of_one_partition_are_used_evenly() -> None:
-    """Keys whose logical partitions are a small range, as those of one partition are. With the
-    same hash for both they would hit a quarter of the lanes."""
-    keys = [b"order-%d" % n for n in range(40_000)]
-    owned = [key for key in keys if hashing.logical_partition(key, 1024) < 16]
-    lanes = Counter(hashing.lane(key, 64) for key in owned)
-    again = Counter(hashing.murmur3(key) % 64 for key in owned)
-    assert len(again) == 16
-    assert len(lanes) == 64
-    assert max(lanes.values()) < 3 * len(owned) / 64
-
-
-LANES = [10, 1, 0, 3, 10, 15]

@@ -37,7 +37,6 @@ from convoymq.queues.partition import reads
 from convoymq.streamlog.reader import Run
 from convoymq.topics.answers import AckAnswer, ParkAnswer
 from convoymq.topics.commands import AckRanges, Park
-from convoymq.topics.consumer import Fetch
 from convoymq.topics.hashing import logical_partition
 from convoymq.topics.heartbeats import Heartbeat
 from convoymq.topics.leaseholder import SendHeartbeat
@@ -47,11 +46,11 @@ from convoymq.topics.member import (
     GroupMember,
     HandOut,
     HandOutParked,
-    Send,
     TellDrained,
 )
 from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
+from convoymq.topics.share import Fetch, Send
 from convoymq.trace.recorder import QueueTrace
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP

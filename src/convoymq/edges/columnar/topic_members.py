@@ -1,6 +1,6 @@
 """Members of topics' groups: requests that a node passes on for them.
 
-The client is the member: it runs `topics.consumer.GroupConsumer`, holds the leases and counts their
+The client is the member: it runs `topics.member.GroupMember`, holds the leases and counts their
 time. A node keeps nothing of it but that it wants to be woken, so any node serves any request of a
 member, and a member outlives the node that it speaks through. What an owner may do is checked by
 the partition, by its lease. Source: docs/formats/columnar-protocol.md, ADR 0067.

@@ -1,27 +1,14 @@
-"""Simulated producers and members of groups: the real clients, an application, and crashes."""
+"""Simulated producers: the real client, an application, and new sessions."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convoymq.sim.topics import events
-from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS
 from convoymq.topics import producer as producing
-from convoymq.topics.answers import (
-    AckAnswer,
-    FetchAnswer,
-    ParkAnswer,
-    ParkedEntry,
-    ProduceAnswer,
-    ProducerAnswer,
-)
-from convoymq.topics.commands import OpenProducer, Park, Produce
-from convoymq.topics.consumer import Fetch, GroupConsumer, Handle, Request
-from convoymq.topics.heartbeats import Leases
-from convoymq.topics.leaseholder import SendHeartbeat
+from convoymq.topics.answers import ProduceAnswer, ProducerAnswer
+from convoymq.topics.commands import OpenProducer, Produce
 from convoymq.topics.partition import Outcome
 from convoymq.topics.producer import TopicProducer
 from convoymq.topics.refusals import Code
@@ -31,11 +18,6 @@ if TYPE_CHECKING:
     from convoymq.sim.topics.world import TopicWorld
 
 TIMEOUT_MS = 45
-SEEN_DEAD_MS = 40
-"""The end of a process is seen within this time, if ever."""
-RENEW_MS = 50
-RETRIES = 1
-WINDOW = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,164 +221,4 @@ class SimProducer:
                 self._send(sourced)
             else:
                 self._confirm_message(sourced.msg)
-        self._run()
-
-
-class SimConsumer:
-    """One member of a group, with an application that takes its time and fails now and then."""
-
-    def __init__(self, world: TopicWorld, group: str, member: str) -> None:
-        self.world = world
-        self.group = group
-        self.member = member
-        self.alive = True
-        self.paused_until = 0
-        self._waking = -1
-        self.core = GroupConsumer(
-            group,
-            member,
-            world.lane_hash,
-            lanes=world.plan.lanes,
-            window=WINDOW,
-            retries=RETRIES,
-            retry_ms=5,
-            ttl_ms=TTL_MS,
-            margin_ms=MARGIN_MS,
-            renew_ms=RENEW_MS,
-            timeout_ms=TIMEOUT_MS,
-            holds_keys=not world.plan.retries,
-        )
-        self.core.step(world.now)
-        self._run()
-
-    def crash(self) -> None:
-        """The process is gone, with all that it knew; of every other one that is seen."""
-        self.alive = False
-        number = zlib.crc32(self.member.encode())
-        if number & 1:
-            seat = self.world.metadata.groups[self.group]
-            self.world.after(1 + number % SEEN_DEAD_MS, seat.on_dead, self.member)
-
-    def leave(self) -> None:
-        """The member leaves in order."""
-        self.core.leave(self.world.now)
-        self._run()
-
-    def pause(self, until: int) -> None:
-        """The process stands still, and goes on as if nothing had been."""
-        self.paused_until = until
-
-    def _is_away(self, call: object, *arguments: object) -> bool:
-        """True when nothing happens now; a paused process sees it when it goes on."""
-        world = self.world
-        if self.alive and world.now < self.paused_until:
-            world.at(self.paused_until, call, *arguments)  # type: ignore[arg-type]
-            return True
-        return not self.alive
-
-    def _run(self) -> None:
-        world = self.world
-        now = world.now
-        for action in self.core.take_actions():
-            match action:
-                case SendHeartbeat(heartbeat):
-                    seat = world.metadata.groups[self.group]
-                    world.network.send((self.member, self.group), seat.on_heartbeat, heartbeat)
-                case Fetch():
-                    world.network.send((self.member, action.pid), self._fetch, action)
-                case Handle():
-                    self._handle(action)
-                case Request():
-                    world.network.send((self.member, action.pid), self._request, action)
-        due = max(self.core.due_ms(now), now + 1)
-        if self._waking <= now or due < self._waking:
-            self._waking = due
-            world.at(due, self._wake, due)
-
-    def _wake(self, time: int) -> None:
-        if time != self._waking or self._is_away(self._wake, time):
-            return
-        self._waking = -1
-        self.core.step(self.world.now)
-        self._run()
-
-    def on_leases(self, leases: Leases) -> None:
-        """The answer to a heartbeat arrived."""
-        if not self._is_away(self.on_leases, leases):
-            self.core.on_leases(leases, self.world.now)
-            self._run()
-
-    def _fetch(self, fetch: Fetch) -> None:
-        world = self.world
-        partition = world.partitions.get(fetch.pid)
-        if partition is not None:
-            partition.fetch(
-                fetch,
-                self.group,
-                lambda answer: world.network.send(
-                    (fetch.pid, self.member), self._fetched, fetch, answer
-                ),
-            )
-
-    def _fetched(self, fetch: Fetch, answer: FetchAnswer) -> None:
-        if not self._is_away(self._fetched, fetch, answer):
-            self.core.on_fetched(fetch, answer, self.world.now)
-            self._run()
-
-    def _request(self, request: Request) -> None:
-        world = self.world
-        partition = world.partitions.get(request.pid)
-        if partition is not None:
-            command = request.command
-            if isinstance(command, Park) and world.plan.retries:
-                carry_out: Callable[..., None] = partition.retry
-            else:
-                carry_out = partition.submit
-            carry_out(
-                command,
-                lambda answer: world.network.send(
-                    (request.pid, self.member), self._answered, request, answer
-                ),
-            )
-
-    def _answered(self, request: Request, answer: AckAnswer | ParkAnswer) -> None:
-        if not self._is_away(self._answered, request, answer):
-            self.core.on_answer(request, answer, self.world.now)
-            self._run()
-
-    def _handle(self, handle: Handle) -> None:
-        world, record = self.world, handle.record
-        held = self.core.held[handle.pid]
-        if isinstance(record, ParkedEntry):
-            pid, version, parked = record.pid, record.version, True
-        else:
-            pid, parked = handle.pid, False
-            version = world.created_version(pid)
-        world.trace.append(
-            events.Deliver(
-                world.now,
-                self.group,
-                held.group_epoch,
-                pid,
-                record.offset,
-                version,
-                handle.key,
-                int(record.message),
-                self.member,
-                handle.epoch,
-                handle.pid,
-                parked,
-            )
-        )
-        token = (held.group_epoch, version, record.offset)
-        world.after(world.handling_ms(), self._handled, handle, token)
-
-    def _handled(self, handle: Handle, token: tuple[int, int, int]) -> None:
-        if self._is_away(self._handled, handle, token):
-            return
-        world = self.world
-        ok = not world.fails(self.group, int(handle.record.message))
-        if ok:
-            world.sink(self.group, handle.key, int(handle.record.message), token)
-        self.core.on_handled(handle, ok, world.now)
         self._run()

@@ -1,77 +1,55 @@
-"""Simulated members with a window of many messages, as AMQP consumers are.
+"""Simulated members of groups, as consumers of AMQP and as handlers in key lanes, and crashes.
 
-The shell of such a member answers for whatever it sends: what gets no answer in time is repeated,
-and a fetch is given up. The client asks for one message of a key at a time, so what the referee
-says of the order of deliveries holds for it as well.
+A member repeats what gets no answer in time, and gives up a fetch. Unless a weak topic has a retry
+exchange, its client has one message of a key at a time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import groupby
+import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from convoymq.sim.topics import events
-from convoymq.sim.topics.clients import RENEW_MS, RETRIES, TIMEOUT_MS, WINDOW, SimConsumer
+from convoymq.sim.topics.clients import TIMEOUT_MS
 from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS
-from convoymq.topics.answers import AckAnswer, FetchAnswer, ParkAnswer, ParkedEntry, Record
-from convoymq.topics.consumer import Fetch
-from convoymq.topics.hashing import key_hashes
+from convoymq.topics.answers import AckAnswer, ParkAnswer, ParkedEntry
+from convoymq.topics.commands import Park
+from convoymq.topics.heartbeats import Leases
 from convoymq.topics.leaseholder import SendHeartbeat
 from convoymq.topics.member import (
     Fetched,
     GroupMember,
     HandOut,
     HandOutParked,
-    Send,
+    Lanes,
     TellDrained,
 )
 from convoymq.topics.partition import Outcome
 from convoymq.topics.refusals import Code
+from convoymq.topics.share import Fetch, Send
 
 if TYPE_CHECKING:
     from convoymq.sim.topics.world import TopicWorld
 
+SEEN_DEAD_MS = 40
+"""The end of a process is seen within this time, if ever."""
+RENEW_MS = 50
+RETRIES = 1
 RETRY_MS = 5
+WINDOW = 12
+WINDOW_BYTES = 10
+"""A message counts as one byte."""
 FETCH_WAIT_MS = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
-    """Neighbouring messages; see `topics.member.Batch`."""
+class SimMember:
+    """One member, and its client: a consumer of AMQP, or handlers in lanes.
 
-    offset: int
-    records: tuple[Record, ...]
+    The client takes its time, and fails now and then.
+    """
 
-    @property
-    def messages(self) -> int:
-        """Returns how many there are."""
-        return len(self.records)
-
-    @property
-    def size(self) -> int:
-        """Returns a byte for each."""
-        return len(self.records)
-
-    def hashes(self) -> bytes:
-        """Returns 8 bytes for each message: a hash of its key."""
-        return key_hashes(record.key for record in self.records)
-
-    def key(self, offset: int) -> bytes:
-        """Returns the order key of a message."""
-        return self.records[offset - self.offset].key
-
-    def copy(self, offset: int) -> bytes:
-        """Returns a message as it is parked."""
-        return self.records[offset - self.offset].message
-
-
-class SimMember(SimConsumer):
-    """One member with a window, and its client."""
-
-    core: GroupMember
-
-    def __init__(self, world: TopicWorld, group: str, member: str) -> None:
+    def __init__(self, world: TopicWorld, group: str, member: str, *, has_lanes: bool) -> None:
         self.world = world
         self.group = group
         self.member = member
@@ -80,21 +58,49 @@ class SimMember(SimConsumer):
         self._waking = -1
         self._waits: set[int] = set()
         """Numbers of requests that have no answer."""
+        holds_keys = not world.plan.retries
         self.core = GroupMember(
             group,
             member,
             world.lp_of,
-            window=WINDOW,
+            window=world.plan.lanes if has_lanes else WINDOW,
             retries=RETRIES,
             retry_ms=RETRY_MS,
             ttl_ms=TTL_MS,
             margin_ms=MARGIN_MS,
             renew_ms=RENEW_MS,
             drain_ms=TTL_MS,
-            one_of_key=True,
+            one_of_key=holds_keys,
+            holds_keys=holds_keys,
+            lanes=Lanes(WINDOW, WINDOW_BYTES) if has_lanes else None,
         )
         self.core.step(world.now)
         self._run()
+
+    def crash(self) -> None:
+        """The process is gone, with all that it knew; of every other one that is seen."""
+        self.alive = False
+        number = zlib.crc32(self.member.encode())
+        if number & 1:
+            seat = self.world.metadata.groups[self.group]
+            self.world.after(1 + number % SEEN_DEAD_MS, seat.on_dead, self.member)
+
+    def leave(self) -> None:
+        """The member leaves in order."""
+        self.core.leave(self.world.now)
+        self._run()
+
+    def pause(self, until: int) -> None:
+        """The process stands still, and goes on as if nothing had been."""
+        self.paused_until = until
+
+    def _is_away(self, call: object, *arguments: object) -> bool:
+        """True when nothing happens now; a paused process sees it when it goes on."""
+        world = self.world
+        if self.alive and world.now < self.paused_until:
+            world.at(self.paused_until, call, *arguments)  # type: ignore[arg-type]
+            return True
+        return not self.alive
 
     def _run(self) -> None:
         world = self.world
@@ -107,7 +113,7 @@ class SimMember(SimConsumer):
                     world.network.send((self.member, self.group), seat.on_heartbeat, heartbeat)
                 case Fetch():
                     world.network.send((self.member, action.pid), self._fetch, action)
-                    world.after(FETCH_WAIT_MS, self._not_fetched, action)
+                    world.after(FETCH_WAIT_MS, self._fetched, action, Fetched(Code.NOT_LEADER))
                 case HandOut():
                     for offset in range(action.first, action.end):
                         self._hand_out(action, offset)
@@ -125,21 +131,39 @@ class SimMember(SimConsumer):
             self._waking = due
             world.at(due, self._wake, due)
 
-    # Fetches and commands
+    # Heartbeats
 
-    def _fetched(self, fetch: Fetch, answer: FetchAnswer) -> None:
-        if self._is_away(self._fetched, fetch, answer):
+    def _wake(self, time: int) -> None:
+        if time != self._waking or self._is_away(self._wake, time):
             return
-        neighbours = groupby(enumerate(answer.records), lambda each: each[1].offset - each[0])
-        runs = [tuple(record for _, record in run) for _, run in neighbours]
-        batches = [Records(run[0].offset, run) for run in runs]
-        found = Fetched(answer.code, batches, answer.next_offset, answer.view)
-        self.core.on_fetched(fetch, found, self.world.now)
+        self._waking = -1
+        self.core.step(self.world.now)
         self._run()
 
-    def _not_fetched(self, fetch: Fetch) -> None:
-        if not self._is_away(self._not_fetched, fetch):
-            self.core.on_fetched(fetch, Fetched(Code.NOT_LEADER), self.world.now)
+    def on_leases(self, leases: Leases) -> None:
+        """The answer to a heartbeat arrived."""
+        if not self._is_away(self.on_leases, leases):
+            self.core.on_leases(leases, self.world.now)
+            self._run()
+
+    # Fetches and commands
+
+    def _fetch(self, fetch: Fetch) -> None:
+        world = self.world
+        # Answers to commands may overtake messages, as those of a node do.
+        end = (self.member, Fetch) if world.plan.has("unheard") else self.member
+        link = (fetch.pid, end)
+        partition = world.partitions.get(fetch.pid)
+        if partition is not None:
+            partition.fetch(
+                fetch,
+                self.group,
+                lambda answer: world.network.send(link, self._fetched, fetch, answer),
+            )
+
+    def _fetched(self, fetch: Fetch, answer: Fetched) -> None:
+        if not self._is_away(self._fetched, fetch, answer):
+            self.core.on_fetched(fetch, answer, self.world.now)
             self._run()
 
     def _send(self, request: Send) -> None:
@@ -156,13 +180,19 @@ class SimMember(SimConsumer):
 
     def _submit(self, request: Send) -> None:
         partition = self.world.partitions.get(request.pid)
-        if partition is not None:
-            partition.submit(
-                request.command,
-                lambda answer: self.world.network.send(
-                    (request.pid, self.member), self._told, request, answer
-                ),
-            )
+        if partition is None:
+            return
+        command = request.command
+        if isinstance(command, Park) and self.world.plan.retries:
+            carry_out: Callable[..., None] = partition.retry
+        else:
+            carry_out = partition.submit
+        carry_out(
+            command,
+            lambda answer: self.world.network.send(
+                (request.pid, self.member), self._told, request, answer
+            ),
+        )
 
     def _told(self, request: Send, answer: Outcome) -> None:
         if self._is_away(self._told, request, answer) or request.number not in self._waits:

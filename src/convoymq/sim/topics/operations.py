@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from convoymq.sim.topics.clients import SimConsumer
 from convoymq.sim.topics.members import SimMember
 from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS, CoordinatorSeat
 from convoymq.sim.topics.partitions import SimPartition
@@ -111,19 +110,13 @@ class Operations:
         """A new member of a group."""
         self._members += 1
         member = f"{group}m{self._members}"
-        # One of a key at a time is another promise than what weak topics with retries give.
-        plan = self.world.plan
-        if (
-            plan.has("window")
-            and not (plan.weak and plan.retries)
-            and self.world.scheduler.chance(0.5)
-        ):
+        has_window = self.world.plan.has("window") and self.world.scheduler.chance(0.5)
+        if has_window:
             self.world.fault("window", member)
-            self.world.consumers[member] = SimMember(self.world, group, member)
-        else:
-            self.world.consumers[member] = SimConsumer(self.world, group, member)
+        made = SimMember(self.world, group, member, has_lanes=not has_window)
+        self.world.consumers[member] = made
 
-    def _alive(self) -> list[SimConsumer]:
+    def _alive(self) -> list[SimMember]:
         return [consumer for consumer in self.world.consumers.values() if consumer.alive]
 
     def _crash_consumer(self) -> None:
@@ -153,8 +146,8 @@ class Operations:
             consumer = self.world.scheduler.rng.choice(alive)
             lanes = self.world.draw(1, 5)
             self.world.fault("lanes", f"{consumer.member} {lanes}")
-            if not isinstance(consumer, SimMember):
-                consumer.core.set_lanes(lanes)
+            if consumer.core.lanes is not None and consumer.paused_until <= self.world.now:
+                consumer.core.set_window(lanes, self.world.now)
 
     # Changes
 

@@ -7,19 +7,19 @@ what was not committed survives, nobody is answered, and the next leader starts 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.sim.topics import events
 from convoymq.topics import coordinator as coordinating
 from convoymq.topics.answers import (
     AckAnswer,
     Answer,
-    FetchAnswer,
     LossAnswer,
     ParkAnswer,
     ParkedEntry,
     ProduceAnswer,
-    Record,
     SealAnswer,
 )
 from convoymq.topics.commands import (
@@ -36,16 +36,60 @@ from convoymq.topics.commands import (
     Seal,
     SkipParked,
 )
-from convoymq.topics.consumer import Fetch
+from convoymq.topics.hashing import key_hashes
 from convoymq.topics.lineage import PartitionState
+from convoymq.topics.member import Fetched
 from convoymq.topics.partition import Outcome, PartitionMachine
 from convoymq.topics.refusals import Code
+from convoymq.topics.share import Fetch
 
 if TYPE_CHECKING:
     from convoymq.sim.topics.world import TopicWorld
 
 Reply = Callable[[Outcome], None]
-FetchReply = Callable[[FetchAnswer], None]
+FetchReply = Callable[[Fetched], None]
+
+
+class Record(NamedTuple):
+    """A stored message, as an owner gets it."""
+
+    offset: int
+    lp: int
+    key: bytes
+    producer: int
+    epoch: int
+    seq: int
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Neighbouring messages; see `topics.batches.Batch`."""
+
+    offset: int
+    records: tuple[Record, ...]
+
+    @property
+    def messages(self) -> int:
+        """Returns how many there are."""
+        return len(self.records)
+
+    @property
+    def size(self) -> int:
+        """Returns a byte for each."""
+        return len(self.records)
+
+    def hashes(self) -> bytes:
+        """Returns 8 bytes for each message: a hash of its key."""
+        return key_hashes(record.key for record in self.records)
+
+    def key(self, offset: int) -> bytes:
+        """Returns the order key of a message."""
+        return self.records[offset - self.offset].key
+
+    def copy(self, offset: int) -> bytes:
+        """Returns a message as it is parked."""
+        return self.records[offset - self.offset].message
 
 
 class SimPartition:
@@ -288,7 +332,7 @@ class SimPartition:
                     (self.pid, group), seat.on_expired,
                     self.pid, fetch.group_epoch, expired, machine.log_start,
                 )  # fmt: skip
-            reply(FetchAnswer(code))
+            reply(Fetched(code))
             return True
         own = machine.groups[group]
         view = None
@@ -297,8 +341,10 @@ class SimPartition:
         offsets, next_offset = machine.unread(group, fetch.offset, fetch.count)
         if not offsets and view is None:
             return False
-        records = tuple(self.log[offset] for offset in offsets)
-        reply(FetchAnswer(Code.OK, records, next_offset, view))
+        neighbours = groupby(enumerate(offsets), lambda each: each[1] - each[0])
+        runs = [tuple(self.log[offset] for _, offset in run) for _, run in neighbours]
+        batches = [Records(run[0].offset, run) for run in runs]
+        reply(Fetched(Code.OK, batches, next_offset, view))
         return True
 
     def ask_drained(self, group: str, group_epoch: int, whole: bool) -> None:

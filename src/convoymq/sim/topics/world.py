@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection
 from convoymq.sim.engine import Result, Simulation
 from convoymq.sim.loads import Load
 from convoymq.sim.topics import events
-from convoymq.sim.topics.clients import SimConsumer, SimProducer
+from convoymq.sim.topics.clients import SimProducer
+from convoymq.sim.topics.members import SimMember
 from convoymq.sim.topics.metadata import SimMetadata
 from convoymq.sim.topics.network import Network
 from convoymq.sim.topics.operations import Operations
@@ -77,7 +78,7 @@ class TopicWorld(Simulation):
         self.leases = ServerLeases(SERVER_TTL_MS, SERVER_MARGIN_MS)
         self.partitions: dict[int, SimPartition] = {}
         self.unbuildable: set[int] = set()
-        self.consumers: dict[str, SimConsumer] = {}
+        self.consumers: dict[str, SimMember] = {}
         route = first_route(plan.logical, plan.partitions)
         self.metadata = SimMetadata(self, route)
         self._publish_first()
@@ -130,11 +131,6 @@ class TopicWorld(Simulation):
         if lp is None:
             lp = self._lps[key] = hashing.logical_partition(key, self.plan.logical)
         return lp
-
-    @staticmethod
-    def lane_hash(key: bytes) -> int:
-        """The hash that makes lanes."""
-        return hashing.lane(key, 1 << 31)
 
     def message_of(self, command: Produce) -> int:
         """Returns the message that a request carries."""
