@@ -10,7 +10,6 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -19,8 +18,9 @@ from convoymq.broker.placement import Placement
 from convoymq.broker.topics import views
 from convoymq.broker.topics.cuts import Position, cut_of
 from convoymq.broker.topics.drains import TopicDrains
+from convoymq.broker.topics.leader_task import TopicNode
 from convoymq.broker.topics.parked import ParkedKeys
-from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S, TopicPartitions
+from convoymq.broker.topics.partitions import QUESTION_TIMEOUT_S
 from convoymq.broker.topics.refusals import GroupDataExpired
 from convoymq.broker.topics.repeats import Asked, middle, repeat_of
 from convoymq.broker.topics.rows import (
@@ -50,7 +50,6 @@ from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import WEAK
 from convoymq.metadata.topics import find_topic, partition_arguments, topic_missing
-from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.model.refusals import (
     cluster_partition_limit_reached,
@@ -83,9 +82,6 @@ from convoymq.topics.topic import (
     TopicState,
 )
 
-if TYPE_CHECKING:
-    from convoymq.metadata.async_store import AsyncMetadataStore
-
 log = structlog.get_logger()
 
 CHANGE_TIMEOUT_S = 30.0
@@ -105,31 +101,24 @@ class TopicAdmin:
 
     def __init__(
         self,
+        own: TopicNode,
         *,
-        metadata: AsyncMetadataStore,
         nodes: ClusterNodes,
-        partitions: TopicPartitions,
         placement: Placement,
-        clock: Clock,
         timeout_s: float,
         queues_max: int = 0,
     ) -> None:
-        self._metadata = metadata
+        self._metadata = own.store
+        self._partitions = own.partitions
+        self._clock = own.clock
         self._nodes = nodes
-        self._partitions = partitions
         self._placement = placement
-        self._clock = clock
         self._timeout_s = timeout_s
         self._queues_max = queues_max
-        self.parked = ParkedKeys(metadata.tree, partitions)
+        self.parked = ParkedKeys(own.store.tree, own.partitions)
         """Parked keys of groups."""
         self.drains = TopicDrains(
-            metadata=metadata,
-            nodes=nodes,
-            partitions=partitions,
-            placement=placement,
-            move=self.move,
-            timeout_s=timeout_s,
+            own, nodes=nodes, placement=placement, move=self.move, timeout_s=timeout_s
         )
         """Nodes that give their partitions away."""
 

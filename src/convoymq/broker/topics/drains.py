@@ -18,25 +18,21 @@ Source: ordered topics, section 10.5.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
 from convoymq.broker.topics import views
-from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.broker.topics.leader_task import LeaderTask, TopicKey, TopicNode
 from convoymq.broker.topics.rows import DrainRow, DrainRows, DrainStateRow, DrainStateRows
 from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.topic_drains import draining_nodes, set_draining
-from convoymq.metadata.topics import find_topic
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
 from convoymq.topics.lineage import Partition
-
-if TYPE_CHECKING:
-    from convoymq.metadata.async_store import AsyncMetadataStore
 
 log = structlog.get_logger()
 
@@ -63,8 +59,13 @@ class Place(NamedTuple):
     topic: str
     pid: int
 
+    @property
+    def key(self) -> TopicKey:
+        """Returns its topic."""
+        return TopicKey(self.vhost, self.topic)
 
-class TopicDrains:
+
+class TopicDrains(LeaderTask):
     """See the module text. One per node.
 
     Args:
@@ -73,17 +74,15 @@ class TopicDrains:
 
     def __init__(
         self,
+        own: TopicNode,
         *,
-        metadata: AsyncMetadataStore,
         nodes: ClusterNodes,
-        partitions: TopicPartitions,
         placement: Placement,
         move: Move,
         timeout_s: float,
     ) -> None:
-        self._metadata = metadata
+        super().__init__(own)
         self._nodes = nodes
-        self._partitions = partitions
         self._placement = placement
         self._move = move
         self._timeout_s = timeout_s
@@ -105,13 +104,13 @@ class TopicDrains:
             raise PreconditionFailed("no other node could take the partitions")
         before = [
             Place(record.vhost, record.name, pid)
-            for record in self._topics()
+            for record in self._records()
             for pid in self._to_move(record, node, draining=self._draining() | {node})
         ]
         if node not in self._draining():
-            await self._metadata.execute(set_draining(node, draining=True), self._timeout_s)
+            await self._store.execute(set_draining(node, draining=True), self._timeout_s)
         await self._wait(before, node)
-        under_way = self._under_way(node)
+        under_way = self._places_left(node)
         found = (self._drain_row(place, node, under_way) for place in before)
         return [row for row in found if row is not None]
 
@@ -119,14 +118,14 @@ class TopicDrains:
         """Ends a drain: the node gets partitions again. Raises NotFound, Unavailable."""
         self._check_node(node)
         if node in self._draining():
-            await self._metadata.execute(set_draining(node, draining=False), self._timeout_s)
+            await self._store.execute(set_draining(node, draining=False), self._timeout_s)
 
     async def report(self) -> DrainStateRows:
         """Returns what is left on the nodes that drain."""
         return [await self._state_row(node) for node in sorted(self._draining())]
 
     def _check_node(self, node: int) -> None:
-        if node not in self._metadata.tree.nodes:
+        if node not in self._store.tree.nodes:
             raise NotFound(f"node {node} is not in the cluster")
 
     async def _wait(self, places: list[Place], node: int) -> None:
@@ -134,18 +133,18 @@ class TopicDrains:
         loop = asyncio.get_running_loop()
         left, until = len(places), loop.time() + STALL_TIMEOUT_S
         while loop.time() < until:
-            now_left = len(self._under_way(node).intersection(places))
+            now_left = len(self._places_left(node).intersection(places))
             if not now_left:
                 return
             if now_left < left:
                 left, until = now_left, loop.time() + STALL_TIMEOUT_S
             await asyncio.sleep(POLL_S)
 
-    def _under_way(self, node: int) -> set[Place]:
+    def _places_left(self, node: int) -> set[Place]:
         """Returns the partitions that a node gives away, and those that are being replaced."""
         draining = self._draining()
         found: set[Place] = set()
-        for record in self._topics():
+        for record in self._records():
             pids = self._to_move(record, node, draining=draining)
             running = record.state.running
             pids += [] if running is None else running.sources
@@ -153,7 +152,7 @@ class TopicDrains:
         return found
 
     def _drain_row(self, place: Place, node: int, under_way: set[Place]) -> DrainRow | None:
-        record = self._record(place)
+        record = self._record(place.key)
         if record is None:
             return None
         row: DrainRow = {
@@ -182,7 +181,7 @@ class TopicDrains:
         return node in self._draining()
 
     def _draining(self) -> frozenset[int]:
-        tree = self._metadata.tree
+        tree = self._store.tree
         return draining_nodes(tree.settings) & tree.nodes.keys()
 
     def _heirs(self) -> list[int]:
@@ -193,14 +192,6 @@ class TopicDrains:
             for node in self._nodes.running()
             if node not in draining and not self._nodes.is_drained(node)
         ]
-
-    def _topics(self) -> Iterator[TopicRecord]:
-        for vhost in self._metadata.tree.vhosts.values():
-            for _, record in sorted(vhost.topics.items()):
-                yield record
-
-    def _record(self, place: Place) -> TopicRecord | None:
-        return find_topic(self._metadata.tree, place.vhost, place.topic)
 
     def _to_move(self, record: TopicRecord, node: int, *, draining: frozenset[int]) -> list[int]:
         """Returns the open partitions that a node can give away: those that it leads, and those of
@@ -228,7 +219,7 @@ class TopicDrains:
         draining = self._draining()
         to_move = opened = sealed = size = 0
         slowest, behind = "", 0
-        for record in list(self._topics()):
+        for record in list(self._records()):
             left = self._left(record, node)
             to_move += len(self._to_move(record, node, draining=draining))
             closed = [each.sealed_version for each in left if each.sealed_version is not None]
@@ -253,22 +244,21 @@ class TopicDrains:
 
     # --- what is done about it -------------------------------------------------------------
 
-    def tick(self, spawn: Callable[[Coroutine[object, object, None]], object]) -> None:
-        """Has the next partitions moved, on the node that leads the metadata group; to be called a
-        few times a second."""
-        if self._is_busy or self._metadata.leader != self._nodes.node_id or not self._draining():
+    def tick(self) -> None:
+        """Has the next partitions moved; to be called a few times a second."""
+        if self._is_busy or not self._draining() or not self._follow_term():
             return
         due = self._due()
         if due:
             self._is_busy = True
-            spawn(self._carry_out(due))
+            self._spawn(self._carry_out(due))
 
     def _due(self) -> list[Place]:
         """Returns the partitions to be moved next: one of each topic that no change runs in."""
         draining = self._draining()
         running = 0
         due: list[Place] = []
-        for record in self._topics():
+        for record in self._records():
             pids = [
                 pid for node in draining for pid in self._to_move(record, node, draining=draining)
             ]
@@ -286,7 +276,7 @@ class TopicDrains:
             self._is_busy = False
 
     async def _move_away(self, place: Place) -> None:
-        record = self._record(place)
+        record = self._record(place.key)
         leader = 0 if record is None else self._partitions.leader(record, place.pid)
         heirs = [node for node in self._heirs() if node != leader]
         if record is None or not heirs:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from convoymq.broker.topics.partitions import TopicPartitions
+from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import Command
 from convoymq.metadata.machine import TopicRecord
-from convoymq.metadata.store import MetadataStore
 from convoymq.metadata.topic_settings import Settings
 from convoymq.metadata.topics import find_topic
 from convoymq.model.clock import Clock
@@ -40,7 +40,7 @@ class TopicNode:
     """Parts of a node that its tasks share."""
 
     node: int
-    store: MetadataStore
+    store: AsyncMetadataStore
     partitions: TopicPartitions
     clock: Clock
     call_soon: Callable[[Callable[[], None]], object]
@@ -89,7 +89,8 @@ class LeaderTask:
 
     def _records(self) -> Iterator[TopicRecord]:
         for vhost in self._store.tree.vhosts.values():
-            yield from vhost.topics.values()
+            for _, record in sorted(vhost.topics.items()):
+                yield record
 
     def _topics(self) -> list[TopicKey]:
         return [TopicKey(record.vhost, record.name) for record in self._records()]

@@ -41,19 +41,9 @@ class TopicParts:
         spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
         metadata = broker.metadata
-        self._spawn = spawn
         self._tree = metadata.tree
         self._placement = broker.placement
         self.partitions = TopicPartitions(metadata.tree, broker.local)
-        self.admin = TopicAdmin(
-            metadata=metadata,
-            nodes=broker.nodes,
-            partitions=self.partitions,
-            placement=broker.placement,
-            clock=clock,
-            timeout_s=broker.settings.operation_timeout_s,
-            queues_max=broker.settings.cluster_queues_max,
-        )
         own = TopicNode(
             node=broker.node_id,
             store=metadata,
@@ -61,6 +51,13 @@ class TopicParts:
             clock=clock,
             call_soon=call_soon,
             spawn=spawn,
+        )
+        self.admin = TopicAdmin(
+            own,
+            nodes=broker.nodes,
+            placement=broker.placement,
+            timeout_s=broker.settings.operation_timeout_s,
+            queues_max=broker.settings.cluster_queues_max,
         )
         self.controller = ControllerLoop(own, self._place)
         self.change_times = ChangeTimes(metadata.tree, clock)
@@ -174,7 +171,7 @@ class TopicParts:
         self.upkeep.tick()
         self.scaling.tick()
         self.weak.tick()
-        self.admin.drains.tick(self._spawn)
+        self.admin.drains.tick()
 
 
 def _retries(broker: Broker, clock: Clock) -> Retries:
