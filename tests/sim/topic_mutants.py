@@ -289,19 +289,6 @@ def no_filter_after_external_seal() -> list[Patch]:
     return [(PartitionMachine, "_pass_repeats", lambda self, group, own, key, runs: False)]
 
 
-@mutant(
-    "a group goes on with the end that an ordinary seal told",
-    "split,move,outage,cutoff,silent,loss,repeat",
-    54,
-)
-def end_is_learnt_from_an_ordinary_seal() -> list[Patch]:
-    def planted(self: Any, pid: int, answer: Any) -> None:
-        on_sealed(self, pid, replace(answer, external=True))
-
-    on_sealed = Controller.on_sealed
-    return [(Controller, "on_sealed", planted)]
-
-
 @mutant("a merge that is overdue is published with a source that is not sealed", "merge,silent")
 def amended_merge_keeps_its_sources() -> list[Patch]:
     def planted(self: Any, change: Any) -> None:
