@@ -38,7 +38,7 @@ GROUPS = {
     for group, names in {
         "spark-1": ("apply", "archive", "spark"),
         "spark-2": ("audit", "pipelines", "processes", "triage"),
-        "spark-3": ("capture", "connect_types", "merging"),
+        "spark-3": ("capture", "connect_types", "merging", "rocketmq"),
         "spark-4": ("hostile", "query_runs", "topic_audit", "topics"),
     }.items()
     for name in names

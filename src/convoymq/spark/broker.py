@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,19 @@ from convoymq.client.client import QUEUE_TYPES
 from convoymq.client.errors import AccessRefused, ClientError, NotFound
 from convoymq.kernels import columns as bits
 from convoymq.model.columnar import ErrorCode
-from convoymq.spark import clients
+from convoymq.spark import clients, offsets, planning, reading
 from convoymq.spark.errors import SourceError
+from convoymq.spark.frames import BatchMaker
 from convoymq.spark.offsets import Partition, Positions
 from convoymq.spark.option_values import EARLIEST, LATEST
+from convoymq.spark.partition import StreamRange
+from convoymq.spark.schema import STREAM_COLUMNS, check_schema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
+    from pyspark.sql.types import StructType
+
     from convoymq.client import Client
     from convoymq.client.results import QueueInfo
     from convoymq.spark.options import Connection, Place, StreamReadOptions
@@ -37,13 +44,23 @@ class StreamState:
     """The offset that the next message gets, as the leader says."""
     row_bytes: float | None
     """Mean size of the messages that are kept; None where the node that was asked has none."""
+    is_final: bool = False
+    """Whoever answered has all messages: what was read behind `latest` was cut off."""
 
 
 class Streams:
-    """The streams of one read."""
+    """The streams of one read: pickled into its tasks.
 
-    def __init__(self, options: StreamReadOptions) -> None:
+    Args:
+        schema: the columns that are read.
+    """
+
+    rocketmq = ""
+
+    def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
+        check_schema(STREAM_COLUMNS, schema)
         self._options = options
+        self._maker = BatchMaker(schema, STREAM_COLUMNS)
 
     @property
     def client(self) -> Client:
@@ -150,18 +167,65 @@ class Streams:
                 found[key] = state.earliest
             else:
                 asked.append((key, time_ms))
-        answers = self.client.offsets([(key[0], "timestamp", ms) for key, ms in asked])
-        for (key, time_ms), (offset, _) in zip(asked, answers, strict=True):
+        for (key, time_ms), offset in zip(asked, self.first_at(asked), strict=True):
             if offset is not None:
                 found[key] = min(offset, states[key].latest)
             elif place.late == "latest":
                 found[key] = states[key].latest
             else:
                 raise SourceError(
-                    f"stream {key[0]} has no message at or after the time {time_ms} ms; "
+                    f"{self.subject(key)} has no message at or after the time {time_ms} ms; "
                     "startingOffsetsByTimestampStrategy=latest begins at its end"
                 )
         return found
+
+    def subject(self, key: Partition) -> str:
+        """Returns what is read, for texts."""
+        return f"stream {key[0]}"
+
+    def parse(self, offset: Mapping[str, object]) -> Positions:
+        """Reads an offset of the checkpoint. Raises SourceError."""
+        return offsets.parse(offset, self.rocketmq)
+
+    def row_bytes(self, key: Partition, offset: int) -> float:
+        """Returns the mean size of the messages from an offset on."""
+        return sample_row_bytes(self.client, key[0], offset)
+
+    def first_at(self, asked: Sequence[tuple[Partition, int]]) -> list[int | None]:
+        """Returns the first offset at or after a time in ms; None = there is none."""
+        return [at for at, _ in self.client.offsets([(k[0], "timestamp", ms) for k, ms in asked])]
+
+    def store(self, group_id: str, ends: Mapping[Partition, int]) -> None:
+        """Stores progress for people to see."""
+        for (stream, _), end in ends.items():
+            if end:
+                self.client.store_offset(stream, group_id, end - 1)
+
+    def cut(
+        self, ranges: Iterable[tuple[Partition, int, int]], groups: Mapping[str, int]
+    ) -> list[InputPartition]:
+        """Returns the tasks of ranges."""
+        return [
+            StreamRange(key[0], key[1], start, end, groups.get(key[0], 0))
+            for key, start, end in self._split(ranges)
+        ]
+
+    def _split(
+        self, ranges: Iterable[tuple[Partition, int, int]]
+    ) -> list[tuple[Partition, int, int]]:
+        fetching = self._options.fetching
+        return planning.split(ranges, fetching.partitions_min, fetching.records_per_partition_max)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a task."""
+        # Spark invents a partition where a batch has none.
+        if not isinstance(partition, StreamRange):
+            return iter(())
+        options = self._options
+        return reading.read_stream(
+            options.connection, options.fetching, self._maker, partition,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )  # fmt: skip
 
 
 def sample_row_bytes(client: Client, stream: str, offset: int) -> float:

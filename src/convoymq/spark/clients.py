@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from convoymq.client import Client
     from convoymq.client.topic_producer import TopicProducer
+    from convoymq.rocketmq.client.blocking import Blocking
     from convoymq.spark.options import Connection
+
+GROUP = "convoymq_spark"
+"""Consumer group of reads that have none."""
+_rocket: dict[tuple[int, Connection, str], Blocking] = {}
 
 
 def connect(connection: Connection) -> Client:
@@ -23,3 +29,17 @@ def topic_producer(client: Client, topic: str, name: str | None, pending_max: in
 
     pending_max = min(pending_max, topic_producer.PENDING_MAX)
     return topic_producer.TopicProducer(client, topic, producer_id=name, pending_max=pending_max)
+
+
+def rocket(connection: Connection, group: str | None) -> Blocking:
+    """Returns this process's client of RocketMQ's brokers. Raises OptionError: no such secret."""
+    from convoymq.rocketmq.client.blocking import Blocking
+
+    name = group or GROUP
+    key = (os.getpid(), connection, name)
+    if key not in _rocket:
+        _rocket[key] = Blocking(
+            ";".join(connection.namesrv), name, connection.account,
+            timeout_s=connection.timeout_ms / 1000,
+        )  # fmt: skip
+    return _rocket[key]

@@ -9,6 +9,9 @@
                                           the one before: in the first batch, for new streams,
                                           behind a gap
 
+    {"v":1,"rocketmq":"orders",           of a topic of RocketMQ: by broker and queue
+     "p":{"broker-a":{"0":1200}}}
+
     {"v":1,"topic":"orders",              of a topic: its name,
      "created":1700000000000,             its incarnation: when it was created,
      "hash":[1024,0],                     number of logical partitions, and seed of the hash
@@ -42,6 +45,8 @@ class Positions:
     ends: Mapping[Partition, int]
     groups: Mapping[str, int] = field(default_factory=dict)
     starts: Mapping[Partition, int] = field(default_factory=dict)
+    rocketmq: str = ""
+    """Topic of RocketMQ whose queues these are: broker and number."""
 
     def to_json(self) -> dict[str, object]:
         """Returns the canonical form."""
@@ -50,6 +55,8 @@ class Positions:
             made["from"] = _nested(self.starts)
         if self.groups:
             made["g"] = dict(sorted(self.groups.items()))
+        if self.rocketmq:
+            made["rocketmq"] = self.rocketmq
         return made
 
 
@@ -107,9 +114,19 @@ def check_version(offset: Mapping[str, object]) -> None:
         )
 
 
-def parse(offset: Mapping[str, object]) -> Positions:
-    """Reads an offset that is not a symbol. Raises SourceError when it is not one of ours."""
+def parse(offset: Mapping[str, object], rocketmq: str = "") -> Positions:
+    """Reads an offset that is not a symbol. Raises SourceError when it is not one of ours.
+
+    Args:
+        rocketmq: the topic of RocketMQ that is read.
+    """
     check_version(offset)
+    if offset.get("rocketmq", "") != rocketmq:
+        found, wanted = (
+            f"RocketMQ's topic {name}" if name else "streams"
+            for name in (offset.get("rocketmq"), rocketmq)
+        )
+        raise SourceError(f"the checkpoint is of {found}, not of {wanted}")
     if "topic" in offset:
         raise SourceError(f"the checkpoint is of topic {offset['topic']}, not of streams")
     try:
@@ -117,6 +134,7 @@ def parse(offset: Mapping[str, object]) -> Positions:
             ends=_flat(offset["p"]),
             starts=_flat(offset.get("from", {})),
             groups=_groups(offset.get("g", {})),
+            rocketmq=rocketmq,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(offset, error) from None

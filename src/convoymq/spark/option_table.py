@@ -112,12 +112,15 @@ SINK_OPTIONS = (
 
 STREAM_OPTIONS = (
     *CONNECTION_OPTIONS,
+    Option("namesrv", Use.READ, parse.servers, None,
+        "`host:port` of RocketMQ's name servers, comma between, instead of `servers`: `topic` is a "
+        "topic of broker groups. `user` and `password` are access key and secret key there"),
     Option("subscribe", Use.READ, parse.names, None, "streams, comma between"),
     Option("subscribePattern", Use.READ, parse.pattern, None, "regular expression of streams"),
     Option("assign", Use.READ, parse.assignment, None, 'streams as JSON: `{"flights":[0]}`'),
     Option("topic", Use.ALL, parse.text, None,
-        "reading: one ordered topic, instead of streams. Writing: the stream or topic to write to; "
-        "without it the column `topic` decides, by streams"),
+        "reading: one ordered topic, or RocketMQ's (`namesrv`), instead of streams. Writing: the "
+        "stream or topic to write to; without it the column `topic` decides, by streams"),
     Option("afterClose", Use.STREAM_READ, parse.one_of("next-batch", "same-batch"), None,
         "of a topic: whether a micro-batch that reads a partition to its end goes on with what "
         "came after a split, merge or move. `next-batch` (default): no, so each key is in one "
@@ -227,7 +230,7 @@ def parse_options(format_name: str, given: Mapping[str, str]) -> OptionValues:
             shown = "" if option.name == "password" else f" {value!r}"
             raise OptionError(f"option {option.name}{shown} {error}") from None
     values["given"] = frozenset(table[name.lower()].name for name in given if name.lower() in table)
-    if not values["servers"]:
+    if not values["servers"] and not values.get("namesrv"):
         raise OptionError(f"format {format_name} needs the option servers: host:port,host:port")
     if values["transactional"]:
         raise OptionError(

@@ -29,6 +29,8 @@ class Connection:
     vhost: str
     timeout_ms: int
     name: str
+    namesrv: tuple[str, ...] = ()
+    """RocketMQ's name servers, instead of nodes."""
     tls: tuple[str, str, str, bool, str] | None
     """Files of authorities, certificate and key; whether to verify; server name."""
 
@@ -39,7 +41,8 @@ class Connection:
         if tls_options and not values["convoymq.tls"]:
             raise OptionError(f"option {min(tls_options)} needs convoymq.tls=true")
         made = cls(
-            servers=values["servers"],
+            servers=values["servers"] or (),
+            namesrv=values.get("namesrv") or (),
             user=values["user"],
             password=values["password"],
             vhost=values["vhost"],
@@ -55,12 +58,22 @@ class Connection:
             if values["convoymq.tls"]
             else None,
         )
-        made._check()
+        if not made.namesrv:
+            made._check()
+        elif misfits := sorted(set(_UNFIT_FOR_ROCKETMQ) & values["given"]):
+            raise OptionError(f"option {misfits[0]} has no meaning with namesrv")
         return made
 
     def config(self) -> ClientConfig:
         """For a client of this process; resolves references. Raises OptionError."""
         return self._config(parse.secret(self.user), parse.secret(self.password))
+
+    @property
+    def account(self) -> tuple[str, str] | None:
+        """Returns access key and secret key for RocketMQ's brokers. Raises OptionError."""
+        if self.user == "guest":
+            return None
+        return parse.secret(self.user), parse.secret(self.password)
 
     def _check(self) -> None:
         try:
@@ -88,6 +101,12 @@ class Connection:
         )
 
 
+_UNFIT_FOR_ROCKETMQ = (
+    *("servers", "vhost", "subscribe", "subscribePattern", "assign", "afterClose", "pushdown"),
+    *("includeHeaders", "includeProperties", "convoymq.fetch.compression"),
+    *("convoymq.fetch.local", "convoymq.tls", "convoymq.name"),
+)
+"""Options that a read of a topic of RocketMQ does not serve."""
 _SELECTING = ("subscribe", "subscribePattern", "assign", "topic")
 _UNFIT_FOR_TOPIC = (
     "startingOffsetsByTimestamp",
@@ -190,7 +209,9 @@ class StreamReadOptions:
         if len(selected) != 1:
             found = f", not {' and '.join(selected)}" if selected else ""
             raise OptionError(f"give one of subscribe, subscribePattern, assign and topic{found}")
-        for name in _UNFIT_FOR_TOPIC if values["topic"] is not None else ("afterClose",):
+        of_rocketmq = values["namesrv"] is not None
+        unfit = _UNFIT_FOR_TOPIC if values["topic"] is not None else ("afterClose",)
+        for name in () if of_rocketmq else unfit:
             if name in values["given"]:
                 raise OptionError(f"option {name} has no meaning with {selected[0]}")
         rows_min, rows_max = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
@@ -235,7 +256,8 @@ class StreamReadOptions:
             for place in (self.starting, self.ending):
                 if any(partition for _, partition in place.by_partition):
                     raise OptionError("a stream has one partition, 0, in offsets and times")
-        if self.pattern is not None:
+        # Brokers of a topic are known when it is read.
+        if self.pattern is not None or self.connection.namesrv:
             return
         for name, place in (("starting", self.starting), ("ending", self.ending)):
             if not place.by_partition:

@@ -66,6 +66,17 @@ class TopicRange(StreamRange):
 
 
 @dataclass(frozen=True, slots=True)
+class RocketRange(InputPartition):
+    """Offsets [start, end) of a queue of RocketMQ."""
+
+    topic: str
+    broker: str
+    queue: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReservationRange(InputPartition):
     """Offsets [start, end) of a reservation, or of a lease, of a queue, in one epoch of it."""
 

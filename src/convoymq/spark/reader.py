@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from convoymq.client.errors import ClientError
+from convoymq.model.errors import BrokerError
 from convoymq.spark import offsets, planning, reading
-from convoymq.spark.broker import Streams, StreamState, sample_row_bytes
-from convoymq.spark.errors import DataLoss, SourceError
-from convoymq.spark.frames import BatchMaker
+from convoymq.spark.broker import Streams, StreamState
+from convoymq.spark.errors import SourceError
 from convoymq.spark.offsets import Partition, Positions
-from convoymq.spark.partition import StreamRange
-from convoymq.spark.schema import STREAM_COLUMNS, check_schema
 from convoymq.spark.triggers import Triggers
 
 if TYPE_CHECKING:
@@ -48,41 +47,38 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_GO_ON = "failOnDataLoss=false goes on with what there is"
-
 
 class BatchReader(DataSourceReader):
     """One read of ranges of streams."""
 
     def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
-        check_schema(STREAM_COLUMNS, schema)
         self._options = options
-        self._maker = BatchMaker(schema, STREAM_COLUMNS)
+        self._source = source_of(options, schema)
 
     def partitions(self) -> list[InputPartition]:
         """Asks the broker where the ranges begin and end now, and cuts them into tasks."""
-        states = Streams(self._options).states()
+        states = self._source.states()
         ranges = self._ranges(states)
         groups = {key[0]: state.group for key, state in states.items()}
-        return _cut(self._options, [(key, *ends) for key, ends in sorted(ranges.items())], groups)
+        return self._source.cut([(key, *ends) for key, ends in sorted(ranges.items())], groups)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""
-        return _read(self._options, self._maker, partition)
+        return self._source.read(partition)
 
     def _ranges(self, states: Mapping[Partition, StreamState]) -> dict[Partition, tuple[int, int]]:
         options = self._options
-        streams = Streams(options)
-        starts = streams.resolve(options.starting, states)
-        ends = streams.resolve(options.ending, states)
+        starts = self._source.resolve(options.starting, states)
+        ends = self._source.resolve(options.ending, states)
         explicit = options.starting.kind == "offsets"
         ranges = {}
         for key, state in states.items():
-            start = _kept(options, key, starts[key], state)
-            end = _kept(options, key, ends[key], state)
+            subject = self._source.subject(key)
+            start = _kept(options, subject, starts[key], state)
+            end = _kept(options, subject, ends[key], state)
             if explicit and start > end:
                 raise SourceError(
-                    f"stream {key[0]}: the starting offset {start} is behind the end, {end}"
+                    f"{subject}: the starting offset {start} is behind the end, {end}"
                 )
             ranges[key] = (start, max(start, end))
         return ranges
@@ -141,8 +137,7 @@ class FilteringBatchReader(BatchReader):
         return low, high
 
     def _first_at(self, key: Partition, time_ms: int, otherwise: int) -> int:
-        client = Streams(self._options).client
-        ((offset, _),) = client.offsets([(key[0], "timestamp", time_ms)])
+        (offset,) = self._source.first_at([(key, time_ms)])
         return otherwise if offset is None else offset
 
 
@@ -151,9 +146,8 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     the checkpoint holds, and the trap that each of these avoids in docs/spark.md."""
 
     def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
-        check_schema(STREAM_COLUMNS, schema)
         self._options = options
-        self._maker = BatchMaker(schema, STREAM_COLUMNS)
+        self._source = source_of(options, schema)
         self._triggers = Triggers(options)
         self._target: dict[Partition, int] | None = None
         self._latest: Positions | None = None
@@ -169,7 +163,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fixes the end of the query: later messages belong to the next run."""
-        states = Streams(self._options).states()
+        states = self._source.states()
         self._target = {key: state.latest for key, state in states.items()}
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
@@ -184,13 +178,12 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun = None if offsets.is_symbol(start) else self._parsed(start)
         if begun is not None:
             self._store(start)
-        streams = Streams(self._options)
-        states = streams.states(begun)
+        states = self._source.states(begun)
         if self._target is not None:
             states = _bounded(states, self._target, begun)
         self._latest = Positions(ends={key: state.latest for key, state in states.items()})
         if begun is None:
-            begins = self._first(streams, states)
+            begins = self._first(states)
             moved = dict(begins)
         else:
             begins, moved = self._follow(begun, states)
@@ -204,6 +197,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends={key: begin + shares.get(key, 0) for key, begin in begins.items()},
             starts=moved,
             groups={key[0]: states[key].group for key in begins if states[key].group},
+            rocketmq=self._source.rocketmq,
         ).to_json()
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
@@ -218,21 +212,21 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             SourceError: the checkpoint is of other streams, or its offsets do not fit each other.
         """
         until = self._parsed(end)
-        begun = {} if offsets.is_symbol(start) else offsets.parse(start).ends
+        begun = {} if offsets.is_symbol(start) else self._source.parse(start).ends
         ranges = []
         for key, stop in sorted(until.ends.items()):
             begin = until.starts.get(key, begun.get(key))
             if begin is None or begin > stop:
                 raise SourceError(
-                    f"the checkpoint's batch ends at {stop} of stream {key[0]} "
+                    f"the checkpoint's batch ends at {stop} of {self._source.subject(key)} "
                     f"but begins {'nowhere' if begin is None else f'at {begin}'}"
                 )
             ranges.append((key, begin, stop))
-        return _cut(self._options, ranges, until.groups)
+        return self._source.cut(ranges, until.groups)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task, on another instance."""
-        return _read(self._options, self._maker, partition)
+        return self._source.read(partition)
 
     def commit(self, end: dict[str, object]) -> None:
         """Stores progress for people to see; `latestOffset` does it as well, and in time."""
@@ -247,11 +241,11 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _parsed(self, offset: Mapping[str, object]) -> Positions:
         """Reads an offset of the checkpoint. Raises SourceError: it has none of the streams that
         the options name."""
-        found = offsets.parse(offset)
+        found = self._source.parse(offset)
         known = {name for name, _ in found.ends}
         wanted = self._options.streams
         # Of a pattern, the streams that are missing are a loss.
-        if known and self._options.pattern is None and known.isdisjoint(wanted):
+        if known and wanted and known.isdisjoint(wanted):
             raise SourceError(
                 f"the checkpoint is of stream {', '.join(sorted(known))}, not of "
                 f"{', '.join(wanted)}: a query that reads other streams needs a checkpoint of its "
@@ -259,12 +253,14 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return found
 
-    def _first(
-        self, streams: Streams, states: Mapping[Partition, StreamState]
-    ) -> dict[Partition, int]:
+    def _first(self, states: Mapping[Partition, StreamState]) -> dict[Partition, int]:
         """Returns where a new query begins."""
-        found = streams.resolve(self._options.starting, states)
-        return {key: _kept(self._options, key, found[key], states[key]) for key in states}
+        source = self._source
+        found = source.resolve(self._options.starting, states)
+        return {
+            key: _kept(self._options, source.subject(key), found[key], state)
+            for key, state in states.items()
+        }
 
     def _follow(
         self, begun: Positions, states: Mapping[Partition, StreamState]
@@ -281,11 +277,13 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             known = begun.groups.get(key[0], 0)
             if known and state.group and known != state.group:
-                text = f"stream {key[0]} was deleted and declared again since offset {at} was read"
-                lose(options, text)
+                subject = self._source.subject(key)
+                lose(
+                    options, f"{subject} was deleted and declared again since offset {at} was read"
+                )
                 begins[key] = moved[key] = state.earliest
-            elif at < state.earliest:
-                begins[key] = moved[key] = _kept(options, key, at, state)
+            elif at < state.earliest or (state.is_final and at > state.latest):
+                begins[key] = moved[key] = _kept(options, self._source.subject(key), at, state)
             else:
                 # A new leader may not know its whole log as committed yet: then `latest` is below
                 # what was read, and there is nothing new.
@@ -293,7 +291,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key, at in begun.ends.items():
             still_wanted = options.pattern is not None or key[0] in options.streams
             if key not in states and still_wanted:
-                lose(options, f"stream {key[0]}, read up to offset {at}, was deleted")
+                lose(options, f"{self._source.subject(key)}, read up to offset {at}, was deleted")
         return begins, moved
 
     def _shares(
@@ -322,7 +320,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key, rows in backlog.items():
             mean = states[key].row_bytes
             if mean is None and rows:
-                mean = sample_row_bytes(Streams(self._options).client, key[0], begins[key])
+                mean = self._source.row_bytes(key, begins[key])
             total += rows * (mean or 0.0)
         return int(total)
 
@@ -331,41 +329,11 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         group_id = self._options.group_id
         if group_id is None or start == self._stored:
             return
-        client = Streams(self._options).client
         try:
-            for (stream, _), end in offsets.parse(start).ends.items():
-                if end:
-                    client.store_offset(stream, group_id, end - 1)
-        except ClientError as error:
+            self._source.store(group_id, self._source.parse(start).ends)
+        except (BrokerError, ClientError) as error:
             log.warning("progress of group %s is not stored: %s", group_id, error)
         self._stored = start
-
-
-def _cut(
-    options: StreamReadOptions,
-    ranges: Iterable[tuple[Partition, int, int]],
-    groups: Mapping[str, int],
-) -> list[InputPartition]:
-    fetching = options.fetching
-    parts = planning.split(ranges, fetching.partitions_min, fetching.records_per_partition_max)
-    return [
-        StreamRange(key[0], key[1], start, end, groups.get(key[0], 0)) for key, start, end in parts
-    ]
-
-
-def _read(
-    options: StreamReadOptions, maker: BatchMaker, partition: InputPartition
-) -> Iterator[pa.RecordBatch]:
-    # Spark invents a partition where a batch has none.
-    if not isinstance(partition, StreamRange):
-        return iter(())
-    return reading.read_stream(
-        options.connection,
-        options.fetching,
-        maker,
-        partition,
-        fail_on_data_loss=options.fail_on_data_loss,
-    )
 
 
 def _bounded(
@@ -380,35 +348,38 @@ def _bounded(
         # Declared since: the next run reads it. Unless this query reads it already.
         if key in target or key in known:
             latest = max(min(state.latest, target.get(key, 0)), state.earliest)
-            bounded[key] = StreamState(
-                group=state.group,
-                earliest=state.earliest,
-                latest=latest,
-                row_bytes=state.row_bytes,
-            )
+            cut_off = state.is_final and latest == state.latest
+            bounded[key] = replace(state, latest=latest, is_final=cut_off)
     return bounded
 
 
-def _kept(options: StreamReadOptions, key: Partition, wanted: int, state: StreamState) -> int:
+def _kept(options: StreamReadOptions, subject: str, wanted: int, state: StreamState) -> int:
     """Returns the offset itself, or where to go on when it is gone or never was. Raises
     DataLoss."""
     if wanted < state.earliest:
         lose(
             options,
-            f"stream {key[0]}: offset {wanted} is wanted, the earliest kept is {state.earliest}",
+            f"{subject}: offset {wanted} is wanted, the earliest kept is {state.earliest}",
         )
         return state.earliest
     if wanted > state.latest:
-        lose(options, f"stream {key[0]}: offset {wanted} is wanted, but its end is {state.latest}")
+        lose(options, f"{subject}: offset {wanted} is wanted, but its end is {state.latest}")
         return state.latest
     return wanted
 
 
+def source_of(options: StreamReadOptions, schema: StructType) -> Streams:
+    """Returns what is read, with the columns of a schema. Raises SchemaError."""
+    if options.connection.namesrv:
+        from convoymq.spark.rocket_reading import RocketQueues
+
+        return RocketQueues(options, schema)
+    return Streams(options, schema)
+
+
 def lose(options: StreamReadOptions, text: str) -> None:
     """Raises DataLoss, or says that the read goes on."""
-    if options.fail_on_data_loss:
-        raise DataLoss(f"{text}. {_GO_ON}")
-    log.warning("%s", text)
+    reading.lose(text, fails=options.fail_on_data_loss)
 
 
 # --- filters ---------------------------------------------------------------------------------

@@ -66,6 +66,13 @@ def read_browsed(
     yield from _batches(fetched, fetching, maker, {"queue": part.queue})
 
 
+def lose(text: str, *, fails: bool) -> None:
+    """Raises DataLoss, or says that the read goes on."""
+    if fails:
+        raise DataLoss(f"{text}. failOnDataLoss=false goes on with what there is")
+    log.warning("%s", text)
+
+
 def _batches(
     fetched: Iterator[FetchResult],
     fetching: Fetching,
@@ -74,7 +81,7 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     before = maker.mended.copy()
     try:
-        for result in _ahead(_paced(fetched, fetching), fetching):
+        for result in ahead(_paced(fetched, fetching), fetching):
             yield from maker.batches(result.frame, constants)
     finally:
         if mended := maker.mended - before:
@@ -211,7 +218,7 @@ def _paced(results: Iterator[FetchResult], fetching: Fetching) -> Iterator[Fetch
         time.sleep(max(0.0, due - now))
 
 
-def _ahead(items: Iterator[T], fetching: Fetching) -> Iterator[T]:
+def ahead(items: Iterator[T], fetching: Fetching) -> Iterator[T]:
     """Yields the same items, the next one made in a thread while the last one is used."""
     if not fetching.prefetch:
         yield from items

@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     DataType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -86,6 +87,24 @@ TOPIC_COLUMNS: Mapping[str, Column] = {
     "order_token": Column(StringType(), 0),
 }
 """Columns of streams, and a message's place in its topic."""
+
+ROCKETMQ_COLUMNS: Mapping[str, Column] = {
+    "key": Column(BinaryType(), 0, nullable=True),
+    "value": Column(BinaryType(), 0, nullable=True),
+    "topic": Column(StringType(), 0),
+    "broker": Column(StringType(), 0),
+    "partition": Column(IntegerType(), 0),
+    "offset": Column(LongType(), 0),
+    "timestamp": Column(TimestampType(), 0),
+    "timestampType": Column(IntegerType(), 0),
+    "born_timestamp": Column(TimestampType(), 0, nullable=True),
+    "tags": Column(StringType(), 0, nullable=True),
+    "keys": Column(ArrayType(StringType()), 0),
+    "message_id": Column(StringType(), 0),
+    "reconsume_times": Column(IntegerType(), 0),
+    "properties": Column(MapType(StringType(), StringType()), 0),
+}
+"""Columns of topics of RocketMQ; `partition` is the number of the queue, on its broker."""
 
 QUEUE_COLUMNS: Mapping[str, Column] = {
     "key": STREAM_COLUMNS["key"],

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from convoymq.spark import options
 from convoymq.spark.option_table import OptionValues, Use, parse_options
-from convoymq.spark.schema import QUEUE_COLUMNS, STREAM_COLUMNS, TOPIC_COLUMNS, Column, full_schema
+from convoymq.spark.schema import (
+    QUEUE_COLUMNS,
+    ROCKETMQ_COLUMNS,
+    STREAM_COLUMNS,
+    TOPIC_COLUMNS,
+    Column,
+    full_schema,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -28,6 +35,8 @@ class StreamSource:
 
     def schema(self) -> StructType:
         """Kafka's columns, and those that options add; of a topic those of places, too."""
+        if self._values["namesrv"]:
+            return _schema(ROCKETMQ_COLUMNS, self._values)
         of_topic = self._values["topic"] is not None
         return _schema(TOPIC_COLUMNS if of_topic else STREAM_COLUMNS, self._values)
 
@@ -36,7 +45,7 @@ class StreamSource:
         from convoymq.spark.reader import BatchReader, FilteringBatchReader
 
         read = options.StreamReadOptions.of(self._values, Use.BATCH_READ)
-        if read.topic is not None:
+        if read.topic is not None and not read.connection.namesrv:
             from convoymq.spark.topic_reader import TopicBatchReader
 
             return TopicBatchReader(read, schema)
@@ -47,7 +56,7 @@ class StreamSource:
         from convoymq.spark.reader import MicroBatchReader
 
         read = options.StreamReadOptions.of(self._values, Use.STREAM_READ)
-        if read.topic is not None:
+        if read.topic is not None and not read.connection.namesrv:
             from convoymq.spark.topic_reader import TopicMicroBatchReader
 
             return TopicMicroBatchReader(read, schema)

@@ -1,0 +1,277 @@
+"""Topics of broker groups inside Spark: real name server and brokers, whose master is killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lz4.frame
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from convoymq.model.errors import Unavailable
+from convoymq.rocketmq.client.blocking import Blocking
+from convoymq.rocketmq.client.client import Queue, RocketClient, send_fields
+from convoymq.rocketmq.remoting.codes import Answer, Request
+from convoymq.spark.errors import DataLoss, OptionError, SourceError
+from convoymq.spark.sources import StreamSource
+from tests.patience import PATIENCE_S
+from tests.rocketmq.processes import BrokerProcess, Server
+from tests.spark.support import Query, batch_rows
+from tests.spark.test_spark import eventually
+
+T = TypeVar("T")
+GROUP = {
+    "brokerClusterName": "c", "totalReplicas": 2, "enableSlaveActingMaster": "true",
+    "slaveReadEnable": "true", "compatibleWithOldNameSrv": "false",
+}  # fmt: skip
+
+
+class Group:
+    """A name server, and a group `n` of a master and a slave."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        for name in ("0", "1", "m"):
+            (directory / name).mkdir()
+        self.names = Server(directory)
+        self.slave = self.replica(1)
+        self.master = self.replica(0)
+        for each in (self.slave, self.master):
+            each.wait_for("rocketmq.online")
+        self.client = Blocking(self.names.address, "test", timeout_s=PATIENCE_S)
+
+    def replica(self, number: int) -> BrokerProcess:
+        role = {"brokerRole": "SLAVE"} if number else {
+            "brokerRole": "SYNC_MASTER", "inSyncReplicas": 2
+        }  # fmt: skip
+        return BrokerProcess(
+            self.directory / str(number), self.names.address, brokerName="n", brokerId=number,
+            **GROUP | role,
+        )  # fmt: skip
+
+    def call(self, work: Callable[[RocketClient], Awaitable[T]]) -> T:
+        return self.client.call(work)
+
+    def make(self, topic: str, queues: int = 3, broker: str = "n") -> None:
+        fields = {
+            "topic": topic, "defaultTopic": "TBW102", "readQueueNums": str(queues),
+            "writeQueueNums": str(queues), "perm": "6", "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": "0", "order": "false",
+        }  # fmt: skip
+
+        async def work(client: RocketClient) -> None:
+            made = await client.ask("TBW102", broker, Request.UPDATE_AND_CREATE_TOPIC, fields)
+            assert made.code == Answer.SUCCESS
+            if Queue(broker, queues - 1) not in await client.queues(topic):
+                raise Unavailable("name servers do not know yet")
+
+        self.call(work)
+
+    def send(self, topic: str, numbers: range, queues: int = 3, broker: str = "n") -> None:
+        """Each queue has its numbers in order."""
+
+        async def work(client: RocketClient) -> None:
+            for number in numbers:
+                properties = {"TAGS": f"t{number % 2}", "KEYS": f"k{number} all", "p": "ü",
+                              "__SHARDINGKEY": f"key-{number % 7}"}  # fmt: skip
+                await client.send(topic, Queue(broker, number % queues), b"%d" % number, properties)
+
+        self.call(work)
+
+    def close(self) -> None:
+        self.client.close()
+        for each in (self.master, self.slave, self.names):
+            each.process.kill()
+            each.process.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    made = Group(tmp_path_factory.mktemp("group"))
+    yield made
+    made.close()
+
+
+def source(group: Group, topic: str, **more: Any) -> StreamSource:
+    given = {"namesrv": group.names.address, "topic": topic, **more}
+    return StreamSource({name.lower(): str(value) for name, value in given.items()})
+
+
+def query(group: Group, topic: str, **more: Any) -> Query:
+    def reader() -> Any:
+        made = source(group, topic, startingOffsets="earliest", **more)
+        return made.stream_reader(made.schema())
+
+    started = Query(reader)
+    started.start()
+    return started
+
+
+def check(rows: DataFrame, count: int) -> None:
+    """Each message is there once, and those of a queue are in the order of their offsets."""
+    found = [
+        (row.broker, row.partition, row.offset, int(bytes(row.value)))
+        for row in rows.select("broker", "partition", "offset", "value").collect()
+    ]
+    assert Counter(number for *_, number in found) == Counter(range(count))
+    assert len({place[:3] for place in found}) == count
+    for queue in {place[:2] for place in found}:
+        numbers = [number for *place, number in sorted(found) if tuple(place[:2]) == queue]
+        assert numbers == sorted(numbers)
+
+
+def test_a_batch_has_the_columns_of_messages(group: Group) -> None:
+    group.make("plain")
+    group.send("plain", range(9))
+    packed = send_fields(group="g", topic="plain", broker="n", queue=0, properties="", born_ms=-1,
+                         sys_flag=0x101)  # fmt: skip
+    body = lz4.frame.compress(b"packed")
+    for content in (body, body[:-9]):
+        group.call(lambda client, content=content: client.ask(  # type: ignore[misc]
+            "plain", "n", Request.SEND_MESSAGE_V2, packed, content
+        ))  # fmt: skip
+    rows = sorted(batch_rows(source(group, "plain")), key=lambda r: (r["partition"], r["offset"]))
+    assert [row["value"] for row in rows] == [
+        *(b"0", b"3", b"6", b"packed", body[:-9]), *(b"1", b"4", b"7"), *(b"2", b"5", b"8"),
+    ]  # fmt: skip
+    row = rows[1]
+    assert (row["topic"], row["broker"], row["partition"], row["offset"]) == ("plain", "n", 0, 1)
+    assert (row["key"], row["tags"], row["keys"]) == (b"key-3", "t1", ["k3", "all"])
+    assert (row["timestampType"], row["reconsume_times"]) == (1, 0)
+    assert dict(row["properties"])["p"] == "ü"
+    assert row["message_id"] == dict(row["properties"])["UNIQ_KEY"]
+    assert row["timestamp"] >= row["born_timestamp"]
+    assert (rows[3]["key"], rows[3]["keys"], rows[3]["born_timestamp"]) == (None, [], None)
+    given = {
+        "startingOffsets": json.dumps({"n": {"0": 1, "1": -2, "2": 3}}),
+        "endingOffsets": json.dumps({"n": {"0": 2, "1": 2, "2": -1}}),
+        "minPartitions": 3,
+    }
+    some = [row["value"] for row in batch_rows(source(group, "plain", **given))]
+    assert sorted(some) == [b"1", b"3", b"4"]
+    later = int(rows[2]["timestamp"].timestamp() * 1000)
+    timed = batch_rows(source(group, "plain", startingTimestamp=later))
+    assert {row["value"] for row in rows if row["timestamp"] >= rows[2]["timestamp"]} == {
+        row["value"] for row in timed
+    }
+    for more, error, text in (
+        ({"startingOffsets": '{"n":{"0":1}}'}, SourceError, "has the queues n:0, n:1, n:2"),
+        ({"startingTimestamp": later + 10**9}, SourceError, "has no message at or after"),
+        ({"includeHeaders": True}, OptionError, "includeHeaders has no meaning with namesrv"),
+        ({"servers": "h:1"}, OptionError, "servers has no meaning with namesrv"),
+        ({"topic": "missing"}, SourceError, "knows a topic missing"),
+        ({"startingOffsets": '{"n":{"0":99,"1":0,"2":0}}'}, DataLoss, "queue 0: offset 99"),
+    ):
+        with pytest.raises(error, match=text):
+            batch_rows(source(group, **{"topic": "plain", **more}))
+
+
+def test_a_query_follows_new_queues_and_brokers_and_what_is_cut_off_fails_it(group: Group) -> None:
+    group.make("grown")
+    group.send("grown", range(30))
+    running = query(group, "grown", maxOffsetsPerTrigger=20, groupId="shown")
+    assert running.step()
+    assert running.step(crash="sunk")
+    group.make("grown", queues=5)
+    group.send("grown", range(30, 60), queues=5)
+    another = BrokerProcess(
+        group.directory / "m", group.names.address, brokerName="m", brokerClusterName="c"
+    )
+    try:
+        group.make("grown", broker="m", queues=1)
+        group.send("grown", range(60, 70), queues=1, broker="m")
+        running.start()
+        running.run()
+        assert sorted(map(int, running.values)) == list(range(70))
+        shown = Blocking(group.names.address, "shown")
+        assert shown.call(lambda client: client.committed("grown", Queue("n", 0)))
+        shown.close()
+        # A checkpoint of another topic, or of streams, is none of this one.
+        other = query(group, "plain")
+        other.wal, other.commits = running.wal[:], running.commits
+        with pytest.raises(SourceError, match="is of RocketMQ's topic grown, not of"):
+            other.step()
+    finally:
+        another.stop()
+    # A queue that nobody serves is waited for, and fails the query; or the others go on.
+    impatient = query(group, "grown", **{"convoymq.timeout": "200ms"})
+    impatient.wal, impatient.commits = running.wal[:], running.commits
+    with pytest.raises(SourceError, match="nobody serves topic grown, broker m, queue 0"):
+        impatient.step()
+    group.send("grown", range(70, 75))
+    going_on = query(group, "grown", failOnDataLoss=False)
+    going_on.wal, going_on.commits = running.wal[:], running.commits
+    going_on.run()
+    assert sorted(map(int, going_on.values)) == list(range(70, 75))
+    assert json.loads(going_on.wal[-1])["p"]["m"] == {"0": 10}
+
+
+def test_messages_that_were_cut_off_fail_a_query(group: Group) -> None:
+    group.make("cut", queues=1)
+    group.send("cut", range(5), queues=1)
+    running, lax = (query(group, "cut", failOnDataLoss=fails) for fails in (True, False))
+    for each in (running, lax):
+        each.run()
+    group.call(lambda client: client.ask("cut", "n", Request.DELETE_TOPIC_IN_BROKER,
+                                         {"topic": "cut"}))  # fmt: skip
+    group.make("cut", queues=1)
+    group.send("cut", range(10, 12), queues=1)
+    with pytest.raises(DataLoss, match="offset 5 is wanted, but its end is"):
+        running.step()
+    lax.run()
+    group.send("cut", range(12, 14), queues=1)
+    lax.run()
+    assert [int(value) for value in lax.values][-2:] == [12, 13]
+
+
+def test_a_query_reads_on_from_the_slave_of_a_killed_master(
+    group: Group, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The master is killed under the query, the driver ends and goes on, the master returns."""
+    group.make("followed")
+    out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
+    rows = (
+        spark.readStream.format("convoymq")
+        .options(namesrv=group.names.address, topic="followed", startingOffsets="earliest",
+                 maxOffsetsPerTrigger="40")
+        .load()
+    )  # fmt: skip
+
+    def start(**trigger: Any) -> StreamingQuery:
+        writer = rows.writeStream.format("parquet").option("path", out)
+        return writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
+
+    def count() -> int:
+        return spark.read.schema(rows.schema).parquet(out).count() if Path(out).exists() else 0
+
+    group.send("followed", range(120))
+    running = start(processingTime="0 seconds")
+    eventually(lambda: count() >= 40, "rows")
+    group.master.process.kill()
+    group.master.process.wait(PATIENCE_S)
+    eventually(lambda: count() == 120, "rows of the slave")
+    running.stop()
+    group.master = group.replica(0)
+    group.master.wait_for("rocketmq.online")
+    group.send("followed", range(120, 200))
+    last = start(availableNow=True)
+    assert last.awaitTermination(int(PATIENCE_S))
+    check(spark.read.parquet(out), 200)
+
+
+def test_the_first_program_in_python_runs(group: Group) -> None:
+    group.make("hello-python")
+    program = Path(__file__).parents[2] / "examples" / "rocketmq" / "hello.py"
+    done = subprocess.run(
+        [sys.executable, str(program), group.names.address],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"received hello {n}" for n in range(5)]
