@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from tests.sim.planted.registry import late, planting
 
 plant = planting("acting")
-_roles = late("convoymq.rocketmq.acting.roles:Roles")
-_group = late("convoymq.rocketmq.acting.service:Group")
 _bridge = late("convoymq.rocketmq.acting.bridge:Bridge")
 _special = late("convoymq.rocketmq.special.service:SpecialServices")
 FAULTS = "away,isolate,kill"
@@ -30,21 +27,6 @@ def end_refused_while_acting() -> None:
     special._end_transaction = planted
 
 
-@plant("a half message is passed over after some failures", "away,isolate,kill,partition")
-def half_message_skipped() -> None:
-    special = _special()
-    put = special._put
-    failures: dict[Any, int] = {}
-
-    async def planted(self: Any, part: Any, key: Any) -> bool:
-        is_done = await put(self, part, key)
-        if not is_done and part is self.state.transactions:
-            failures[key] = failures.get(key, 0) + 1
-        return bool(is_done) or failures.get(key, 0) >= 3
-
-    special._put = planted
-
-
 @plant("a message escapes without its key", FAULTS)
 def escape_without_a_key() -> None:
     bridge = _bridge()
@@ -57,35 +39,6 @@ def escape_without_a_key() -> None:
     bridge._send = planted
 
 
-@plant("timed messages that are not due yet wait for their master", FAULTS)
-def not_yet_due_waits() -> None:
-    from convoymq.rocketmq.special.state import SpecialState
-
-    tick = SpecialState.tick
-
-    def planted(self: Any, now_ms: int) -> Any:
-        if not self.wheel.may_roll:
-            self.wheel._slots.clear()
-            self.wheel._order.clear()
-            self.wheel.count = 0
-        return tick(self, now_ms)
-
-    SpecialState.tick = planted  # type: ignore[method-assign]
-
-
-@plant("consumer offsets are taken over by their version", FAULTS)
-def offsets_merged_by_version() -> None:
-    from convoymq.rocketmq.broker.offsets import Offsets
-
-    replace = Offsets.replace
-
-    def planted(self: Any, table: Any) -> None:
-        if table.data_version.counter > self.version.counter:
-            replace(self, table)
-
-    Offsets.merge = planted  # type: ignore[method-assign]
-
-
 @plant("a master takes no topics and groups over", FAULTS)
 def topics_not_taken_over() -> None:
     from convoymq.rocketmq.acting import metadata
@@ -93,131 +46,8 @@ def topics_not_taken_over() -> None:
     metadata.joined = lambda own, _version, _other, _other_version: own
 
 
-@plant("one replica is enough for a lock", "isolate,partition")
-def lock_without_a_majority() -> None:
-    from convoymq.rocketmq.acting.locks import Ballot
-
-    Ballot.granted = lambda self: self.asked  # type: ignore[method-assign]
-
-
 @plant("a lock does not keep others from pulling", "none")
 def lock_without_a_fence() -> None:
     from convoymq.rocketmq.acting.locks import LockTable
 
     LockTable.may_consume = lambda self, *_args, **_rest: True  # type: ignore[method-assign]
-
-
-@plant("every lock has the same epoch", "none")
-def locks_without_epochs() -> None:
-    from convoymq.rocketmq.acting.locks import LockTable
-
-    lock = LockTable.lock
-
-    def planted(self: Any, group: str, client: str, queue: Any, epoch: int, now_ms: int) -> bool:
-        known = self._locks.get(group, {}).get(queue)
-        if known is not None and known.client is None:
-            known.epoch = 0
-        return lock(self, group, client, queue, 1, now_ms)
-
-    LockTable.lock = planted  # type: ignore[method-assign]
-
-
-@plant("a slave waits five seconds after its link transfers", "none")
-def isolation_goes_on() -> None:
-    import asyncio
-
-    group = _group()
-    wait = group._await_link
-
-    async def planted(self: Any, step: Any) -> Any:
-        found = await wait(self, step)
-        if self._parts.role.id:
-            await asyncio.sleep(5)
-        return found
-
-    group._await_link = planted
-
-
-@plant("a name server is busy until each of its notifications has arrived", "isolate,partition")
-def name_server_waits_while_it_notifies() -> None:
-    from convoymq.rocketmq.namesrv.service import NameServer
-
-    handlers = NameServer._handlers
-
-    def planted(self: Any) -> Any:
-        def held(handler: Any) -> Any:
-            async def answer(connection: Any, command: Any) -> Any:
-                import asyncio
-
-                while len(self._tasks) > 1:
-                    await asyncio.sleep(0.01)
-                return handler(connection, command)
-
-            return answer
-
-        return {code: held(handler) for code, handler in handlers(self).items()}
-
-    NameServer._handlers = planted  # type: ignore[method-assign]
-
-
-@plant("replicas that start together each run special services", "none")
-def started_together() -> None:
-    _roles()._is_seen = property(lambda self: True, lambda self, value: None)
-
-
-@plant("a slave acts while it hears its master", "mute,oneway,partition")
-def acts_while_the_master_is_heard() -> None:
-    _roles()._hears_any = lambda self, now_ms: False
-
-
-@plant("a master without a lease goes on", "isolate,partition,freeze")
-def master_without_a_lease() -> None:
-    _roles()._has_lease = lambda self, now_ms: True
-
-
-@plant("special services begin without the keys of other brokers", FAULTS)
-def keys_are_not_learned() -> None:
-    async def planted(self: Any) -> None:
-        self.bridge.generation = self._parts.now_ms()
-
-    _group()._learn_keys = planted
-
-
-@plant("brokers that are not listed at the moment are not asked for keys", "kill,isolate,partition")
-def holders_are_forgotten() -> None:
-    from convoymq.rocketmq.acting.key_log import KeyLog
-
-    listed = KeyLog.on_listed
-
-    def planted(self: Any, brokers: Any, now_ms: int) -> None:
-        self._holders.clear()
-        listed(self, brokers, now_ms)
-
-    KeyLog.on_listed = planted  # type: ignore[method-assign]
-
-
-@plant("targets take attempts of replicas that were superseded", "isolate,partition,freeze")
-def generations_are_not_looked_at() -> None:
-    from convoymq.rocketmq.acting.escape import Generations
-
-    Generations.takes = lambda self, broker, generation: True  # type: ignore[method-assign]
-
-
-@plant("an attempt without an answer is made at another target", "loss,break,kill,isolate")
-def attempts_are_not_bound() -> None:
-    from convoymq.rocketmq.acting.escape import Targets
-
-    def choose(self: Any, key: Any, writable: dict[str, int]) -> Any:
-        from convoymq.rocketmq.acting.escape import Target
-
-        names: Iterable[str] = sorted(name for name in writable if name != self._own)
-        self._turn = getattr(self, "_turn", 0) + 1
-        chosen = list(names)
-        return Target(chosen[self._turn % len(chosen)], 0) if chosen else None
-
-    Targets.choose = choose  # type: ignore[method-assign]
-
-
-@plant("a replica that was superseded goes on with its generation", "mute,oneway,partition")
-def superseded_for_ever() -> None:
-    _roles().on_superseded = lambda self: None
