@@ -51,3 +51,18 @@ def lock_without_a_fence() -> None:
     from convoymq.rocketmq.acting.locks import LockTable
 
     LockTable.may_consume = lambda self, *_args, **_rest: True  # type: ignore[method-assign]
+
+
+@plant("every lock has the same epoch", "none")
+def locks_without_epochs() -> None:
+    from convoymq.rocketmq.acting.locks import LockTable
+
+    lock = LockTable.lock
+
+    def planted(self: Any, group: str, client: str, queue: Any, _epoch: int, now_ms: int) -> bool:
+        known = self._locks.get(group, {}).get(queue)
+        if known is not None and known.client is None:
+            known.epoch = 0
+        return lock(self, group, client, queue, 1, now_ms)
+
+    LockTable.lock = planted  # type: ignore[method-assign]
