@@ -235,7 +235,9 @@ async def test_questions_wait_as_long_as_the_copy_takes(tmp_path: Path) -> None:
         await asyncio.to_thread(fill, nodes, "q", 40, "quorum")
         broker = nodes[1].broker
         queue = broker.queue_admin.find_queue("/", "q")
-        queue.limits = replace(queue.limits, question_timeout_ms=500, register_timeout_ms=500)
+        queue.limits = replace(
+            queue.limits, operation_timeout_ms=500, publish_register_timeout_ms=500
+        )
         record, successor = await broker.migrations.begin("/", "q", "classic", rate=10)
         await in_time(lambda: broker.local.get(record.group).known_seqs[0] == successor)
 

@@ -62,7 +62,7 @@ from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tasks import Tasks
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import MEMORY_TARGET_BYTES, HostParts, QueueHost, hosted_drivers
-from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
+from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import Traces
@@ -265,15 +265,8 @@ class Broker:
             clock=self._clock,
             incarnations=self._incarnations,
             new_session=self.new_session,
-            limits=FlowLimits(
-                question_timeout_ms=settings.operation_timeout_ms,
-                register_timeout_ms=settings.publish_register_timeout_ms,
-                leaderless_publish_timeout_ms=settings.leaderless_publish_timeout_ms,
-                leaderless_consumer_timeout_ms=settings.leaderless_consumer_timeout_ms,
-                pending_messages_max=settings.publish_pending_messages,
-                pending_commands_max=settings.publish_pending_commands,
-                budget=PendingBudget(settings.publish_pending_max_bytes),
-            ),
+            limits=settings,
+            budget=PendingBudget(settings.publish_pending_max_bytes),
             ask=questions.of_groups(),
             ask_sessions=questions.ask_sessions,
             on_routes=self.route_versions.bump,

@@ -19,9 +19,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.compatibility import COMPATIBILITY, TYPE_GIVEN
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues import drivers as _registered  # noqa: F401
@@ -33,7 +35,7 @@ from convoymq.queues.driver import (
     QueueMachine,
     group_driver_of,
 )
-from convoymq.queues.group_queue import FlowLimits, GroupQueue
+from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.handing_over import KEEPS_ALL
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
@@ -84,7 +86,8 @@ class LocalQueues:
     new_session: Callable[[], int]
     hosts: Mapping[str, QueueHost] = field(default_factory=dict)
     """Type -> host of its queues, where they are no Raft groups."""
-    limits: FlowLimits | None = None
+    limits: DefaultsConfig = field(default_factory=DefaultsConfig)
+    budget: PendingBudget = field(default_factory=PendingBudget)
     ask: GroupQuestions = field(default_factory=GroupQuestions)
     ask_sessions: AskSessions | None = None
     stored_groups: Callable[[], Collection[int]] = tuple
@@ -387,6 +390,7 @@ class LocalQueues:
             "on_routes": self.on_routes,
             "on_unused": partial(self._unused, record.group),
             "limits": self.limits,
+            "budget": self.budget,
             "served": self._served,
         }
         driver = group_driver_of(record.type.value)

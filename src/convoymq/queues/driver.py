@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
+from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.commands import ChangeView, SetMembers
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock
@@ -21,7 +22,7 @@ from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
 from convoymq.queues.dead_letter_publisher import DeadLetterOptions
-from convoymq.queues.group_queue import FlowLimits, GroupQueue, Host, group_state
+from convoymq.queues.group_queue import GroupQueue, Host, group_state
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.mirrored.policy import CopyAge
@@ -58,7 +59,8 @@ class GroupOptions(TypedDict):
     ask_counts: Callable[[int, int], Awaitable[tuple[int, int]]] | None
     on_routes: Callable[[], None] | None
     on_unused: Callable[[], None] | None
-    limits: FlowLimits | None
+    limits: DefaultsConfig | None
+    budget: PendingBudget | None
     served: dict[int, GroupQueue] | None
 
 

@@ -22,7 +22,6 @@ import traceback
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -31,6 +30,7 @@ from convoymq.kernels import batch, link_frames
 from convoymq.kernels.batch import CommandBuilder, PendingBudget
 from convoymq.kernels.entries import Entry
 from convoymq.model.clock import Clock, Timer
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import NotFound, StorageFault, Unavailable
 from convoymq.model.rounds import run_each
 from convoymq.queues.group_machine import GroupMachine
@@ -160,35 +160,6 @@ def effects_of(machine: GroupMachine, call: Callable[..., None], *arguments: int
     return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowLimits:
-    """Limits of what one channel may have under way into one queue, and for how long.
-
-    Beyond one bound the channel stops reading publishes; it goes on at half of all. Larger bounds
-    let a publisher ahead of a slow majority and cost that much memory per channel and queue.
-    """
-
-    pending_messages_max: int = 1024
-    """Most messages under way. What consumers acknowledge is committed behind them. With more than
-    a prefetch window of that, consumers fall behind, and what falls behind is written twice."""
-    pending_bytes_max: int = 16 << 20
-    pending_commands_max: int = 4096
-    budget: PendingBudget = field(default_factory=PendingBudget)
-    """Budget that all channels and queues that share it may have under way together. The same
-    bounds."""
-    question_timeout_ms: int = 30_000
-    """Longest wait of consume, get, purge and cancel for an answer."""
-    register_timeout_ms: int = 65_000
-    """Longest wait of publishes while the queue has a leader, which has not yet answered their
-    channel at all; then they are refused. A channel that was answered once waits for as long as it
-    takes."""
-    leaderless_publish_timeout_ms: int = 5_000
-    """Longest wait of publishes for an answer while the queue has no leader, until they are
-    refused; 0 = for as long as it takes."""
-    leaderless_consumer_timeout_ms: int = 5_000
-    """Time without a leader after which consumers that hear of it are cancelled; 0 = never."""
-
-
 class GroupQueue(Queue):
     """See `Queue`; also the `EffectSink` of its group. Types of queues derive from it.
 
@@ -227,7 +198,8 @@ class GroupQueue(Queue):
         ask_counts: Callable[[int, int], Awaitable[tuple[int, int]]] | None = None,
         on_routes: Callable[[], None] | None = None,
         on_unused: Callable[[], None] | None = None,
-        limits: FlowLimits | None = None,
+        limits: DefaultsConfig | None = None,
+        budget: PendingBudget | None = None,
         served: dict[int, GroupQueue] | None = None,
     ) -> None:
         self.vhost = vhost
@@ -236,7 +208,8 @@ class GroupQueue(Queue):
         self.node = node
         self.clock = clock
         self.members = tuple(members)
-        self.limits = limits if limits is not None else FlowLimits()
+        self.limits = limits or DefaultsConfig()
+        self.budget = budget or PendingBudget()
         self.leader: int | None = None
         self.term = 0
         self.deleted = False

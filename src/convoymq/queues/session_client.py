@@ -66,10 +66,10 @@ class SessionClient(QueueClient):
         self.queue = queue
         self.session = session
         self._target = PublishTarget(queue.builder, session, self)
-        self._target.pending_messages_max = queue.limits.pending_messages_max
+        self._target.pending_messages_max = queue.limits.publish_pending_messages
         self._target.pending_bytes_max = queue.limits.pending_bytes_max
-        self._target.pending_commands_max = queue.limits.pending_commands_max
-        self._budget = self._target.budget = queue.limits.budget
+        self._target.pending_commands_max = queue.limits.publish_pending_commands
+        self._budget = self._target.budget = queue.budget
         #: The session's opening number; 0 = no command was sent.
         self.opening = 0
         self.held_for = queue.known_seqs[0]
@@ -251,7 +251,8 @@ class SessionClient(QueueClient):
         if self.closed:
             return
         self._check_questions(now_ms)
-        if self.applied or now_ms - self.waiting_since_ms < self.queue.limits.register_timeout_ms:
+        timeout_ms = self.queue.limits.publish_register_timeout_ms
+        if self.applied or now_ms - self.waiting_since_ms < timeout_ms:
             return
         self.waiting_since_ms = now_ms
         if not self.closed:
@@ -337,9 +338,9 @@ class SessionClient(QueueClient):
         divisor = 2 if self.blocked else 1
         limits = self.queue.limits
         beyond = (
-            target.pending_messages * divisor > limits.pending_messages_max
+            target.pending_messages * divisor > limits.publish_pending_messages
             or target.pending_bytes * divisor > limits.pending_bytes_max
-            or len(target.pending) * divisor > limits.pending_commands_max
+            or len(target.pending) * divisor > limits.publish_pending_commands
             or self._budget.bytes * divisor > self._budget.bytes_max
         )
         if beyond != self.blocked and not self.closed:

@@ -149,18 +149,18 @@ _LOCATOR = "invalid_queue_locator_arg"
 
 ARGUMENT_KEYS: tuple[Key, ...] = (
     Key("expires", "queue expiry", Integers(1, DURATION_MS_MAX), _BOTH, _lower, _lower,
-        machine={QUORUM: "expires_ms"}),
+        machine=dict.fromkeys(_BOTH, "expires_ms")),
     Key("message-ttl", "message TTL", _DURATION, _BOTH, _lower, _lower,
-        machine={QUORUM: "message_ttl_ms"}),
+        machine=dict.fromkeys(_BOTH, "message_ttl_ms")),
     Key("dead-letter-exchange", "dead letter exchange name", _TEXT, {CLASSIC: 2, QUORUM: 2}),
     Key("dead-letter-routing-key", "dead letter routing key", _TEXT, {CLASSIC: 2, QUORUM: 2},
         arguments=DeadLetterKey()),
     Key("dead-letter-strategy", "dead letter strategy",
         Words("invalid_dlx_strategy", "at-most-once", "at-least-once"), _NEW),
     Key("max-length", "maximum length", _COUNT, _BOTH, _lower, _lower,
-        machine={QUORUM: "max_length"}),
+        machine={CLASSIC: "length_max", QUORUM: "max_length"}),
     Key("max-length-bytes", "maximum length in bytes", _COUNT, {**_BOTH, **_LOGS}, _lower, _lower,
-        machine={QUORUM: "max_length_bytes", STREAM: "max_bytes"}),
+        machine={CLASSIC: "bytes_max", QUORUM: "max_length_bytes", STREAM: "max_bytes"}),
     # Quorum queues accept both without effect, as RabbitMQ does since 3.10.
     Key("max-in-memory-length", "maximum memory in bytes", _COUNT, operator=_lower, kept=(QUORUM,)),
     Key("max-in-memory-bytes", "maximum memory in bytes", _COUNT, operator=_lower, kept=(QUORUM,)),

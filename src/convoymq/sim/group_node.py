@@ -241,6 +241,7 @@ class GroupNode(SimNode):
             on_routes=None,
             on_unused=None,
             limits=None,
+            budget=None,
             served=None,
         )
         return self.world.load.make_queue(self, parts)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from convoymq.broker.topics.measures import Durations
 from convoymq.broker.topics.publisher import TopicPublisher
+from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.topic_settings import REFUSE, null_key_of
 from convoymq.model.clock import Clock
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import Unavailable
 from convoymq.model.refusals import exchange_subject, missing
-from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.interface import ClientEvents, Queue, QueueFeatures, Row
 
 
@@ -32,7 +33,8 @@ class TopicHandle(Queue):
         group: int,
         *,
         clock: Clock,
-        limits: FlowLimits,
+        limits: DefaultsConfig,
+        budget: PendingBudget,
         new_session: Callable[[], int],
         find_partition: Callable[[int], Queue | None],
     ) -> None:
@@ -42,6 +44,7 @@ class TopicHandle(Queue):
         self.record = record
         self.clock = clock
         self.limits = limits
+        self.budget = budget
         self.new_session = new_session
         self.find_partition = find_partition
         self._publishers: set[TopicPublisher] = set()

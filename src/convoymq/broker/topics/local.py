@@ -10,7 +10,6 @@ from convoymq.broker.local_queues import LocalQueues
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, TopicRecord
 from convoymq.metadata.topics import find_topic, partition_queue_name
 from convoymq.model.late_imports import import_late
-from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.interface import Queue
 
 if TYPE_CHECKING:
@@ -88,7 +87,8 @@ class LocalTopics:
             record,
             -self._made,
             clock=local.clock,
-            limits=local.limits or FlowLimits(),
+            limits=local.limits,
+            budget=local.budget,
             new_session=local.new_session,
             find_partition=partial(self._partition, record.vhost, record.name),
         )

@@ -30,7 +30,7 @@ class TopicPublisher(QueueClient):
             self,
             handle.clock,
             bytes_max=handle.limits.pending_bytes_max,
-            budget=handle.limits.budget,
+            budget=handle.budget,
             publisher=session,
         )
         if not handle.needs_key:

@@ -55,6 +55,8 @@ class TraceConfig:
 class DefaultsConfig:
     """Defaults: content of a new cluster, and values where a client gives none."""
 
+    pending_bytes_max: int = 16 << 20
+    """Bytes of one channel under way into one queue."""
     disconnect_timeout_ms: int = 60_000
     """Longest absence of a node before its exclusive queues end. Sooner when its process is known
     to be gone."""

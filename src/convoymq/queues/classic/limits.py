@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from convoymq.model.tables import Table
 from convoymq.queues.handing_over import KEEPS_ALL
 from convoymq.routing.queue_arguments import takes_over_strictly
+from convoymq.settings.table import CLASSIC, machine_settings
 
 DROP_HEAD = "drop-head"
 REJECT_PUBLISH = "reject-publish"
@@ -35,25 +36,17 @@ class Limits:
 
 def limits_from(arguments: Table, settings: Mapping[str, object]) -> Limits:
     """Returns what the queue's arguments and its effective settings ask for."""
-
-    def number(key: str) -> int | None:
-        value = settings.get(key)
-        return value if isinstance(value, int) else None
-
     single = arguments.get("x-single-active-consumer")
     overflow = str(settings.get("overflow", ""))
     dead_letters = "dead-letter-exchange" in settings
     return Limits(
-        message_ttl_ms=number("message-ttl"),
-        length_max=number("max-length"),
-        bytes_max=number("max-length-bytes"),
+        **machine_settings(CLASSIC, settings),
         overflow=REJECT_PUBLISH if overflow.startswith(REJECT_PUBLISH) else DROP_HEAD,
         dead_letters=dead_letters,
         # Without an exchange it is reject-publish.
         refused_are_dead_letters=dead_letters and overflow == REJECT_PUBLISH_DLX,
         single_active=bool(single is not None and single.value),
         single_active_strict=takes_over_strictly(arguments),
-        expires_ms=number("expires"),
         keeps_all=KEEPS_ALL in settings,
     )
 

@@ -204,7 +204,7 @@ class QuorumClient(SessionClient):
     def _question(
         self, type: int, count: int, consumer: int, body: bytes = b"", note: object = None
     ) -> None:
-        timeout_ms = self.queue.limits.question_timeout_ms
+        timeout_ms = self.queue.limits.operation_timeout_ms
         self._deadlines.append(self.queue.clock.monotonic_ms() + timeout_ms)
         self._command(type, count, consumer, body, note)
 
@@ -248,7 +248,7 @@ class QuorumClient(SessionClient):
     def wait_longer(self, now_ms: int) -> None:
         """See `SessionClient`."""
         super().wait_longer(now_ms)
-        due_ms = now_ms + self.queue.limits.question_timeout_ms
+        due_ms = now_ms + self.queue.limits.operation_timeout_ms
         self._deadlines = deque([due_ms] * len(self._deadlines))
 
     def on_silence(self) -> None:

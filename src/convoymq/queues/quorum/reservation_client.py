@@ -99,7 +99,7 @@ class ReservationClient(NullEvents):
         """Proposes what a RESERVATION command may carry, as `op`."""
         encoded = msgspec.msgpack.encode(op)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._queue.limits.question_timeout_ms / 1000
+        deadline = loop.time() + self._queue.limits.operation_timeout_ms / 1000
         while True:
             try:
                 answer = await self._propose(encoded)

@@ -142,7 +142,8 @@ class StreamClient(SessionClient):
         start = parse_start(spec.stream_offset, self.queue.clock.now_ms())
         assert isinstance(start, StartAt)
         reader = Reader(spec.number, spec.prefetch, name)
-        reader.deadline_ms = self.queue.clock.monotonic_ms() + self.queue.limits.question_timeout_ms
+        queue = self.queue
+        reader.deadline_ms = queue.clock.monotonic_ms() + queue.limits.operation_timeout_ms
         self._readers[spec.number] = reader
         self.queue.has_reader(self)
         if name:

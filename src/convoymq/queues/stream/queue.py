@@ -651,7 +651,7 @@ class StreamQueue(GroupQueue):
             client = self._offset_session = self.client(self.new_session(), NullEvents())
         store = client.store
         try:
-            async with asyncio.timeout(self.limits.question_timeout_ms / 1000):
+            async with asyncio.timeout(self.limits.operation_timeout_ms / 1000):
                 await awaited(lambda done: store(name, offset, done))
         except TimeoutError:
             raise Unavailable(f"stream '{self.name}' did not answer in time") from None

@@ -11,11 +11,11 @@ from typing import Any
 import structlog
 
 from convoymq.kernels import batch, link_frames
-from convoymq.kernels.batch import CommandBuilder
+from convoymq.kernels.batch import CommandBuilder, PendingBudget
 from convoymq.kernels.entries import Entry
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import StorageFault
 from convoymq.node.notes import log_note
-from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.invariants import check_invariants
@@ -174,6 +174,7 @@ class Node:
             members=REPLICAS,
             new_session=self.new_session,
             limits=cluster.limits,
+            budget=cluster.budget,
         )
 
     # what tests of other types of queues replace
@@ -252,9 +253,15 @@ class Cluster:
     floor = 1
     """Machine version that all nodes support."""
 
-    def __init__(self, limits: FlowLimits | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        limits: DefaultsConfig | None = None,
+        budget: PendingBudget | None = None,
+        **settings: Any,
+    ) -> None:
         self.clock = Clock()
         self.limits = limits
+        self.budget = budget
         self.log: list[Entry] = []
         self.links: deque[tuple[int, int, bytes]] = deque()
         self.cut: set[int] = set()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from convoymq.kernels import batch, link_frames
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import NotFound, ResourceLocked
-from convoymq.queues.group_queue import FlowLimits
 from tests.unit.queues.quorum.cluster import NODES, Cluster, publish, spec, tags
 
 
@@ -290,11 +290,11 @@ def test_deleting_answers_everything() -> None:
 @pytest.mark.parametrize(
     "limits",
     [
-        FlowLimits(pending_bytes_max=10_000, pending_commands_max=100),
-        FlowLimits(pending_messages_max=12),
+        DefaultsConfig(pending_bytes_max=10_000, publish_pending_commands=100),
+        DefaultsConfig(publish_pending_messages=12),
     ],
 )
-def test_flow_stops_the_channel_and_lets_it_go_on(limits: FlowLimits) -> None:
+def test_flow_stops_the_channel_and_lets_it_go_on(limits: DefaultsConfig) -> None:
     cluster = Cluster(limits)
     client, events = cluster.nodes[2].open()
     cluster.elect(None)
@@ -312,7 +312,7 @@ def test_flow_stops_the_channel_and_lets_it_go_on(limits: FlowLimits) -> None:
 def test_what_all_channels_of_a_node_have_pending_is_bounded_together() -> None:
     """One message that goes to many queues is within each one's bound."""
     budget = batch.PendingBudget(10_000)
-    cluster = Cluster(FlowLimits(budget=budget))
+    cluster = Cluster(budget=budget)
     clients = [cluster.nodes[2].open() for _ in range(4)]
     cluster.elect(None)
     for client, _ in clients:
@@ -332,7 +332,7 @@ def test_what_all_channels_of_a_node_have_pending_is_bounded_together() -> None:
 
 def test_the_bound_of_all_channels_forgets_clients_that_are_gone() -> None:
     budget = batch.PendingBudget(10_000)
-    cluster = Cluster(FlowLimits(budget=budget))
+    cluster = Cluster(budget=budget)
     client, _ = cluster.nodes[2].open()
     cluster.elect(None)
     publish(client, 1, 20, size=1000)

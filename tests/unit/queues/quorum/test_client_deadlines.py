@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 
 from convoymq.kernels import batch, link_frames
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import Unavailable
-from convoymq.queues.group_queue import FlowLimits
 from tests.unit.queues.quorum.cluster import Cluster, publish, spec, tags
 
-LIMITS = FlowLimits(
-    question_timeout_ms=2_000,
-    register_timeout_ms=5_000,
+LIMITS = DefaultsConfig(
+    operation_timeout_ms=2_000,
+    publish_register_timeout_ms=5_000,
     leaderless_publish_timeout_ms=0,
     leaderless_consumer_timeout_ms=0,
 )
-IMPATIENT = FlowLimits(leaderless_publish_timeout_ms=3_000, leaderless_consumer_timeout_ms=4_000)
+IMPATIENT = DefaultsConfig(
+    leaderless_publish_timeout_ms=3_000, leaderless_consumer_timeout_ms=4_000
+)
 
 
 def leaderless() -> Cluster:
@@ -145,7 +147,7 @@ def test_publishes_into_a_queue_that_is_deleted_meanwhile_are_confirmed(answered
 
 
 def test_one_round_is_all_that_a_channel_exceeds_its_bound_by() -> None:
-    cluster = Cluster(FlowLimits(pending_bytes_max=10_000, pending_commands_max=8))
+    cluster = Cluster(DefaultsConfig(pending_bytes_max=10_000, publish_pending_commands=8))
     cluster.elect(None)
     big, large = cluster.nodes[2].open()
     publish(big, 1, 20, size=1_000)
@@ -279,7 +281,9 @@ def test_a_publish_whose_producer_was_heard_of_alone_keeps_its_name() -> None:
 
 
 def test_a_channel_that_was_stopped_goes_on_when_its_publishes_are_refused() -> None:
-    cluster = Cluster(FlowLimits(pending_messages_max=10, leaderless_publish_timeout_ms=3_000))
+    cluster = Cluster(
+        DefaultsConfig(publish_pending_messages=10, leaderless_publish_timeout_ms=3_000)
+    )
     cluster.elect(None)
     client, events = cluster.nodes[2].open()
     publish(client, 1, 20)

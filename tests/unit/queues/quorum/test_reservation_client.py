@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from convoymq.kernels import batch, link_frames
+from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import NotFound, ReservationRefused, Unavailable
-from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.quorum import reservation_client
 from convoymq.queues.reservation_reads import ReservedRun, RunsRequest
 from tests.unit.queues.quorum.cluster import GROUP, NODES, Cluster, publish, spec, tags
 
 T = TypeVar("T")
 TTL = 60_000
-LIMITS = FlowLimits(question_timeout_ms=2000)
+LIMITS = DefaultsConfig(operation_timeout_ms=2000)
 
 
 class Reserved(Cluster):
