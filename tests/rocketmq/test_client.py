@@ -71,6 +71,8 @@ async def test_a_queue_is_written_and_read(client: RocketClient) -> None:
     assert await client.committed("plain", QUEUE) is None
     await client.commit("plain", QUEUE, 3)
     assert await client.committed("plain", QUEUE) == 3
+    assert [content_of(m) for m in await client.with_key("plain", "b", "k1")] == [b"1"]
+    assert await client.with_key("plain", "b", "k9") == []
 
 
 async def test_a_message_with_a_key_is_stored_once_and_earlier_attempts_are_refused(

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import lz4.frame
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
 
 from convoymq.model.errors import Unavailable
 from convoymq.rocketmq.client.blocking import Blocking
@@ -27,6 +30,11 @@ from tests.spark.support import Query, batch_rows
 from tests.spark.test_spark import eventually
 
 T = TypeVar("T")
+WRITTEN = StructType([
+    StructField("key", StringType()), StructField("value", StringType()),
+    StructField("tags", StringType()), StructField("keys", ArrayType(StringType())),
+    StructField("properties", MapType(StringType(), StringType())),
+])  # fmt: skip
 GROUP = {
     "brokerClusterName": "c", "totalReplicas": 2, "enableSlaveActingMaster": "true",
     "slaveReadEnable": "true", "compatibleWithOldNameSrv": "false",
@@ -264,6 +272,80 @@ def test_a_query_reads_on_from_the_slave_of_a_killed_master(
     last = start(availableNow=True)
     assert last.awaitTermination(int(PATIENCE_S))
     check(spark.read.parquet(out), 200)
+
+
+def rows_of(numbers: range) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [{"key": f"k{n % 7}", "value": str(n), "tags": "t", "keys": ["a", "b"],
+          "properties": [("p", "q"), ("CLUSTER", "left out")]} for n in numbers],
+        to_arrow_schema(WRITTEN),
+    )  # fmt: skip
+
+
+def test_an_attempt_of_a_write_adds_what_is_missing(group: Group) -> None:
+    """An attempt that ends in the middle, one that repeats it, and one whose rows are others."""
+    group.make("written")
+    sink = source(group, "written", producerName="w", **{"convoymq.produce.maxRows": 10})
+    writer = sink.writer(WRITTEN, False)
+
+    def stored() -> list[int]:
+        return [int(bytes(row["value"])) for row in batch_rows(source(group, "written"))]
+
+    def cut() -> Iterator[pa.RecordBatch]:
+        yield rows_of(range(35))
+        raise ValueError("the task ends")
+
+    with pytest.raises(ValueError, match="the task ends"):
+        writer.write(cut())
+    assert sorted(stored()) == list(range(30))
+    for _ in range(2):
+        result = writer.write(iter([rows_of(range(25)), rows_of(range(25, 50))]))
+        assert sorted(stored()) == list(range(50))
+    assert (result.rows, result.duplicates) == (50, 50)
+    row = batch_rows(source(group, "written"))[0]
+    assert (bytes(row["key"]), row["tags"], row["keys"]) == (
+        f"k{int(row['value']) % 7}".encode(), "t", ["a", "b"],
+    )  # fmt: skip
+    assert dict(row["properties"]).get("CLUSTER") is None
+    assert dict(row["properties"])["p"] == "q"
+    places = [(int(r["value"]) % 7, r["partition"], r["offset"], int(r["value"]))
+              for r in batch_rows(source(group, "written"))]  # fmt: skip
+    for key in range(7):
+        own = sorted(place[1:] for place in places if place[0] == key)
+        assert len({queue for queue, *_ in own}) == 1
+        assert [number for *_, number in own] == sorted(number for *_, number in own)
+    writer.write(iter([rows_of(range(49, -1, -1))]))
+    assert Counter(stored()) == Counter(dict.fromkeys(range(50), 2)), "other rows are not lost"
+    for wrong, text in (({"messageId": "auto"}, "messageId has no meaning"),):
+        with pytest.raises(OptionError, match=text):
+            source(group, "written", **wrong).writer(WRITTEN, False)
+
+
+def test_a_repeated_micro_batch_writes_nothing_new(
+    group: Group, spark: SparkSession, tmp_path: Path
+) -> None:
+    group.make("origin")
+    group.make("copied")
+    group.send("origin", range(60))
+    rows = (
+        spark.readStream.format("convoymq")
+        .options(namesrv=group.names.address, topic="origin", startingOffsets="earliest")
+        .load()
+    )
+    writer = (
+        rows.select("key", "value", "tags", "keys", "properties")
+        .writeStream.format("convoymq")
+        .options(namesrv=group.names.address, topic="copied")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+    )
+    for _ in range(2):
+        assert writer.start().awaitTermination(int(PATIENCE_S))
+        found = [int(bytes(row["value"])) for row in batch_rows(source(group, "copied"))]
+        assert sorted(found) == list(range(60))
+        # As after a crash between the write and its commit.
+        for name in ("0", ".0.crc"):
+            (tmp_path / "commits" / name).unlink(missing_ok=True)
 
 
 def test_the_first_program_in_python_runs(group: Group) -> None:

@@ -112,7 +112,7 @@ SINK_OPTIONS = (
 
 STREAM_OPTIONS = (
     *CONNECTION_OPTIONS,
-    Option("namesrv", Use.READ, parse.servers, None,
+    Option("namesrv", Use.ALL, parse.servers, None,
         "`host:port` of RocketMQ's name servers, comma between, instead of `servers`: `topic` is a "
         "topic of broker groups. `user` and `password` are access key and secret key there"),
     Option("subscribe", Use.READ, parse.names, None, "streams, comma between"),

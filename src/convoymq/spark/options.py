@@ -104,7 +104,7 @@ class Connection:
 _UNFIT_FOR_ROCKETMQ = (
     *("servers", "vhost", "subscribe", "subscribePattern", "assign", "afterClose", "pushdown"),
     *("includeHeaders", "includeProperties", "convoymq.fetch.compression"),
-    *("convoymq.fetch.local", "convoymq.tls", "convoymq.name"),
+    *("convoymq.fetch.local", "convoymq.tls", "convoymq.name", "messageId"),
 )
 """Options that a read of a topic of RocketMQ does not serve."""
 _SELECTING = ("subscribe", "subscribePattern", "assign", "topic")

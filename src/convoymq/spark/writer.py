@@ -39,6 +39,7 @@ from convoymq.spark import clients
 from convoymq.spark.broker import check_target
 from convoymq.spark.errors import OptionError, SchemaError, SourceError
 from convoymq.spark.frames import binary_buffers, header_buffers, plain_binary
+from convoymq.spark.rocket_writer import write_rocket
 from convoymq.spark.schema import HEADERS
 from convoymq.spark.topic_writer import write_topic
 
@@ -129,6 +130,13 @@ def _check_writable(options: SinkOptions, schema: StructType, overwrite: bool) -
     _check_type(types, "routing_key", ("string",))
     _check_type(types, "message_id", ("string",))
     _check_type(types, "headers", (HEADERS.simpleString(),))
+    if options.connection.namesrv:
+        if options.topic is None:
+            raise OptionError("give the option topic, that names a topic of RocketMQ")
+        _check_type(types, "tags", ("string",))
+        _check_type(types, "keys", ("array<string>",))
+        _check_type(types, "properties", ("map<string,string>",))
+        return False
     if options.queue is not None or options.exchange is not None:
         if options.exchange is not None and options.routing_key is None:
             _check_type(types, "routing_key", ("string",), needed=True)
@@ -174,6 +182,9 @@ def _write(
 ) -> TaskResult:
     context = TaskContext.get()
     task = context.partitionId() if context is not None else 0
+    if options.connection.namesrv:
+        rows, duplicates = write_rocket(options, batches, f"{name}:{task}", batch_id)
+        return TaskResult(rows, duplicates, 0)
     if of_topic:
         rows, duplicates = write_topic(options, batches, f"{name}:{task}", batch_id)
         return TaskResult(rows, duplicates, 0)

@@ -39,6 +39,11 @@ RANGES_MAX = 65_536
 others have gaps for as long as messages wait in them."""
 
 
+SOURCES_MAX = 65_536
+"""Of the keys and generations that a broker holds; those of the source that was heard of least
+recently go for one more. Programs that write may give each write a name of its own."""
+
+
 class Key(NamedTuple):
     """The record that a message comes from."""
 
@@ -105,8 +110,12 @@ class Generations:
 
     def raise_to(self, broker: str, generation: int) -> int:
         """Refuses earlier generations from now on; returns the one that holds."""
-        self.known[broker] = max(generation, self.known.get(broker, 0))
-        return self.known[broker]
+        found = max(generation, self.known.pop(broker, 0))
+        if found:
+            self.known[broker] = found
+        if len(self.known) > SOURCES_MAX:
+            del self.known[next(iter(self.known))]
+        return found
 
     def takes(self, broker: str, generation: int) -> bool:
         """Returns whether attempts of a generation are taken."""
@@ -129,7 +138,13 @@ class KeyTable:
         self._find(key[:3]).add(key.offset, key.offset + 1)
 
     def _find(self, source: tuple[str, str, int]) -> OffsetSet:
-        return self._offsets.setdefault(source, OffsetSet(RANGES_MAX))
+        found = self._offsets.pop(source, None)
+        if found is None:
+            found = OffsetSet(RANGES_MAX)
+            if len(self._offsets) >= SOURCES_MAX:
+                del self._offsets[next(iter(self._offsets))]
+        self._offsets[source] = found
+        return found
 
     def of(self, broker: str) -> dict[str, Ranges]:
         """Returns the keys of a broker's records: `topic:queue` -> ranges."""

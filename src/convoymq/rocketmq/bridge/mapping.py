@@ -38,7 +38,7 @@ RESERVED = frozenset(("x-order-key", "x-key", "x-tombstone"))
 """Headers that ConvoyMQ has another place for."""
 HEADER_NAME_BYTES_MAX = 255
 SHORT_BYTES_MAX = 255
-_OWN = frozenset((
+OWN = frozenset((
     *("KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG"),
     *("PGROUP", "MIN_OFFSET", "MAX_OFFSET", "BUYER_ID", "ORIGIN_MESSAGE_ID", "TRANSFER_FLAG"),
     *("CORRECTION_FLAG", "MQ2_FLAG", "RECONSUME_TIME", "MSG_REGION", "TRACE_ON", "UNIQ_KEY"),
@@ -152,7 +152,7 @@ def _property_of(header: str) -> str | None:
     if header.startswith(PREFIX):
         name = header.removeprefix(PREFIX)
         return name if name in TRANSLATED else None
-    is_free = header not in _OWN | RESERVED and not header.startswith((AMQP, "__", "TIMER_"))
+    is_free = header not in OWN | RESERVED and not header.startswith((AMQP, "__", "TIMER_"))
     return header if is_free and _text(header.encode("utf-8", "replace")) else None
 
 

@@ -50,6 +50,7 @@ _PULLED = frozenset((
 ))  # fmt: skip
 _SUSPEND, _SUBSCRIPTION = 2, 4
 _KIND_SHIFT, _KIND_MASK = 8, 7
+_FOREVER_MS = 0x7FFF_FFFF_FFFF_FFFF
 
 
 class NoTopic(Unavailable):
@@ -275,6 +276,17 @@ class RocketClient:
         answer = await self.ask(topic, queue.broker, Request.UPDATE_CONSUMER_OFFSET, fields)
         if answer.code != Answer.SUCCESS:
             raise self.failed(topic, queue.broker, answer)
+
+    async def with_key(self, topic: str, broker: str, key: str) -> list[Message]:
+        """Returns messages of a broker that have a key (KEYS, UNIQ_KEY), by its index."""
+        fields = {
+            "topic": topic, "key": key, "maxNum": "32", "beginTimestamp": "0",
+            "endTimestamp": str(_FOREVER_MS), "_UNIQUE_KEY_QUERY": "true",
+        }  # fmt: skip
+        answer = await self.ask(topic, broker, Request.QUERY_MESSAGE, fields)
+        if answer.code not in (Answer.SUCCESS, Answer.QUERY_NOT_FOUND):
+            raise self.failed(topic, broker, answer)
+        return records(answer.body) if answer.code == Answer.SUCCESS else []
 
     # --- sending --------------------------------------------------------------------------
 
