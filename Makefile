@@ -113,7 +113,7 @@ bench-topics: setup ## Ordered topics beside plain streams, and what changes of 
 	@$(BIN)/python tools/build.py --all
 	$(BIN)/python benchmarks/topics.py
 
-replication: setup ## Drive quorum, mirrored and classic queues through the same faults: docs/replication.md
+replication: setup ## Drive queues and broker groups through the same faults: docs/replication.md
 	$(BIN)/python -m benchmarks.replication $(REPLICATION)
 
 wheel: setup ## Build both wheels and try them in environments of their own, without sources or compiler

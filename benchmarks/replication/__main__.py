@@ -77,7 +77,7 @@ def run_real(
                 continue
             for way in ways:
                 chosen = library if needs_library else None
-                counted = [real.run(way, fault, chosen).counts(fault) for _ in range(runs)]
+                counted = [way.run(fault, chosen).counts(fault) for _ in range(runs)]
                 kept["runs"][f"{fault.name}/{way.name}/real"] = page.summary(counted)
                 page.store(kept)
                 for number, run in enumerate(counted, 1):

@@ -13,13 +13,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
 from tests.clusters import call, wait_http
-from tests.faults.proxies import ProxiedCluster
+from tests.faults.proxies import ProxiedCluster, Proxies
 from tests.faults.traffic import Consumer, Publisher, connect, until
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
@@ -27,9 +27,6 @@ from tests.ports import cluster_ports
 from benchmarks.replication.faults import NODES, RUN_S, SLOW_S, Fault, Step
 from benchmarks.replication.ledger import Delivered, Key, Ledger
 from convoymq.cli.cluster import LocalNode
-
-if TYPE_CHECKING:
-    from benchmarks.replication.ways import Way
 
 QUEUE = "orders"
 BASE_PORT = cluster_ports(__name__)
@@ -69,67 +66,105 @@ def build_slow_sync(directory: Path) -> Path | None:
     return made
 
 
-class FaultyCluster(ProxiedCluster):
-    """Three nodes that faults come to. Implements `Site`."""
+Runner: TypeAlias = Callable[[Fault, Path | None], Ledger]
+"""Runs a schedule, with the library for slow disks or without it: what clients saw."""
 
-    def __init__(self, data: Path, library: Path | None) -> None:
-        super().__init__(data, len(NODES), BASE_PORT, SETTINGS)
-        self.library = library
+
+class Outages:
+    """Processes that are ended, and started again later; to be mixed with what starts them."""
+
+    data: Path
+    proxies: Proxies
+    library: Path | None
+
+    def __init__(self) -> None:
         self.starting: set[int] = set()
         """Nodes that will be started again."""
-        self.link_bytes_gone = 0
-        """That processes had sent which are no more."""
 
-    def _slow_file(self, node: int) -> Path:
-        return self.data / f"node-{node}" / "slow"
+    def start_node(self, number: int) -> None:
+        """Starts a process."""
+        raise NotImplementedError
 
-    def _environment(self, node: LocalNode) -> dict[str, str]:
-        found = super()._environment(node)
-        if self.library is not None:
-            found |= {
-                "LD_PRELOAD": str(self.library),
-                "SLOW_DISK_FILE": str(self._slow_file(node.number)),
-            }
-        return found
+    def kill(self, number: int, sign: int = signal.SIGKILL) -> None:
+        """Sends a process a signal."""
+        raise NotImplementedError
+
+    def kill_process(self, node: int, sign: int) -> None:
+        """Ends a process, and waits for that."""
+        raise NotImplementedError
+
+    def wait_ready(self) -> None:
+        """Waits until all that run serve."""
+        raise NotImplementedError
+
+    def leader_of(self, name: str) -> int:
+        """Returns the node that decides for a queue."""
+        raise NotImplementedError
 
     def link_bytes(self) -> int:
-        """What all nodes have sent each other."""
-        return self.link_bytes_gone + self.traffic().link_bytes
+        """Returns what all nodes have sent each other."""
+        raise NotImplementedError
 
-    def _later(self, for_s: float, call_: Callable[[], object]) -> None:
+    def slow_file(self, node: int) -> Path:
+        """Returns the file that makes a node's disk slow."""
+        return self.data / f"node-{node}" / "slow"
+
+    def preloaded(self, node: int) -> dict[str, str]:
+        """Returns the environment that makes a node heed its file."""
+        if self.library is None:
+            return {}
+        return {"LD_PRELOAD": str(self.library), "SLOW_DISK_FILE": str(self.slow_file(node))}
+
+    def later(self, for_s: float, call_: Callable[[], object]) -> None:
+        """Calls back after so long; 0 = never."""
         if for_s:
             timer = threading.Timer(for_s, call_)
             timer.daemon = True
             timer.start()
 
-    def _note_end(self, end: Callable[[], object]) -> None:
-        before = self.traffic().link_bytes
-        end()
-        self.link_bytes_gone += before - self.traffic().link_bytes
-
     def end(self, node: int, sign: int, for_s: float) -> None:
         """Ends a process; it is started again after so long."""
         if for_s:
             self.starting.add(node)
-        self._note_end(lambda: self.kill_process(node, sign))
-        self._later(for_s, lambda: self.start_again(node))
+        self.kill_process(node, sign)
+        self.later(for_s, lambda: self.start_again(node))
 
     def start_again(self, node: int) -> None:
         """Starts a node that was ended."""
         self.start_node(node)
         self.starting.discard(node)
 
+
+class FaultyCluster(ProxiedCluster, Outages):
+    """Three nodes that faults come to."""
+
+    def __init__(self, data: Path, library: Path | None) -> None:
+        Outages.__init__(self)
+        ProxiedCluster.__init__(self, data, len(NODES), BASE_PORT, SETTINGS)
+        self.library = library
+        self.link_bytes_gone = 0
+        """That processes had sent which are no more."""
+
+    def _environment(self, node: LocalNode) -> dict[str, str]:
+        return super()._environment(node) | self.preloaded(node.number)
+
+    def link_bytes(self) -> int:
+        """See `Outages`."""
+        return self.link_bytes_gone + self.traffic().link_bytes
+
     def kill_process(self, node: int, sign: int) -> None:
-        """Ends a process, and waits for that."""
-        super().kill(node, sign)
+        """See `Outages`."""
+        before = self.traffic().link_bytes
+        self.kill(node, sign)
         until(lambda: not self._running(node), f"node {node} does not end")
         self.poll()
+        self.link_bytes_gone += before - self.traffic().link_bytes
 
 
 class RealSite:
     """Implements `Site`."""
 
-    def __init__(self, cluster: FaultyCluster) -> None:
+    def __init__(self, cluster: Outages) -> None:
         self.cluster = cluster
 
     def kill(self, node: int, for_s: float) -> None:
@@ -140,18 +175,18 @@ class RealSite:
 
     def freeze(self, node: int, for_s: float) -> None:
         self.cluster.kill(node, signal.SIGSTOP)
-        self.cluster._later(for_s, lambda: self.cluster.kill(node, signal.SIGCONT))
+        self.cluster.later(for_s, lambda: self.cluster.kill(node, signal.SIGCONT))
 
     def isolate(self, node: int, for_s: float) -> None:
         proxies = self.cluster.proxies
         for other in set(NODES) - {node}:
             proxies.cut(node, other, "silent")
-            self.cluster._later(for_s, lambda other=other: proxies.heal(node, other))  # type: ignore[misc]
+            self.cluster.later(for_s, lambda other=other: proxies.heal(node, other))  # type: ignore[misc]
 
     def slow(self, node: int, for_s: float) -> None:
-        file = self.cluster._slow_file(node)
+        file = self.cluster.slow_file(node)
         file.write_text(str(int(SLOW_S * 1e6)))
-        self.cluster._later(for_s, file.unlink)
+        self.cluster.later(for_s, file.unlink)
 
 
 class Clock:
@@ -177,6 +212,11 @@ class NotedPublisher(Publisher):
     def key(self, number: int) -> Key:
         """Publisher and number."""
         return number // 1_000_000, number
+
+    @property
+    def waits(self) -> bool:
+        """See `Publishing`."""
+        return bool(self.unconfirmed)
 
     def on_confirm(self, frame: Any) -> None:
         """See `Publisher`."""
@@ -225,15 +265,17 @@ class NotedConsumer(Consumer):
         )
 
 
-def declare(cluster: FaultyCluster, way: Way) -> None:
-    """Declares the queue of a way, and waits until it has all the copies that it is to have."""
-    if way.policy:
-        body = {"pattern": f"^{QUEUE}$", "definition": dict(way.policy), "apply-to": "queues"}
+def declare(
+    cluster: FaultyCluster, arguments: Mapping[str, object], policy: Mapping[str, object]
+) -> None:
+    """Declares the queue, and waits until it has all the copies that it is to have."""
+    if policy:
+        body = {"pattern": f"^{QUEUE}$", "definition": dict(policy), "apply-to": "queues"}
         until(lambda: call(cluster, "PUT", "policies/%2F/way", body)[0] < 300, "no policy")
     connection = connect(cluster, 1)
-    connection.channel().queue_declare(QUEUE, durable=True, arguments=dict(way.arguments))
+    connection.channel().queue_declare(QUEUE, durable=True, arguments=dict(arguments))
     connection.close()
-    if way.policy:
+    if policy:
         synchronised = "synchronised_slave_nodes"
         until(
             lambda: len(cluster.api(f"queues/%2F/{QUEUE}", 1).get(synchronised, ())) == 2,
@@ -254,41 +296,85 @@ def cluster_of(library: Path | None) -> Iterator[FaultyCluster]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def run(way: Way, fault: Fault, library: Path | None) -> Ledger:
-    """Runs a schedule: what clients saw."""
-    ledger, clock = Ledger(), Clock()
-    with cluster_of(library) as cluster:
-        declare(cluster, way)
-        ports = {node.number: node.amqp_port for node in cluster.nodes}
-        publishers = [NotedPublisher(n, ports[n], ledger, clock) for n in NODES]
-        consumers = [NotedConsumer(n, ports[n], ledger, clock) for n in NODES]
-        bytes_before = cluster.link_bytes()
-        clock.began = time.monotonic()
-        try:
-            for client in (*publishers, *(consumers if not fault.consume_from_s else ())):
-                client.start()
-            _carry_out(cluster, fault, ledger, clock)
-            _sleep_until(RUN_S, clock)
-            ledger.link_bytes = cluster.link_bytes() - bytes_before
-            for publisher in publishers:
-                publisher.ending = True
-            _await_restarts(cluster)
-            if fault.consume_from_s:
-                for consumer in consumers:
-                    consumer.start()
-            _drain(ledger, publishers)
-        finally:
-            for client in (*publishers, *consumers):
-                client.stopping = True
-            for client in (*publishers, *consumers):
-                if client.ident is not None:
-                    client.join(2.0)
-        failures = [client.failure for client in (*publishers, *consumers) if client.failure]
-        assert not failures, failures
-    return ledger
+class Party(Protocol):
+    """A client in a thread of its own."""
+
+    stopping: bool
+    failure: BaseException | None
+
+    @property
+    def ident(self) -> int | None:
+        """Returns None before the start."""
+
+    def start(self) -> None:
+        """Begins."""
+
+    def join(self, timeout: float | None) -> None:
+        """Waits for the end."""
 
 
-def _carry_out(cluster: FaultyCluster, fault: Fault, ledger: Ledger, clock: Clock) -> None:
+class Publishing(Party, Protocol):
+    """A client that publishes; `ending`: no more."""
+
+    ending: bool
+
+    @property
+    def waits(self) -> bool:
+        """Returns whether confirms are still to come."""
+
+
+def queue(arguments: Mapping[str, object], policy: Mapping[str, object]) -> Runner:
+    """Runs a queue that is declared with arguments, under a policy."""
+
+    def run(fault: Fault, library: Path | None) -> Ledger:
+        ledger, clock = Ledger(), Clock()
+        with cluster_of(library) as cluster:
+            declare(cluster, arguments, policy)
+            ports = {node.number: node.amqp_port for node in cluster.nodes}
+            publishers = [NotedPublisher(n, ports[n], ledger, clock) for n in NODES]
+            consumers = [NotedConsumer(n, ports[n], ledger, clock) for n in NODES]
+            carry_out(cluster, fault, ledger, clock, publishers, consumers)
+        return ledger
+
+    return run
+
+
+def carry_out(
+    cluster: Outages,
+    fault: Fault,
+    ledger: Ledger,
+    clock: Clock,
+    publishers: Sequence[Publishing],
+    consumers: Sequence[Party],
+) -> None:
+    """Runs clients under a schedule, until what is left has been consumed."""
+    bytes_before = cluster.link_bytes()
+    clock.began = time.monotonic()
+    clients: list[Party] = [*publishers, *consumers]
+    try:
+        for client in clients if not fault.consume_from_s else publishers:
+            client.start()
+        _take_steps(cluster, fault, ledger, clock)
+        _sleep_until(RUN_S, clock)
+        ledger.link_bytes = cluster.link_bytes() - bytes_before
+        for publisher in publishers:
+            publisher.ending = True
+        _await_restarts(cluster)
+        if fault.consume_from_s:
+            for consumer in consumers:
+                consumer.start()
+        _drain(ledger, publishers)
+    finally:
+        for client in clients:
+            client.stopping = True
+        for client in clients:
+            if client.ident is not None:
+                client.join(2.0)
+    failures = [client.failure for client in clients if client.failure]
+    assert not failures, failures
+
+
+def _take_steps(cluster: Outages, fault: Fault, ledger: Ledger, clock: Clock) -> None:
     site = RealSite(cluster)
     for step in fault.steps:
         _sleep_until(step.at_s, clock)
@@ -297,12 +383,12 @@ def _carry_out(cluster: FaultyCluster, fault: Fault, ledger: Ledger, clock: Cloc
         _take(site, step, cluster, ledger)
 
 
-def _await_restarts(cluster: FaultyCluster) -> None:
+def _await_restarts(cluster: Outages) -> None:
     until(lambda: not cluster.starting, "a node is not started again")
     cluster.wait_ready()
 
 
-def _take(site: RealSite, step: Step, cluster: FaultyCluster, ledger: Ledger) -> None:
+def _take(site: RealSite, step: Step, cluster: Outages, ledger: Ledger) -> None:
     if not ledger.holder:
         ledger.holder = cluster.leader_of(QUEUE)
     for node in step.nodes(ledger.holder):
@@ -313,7 +399,7 @@ def _sleep_until(at_s: float, clock: Clock) -> None:
     time.sleep(max(0.0, at_s - clock.now_s()))
 
 
-def _drain(ledger: Ledger, publishers: Sequence[NotedPublisher]) -> None:
+def _drain(ledger: Ledger, publishers: Sequence[Publishing]) -> None:
     """Waits until all that is confirmed was delivered and nobody waits for a confirm, or nothing
     has come for a while."""
     deadline = time.monotonic() + PATIENCE_S
@@ -322,7 +408,7 @@ def _drain(ledger: Ledger, publishers: Sequence[NotedPublisher]) -> None:
         came = len(ledger.delivered) + len(ledger.confirmed)
         if came != seen:
             seen, since = came, time.monotonic()
-        waiting = any(publisher.unconfirmed for publisher in publishers)
+        waiting = any(publisher.waits for publisher in publishers)
         delivered = {each.key for each in list(ledger.delivered)}
         done = not waiting and not set(ledger.confirmed) - delivered
         quiet_s = time.monotonic() - since

@@ -145,14 +145,8 @@ class SimSite:
         self._down(node, for_s, keep=1.0, refuses=bool(for_s))
 
     def stop(self, node: int, for_s: float) -> None:
-        stopped: Any = self.world.nodes[node]
-        if isinstance(self.world, GroupWorld):
-            for group in self.world.leads(stopped):
-                stopped.host.transfer_leadership(group)
-            self.world.scheduler.after(HAND_OVER_US, None, self.kill, node, for_s)
-        else:
-            stopped.host.stop()
-            self.kill(node, for_s)
+        delay_us = cast(Measured, self.world).stop_in_order(self.world.nodes[node])
+        self.world.scheduler.after(delay_us, None, self.kill, node, for_s)
 
     def freeze(self, node: int, for_s: float) -> None:
         process = self.world.nodes[node].process
@@ -212,6 +206,11 @@ class Measured(World):
         kind = super().channel_kind(group)
         return cast(ChannelKind, type("NotedChannel", (Noted, kind), {}))
 
+    def stop_in_order(self, node: Any) -> int:
+        """Tells a node that it is to end; returns in how many µs it does."""
+        node.host.stop()
+        return 0
+
     def _keep_channels(self) -> None:
         self.scheduler.after(KEEP_US, None, self._keep_channels)
         self._end_channels()
@@ -254,6 +253,12 @@ class QuietQuorum(QuorumLoad):
 
 class MeasuredQuorum(Measured, GroupWorld):
     """See `Measured`."""
+
+    def stop_in_order(self, node: Any) -> int:
+        """See `Measured`: hands leadership over."""
+        for group in self.leads(node):
+            node.host.transfer_leadership(group)
+        return HAND_OVER_US
 
 
 class MeasuredClassic(Measured, ClassicWorld):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.replication import simulated
-from benchmarks.replication.faults import Fault
+from benchmarks.replication import broker_groups, real, real_groups, simulated
+from benchmarks.replication.faults import NODES, Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,7 @@ class Way:
     Args:
         text: how a queue gets it.
         simulate: returns the world of a schedule and a seed.
-        arguments: the queue is declared with them on real nodes.
-        policy: for the queue, on real nodes.
+        run: runs a schedule with real nodes.
         loses: schedules in which it may lose what is confirmed.
         disorders: schedules in which it may repeat without `redelivered`, or reorder.
     """
@@ -27,8 +26,7 @@ class Way:
     title: str
     text: str
     simulate: Callable[[Fault], simulated.Maker]
-    arguments: Mapping[str, object]
-    policy: Mapping[str, object]
+    run: real.Runner
     loses: frozenset[str] = frozenset()
     disorders: frozenset[str] = frozenset()
 
@@ -36,6 +34,13 @@ class Way:
 MIRRORS = {"ha-mode": "all"}
 SAFE = {**MIRRORS, "ha-sync-mode": "automatic", "ha-promote-on-failure": "when-synced"}
 CLASSIC = {"x-queue-type": "classic"}
+GROUP = {
+    "totalReplicas": len(NODES),
+    "inSyncReplicas": 2,
+    "flushDiskType": "SYNC_FLUSH",
+    "enableSlaveActingMaster": "true",
+    "slaveReadEnable": "true",
+}
 
 WAYS = (
     Way(
@@ -43,16 +48,14 @@ WAYS = (
         "quorum",
         "`x-queue-type: quorum`, three members",
         simulated.quorum,
-        {"x-queue-type": "quorum"},
-        {},
+        real.queue({"x-queue-type": "quorum"}, {}),
     ),
     Way(
         "mirrored",
         "mirrored",
         "classic, policy `ha-mode: all`, else defaults",
         simulated.mirrored(MIRRORS),
-        CLASSIC,
-        MIRRORS,
+        real.queue(CLASSIC, MIRRORS),
         loses=frozenset({"backlog"}),
     ),
     Way(
@@ -60,22 +63,30 @@ WAYS = (
         "mirrored, synced",
         "classic, `ha-mode: all`, `ha-sync-mode: automatic`, `ha-promote-on-failure: when-synced`",
         simulated.mirrored(SAFE),
-        CLASSIC,
-        SAFE,
+        real.queue(CLASSIC, SAFE),
     ),
     Way(
         "classic",
         "classic",
         "one copy, durable",
         simulated.classic,
-        CLASSIC,
-        {},
+        real.queue(CLASSIC, {}),
         loses=frozenset({"lost", "backlog"}),
         # What was handed out last may not be on disk.
         disorders=frozenset({"power"}),
     ),
+    Way(
+        "group",
+        "broker group",
+        "a topic of a master and two slaves: SYNC_MASTER, `inSyncReplicas=2`, SYNC_FLUSH,"
+        " `enableSlaveActingMaster`",
+        broker_groups.group,
+        real_groups.group(GROUP),
+        # A slave that acts may hand out what its master never had on its disk.
+        loses=frozenset({"power"}),
+    ),
 )
-"""A new way is a line here: what makes its world, and how a queue is declared with it."""
+"""A new way is a line here: what makes its world, and what runs it with real nodes."""
 
 
 def ways_of(names: Sequence[str]) -> list[Way]:

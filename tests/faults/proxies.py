@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from convoymq.cli.cluster import LocalCluster, LocalNode
+from convoymq.cli.cluster import LocalNode
 from convoymq.kernels.link_frames import FRAME_COMMIT, FRAME_RAFT, FRAME_RELAY
 from convoymq.transport.relay import FLAG_OPEN
 from tests.forked_nodes import ForkedCluster
@@ -89,18 +89,31 @@ class _Loss:
             head[at + 8 : at + 12] = NO_GROUP.to_bytes(4, "little")
 
 
-class _Proxy:
-    """Stands in front of one node. Who dials is read from the first frame, HELLO."""
+class Proxy:
+    """Stands in front of one node's port. Who dials is read from the first frame, HELLO.
 
-    def __init__(self, proxies: Proxies, node: LocalNode) -> None:
+    Args:
+        listens: its own host and port.
+    """
+
+    def __init__(self, proxies: Proxies, node: int, port: int, listens: tuple[str, int]) -> None:
         self.proxies = proxies
         self.node = node
+        self.port = port
+        self.listens = listens
         self.server: asyncio.Server | None = None
 
     async def serve(self) -> None:
-        self.server = await asyncio.start_server(
-            self.accept, "127.0.0.1", self.node.link_port + PROXY_OFFSET
-        )
+        self.server = await asyncio.start_server(self.accept, *self.listens)
+
+    async def dialler(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[int, bytes, _Loss | None]:
+        """The node that dials, what was read to learn it, and which frames of it are lost."""
+        first = await reader.readexactly(4)
+        first += await reader.readexactly(int.from_bytes(first, "little") - 4)
+        node = int(msgspec.msgpack.decode(first[HEADER_SIZE:])["node"])
+        return node, first, _Loss(self.proxies, node, self.node)
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ends = [writer]
@@ -108,17 +121,14 @@ class _Proxy:
         assert task is not None
         self.proxies.tasks.add(task)
         try:
-            first = await reader.readexactly(4)
-            first += await reader.readexactly(int.from_bytes(first, "little") - 4)
-            dialler = int(msgspec.msgpack.decode(first[HEADER_SIZE:])["node"])
-            pair = frozenset((dialler, self.node.number))
+            dialler, first, loss = await self.dialler(reader, writer)
+            pair = frozenset((dialler, self.node))
             if pair in self.proxies.cuts:
                 return
-            inner, outer = await asyncio.open_connection("127.0.0.1", self.node.link_port)
+            inner, outer = await asyncio.open_connection("127.0.0.1", self.port)
             ends.append(outer)
             outer.write(first)
             self.proxies.carried.setdefault(pair, set()).add(task)
-            loss = _Loss(self.proxies, dialler, self.node.number)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.pump(pair, reader, outer, loss))
                 group.create_task(self.pump(pair, inner, writer))
@@ -140,6 +150,7 @@ class _Proxy:
             if self.proxies.cuts.get(pair) == "silent":
                 # As in a network that drops packets: what is sent now never arrives.
                 await asyncio.Event().wait()
+            self.proxies.bytes_passed += len(data)
             target.write(data if loss is None else loss.pass_on(data))
             await target.drain()
             if pair in self.proxies.rates:
@@ -150,7 +161,7 @@ class _Proxy:
 class Proxies:
     """The proxies of a cluster, in a thread of their own."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, nodes: Iterable[LocalNode]) -> None:
         self.cuts: dict[frozenset[int], str] = {}
         self.rates: dict[frozenset[int], int] = {}
         """Bytes a second that get through between two nodes, either way."""
@@ -158,13 +169,17 @@ class Proxies:
         """Which frames do not arrive."""
         self.carried: dict[frozenset[int], set[asyncio.Task[Any]]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
-        self._proxies = [_Proxy(self, node) for node in cluster.nodes]
+        self.bytes_passed = 0
+        self.proxies = [
+            Proxy(self, n.number, n.link_port, ("127.0.0.1", n.link_port + PROXY_OFFSET))
+            for n in nodes
+        ]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Proxies:
         self._thread.start()
-        for proxy in self._proxies:
+        for proxy in self.proxies:
             self._call(proxy.serve())
         return self
 
@@ -175,7 +190,7 @@ class Proxies:
         self._loop.close()
 
     async def _end(self) -> None:
-        for proxy in self._proxies:
+        for proxy in self.proxies:
             if proxy.server is not None:
                 proxy.server.close()
         tasks = list(self.tasks)
@@ -220,7 +235,7 @@ class ProxiedCluster(ForkedCluster):
 
     def __init__(self, data: Path, nodes: int, base_port: int, settings: dict[str, str]) -> None:
         super().__init__(data, nodes, base_port, settings)
-        self.proxies = Proxies(self)
+        self.proxies = Proxies(self.nodes)
 
     def _write_config(self, node: LocalNode) -> None:
         super()._write_config(node)

@@ -34,6 +34,8 @@ def configuration(directory: Path, **settings: object) -> Configuration:
 class Client:
     """A client on a connection of its own. Commands that the broker pushes are in `pushed`."""
 
+    timeout_s = PATIENCE_S
+
     def __init__(self, port: int) -> None:
         self.address = f"127.0.0.1:{port}"
         self.pushed: list[Command] = []
@@ -51,8 +53,8 @@ class Client:
             for name, value in fields.items()
         }
         content = body if isinstance(body, bytes) else json.dumps(body)
-        connection = await self.remoting.connected(self.address, PATIENCE_S)
-        return await connection.request(request(code, texts, content), PATIENCE_S)
+        connection = await self.remoting.connected(self.address, self.timeout_s)
+        return await connection.request(request(code, texts, content), self.timeout_s)
 
     async def send(self, topic: str, body: bytes = b"x", /, **fields: object) -> Command:
         """Sends a message as Java's clients do."""

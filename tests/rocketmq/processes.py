@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.faults.traffic import until
@@ -16,6 +18,9 @@ from tests.rocketmq.upstream import ports
 class RoleProcess:
     """A process of `convoy`. Another one of its name goes on in the same log."""
 
+    environment: Mapping[str, str] = {}
+    """Beyond that of this process."""
+
     def __init__(self, directory: Path, name: str, role: str, **settings: object) -> None:
         self.log = directory / f"{name}.log"
         self._begins = self.log.stat().st_size if self.log.exists() else 0
@@ -24,7 +29,7 @@ class RoleProcess:
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "convoymq.cli", role, "-c", str(config)],
-                stdout=out, stderr=out,
+                stdout=out, stderr=out, env={**os.environ, **self.environment},
             )  # fmt: skip
 
     def events(self, event: str) -> list[dict[str, object]]:
