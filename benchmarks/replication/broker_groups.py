@@ -17,7 +17,7 @@ from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.types import Draft, GetStatus, Message, PutStatus
 from convoymq.sim.broker_group.node import BrokerNode
 from convoymq.sim.broker_group.referee import TOPIC, BrokerGroupReferee
-from convoymq.sim.broker_group.world import BrokerGroupLoad, BrokerGroupWorld
+from convoymq.sim.broker_group.world import BrokerGroupLoad, BrokerGroupWorld, is_linked
 
 MASTER, QUEUES, PULL_MAX = NODES[0], len(NODES), 32
 RETRY_US = 50_000
@@ -125,10 +125,12 @@ class Client:
 class MeasuredGroup(Measured, BrokerGroupWorld):
     """See `Measured`."""
 
+    nodes: dict[int, BrokerNode]
+
     def _make_world(self) -> None:
         self.settings = GroupSettings(replicas=len(NODES), in_sync=2, flushes=True)
         self.store_settings = StoreSettings(log_file_bytes=64 << 20, flush="SYNC_FLUSH")
-        self.nodes = {node: BrokerNode(self, node) for node in NODES}
+        self._make_nodes(len(NODES))
         self.referee = BrokerGroupReferee()
         self.debts = {}
         self._listed: dict[int, Any] = {}
@@ -152,7 +154,7 @@ class MeasuredGroup(Measured, BrokerGroupWorld):
         """As a replica does that gets online: slaves follow their master at once."""
         master = self.nodes[MASTER]
         slaves = [each for each in self.nodes.values() if node in (master, each) and each.slave]
-        waiting = [each for each in slaves if each.alive and not master.is_linked(each)]
+        waiting = [each for each in slaves if each.alive and not is_linked(master, each)]
         for each in waiting:
             if each.slave.state is SlaveState.READY and each.transport.is_connected(MASTER):
                 each.slave.follow(each.clock.monotonic_ms())

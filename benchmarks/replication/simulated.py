@@ -267,7 +267,7 @@ class MeasuredClassic(Measured, ClassicWorld):
     def _draw_queues(self, draw: Random) -> None:
         self.file_bytes_max, self.memory_target_bytes = 64 << 20, 256 << 20
         self.record_us_max = RECORD_US_MAX[0]
-        referee = ClassicReferee("q1", durable=True, ttl_ms=None, has_limit=False, level_max=0)
+        referee = ClassicReferee("q1", durable=True, has_limit=False, level_max=0)
         self._add_queue(referee, draw.choice(NODES), {}, {})
 
 

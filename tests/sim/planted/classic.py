@@ -162,7 +162,56 @@ def dead_in_a_span_are_ignored() -> None:
 
 @plant("messages that were read back have no end of their time", "none")
 def time_is_lost_on_disk() -> None:
-    _backing().time_to_live = lambda self, position: None
+    from convoymq.queues.classic.times_to_live import TimesToLive
+
+    TimesToLive.at = lambda self, position: (0, None)  # type: ignore[method-assign]
+
+
+@plant("messages that wait have the time of the day after a restart", "policy,kill,stop")
+def time_of_the_day_after_a_restart() -> None:
+    from convoymq.queues.classic import queue
+
+    recover = queue.recover
+
+    def planted(log: Any, machine: Any, now_ms: int, **more: Any) -> Any:
+        found = log.recover
+        log.times.join = lambda: setattr(log.times, "entries", [(0, machine.limits.message_ttl_ms)])
+        assert found is not None
+        return recover(log, machine, now_ms, **more)
+
+    queue.recover = planted
+
+
+@plant("a file does not say the time of the messages that come to it", "policy,kill,stop")
+def new_files_say_no_time() -> None:
+    log = _log()
+    roll = log._roll_if_full
+
+    def planted(self: Any) -> None:
+        said = self._index.times
+        roll(self)
+        self._index.times = said
+
+    log._roll_if_full = planted
+
+
+@plant("a span stays whose messages are all read, and ends with what others moved there")
+def span_outlives_its_messages() -> None:
+    from convoymq.queues.classic.runs import Run
+
+    def planted(self: Any, line: Any) -> bool:
+        while line.waiting:
+            span = line.waiting[0]
+            if isinstance(span, Run):
+                return True
+            runs = self._take_batch(line, span)
+            if span.start >= span.end:
+                line.waiting.popleft()
+                self._give_up(line, span)
+            line.waiting.extendleft(reversed(runs))
+        return False
+
+    _backing()._fill = planted
 
 
 @plant("a limit drops from the highest priority", "none")

@@ -38,8 +38,6 @@ SMALL_BYTES_MAX = 4096
 """A block of this size takes about as much memory as what is known of it: it leaves whole."""
 HEAD_RUNS = 8
 """Runs at the head of a line that never leave memory."""
-BATCH_BYTES = 1 << 20
-"""So much of the log is read at a time."""
 
 
 class Span:
@@ -80,6 +78,8 @@ class Stored:
     data: bytes
     command: int
     time_ms: int
+    ttl_ms: int | None
+    """The queue's time for these messages; None = they have no limit."""
 
 
 ReadBatch = Callable[[int, int, int], tuple[list[Stored], int]]
@@ -152,8 +152,6 @@ class Backing:
         self.recovered = Recovered()
         self.may_expire = False
         """Some message has a time limit."""
-        self.times_to_live: list[tuple[int, int | None]] = [(0, None)]
-        """(position, ms): the queue's time for messages from that position on."""
         self.missing: list[tuple[int, int]] = []
         """(file, messages) that could not be read back since the shell last looked."""
         self._occupied = 0
@@ -451,21 +449,7 @@ class Backing:
         )
         block.where = stored.place
         block.written = True
-        return runs_of(block, dead, split - position, self.time_to_live(position))
-
-    def time_to_live(self, position: int) -> int | None:
-        """Returns the queue's time for a message, in ms; None = it has no limit."""
-        for since, ttl_ms in reversed(self.times_to_live):
-            if position >= since:
-                return ttl_ms
-        return None
-
-    def set_time_to_live(self, position: int, ttl_ms: int | None) -> None:
-        """Sets the time of messages from a position on."""
-        if not any(isinstance(item, Span) for line in self.occupied() for item in line.waiting):
-            self.times_to_live.clear()
-        self.times_to_live.append((position, ttl_ms))
-        self.may_expire = self.may_expire or ttl_ms is not None
+        return runs_of(block, dead, split - position, stored.ttl_ms)
 
     # --- looking -----------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import msgspec
 from crc32c import crc32c
 
 from convoymq.queues.classic.runs import FLAG_EXPIRATION
+from convoymq.queues.classic.times_to_live import TimesToLive
 
 MAGIC = b"CVCI" + struct.pack("<H", 1) + bytes(2)
 _CHECKSUM = struct.Struct("<I")
@@ -64,6 +65,7 @@ class FileIndex:
         self.settled: array[int] = array("Q")
         self.transient: array[int] = array("Q")
         self.handed_out: dict[int, int] = {}
+        self.times = TimesToLive()
         self.expires = False
         """Some message has a time limit of its own."""
         self.unreadable = 0
@@ -120,6 +122,7 @@ class FileIndex:
             "settled": self.settled.tobytes(),
             "transient": self.transient.tobytes(),
             "handed_out": list(self.handed_out.items()),
+            "times": self.times.entries,
             "expires": self.expires,
             "unreadable": self.unreadable,
         }
@@ -146,6 +149,8 @@ def decode_index(number: int, data: bytes, path: str) -> FileIndex | None:
     index.settled = array("Q", fields["settled"])
     index.transient = array("Q", fields["transient"])
     index.handed_out = dict(fields["handed_out"])
+    for position, ttl_ms in fields.get("times", ()):
+        index.times.add(position, ttl_ms)
     index.expires = fields["expires"]
     index.unreadable = fields["unreadable"]
     return index

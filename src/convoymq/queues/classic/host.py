@@ -39,7 +39,7 @@ from convoymq.model.refusals import commands_lost, crashed, home_node_down, queu
 from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.client import ClassicClient
-from convoymq.queues.classic.log import FILE_BYTES_MAX, ClassicLog
+from convoymq.queues.classic.log import BATCH_BYTES, FILE_BYTES_MAX, ClassicLog
 from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.memory import Memory
@@ -92,6 +92,7 @@ class ClassicHost:
 
     client_class: type[ClassicClient] = ClassicClient
     """Class of the clients of its queues."""
+    log_class: type[ClassicLog] = ClassicLog
     gather_ms = 2
     """Commands for a queue gather for so long while a write of it is under way."""
     is_paused = False
@@ -111,6 +112,8 @@ class ClassicHost:
         """Files of the queues, one folder per group id."""
         self.file_bytes_max = FILE_BYTES_MAX
         """A file of a queue's log is full at this size."""
+        self.batch_bytes = BATCH_BYTES
+        """So much of it is read at a time."""
         self.memory = Memory(parts.memory_target_bytes)
         self._flow_on_bytes = min(FLOW_ON_BYTES, parts.memory_target_bytes // 4)
         self.clock = parts.clock
@@ -205,12 +208,13 @@ class ClassicHost:
 
     def make_log(self, record: QueueRecord, directory: Directory, *, sync: bool) -> ClassicLog:
         """Returns the log of a queue."""
-        return ClassicLog(
+        return self.log_class(
             directory,
             str(record.group),
             self.writer,
             sync=sync,
             file_bytes_max=self.file_bytes_max,
+            batch_bytes=self.batch_bytes,
         )
 
     @property

@@ -7,20 +7,22 @@ each a multiple of 8 bytes:
 
     0   u32  length of the record, header included
     4   u32  CRC32C of the bytes from 8 on
-    8   u8   kind: 1 messages, 2 settled, 3 handed out
+    8   u8   kind: 1 messages, 2 settled, 3 handed out, 4 time to live
     9   u32  so many units of 8 bytes at the begin of the file were durable when this was added;
              0 = not known (always, before 0.4.0)
     13  3 spare bytes
     16  u64  kind 1: position of the first message · kind 3: positions below this were handed out
+             kind 4: messages from this position on have the time
     24  u64  kind 1: time of arrival, ms since the epoch; 0 = not known (written before 0.4.0)
-             kind 3: of messages with this priority
+             kind 3: of messages with this priority · kind 4: ms + 1; 0 = they have no limit
     32  kind 1: one ENQUEUE command (docs/formats/entries-and-frames.md)
         kind 2: pairs of u64 positions (first, last)
 
 Files go when no message in them, and in all older ones, is alive: a *settled* record is needed
 as long as the messages it speaks of can be found in an older file. A long-lived message at the
-front is moved to the end (`LocalQueue._compact`), so it does not pin what follows. Beside a full
-file lies its index (`file_index`).
+front is moved to the end (`LocalQueue._compact`), so it does not pin what follows. So a *time to
+live* stands before the first messages of each file that it is for, where they were published or
+moved to. Beside a full file lies its index (`file_index`).
 
 Writing is the work of a `LogWriter`'s worker, which creates the files as well (`NewFile`);
 positions in the file are assigned at once. A file is begun on disk when those before it are
@@ -45,10 +47,11 @@ from crc32c import crc32c
 from convoymq.kernels.classic_records import level_of, transient_records
 from convoymq.logformat.segment import FilePlace
 from convoymq.model.errors import StorageFault
-from convoymq.queues.classic.backing import BATCH_BYTES, Stored
+from convoymq.queues.classic.backing import Stored
 from convoymq.queues.classic.file_index import FileIndex, decode_index
 from convoymq.queues.classic.log_writer import Buffers, Done, Writer
 from convoymq.queues.classic.runs import RECORD_HEADER, Place
+from convoymq.queues.classic.times_to_live import TimesToLive
 from convoymq.storage.types import Directory, File
 
 MAGIC = b"CVCQ" + struct.pack("<H", 1) + bytes(2)
@@ -56,13 +59,15 @@ FILE_HEADER = 16
 MESSAGES = 1
 SETTLED = 2
 HANDED_OUT = 3
+TIME_TO_LIVE = 4
 FILE_BYTES_MAX = 64 << 20
 LEVEL_MAX = 255
+BATCH_BYTES = 1 << 20
 OLD_HEADER = MAGIC + bytes(8)
 
 _HEADER = struct.Struct("<IIBI3xQQ")
 _REST = struct.Struct("<BI3xQQ")
-_KINDS = frozenset((MESSAGES, SETTLED, HANDED_OUT))
+_KINDS = frozenset((MESSAGES, SETTLED, HANDED_OUT, TIME_TO_LIVE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,8 @@ class Found:
     place: Place
     body: bytes
     time_ms: int = 0
-    """Time of arrival of messages, 0 = not known; priority of those that were handed out."""
+    """Time of arrival of messages, 0 = not known; priority of those that were handed out; ms + 1 of
+    a time to live."""
     durable: int = 0
     """So many bytes at the begin of the file were durable when the record was added."""
 
@@ -185,14 +191,17 @@ class ClassicLog:
         *,
         sync: bool,
         file_bytes_max: int = FILE_BYTES_MAX,
+        batch_bytes: int = BATCH_BYTES,
     ) -> None:
         """
         Args:
             path: of the queue's own directory in `directory`.
             sync: writes are flushed (durable queues); else the files are mere room for bodies.
             file_bytes_max: a file is full at this size.
+            batch_bytes: so much is read at a time.
         """
         self._file_bytes_max = file_bytes_max
+        self._batch_bytes = batch_bytes
         self._directory = directory
         self._path = path
         self.sync = sync
@@ -229,6 +238,9 @@ class ClassicLog:
         0: the whole file is missing."""
         self.without_file: list[FileIndex] = []
         """Indexes that recovery found without their files."""
+        self.times = TimesToLive()
+        self.is_older = False
+        """Some file is of before 0.4.0, and says no time to live."""
         self.cut: list[tuple[str, int]] = []
         """(file, offset) where recovery cut a torn tail."""
         self._damaged: set[tuple[str, int]] = set()
@@ -255,7 +267,10 @@ class ClassicLog:
                     file.close()
             self._sizes.setdefault(number, index.size)
             self._index = index
+            for entry in index.times.entries:
+                self.times.add(*entry)
             yield index
+        self.times.join()
         if numbers:
             self._active = numbers[-1]
             # A damaged end stays: records are found at multiples of 8.
@@ -310,8 +325,10 @@ class ClassicLog:
             return None
         log, file = self._directory.open(self._name(number)), self._directory.open(name)
         try:
-            if log.pread(FILE_HEADER, 0) not in (self._header(number), OLD_HEADER):
+            head = log.pread(FILE_HEADER, 0)
+            if head not in (self._header(number), OLD_HEADER):
                 return None
+            self.is_older |= head == OLD_HEADER
             index = decode_index(number, file.pread(file.size(), 0), self._name(number))
             if index is not None and index.size > log.size():
                 self._note_damage(log.name, log.size(), index.size - log.size())
@@ -359,6 +376,7 @@ class ClassicLog:
         size = FILE_HEADER
         own = self._header(number)
         if data[:size] in (own, OLD_HEADER):
+            self.is_older |= data[:size] == OLD_HEADER
             return size
         if self._is_foreign(file, number):
             self._note_damage(file.name, 0, len(data))
@@ -427,6 +445,8 @@ class ClassicLog:
         """Appends an ENQUEUE command that arrived at `time_ms`, with messages of one priority; the
         next `flush` writes it. `live`: so many of its messages are alive; None = all."""
         self._roll_if_full()
+        if self.times.entries and self.sync:
+            self._say_time_to_live(position)
         place = Place(self._active, self._end + RECORD_HEADER, len(command))
         self._add(self._record(MESSAGES, position, command, time_ms))
         count = int.from_bytes(command[24:28], "little")
@@ -467,6 +487,19 @@ class ClassicLog:
         self._index.add_handed_out(level, position)
         if self._active:
             self._add(self._record(HANDED_OUT, position, b"", level))
+
+    def set_time_to_live(self, position: int, ttl_ms: int | None) -> None:
+        """Sets the queue's time of messages from a position on, which is the highest."""
+        if self.times.at(position)[1] != ttl_ms:
+            self.times.add(position, ttl_ms)
+
+    def _say_time_to_live(self, position: int) -> None:
+        since, ttl_ms = self.times.at(position)
+        said = self._index.times
+        if not said.entries or said.at(position)[0] < since or said.at(position)[1] != ttl_ms:
+            word = 0 if ttl_ms is None else ttl_ms + 1
+            self._add(self._record(TIME_TO_LIVE, position, b"", word))
+            said.add(position, ttl_ms)
 
     def flush(self, done: Done, *, durable: bool = True) -> bool:
         """Hands what was added to the writer; False when there was nothing. `done` gets an error
@@ -612,7 +645,7 @@ class ClassicLog:
         """Returns some records of messages of a file from `offset` on, and the offset behind them,
         at most `end`. Damaged ones are left out, and noted in `damages`. Raises OSError."""
         file = self._opened(number)
-        data = file.pread(min(end - offset, BATCH_BYTES), offset)
+        data = file.pread(min(end - offset, self._batch_bytes), offset)
         found: list[Stored] = []
         at = 0
         while at < len(data):
@@ -633,7 +666,8 @@ class ClassicLog:
             start = at + RECORD_HEADER
             if kind == MESSAGES:
                 place = Place(number, offset + start, length - RECORD_HEADER)
-                found.append(Stored(position, place, data, start, time_ms))
+                ttl_ms = self.times.at(position)[1]
+                found.append(Stored(position, place, data, start, time_ms, ttl_ms))
             at += length
         return found, min(offset + at, end) if data else end
 
@@ -748,6 +782,8 @@ def _add_to(index: FileIndex, found: Found, level_max: int) -> None:
         index.add_settled(memoryview(found.body).cast("Q").tolist())
     elif found.kind == HANDED_OUT:
         index.add_handed_out(min(found.time_ms, level_max), found.position)
+    elif found.kind == TIME_TO_LIVE:
+        index.times.add(found.position, found.time_ms - 1 if found.time_ms else None)
 
 
 def _give_up(file: File) -> None:

@@ -142,7 +142,6 @@ class ClassicMachine:
         """File of the log -> messages in it that are gone since the shell last looked."""
         self.backing = Backing(level_max, read)
         """The ready messages."""
-        self.backing.set_time_to_live(0, limits.message_ttl_ms)
         self.unfinished = False
         """More is to be dropped than was dropped at once."""
         self.may_exceed = False
@@ -268,9 +267,7 @@ class ClassicMachine:
             self.session_down(session_id, now_ms)
 
     def configure(self, limits: Limits) -> None:
-        """Sets other limits. Messages that are in the queue keep their time."""
-        if limits.message_ttl_ms != self.limits.message_ttl_ms:
-            self.backing.set_time_to_live(self.next_position, limits.message_ttl_ms)
+        """Sets other limits."""
         self.limits = limits
         self.may_exceed = True
 

@@ -177,7 +177,6 @@ class Freezable(Replaceable):
         name = f"{self.group}/{FROZEN}{self._frozen}"
         self.host.writer.run(lambda: self._directory.remove(name), lambda _error: None)
         self._frozen = 0
-        self.machine.configure(self.limits)
         now_ms = self.host.now_ms()
         down, self._down_meanwhile = self._down_meanwhile, frozenset()
         for node in sorted(down):

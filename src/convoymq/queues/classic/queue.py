@@ -244,6 +244,16 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
             self._tell_of_damage(unreadable)
         else:
             self.log.remove()
+        self.log.set_time_to_live(self.machine.next_position, self.limits.message_ttl_ms)
+
+    def _take_limits(self, now_ms: int) -> None:
+        machine, limits = self.machine, self.limits
+        if limits.expires_ms != machine.limits.expires_ms:
+            # Counts from now on, or a queue that was idle would go at once.
+            machine.last_used_ms = now_ms
+        machine.configure(limits)
+        self.log.set_time_to_live(machine.next_position, limits.message_ttl_ms)
+        machine.tick(now_ms)
 
     def configure(self, settings: Mapping[str, object]) -> None:
         """See `Queue`: what is too long now goes at once. Messages that are in the queue keep their
@@ -251,14 +261,10 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         before = self.limits
         super().configure(settings)
         self._sender.configure(settings)
-        if self.limits != before and self.ended is None and not self.stands_still:
-            now_ms = self.host.now_ms()
-            self.machine.configure(self.limits)
-            if self.limits.expires_ms != before.expires_ms:
-                # Counts from now on, or a queue that was idle would go at once.
-                self.machine.last_used_ms = now_ms
-            self.machine.tick(now_ms)
-            self.settle_round(now_ms)
+        if self.limits == before:
+            self.limits = before
+        elif self.ended is None and not self.stands_still:
+            self.settle_round(self.host.now_ms())
 
     # --- rounds --------------------------------------------------------------------------
 
@@ -394,6 +400,9 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
     def settle_round(self, now_ms: int) -> None:
         """See `HomeReservations`. Raises Unavailable."""
         self.check_moving()
+        if self.machine.limits is not self.limits:
+            # Maybe they were set while the queue stood still.
+            self._take_limits(now_ms)
         self._apply_open_batch(now_ms)
         self._carry_out()
 

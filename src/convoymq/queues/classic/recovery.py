@@ -41,6 +41,10 @@ def recover(
             log.note_missing(index.number)
             unreadable += lost
     backing.recovered = Recovered(upto, gone, handed_out, now_ms)
+    if log.is_older and log.times.at(0) == (0, None):
+        # Before 0.4.0 the time of a restart counted for all.
+        log.set_time_to_live(0, machine.limits.message_ttl_ms)
+        backing.may_expire = backing.may_expire or machine.limits.message_ttl_ms is not None
     machine.next_position = upto
     for level, position in handed_out.items():
         backing.lines[level].delivered_to = position
@@ -56,7 +60,8 @@ def recover(
         log.keep(run.block.place().file, run.count)
         absent.add(run.position, run.position + run.count - 1)
     for index in indexes:
-        backing.may_expire = backing.may_expire or index.expires
+        timed = any(ttl_ms is not None for _, ttl_ms in index.times.entries)
+        backing.may_expire = backing.may_expire or index.expires or timed
         for level, line in index.lines.items():
             for span in _spans(index.number, line, absent, sorted(cuts.get(level, []))):
                 items.setdefault(level, []).append(span)

@@ -48,6 +48,7 @@ from convoymq.queues.mirrored.instructions import (
     SyncBegin,
     Synced,
     SyncEnd,
+    TimeToLive,
     decode,
 )
 from convoymq.queues.mirrored.policy import CopyAge
@@ -176,6 +177,8 @@ class MirrorCopy:
                 self._compare(depth)
             case Serves(session, number):
                 self.served = session, number
+            case TimeToLive(position, ttl_ms):
+                self.log.times.add(position, ttl_ms)
             case SyncBegin(members):
                 if self.member in members:
                     self.state = State.SYNCING

@@ -33,6 +33,7 @@ from convoymq.model.rounds import pass_on, run_each
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import COUNTS_TIMEOUT_S, TICK_MS
 from convoymq.queues.classic.limits import priority_max
+from convoymq.queues.classic.log import ClassicLog
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue
 from convoymq.queues.classic.remote_queue import RemoteQueue
 from convoymq.queues.driver import HostParts
@@ -64,6 +65,7 @@ class MirroredHost(DamagedCopies):
     """See the module text."""
 
     client_class = MirroredClient
+    log_class = BroadcastLog
     master_class = MasterQueue
 
     def __init__(self, parts: HostParts, worker: Worker | None = None) -> None:
@@ -113,16 +115,6 @@ class MirroredHost(DamagedCopies):
     ) -> RemoteQueue:
         """See `ClassicHost`."""
         return MirroredHandle(self, record, arguments, settings)
-
-    def make_log(self, record: QueueRecord, directory: Directory, *, sync: bool) -> BroadcastLog:
-        """See `ClassicHost`."""
-        return BroadcastLog(
-            directory,
-            str(record.group),
-            self.writer,
-            sync=sync,
-            file_bytes_max=self.file_bytes_max,
-        )
 
     # --- queues --------------------------------------------------------------------------
 
@@ -387,7 +379,7 @@ class MirroredHost(DamagedCopies):
     def _new_copy(self, record: QueueRecord, own: Member) -> MirrorCopy:
         group = record.group
 
-        def new_log() -> BroadcastLog:
+        def new_log() -> ClassicLog:
             self._directory.remove(str(group))
             log = self.make_log(record, self._directory, sync=True)
             write_member(self._directory, self.writer, group, own.number, 0)

@@ -9,19 +9,22 @@ instructions asks mirrors to say how far they are. Positions are those of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from convoymq.model.errors import PeerError
 from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED
 
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+"""A position, a number or a time: mirrors write them to their logs."""
+
 
 class Messages(msgspec.Struct, array_like=True, tag=MESSAGES):
     """A record of the master's log."""
 
-    position: int
-    time_ms: int
+    position: Number
+    time_ms: Number
     command: bytes
 
 
@@ -35,30 +38,30 @@ class Settled(msgspec.Struct, array_like=True, tag=SETTLED):
 class HandedOut(msgspec.Struct, array_like=True, tag=HANDED_OUT):
     """A record of the master's log."""
 
-    position: int
-    level: int
+    position: Number
+    level: Number
 
 
 class Applied(msgspec.Struct, array_like=True, tag=4):
     """The master has done a session's commands up to `seq`."""
 
-    session: int
-    seq: int
-    refused: int = 0
+    session: Number
+    seq: Number
+    refused: Number = 0
     """The last of them whose messages the queue refused; 0: none."""
 
 
 class Cut(msgspec.Struct, array_like=True, tag=5):
     """A mirror takes part from here on."""
 
-    member: int
-    depth: int
+    member: Number
+    depth: Number
 
 
 class Depth(msgspec.Struct, array_like=True, tag=6):
     """The master has so many messages at this place."""
 
-    depth: int
+    depth: Number
 
 
 class SyncBegin(msgspec.Struct, array_like=True, tag=7):
@@ -70,16 +73,16 @@ class SyncBegin(msgspec.Struct, array_like=True, tag=7):
 class Synced(msgspec.Struct, array_like=True, tag=8):
     """A record of the master's log, in its order."""
 
-    kind: int
-    position: int
-    time_ms: int
+    kind: Number
+    position: Number
+    time_ms: Number
     body: bytes
 
 
 class SyncEnd(msgspec.Struct, array_like=True, tag=9):
     """The log has ended, or the synchronisation was cancelled."""
 
-    depth: int
+    depth: Number
 
 
 class Stopping(msgspec.Struct, array_like=True, tag=10):
@@ -89,9 +92,16 @@ class Stopping(msgspec.Struct, array_like=True, tag=10):
 class Serves(msgspec.Struct, array_like=True, tag=11):
     """The queue has had consumers."""
 
-    session: int
+    session: Number
     """Of the single active consumer; 0: there is none."""
-    number: int
+    number: Number
+
+
+class TimeToLive(msgspec.Struct, array_like=True, tag=12):
+    """Messages from a position on have the queue's time of so many ms; None: no limit."""
+
+    position: Number
+    ttl_ms: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None
 
 
 Instruction: TypeAlias = (
@@ -106,6 +116,7 @@ Instruction: TypeAlias = (
     | SyncEnd
     | Stopping
     | Serves
+    | TimeToLive
 )
 _DECODER = msgspec.msgpack.Decoder(list[Instruction])
 _ENCODER = msgspec.msgpack.Encoder()

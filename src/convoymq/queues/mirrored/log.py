@@ -21,6 +21,7 @@ from convoymq.queues.mirrored.instructions import (
     Instruction,
     Messages,
     Settled,
+    TimeToLive,
     encode,
 )
 
@@ -83,6 +84,11 @@ class BroadcastLog(ClassicLog):
         """See `ClassicLog`."""
         super().add_handed_out(position, level)
         self.tell(HandedOut(position, level))
+
+    def set_time_to_live(self, position: int, ttl_ms: int | None) -> None:
+        """See `ClassicLog`."""
+        super().set_time_to_live(position, ttl_ms)
+        self.tell(TimeToLive(position, ttl_ms))
 
     def add_applied(self, session: int, seq: int, refused: int) -> None:
         """Tells mirrors how far a session is; the log on disk does not say it."""

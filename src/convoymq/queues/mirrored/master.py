@@ -22,7 +22,14 @@ from convoymq.queues.classic.runs import Consumer, Former, Session
 from convoymq.queues.interface import Row
 from convoymq.queues.mirrored.copy import SESSIONS_MAX
 from convoymq.queues.mirrored.features import FEATURES
-from convoymq.queues.mirrored.instructions import Cut, Depth, HandedOut, Serves, Stopping
+from convoymq.queues.mirrored.instructions import (
+    Cut,
+    Depth,
+    HandedOut,
+    Serves,
+    Stopping,
+    TimeToLive,
+)
 from convoymq.queues.mirrored.log import BroadcastLog
 from convoymq.queues.mirrored.policy import MirrorPolicy, policy_from
 from convoymq.queues.mirrored.sync import Synchronisation
@@ -128,6 +135,8 @@ class MasterQueue(LocalQueue):
                     told = max(line.delivered_to, self._told.get(line.level, 0))
                     if told:
                         self.log.tell(HandedOut(told, line.level))
+                for entry in self.log.times.entries:
+                    self.log.tell(TimeToLive(*entry))
                 if self._served is not None:
                     self.log.tell(Serves(*self._served))
         self.send()

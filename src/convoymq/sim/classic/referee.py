@@ -83,14 +83,11 @@ class ClassicReferee(QueueReferee, Book):
     """The book of one queue.
 
     Args:
-        ttl_ms: of its messages; None = they have all the time.
         has_limit: messages may be dropped at the head.
         level_max: its highest priority; 0 = it has none.
     """
 
-    def __init__(
-        self, name: str, *, durable: bool, ttl_ms: int | None, has_limit: bool, level_max: int
-    ) -> None:
+    def __init__(self, name: str, *, durable: bool, has_limit: bool, level_max: int) -> None:
         QueueReferee.__init__(self, name)
         Book.__init__(self, self)
         self.level_max = level_max
@@ -98,7 +95,6 @@ class ClassicReferee(QueueReferee, Book):
         self._counts: dict[tuple[int, bytes], bytes] = {}
         """(priority, channel) -> number of its last message that came in this command."""
         self.durable = durable
-        self.ttl_ms = ttl_ms
         self.has_limit = has_limit
         self.sent: dict[bytes, Sent] = {}
         self.gone: set[int] = set()
@@ -254,7 +250,10 @@ class ClassicReferee(QueueReferee, Book):
         # Nothing is left of what was there in a former life.
         self.gone.discard(position)
         sent.position = position
-        times = [ms for ms in (sent.expiration_ms, self.ttl_ms) if ms is not None]
+        assert self.queue is not None
+        # The time that is in force now stays with the message.
+        ttl_ms = self.queue.machine.limits.message_ttl_ms
+        times = [ms for ms in (sent.expiration_ms, ttl_ms) if ms is not None]
         sent.expires_ms = sent.expires_last_ms = block.time_ms + min(times) if times else 0
 
     def on_returned(self, position: int) -> None:

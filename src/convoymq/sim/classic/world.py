@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 from convoymq.model.tables import Table
 from convoymq.sim.classic.referee import ClassicReferee
-from convoymq.sim.faults import DISKS, NETWORK, NODES
+from convoymq.sim.faults import DISKS, NETWORK, NODES, Variation
 from convoymq.sim.hosted.node import QueueNode
 from convoymq.sim.hosted.world import FILE_BYTES_MAX, QueueLoad, QueueWorld
 from convoymq.sim.nodes import SimNode
@@ -16,6 +18,8 @@ QUEUES_MAX = 3
 DURABLE_SHARE = 0.75
 LIMITED = 0.3
 TTLS_MS = (None, None, None, 50, 1_000)
+POLICY_TTLS_MS = (20, 500, 5_000)
+POLICY_LENGTHS = 0.2
 MEMORY_TARGETS = (4_096, 4_096, 20_000, 100_000, 256 << 20)
 """Most are so small that messages are paged out; flow control begins at a quarter."""
 LEVELS_MAX = (0, 0, 1, 3, 10)
@@ -31,6 +35,7 @@ class ClassicWorld(QueueWorld):
         self.memory_target_bytes = draw.choice(MEMORY_TARGETS)
         self._make_nodes(draw)
         self.referees: dict[int, ClassicReferee] = {}
+        self.first_settings: dict[int, Mapping[str, object]] = {}
         self._draw_queues(draw)
         self.trace.add("world", f"nodes {plan.nodes} faults {' '.join(sorted(plan.faults))}")
 
@@ -54,7 +59,6 @@ class ClassicWorld(QueueWorld):
             referee = ClassicReferee(
                 f"q{number}",
                 durable=durable,
-                ttl_ms=ttl_ms,
                 has_limit=settings.get("overflow") == "drop-head",
                 level_max=level_max,
             )
@@ -69,9 +73,21 @@ class ClassicWorld(QueueWorld):
     ) -> None:
         record = self._declare(referee.name, home, durable=referee.durable)
         self.rules[record.group] = Table.of(arguments), settings
+        self.first_settings[record.group] = settings
         self.referees[record.group] = referee
         facts = f"{referee.durable} {settings} {arguments}"
         self.trace.add("world", f"{record.name} at {home}, {facts}")
+
+    def draw_policy(self) -> Mapping[str, object]:
+        """See `QueueWorld`: messages live for another time, or another number of them."""
+        draw = self.scheduler.rng
+        if draw.random() < POLICY_LENGTHS:
+            return {"max-length": draw.choice((1, 5, 40)), "overflow": "reject-publish"}
+        return {"message-ttl": draw.choice(POLICY_TTLS_MS)}
+
+    def settings_of(self, group: int) -> Mapping[str, object]:
+        """See `QueueWorld`."""
+        return self.first_settings[group]
 
     def has_majority(self, node: int) -> bool:
         """See `TreeWorld`: records do not change, so every node has them on its disk."""
@@ -116,4 +132,10 @@ class ClassicLoad(QueueLoad):
         *(kind for kind in DISKS if kind != "rot"),
         "clock",
         "stop",
+        "policy",
     )
+
+    def vary(self, seed: int, share: float) -> Variation:
+        """Draws whether policies change as well."""
+        found = super().vary(seed, share)
+        return found if seed % 5 else replace(found, kinds=found.kinds | {"policy"})

@@ -199,6 +199,7 @@ class QueueNode(HostedNode):
         )
         self.host.node = self
         self.host.file_bytes_max = world.file_bytes_max
+        self.host.batch_bytes = world.batch_bytes
         scheduler.after(scheduler.between(0, TICK_US), self.process, self._tick)
         return self.host
 

@@ -28,6 +28,7 @@ from convoymq.sim.nodes import SimNode
 from convoymq.sim.world import ChannelKind
 
 FILE_BYTES_MAX = (4_096, 65_536, 64 << 20)
+BATCH_BYTES = (1_024, 8_192, 1 << 20)
 RESTART_WAIT_MS = 4_000
 STOP_MS_MAX = 500
 HANDLINGS = (PAUSE_MINORITY, PAUSE_MINORITY, "ignore", AUTOHEAL)
@@ -40,13 +41,25 @@ class QueueInjector(Injector):
 
     def moments(self) -> dict[str, Callable[[], None]]:
         """See `Injector`."""
-        return {**super().moments(), "stop": self._stop}
+        return {**super().moments(), "stop": self._stop, "policy": self._policy}
 
     def _stop(self) -> None:
         node = self._node()
         if isinstance(node, QueueNode):
             self.world.trace.fault("stop", node.name)
             self.world.stop(node)
+
+    def _policy(self) -> None:
+        """The queues have another policy."""
+        changes = self.world.draw_policy()
+        self.world.trace.fault("policy", str(changes))
+        self.world.set_policy(changes)
+
+    def stop(self) -> None:
+        """See `Injector`: the policy is as it was at first."""
+        super().stop()
+        if "policy" in self.world.plan.faults:
+            self.world.set_policy({})
 
 
 class QueueWorld(TreeWorld):
@@ -64,11 +77,28 @@ class QueueWorld(TreeWorld):
         self.incarnations: dict[int, int] = {}
         self.rules: dict[int, tuple[Table, Mapping[str, object]]] = {}
         """Group -> arguments and settings of its queue."""
+        self.batch_bytes = self.own_rng(0xBA7).choice(BATCH_BYTES)
         self.partition_handling = self.own_rng(0x133).choice(HANDLINGS)
         self._losers: set[tuple[int, int]] = set()
         """(group, member) that is to give way to the side with the majority."""
         self.trace.add("world", self.partition_handling)
         self._make_tree(draw)
+
+    @abstractmethod
+    def draw_policy(self) -> Mapping[str, object]:
+        """Returns settings that queues are to have, beside those that they had at first."""
+
+    def set_policy(self, changes: Mapping[str, object]) -> None:
+        """Changes the first settings of the queues, which nodes hear of some time later."""
+        for group, (arguments, _) in self.rules.items():
+            self.rules[group] = arguments, {**self.settings_of(group), **changes}
+        for node in self.nodes.values():
+            if node.alive:
+                self._later(node.process, node.configure)
+
+    @abstractmethod
+    def settings_of(self, group: int) -> Mapping[str, object]:
+        """Returns the settings that a queue had at first."""
 
     def on_opened(self, node: HostedNode) -> None:
         """See `TreeWorld`: the tree gets the node's incarnation as well, some time later."""

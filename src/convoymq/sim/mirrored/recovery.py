@@ -23,9 +23,9 @@ from convoymq.sim.disk import SimDisk
 from convoymq.sim.engine import NotLive
 from convoymq.sim.faults import Plan
 from convoymq.sim.hosted.channel import QueueChannel
-from convoymq.sim.hosted.world import FILE_BYTES_MAX, RESTART_WAIT_MS
+from convoymq.sim.hosted.world import FILE_BYTES_MAX, RESTART_WAIT_MS, QueueInjector
 from convoymq.sim.mirrored.referee import Life, MirroredReferee
-from convoymq.sim.mirrored.world import MirroredInjector, MirroredLoad, MirroredWorld
+from convoymq.sim.mirrored.world import MirroredLoad, MirroredWorld
 from convoymq.sim.world import ChannelKind, World
 
 A, B, C = 1, 2, 3
@@ -50,7 +50,7 @@ class PersistentChannel(QueueChannel):
         return traits
 
 
-class Script(MirroredInjector):
+class Script(QueueInjector):
     """Carries the scenario of a `RecoveryWorld` out."""
 
     world: RecoveryWorld

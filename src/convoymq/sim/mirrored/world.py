@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 from typing import ClassVar
@@ -14,40 +14,15 @@ from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.engine import Result
 from convoymq.sim.faults import NETWORK, Variation
 from convoymq.sim.hosted.node import QueueNode
-from convoymq.sim.hosted.world import FILE_BYTES_MAX, QueueInjector, QueueLoad, QueueWorld
+from convoymq.sim.hosted.world import FILE_BYTES_MAX, QueueLoad, QueueWorld
 from convoymq.sim.mirrored.referee import MirroredReferee
 
 DELAYS = (1, 1, 10)
 """Longest delay of a frame, as a multiple of the plan's."""
 
 
-class MirroredInjector(QueueInjector):
-    """Injects faults into a `MirroredWorld`."""
-
-    world: MirroredWorld
-
-    def moments(self) -> dict[str, Callable[[], None]]:
-        """See `Injector`."""
-        return {**super().moments(), "policy": self._policy}
-
-    def _policy(self) -> None:
-        """The queues shall be on other nodes."""
-        names = [f"node{n}" for n in sorted(self.world.nodes)]
-        listed = self.world.scheduler.rng.sample(names, self.world.scheduler.between(1, 2))
-        self.world.trace.fault("policy", " ".join(listed))
-        self.world.set_policy({"ha-mode": "nodes", "ha-params": listed})
-
-    def stop(self) -> None:
-        """See `Injector`: the policy is as it was at first."""
-        super().stop()
-        if "policy" in self.world.plan.faults:
-            self.world.set_policy({})
-
-
 class MirroredWorld(QueueWorld):
     """A cluster with mirrored queues."""
-
-    injector_class = MirroredInjector
 
     def _make_world(self) -> None:
         self.referees: dict[int, MirroredReferee] = {}
@@ -77,13 +52,15 @@ class MirroredWorld(QueueWorld):
         self.referees[record.group] = MirroredReferee(record.name, self.size)
         self.trace.add("world", f"{record.name} at {home}, {self.settings}")
 
-    def set_policy(self, changes: Mapping[str, object]) -> None:
-        """Changes the first policy of the queues, which nodes hear of some time later."""
-        for group, (arguments, _) in self.rules.items():
-            self.rules[group] = arguments, {**self.settings, **changes}
-        for node in self.nodes.values():
-            if node.alive:
-                self._later(node.process, node.configure)
+    def draw_policy(self) -> Mapping[str, object]:
+        """See `QueueWorld`: queues shall be on other nodes."""
+        names = [f"node{n}" for n in sorted(self.nodes)]
+        listed = self.scheduler.rng.sample(names, self.scheduler.between(1, 2))
+        return {"ha-mode": "nodes", "ha-params": listed}
+
+    def settings_of(self, group: int) -> Mapping[str, object]:
+        """See `QueueWorld`."""
+        return self.settings
 
     def on_recorded(self, group: int, view: RingView) -> None:
         """See `TreeWorld`."""

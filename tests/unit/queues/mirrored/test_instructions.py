@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from convoymq.model.errors import PeerError
-from convoymq.queues.classic.log import MESSAGES
+from convoymq.queues.classic.log import HANDED_OUT, MESSAGES
 from convoymq.queues.mirrored.instructions import (
     Applied,
     Cut,
@@ -18,6 +18,7 @@ from convoymq.queues.mirrored.instructions import (
     SyncBegin,
     Synced,
     SyncEnd,
+    TimeToLive,
     decode,
     encode,
 )
@@ -34,6 +35,8 @@ EVERY = [
     Synced(MESSAGES, 5, 1_000, b"12345678"),
     SyncEnd(4),
     Stopping(),
+    TimeToLive(7, 1_000),
+    TimeToLive(9, None),
 ]
 
 
@@ -44,8 +47,12 @@ def test_every_instruction_comes_back() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [None, [[99]], [[]], [[5, 1]], [[MESSAGES, 1, 2, "text"]], [[6, True]], [[6, "5"]]],
-)
+    [
+        None, [[99]], [[]], [[5, 1]], [[MESSAGES, 1, 2, "text"]], [[6, True]], [[6, "5"]],
+        [[MESSAGES, -1, 2, b""]], [[HANDED_OUT, -1, 0]], [[8, HANDED_OUT, 5, -1, b""]], [[6, -1]],
+        [[12, 5, -1]],
+    ],
+)  # fmt: skip
 def test_nonsense_is_refused(content: object) -> None:
     with pytest.raises(PeerError):
         decode(msgspec.msgpack.encode(content))
