@@ -18,6 +18,7 @@ from convoymq.edges.configuration import load
 from tests.clusters import serving_cluster
 from tests.docs.blocks import ROOT, RUN, blocks_of, run_page
 from tests.faults.topic_traffic import create
+from tests.forked_nodes import ForkedCluster
 from tests.mariadb import MariaDb, needs_mariadb
 from tests.ports import cluster_ports, single_port
 from tests.spark.quick_start import spark_environment
@@ -98,7 +99,7 @@ def test_the_page_on_capture_runs(tmp_path: Path) -> None:
 
 @pytest.mark.skipif("JAVA_HOME" in os.environ and not os.environ["JAVA_HOME"], reason="no Java")
 def test_the_tutorial_of_spark_runs(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path / "data", 3, BASE_PORT, TRACED) as cluster:
+    with ForkedCluster(tmp_path / "data", 3, BASE_PORT, TRACED) as cluster:
         cluster.wait_ready()
         output = run_page(
             "docs/spark.md",
@@ -111,7 +112,7 @@ def test_the_tutorial_of_spark_runs(tmp_path: Path) -> None:
 
 
 def test_the_page_on_audits_runs(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path / "data", 3, BASE_PORT, TRACED) as cluster:
+    with ForkedCluster(tmp_path / "data", 3, BASE_PORT, TRACED) as cluster:
         cluster.wait_ready()
         output = run_page(
             "docs/audit.md",
@@ -124,7 +125,7 @@ def test_the_page_on_audits_runs(tmp_path: Path) -> None:
 
 
 def test_the_page_on_triage_runs(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path / "data", 3, BASE_PORT) as cluster:
+    with ForkedCluster(tmp_path / "data", 3, BASE_PORT) as cluster:
         cluster.wait_ready()
         output = run_page(
             "docs/triage.md",

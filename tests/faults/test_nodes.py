@@ -16,6 +16,7 @@ from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import Unavailable
 from tests.clusters import start_nodes, stop_nodes
 from tests.faults.traffic import connect, until
+from tests.forked_nodes import ForkedCluster
 from tests.patience import PATIENCE_S
 from tests.ports import cluster_ports
 
@@ -27,7 +28,7 @@ QUEUE = "orders"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path, 3, BASE_PORT) as made:
+    with ForkedCluster(tmp_path, 3, BASE_PORT) as made:
         made.wait_ready()
         yield made
 
