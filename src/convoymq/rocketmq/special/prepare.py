@@ -44,6 +44,7 @@ class Preparation:
         levels: number of delay levels.
         may_time: whether there is a timer wheel.
         is_full: whether no more messages may wait in a topic.
+        half_refusal: why half messages are refused; empty if they are taken.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class Preparation:
         may_time: bool = True,
         delay_max_s: int = DELAY_MAX_S,
         is_full: Callable[[str], bool] = lambda _topic: False,
+        half_refusal: str = "",
     ) -> None:
         self._levels = levels
         self._now_ms = now_ms
         self._may_time = may_time
         self._delay_max_s = delay_max_s
         self._is_full = is_full
+        self._half_refusal = half_refusal
 
     def __call__(self, draft: Draft) -> Draft:
         """Returns the draft, changed. Raises Refusal."""
@@ -71,6 +74,8 @@ class Preparation:
             SysFlag.COMMIT,
             SysFlag.ROLLBACK,
         ):
+            if self._half_refusal:
+                raise Refusal(Answer.NO_PERMISSION, self._half_refusal)
             self._check_room(HALF_TOPIC)
             return to_half(draft, properties)
         if kind not in (0, SysFlag.COMMIT):

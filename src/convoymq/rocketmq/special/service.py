@@ -111,6 +111,7 @@ class SpecialServices:
         self.pop = PopService(parts, settings, self.state.pops)
         parts.store.on_run.append(self._on_run)
         parts.store.on_truncated.append(self._on_truncated)
+        half_refusal = f"the broker[{parts.role.address}] sending transaction message is forbidden"
         parts.before_put.append(
             Preparation(
                 len(self._delays_ms),
@@ -118,6 +119,7 @@ class SpecialServices:
                 may_time=parts.settings.timer_wheel,
                 delay_max_s=settings.timer_delay_max_s,
                 is_full=self._is_full,
+                half_refusal=half_refusal if parts.settings.reject_transactions else "",
             )
         )
         parts.register(Request.END_TRANSACTION, self._end_transaction)

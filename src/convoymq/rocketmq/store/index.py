@@ -58,6 +58,7 @@ class Index:
         units: of each file, one of which is never used.
         clock: wall clock in ms: it names files.
         unsynced: files that were written and are not durable.
+        is_kept: whether messages are entered; files that are there can be searched anyway.
     """
 
     def __init__(
@@ -67,6 +68,8 @@ class Index:
         units: int,
         clock: Callable[[], int],
         unsynced: set[str],
+        *,
+        is_kept: bool = True,
     ) -> None:
         self._directory = directory
         self._slots = slots
@@ -78,6 +81,7 @@ class Index:
         self._entering = b""
         """Rows that the worker is entering."""
         self._unsynced = unsynced
+        self._is_kept = is_kept
 
     @property
     def place(self) -> tuple[int, int]:
@@ -93,6 +97,8 @@ class Index:
 
     def add(self, rows: bytes) -> None:
         """Adds rows, in the order of the log. Those of messages that have theirs are left out."""
+        if not self._is_kept:
+            return
         if self.headers and rows and not self._rows and not self._entering:
             end, at = self.headers[-1].end, 0
             while at < len(rows) and _place_of(rows[at : at + ROW_BYTES])[0] < end:

@@ -119,7 +119,10 @@ class MessageStore:
         self._queues = ConsumeQueues(
             directory, settings.queue_file_bytes, lambda: self._log.begin, self._is_entry, unsynced
         )
-        self._index = Index(directory, settings.index_slots, settings.index_units, clock, unsynced)
+        self._index = Index(
+            directory, settings.index_slots, settings.index_units, clock, unsynced,
+            is_kept=settings.index_enabled,
+        )  # fmt: skip
         self._derived = Derived(
             directory, self._log, self._queues, self._index, slow_jobs,
             interval_ms=settings.queue_flush_ms, unsynced=unsynced,
@@ -319,8 +322,7 @@ class MessageStore:
             self._derived.dispatched = start + len(block)
             if count:
                 self._derived.stored_ms = stored_ms
-            if self._settings.index_enabled:
-                self._index.add(keys)
+            self._index.add(keys)
             runs = [Run(*row) for row in rows]
             for run in runs:
                 if is_topic(run.topic) and run.queue_id >= 0:

@@ -73,6 +73,14 @@ def test_what_waits_is_bounded(properties: dict[str, object], topic: str) -> Non
     assert full(draft(DELAY=1)).topic == SCHEDULE_TOPIC
 
 
+def test_half_messages_may_be_refused() -> None:
+    refusing = Preparation(18, lambda: NOW_MS, half_refusal="no transactions")
+    with pytest.raises(Refusal, match="no transactions") as refused:
+        refusing(draft(SysFlag.PREPARED, TRAN_MSG="true"))
+    assert refused.value.code == 16
+    assert refusing(draft()).topic == "t"
+
+
 def test_a_prepared_message_becomes_a_half_one() -> None:
     found = prepare(draft(SysFlag.PREPARED, TRAN_MSG="true", UNIQ_KEY="u", DELAY=1))
     assert (found.topic, found.queue_id, found.sys_flag) == (HALF_TOPIC, 0, 0)

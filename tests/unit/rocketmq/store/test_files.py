@@ -292,6 +292,16 @@ def test_keys_outlive_a_crash_without_a_checkpoint_of_ours() -> None:
         assert len(again.store.query("a", f"k{number}", 9, 0, 1 << 60)) == 1
 
 
+def test_without_an_index_no_start_makes_one() -> None:
+    opened = Opened(index_enabled=False)
+    opened.put(Draft("a", 0, b"x", encode_properties({"KEYS": "k"})))
+    opened.disk.sync_all()
+    again = Opened(opened.disk, index_enabled=False)
+    assert again.bodies("a") == [b"x"]
+    assert again.store.query("a", "k", 9, 0, 1 << 60) == []
+    assert [name for name in again.close().names if name.startswith("index/")] == []
+
+
 def test_a_checkpoint_counts_with_its_times_only() -> None:
     checkpoint = Checkpoint(1, 2, 3, 4, 5, Progress(6, 7, 8))
     content = checkpoint.encode()
