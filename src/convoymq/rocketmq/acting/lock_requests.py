@@ -1,8 +1,9 @@
 """Requests for locks of ordered queues (41, 42), and the guard of pulls and commits.
 
 A client's request is decided by this broker's table, or by a majority of the configured replicas
-(`lockInStrictMode`). Among replicas a request has `onlyThisBroker`, and the epoch that is proposed;
-answers of ours name epochs that were higher. RocketMQ's replicas pass both over.
+(`lockInStrictMode`). Among replicas a request has `onlyThisBroker`, and the epoch that is proposed,
+or up to which leases end; answers of ours name epochs that were higher. RocketMQ's replicas pass
+both over, and what they ask has no epoch.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class LockRequests:
             # A replica knows of a higher epoch. Nobody has the lock.
             ballot = await self._ballot(ask, ballot.above)
         if lost := ballot.lost() - before:
-            await self._give_back(ask, lost)
+            await self._give_back(ask, lost, ballot.epoch)
         granted = ballot.granted()
         queues = [queue for queue in ask.mq_set if place_of(queue) in granted]
         return command.answer(body=json.dumps(LockedBody(queues)))
@@ -118,7 +119,7 @@ class LockRequests:
             only_this_broker=True, epoch=epoch,
         )  # fmt: skip
         won = self._vote(own).locked
-        ballot = Ballot(self._replicas, map(place_of, won))
+        ballot = Ballot(self._replicas, map(place_of, won), epoch)
         if ballot.needs_votes:
             own.mq_set = won
             answers = await self._ask_all(Request.LOCK_BATCH_MQ, own)
@@ -128,21 +129,24 @@ class LockRequests:
                 ballot.on_vote(Vote(frozenset(map(place_of, found.locked)), epochs))
         return ballot
 
-    async def _give_back(self, ask: _Ask, places: Collection[Queue]) -> None:
-        """Frees queues that were locked without a majority, here and elsewhere."""
+    async def _give_back(self, ask: _Ask, places: Collection[Queue], epoch: int) -> None:
+        """Frees queues that were locked without a majority up to an epoch, here and elsewhere."""
         queues = [queue for queue in ask.mq_set if place_of(queue) in places]
         for place in places:
-            self._parts.locks.unlock(ask.consumer_group, ask.client_id, place)
+            self._parts.locks.unlock(ask.consumer_group, ask.client_id, place, epoch)
         own = _Ask(
             consumer_group=ask.consumer_group, client_id=ask.client_id, mq_set=queues,
-            only_this_broker=True,
+            only_this_broker=True, epoch=epoch,
         )  # fmt: skip
         await self._ask_all(Request.UNLOCK_BATCH_MQ, own)
 
     def _unlock(self, connection: Connection, command: Command) -> Command:
         ask = json.loads(command.body, _Ask)
+        locks, group = self._parts.locks, ask.consumer_group
+        if not ask.only_this_broker:
+            ask.epoch = locks.propose(group, self._parts.now_ms())
         for queue in ask.mq_set:
-            self._parts.locks.unlock(ask.consumer_group, ask.client_id, place_of(queue))
+            locks.unlock(group, ask.client_id, place_of(queue), ask.epoch)
         if self._is_strict and not ask.only_this_broker:
             ask.only_this_broker = True
             self._parts.tasks.spawn(self._forward_unlock(ask))

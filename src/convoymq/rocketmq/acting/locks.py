@@ -9,7 +9,9 @@ half a minute old.
 lock nothing. The replica that a client asks (`Ballot`) proposes an epoch above all that it knows;
 a replica that knows a higher one refuses, and says so; then it is proposed again, once. As two
 majorities share a replica, epochs of one queue grow over all holders. Locks that were won without
-a majority are given back, so that nobody waits a minute for them; RocketMQ leaves them.
+a majority are given back, so that nobody waits a minute for them; RocketMQ leaves them. What
+frees a lock has an epoch too: it neither ends a lease that began later, nor does a request for an
+earlier one get the lock again.
 
 RocketMQ's brokers have no epochs: they take part in majorities, and are believed.
 """
@@ -48,11 +50,14 @@ class LockTable:
     def __init__(self) -> None:
         self._locks: dict[str, dict[Queue, _Lock]] = {}
         self._size = 0
+        self._proposed = 0
 
     def propose(self, group: str, wall_ms: int, above: int = 0) -> int:
-        """Returns an epoch above all of a group, and above one that another replica knows."""
+        """Returns an epoch above all of a group, above all that were proposed here, and above one
+        that another replica knows."""
         known = max((lock.epoch for lock in self._locks.get(group, {}).values()), default=0)
-        return max(known + 1, above + 1, wall_ms)
+        self._proposed = max(known + 1, self._proposed + 1, above + 1, wall_ms)
+        return self._proposed
 
     def lock(self, group: str, client: str, queue: Queue, epoch: int, now_ms: int) -> bool:
         """Locks a queue, or renews the lock; returns whether the client has it."""
@@ -75,11 +80,12 @@ class LockTable:
         lock.client, lock.epoch, lock.renewed_ms = client, epoch, now_ms
         return True
 
-    def unlock(self, group: str, client: str, queue: Queue) -> None:
-        """Gives a lock back, if the client has it. Its epoch is remembered."""
+    def unlock(self, group: str, client: str, queue: Queue, epoch: int = 0) -> None:
+        """Gives a lock back, if the client has it, and not by a lease that began after `epoch`; 0:
+        whichever lease. The epoch is remembered."""
         lock = self._locks.get(group, {}).get(queue)
-        if lock is not None and lock.client == client:
-            lock.client = None
+        if lock is not None and lock.client == client and (not epoch or epoch >= lock.epoch):
+            lock.client, lock.epoch = None, max(lock.epoch, epoch)
 
     def holder(self, group: str, queue: Queue, now_ms: int) -> str | None:
         """Returns the client that has a queue's lock."""
@@ -133,9 +139,11 @@ class Ballot:
     Args:
         replicas: configured number of them; 1 or less: this broker's table decides.
         won: the queues that this broker's own table gave.
+        epoch: what is proposed.
     """
 
-    def __init__(self, replicas: int, won: Iterable[Queue]) -> None:
+    def __init__(self, replicas: int, won: Iterable[Queue], epoch: int = 0) -> None:
+        self.epoch = epoch
         self.asked = frozenset(won)
         self._needed = replicas // 2 + 1
         self._counts = Counter(self.asked)

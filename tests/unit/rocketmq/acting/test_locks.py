@@ -66,6 +66,34 @@ def test_unlocking_by_somebody_else_changes_nothing() -> None:
     assert table.holder("g", Q, 1) == "a"
 
 
+def test_a_delayed_unlock_does_not_free_a_newer_lease() -> None:
+    table = LockTable()
+    lock(table, "a", 10)
+    freed = table.propose("g", 10)
+    table.unlock("g", "a", Q, freed)
+    assert table.holder("g", Q, 11) is None
+    lock(table, "a", 10)
+    assert table.epoch("g", Q) > freed
+    table.unlock("g", "a", Q, freed)
+    assert table.holder("g", Q, 12) == "a"
+    # RocketMQ's replicas name none.
+    table.unlock("g", "a", Q)
+    assert table.holder("g", Q, 12) is None
+
+
+def test_a_lock_that_an_unlock_overtook_is_refused() -> None:
+    table = LockTable()
+    lock(table, "a", 10)
+    delayed = table.propose("g", 10)
+    table.unlock("g", "a", Q, table.propose("g", 10))
+    assert not table.lock("g", "a", Q, delayed, 11)
+
+
+def test_a_table_proposes_no_epoch_twice() -> None:
+    table = LockTable()
+    assert len({table.propose("g", 10) for _ in range(3)}) == 3
+
+
 def ask(tables: list[LockTable], at: int, client: str, now_ms: int) -> bool:
     """Asks for a lock at one replica, which asks the others; twice if a replica knew more."""
     above = 0
