@@ -28,7 +28,6 @@ from typing import TypeVar
 import msgspec
 from crc32c import crc32c
 
-from convoymq.kernels.batch import COMMAND_SIZE
 from convoymq.kernels.classic_records import level_of
 from convoymq.model.errors import PeerError
 from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog, NewFile
@@ -207,20 +206,16 @@ class MirrorCopy:
     def _add(self, kind: int, position: int, time_ms: int, body: bytes) -> None:
         """Adds a record to the copy's log."""
         if kind == MESSAGES:
-            if len(body) < COMMAND_SIZE or len(body) % 8:
-                raise PeerError("messages of a master are cut off")
             count = int.from_bytes(body[24:28], "little")
             self._note_session(*struct.unpack_from("<QQ", body, 8))
-            if position not in self.index and count:
-                level = self._level_of(body)
+            if position not in self.index:
+                level = level_of(body, 0, self._level_max)
                 place = self.log.add_messages(position, body, time_ms, level=level)
                 self.index.add(position, count, place, time_ms, self._written)
                 if self._settled_early is not None:
                     early = self._settled_early.settled_within(position, position + count - 1)
                     self._settle([number for pair in early for number in pair])
         elif kind == SETTLED:
-            if len(body) % 16:
-                raise PeerError("settled positions of a master are cut off")
             self._settle(struct.unpack(f"<{len(body) // 8}Q", body))
         else:
             self.log.add_handed_out(position, min(time_ms, self._level_max))
@@ -228,8 +223,6 @@ class MirrorCopy:
     def _settle(self, words: Sequence[int]) -> None:
         here: list[int] = []
         for i in range(0, len(words), 2):
-            if words[i] > words[i + 1]:
-                raise PeerError("settled positions of a master are upside down")
             if self._settled_early is not None:
                 self._settled_early.settle(words[i], words[i + 1])
             gone, free = self.index.settle(words[i], words[i + 1])
@@ -254,16 +247,10 @@ class MirrorCopy:
             dead = [position for pair in block.dead for position in pair]
             body = self.log.read(old)
             block.place = self.log.move_messages(
-                block.position, body, block.time_ms, dead, level=self._level_of(body)
+                block.position, body, block.time_ms, dead, level=level_of(body, 0, self._level_max)
             )
             block.written = self._written
             self.log.drop(old.file, block.live)
-
-    def _level_of(self, command: bytes) -> int:
-        try:
-            return level_of(command, 0, self._level_max)
-        except ValueError as error:
-            raise PeerError(f"messages of a master are cut off: {error}") from error
 
     def _note_session(self, session: int, seq: int, refused: int = 0) -> None:
         self.sessions[session] = max(seq, self.sessions.pop(session, 0))

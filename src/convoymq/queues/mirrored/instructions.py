@@ -8,22 +8,27 @@ instructions asks mirrors to say how far they are. Positions are those of
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
 
+from convoymq.kernels.classic_records import level_of
 from convoymq.model.errors import PeerError
 from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-"""A position, a number or a time: mirrors write them to their logs."""
+"""A number or a time: mirrors write them to their logs."""
+POSITION_MAX = 1 << 62
+"""No queue comes so far. A mirror that believed a higher one could take no message as a master."""
+Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]
 
 
 class Messages(msgspec.Struct, array_like=True, tag=MESSAGES):
     """A record of the master's log."""
 
-    position: Number
+    position: Position
     time_ms: Number
     command: bytes
 
@@ -38,7 +43,7 @@ class Settled(msgspec.Struct, array_like=True, tag=SETTLED):
 class HandedOut(msgspec.Struct, array_like=True, tag=HANDED_OUT):
     """A record of the master's log."""
 
-    position: Number
+    position: Position
     level: Number
 
 
@@ -73,8 +78,8 @@ class SyncBegin(msgspec.Struct, array_like=True, tag=7):
 class Synced(msgspec.Struct, array_like=True, tag=8):
     """A record of the master's log, in its order."""
 
-    kind: Number
-    position: Number
+    kind: Annotated[int, msgspec.Meta(ge=MESSAGES, le=HANDED_OUT)]
+    position: Position
     time_ms: Number
     body: bytes
 
@@ -100,7 +105,7 @@ class Serves(msgspec.Struct, array_like=True, tag=11):
 class TimeToLive(msgspec.Struct, array_like=True, tag=12):
     """Messages from a position on have the queue's time of so many ms; None: no limit."""
 
-    position: Number
+    position: Position
     ttl_ms: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None
 
 
@@ -128,8 +133,33 @@ def encode(instructions: Sequence[Instruction]) -> bytes:
 
 
 def decode(payload: bytes) -> list[Instruction]:
-    """Returns the instructions of a broadcast. Raises PeerError."""
+    """Returns the instructions of a broadcast, whose records are whole. Raises PeerError."""
     try:
-        return _DECODER.decode(payload)
-    except msgspec.DecodeError as error:
+        found = _DECODER.decode(payload)
+        for each in found:
+            match each:
+                case Messages(position, _, body) | Synced(1, position, _, body):
+                    _check_messages(position, body)
+                case Settled(body) | Synced(2, _, _, body):
+                    _check_pairs(body)
+    except (msgspec.DecodeError, ValueError) as error:
         raise PeerError(f"malformed instructions of a master: {error}") from error
+    return found
+
+
+def _check_messages(position: int, command: bytes) -> None:
+    """Raises ValueError when the records of an ENQUEUE command are not all in it, or there are
+    none."""
+    if int.from_bytes(command[:4], "little") != len(command) or len(command) % 8:
+        raise ValueError("messages are cut off")
+    level_of(command, 0, 0)
+    if position + int.from_bytes(command[24:28], "little") > POSITION_MAX:
+        raise ValueError("messages have no position")
+
+
+def _check_pairs(pairs: bytes) -> None:
+    if len(pairs) % 16:
+        raise ValueError("settled positions are cut off")
+    for first, last in struct.iter_unpack("<QQ", pairs):
+        if not first <= last <= POSITION_MAX:
+            raise ValueError("settled positions are upside down")
