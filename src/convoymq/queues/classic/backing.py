@@ -153,7 +153,8 @@ class Backing:
         self.may_expire = False
         """Some message has a time limit."""
         self.missing: list[tuple[int, int]] = []
-        """(file, messages) that could not be read back since the shell last looked."""
+        """(file, messages) that could not be read back since the shell last looked; a negative
+        number of them can be read again."""
         self._occupied = 0
         """Bit n: line n is not empty."""
         self._read = read
@@ -399,16 +400,21 @@ class Backing:
                 span.count -= run.count
                 span.bytes -= run.body_bytes()
             runs += made
+        if span.count < 0:
+            # What could not be read before, and was given up, can be read now.
+            self._give_up(line, span)
         return runs
 
     def _give_up(self, line: Line, span: Span) -> None:
-        """Stops counting what a span was to have and its file does not."""
+        """Stops counting what a span was to have and its file does not; begins to count what the
+        file has and the span was not to have (a negative count)."""
         line.count -= span.count
         line.bytes -= span.bytes
         self.count -= span.count
         self.bytes -= span.bytes
         if span.count:
             self.missing.append((span.file, span.count))
+        span.count = span.bytes = 0
 
     def _runs_in(self, line: Line, span: Span, stored: Stored) -> list[Run]:
         """Returns the messages of a record that belong to a span."""

@@ -485,6 +485,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
     def _carry_out(self) -> None:
         machine = self.machine
         effects, machine.effects = machine.effects, []
+        self._give_up_missing()
         wrote = self._write()
         gate = self._gate(is_open=not wrote)
         holds = self._runs_ahead or self._gates.holds
@@ -503,8 +504,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         self._flush(gate, durable=bool(wrote))
         if self.limits.dead_letters or machine.leaving.count or machine.unfinished:
             self._dead_letters()
-        if self.log.damages or machine.backing.missing:
-            self._give_up_missing()
+        self._give_up_missing()
         self._leave_memory()
 
     def _gate(self, *, is_open: bool) -> Gate:
@@ -673,8 +673,11 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
         self.host.memory.weigh(self.group, self._stays)
 
     def _give_up_missing(self) -> None:
-        """Takes messages that could not be read back off the books."""
+        """Takes messages that could not be read back off the books: before what was settled of
+        their files is, for that may be more than the books had (a negative number of them)."""
         missing, self.machine.backing.missing = self.machine.backing.missing, []
+        if not missing and not self.log.damages:
+            return
         for file, count in missing:
             self.log.drop(file, count)
         self._tell_of_damage(sum(count for _, count in missing))
@@ -713,7 +716,7 @@ class LocalQueue(Freezable, HomeReservations, ClassicQueue):
 
     def _tell_of_damage(self, unreadable: int) -> None:
         damages, self.log.damages = self.log.damages, []
-        if damages or unreadable:
+        if damages or unreadable > 0:
             file, offset, _ = damages[0] if damages else ("", 0, 0)
             facts = {"places": len(damages), "bytes": sum(length for _, _, length in damages)}
             missing = [name for name, _, length in damages if not length]

@@ -92,7 +92,7 @@ class MasterQueue(LocalQueue):
         """See `MirrorCopy.served`."""
         self._gathers_until_ms = 0
         self._lacks = 0
-        """Messages that the mirrors have, and that cannot be read here."""
+        """Messages that equals have, and that cannot be read here."""
         super().__init__(
             host, record, arguments, settings, directory, takes_over=sessions is not None
         )
@@ -126,6 +126,9 @@ class MasterQueue(LocalQueue):
         for number in list(confirms.stored):
             if not view.is_live(number):
                 confirms.forget(number)
+        if not self.has_equals:
+            # What is lost here is lost: mirrors that come now equal what is left.
+            self._lacks = 0
         for number in view.full():
             if number != self.member.member and number not in confirms.stored:
                 # A mirror stores the cut, and all that follows it.
@@ -199,7 +202,7 @@ class MasterQueue(LocalQueue):
         """Returns how many messages mirrors should have."""
         machine = self.machine
         here = machine.ready_count + machine.unsettled_count + machine.leaving.count
-        return here + self._lacks if self.has_equals else here
+        return here + self._lacks
 
     @property
     def has_equals(self) -> bool:
@@ -209,7 +212,8 @@ class MasterQueue(LocalQueue):
     def _tell_of_damage(self, unreadable: int) -> None:
         """See `LocalQueue`. A mirror that has all takes the place of a damaged master."""
         self.is_damaged = self.is_damaged or bool(self.log.damages or unreadable)
-        self._lacks += unreadable
+        if self.has_equals:
+            self._lacks = max(self._lacks + unreadable, 0)
         super()._tell_of_damage(unreadable)
         if self.is_damaged and self.has_equals:
             self.host.follow_policy(self)

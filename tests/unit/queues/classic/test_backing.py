@@ -128,6 +128,37 @@ def test_a_purge_takes_what_is_on_disk_and_nothing_else(tmp_path: Path, time: Ti
     again.host.stop()
 
 
+def test_what_can_be_read_again_comes_back(tmp_path: Path, time: Time) -> None:
+    """A record is given up, its neighbours are paged out again, and now the disk returns it: the
+    span has more than it counts, and all of it is taken in one round."""
+    node = made(tmp_path, time, file_bytes_max=20_000)
+    queue = node.open(queue_record(durable=True))
+    fill(node, node.channel(queue), 600)
+    file = tmp_path / "node-1" / "1" / "00000003.log"
+    intact = file.read_bytes()
+    file.write_bytes(intact[:5_000] + bytes([intact[5_000] ^ 0xFF]) + intact[5_001:])
+    reader = node.channel(queue)
+    before = 0
+    while not node.notes:
+        reader.client.get(no_ack=True)
+        settled(node.nodes)
+        before += 1
+        assert before < 600
+    ((event, facts),) = node.notes
+    assert (event, facts["messages"]) == ("queue.records_dropped", 1)
+    assert queue.machine.ready_count == 600 - before - 1
+    file.write_bytes(intact)
+    for _ in range(600):
+        reader.client.get(no_ack=True)
+    settled(node.nodes)
+    assert queue.ended is None
+    bodies = [heard[1] for heard in reader.heard if heard[0] == "got"]
+    assert [body for body in bodies if body] == [b"%05d" % n for n in range(600)]
+    queue.machine.check_invariants()
+    assert not any(queue.log._live.values())
+    node.host.stop()
+
+
 def test_damage_in_a_paged_out_part_is_named_and_passed_over(tmp_path: Path, time: Time) -> None:
     node = made(tmp_path, time, file_bytes_max=20_000)
     queue = node.open(queue_record(durable=True))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from convoymq.metadata.commands import ChangeView
 from tests.unit.queues.classic.support import Channel, Node, Time, queue_record
 from tests.unit.queues.mirrored.support import Cluster
 
@@ -93,6 +94,41 @@ def test_a_master_that_finds_damage_gives_way(tmp_path: Path, how: str, size: in
     assert cluster.queue.home == 2
     assert sorted(set(channel.deliveries())) == bodies
     assert not {"queue.mirror_failed", "queue.crashed"} & {*events(cluster, 2), *events(cluster, 3)}
+    for node in cluster.nodes.values():
+        node.host.stop()
+
+
+def test_mirrors_that_come_later_equal_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mirrors that had a message which the master lost are gone before it gave way."""
+    cluster = Cluster(tmp_path, Time(), memory_target_bytes=1_000)
+    for node in cluster.nodes.values():
+        node.host.file_bytes_max = 600
+    cluster.declare()
+    fill(cluster)
+    spoil(tmp_path, 1, "flip")
+    master, host = cluster.master, cluster.nodes[1].host
+    monkeypatch.setattr(host, "follow_policy", lambda _master: None)
+    channel: Channel = cluster.channel(3)
+    channel.consume()
+    cluster.settle()
+    assert len(channel.deliveries()) == MESSAGES - 1
+    assert master.depth == MESSAGES
+    for number in (2, 3):
+        view = cluster.queue.view
+        assert view is not None
+        gone = view.with_failed(number)
+        cluster.record_view(ChangeView(vhost="/", name="q", group=1, view=gone))
+        cluster.settle()
+    channel.client.settle(1, [0, MESSAGES - 2])
+    cluster.settle()
+    assert master.depth == 0
+    master.is_damaged = False
+    monkeypatch.undo()
+    host.follow_policy(master)
+    cluster.until(cluster.is_synchronised)
+    assert cluster.master is master
     for node in cluster.nodes.values():
         node.host.stop()
 
