@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from crc32c import crc32c
 
 from convoymq.logformat.wal_file import (
@@ -12,10 +13,15 @@ from convoymq.logformat.wal_file import (
     FILE_MAGIC,
     MAP_BYTES,
 )
+from convoymq.sim.faults import PlannedLoad
 from convoymq.sim.group_faults import last_flush
+from convoymq.sim.loads import load_class
+from convoymq.sim.registry import LOADS
 
 GENERATION = 7
 RECORDS = 64
+SEEDS = 60
+PLANNED = [name for name in LOADS if issubclass(load_class(name), PlannedLoad)]
 
 
 def wal_file(*positions: int) -> bytearray:
@@ -44,3 +50,12 @@ def test_a_flush_with_a_torn_header_tells_nothing_of_what_was_before() -> None:
     torn = start_of(2) + BATCH_HEADER_BYTES // 2
     assert last_flush(bytes(data[:torn] + bytes(len(data) - torn))) == start_of(1)
     assert last_flush(bytes(data[:torn])) == start_of(1)
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_seeds_draw_every_kind_of_fault_of_their_load(name: str) -> None:
+    kinds = load_class(name).kinds
+    load = load_class(name)()
+    assert isinstance(load, PlannedLoad)
+    drawn = frozenset[str]().union(*(load.make_plan(seed, None).faults for seed in range(SEEDS)))
+    assert not set(kinds) - drawn

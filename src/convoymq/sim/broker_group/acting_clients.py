@@ -117,7 +117,7 @@ class ClientNode(ProductionNode):
         sent.due_us = draw.now_us + delay_ms * 1000
         if kind == 3 and draw.chance(0.7):
             await asyncio.sleep(draw.skewed(1_000, 4_000_000) / 1e6)
-            node = world.serving()
+            node = world.found()
             if node is not None:
                 offset = int(answer.fields["queueOffset"])
                 await self._end(node, number, sent.physical, offset, is_checked=False)
@@ -155,7 +155,7 @@ class ClientNode(ProductionNode):
         """Consumers commit, operators create topics and groups: where the group serves."""
         while not self.world.quiet:
             await self._pause(20, 300)
-            node = self.world.serving()
+            node = self.world.found()
             if node is None:
                 continue
             offsets = node.broker.offsets
@@ -175,7 +175,7 @@ class ClientNode(ProductionNode):
         body = json.dumps(LockBody("g", client, [QUEUE]))
         while not world.quiet:
             await self._pause(50, 600)
-            node = world.serving()
+            node = world.found()
             if node is None:
                 continue
             answer = await self._ask(node, Request.LOCK_BATCH_MQ, body=body)

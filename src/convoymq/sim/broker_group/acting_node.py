@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,7 +12,7 @@ from convoymq.model.errors import StorageFault
 from convoymq.replication.group.master import Master
 from convoymq.replication.group.slave import Slave
 from convoymq.replication.group.types import GroupSettings, SlaveState
-from convoymq.rocketmq.acting.escape import KEY_FIELD
+from convoymq.rocketmq.acting.escape import GENERATION_FIELD, KEY_FIELD
 from convoymq.rocketmq.acting.roles import State
 from convoymq.rocketmq.broker.configuration import Configuration
 from convoymq.rocketmq.broker.service import Broker
@@ -19,14 +20,16 @@ from convoymq.rocketmq.ha.log import StoreLog
 from convoymq.rocketmq.ha.service import GroupReplication
 from convoymq.rocketmq.namesrv.service import NameServer
 from convoymq.rocketmq.namesrv.settings import NamesrvSettings
-from convoymq.rocketmq.remoting.codes import Request
+from convoymq.rocketmq.remoting import json
+from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.command import Command
-from convoymq.rocketmq.remoting.connection import Answered, Connection
-from convoymq.rocketmq.remoting.values import MASTER_ID, TopicConfig
+from convoymq.rocketmq.remoting.connection import Answered, Connection, Handler
+from convoymq.rocketmq.remoting.values import MASTER_ID, EscapeKeys, TopicConfig
 from convoymq.rocketmq.special.service import SpecialServices
 from convoymq.rocketmq.store.settings import StoreSettings
 from convoymq.rocketmq.store.store import MessageStore
 from convoymq.rocketmq.store.types import Draft, PutStatus
+from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.network import Receiver
 from convoymq.sim.sockets import SocketNode, host_of, node_of
 
@@ -41,6 +44,7 @@ SILENCE_MS = 1_500
 POLL_MS = 300
 SCAN_MS = 100
 START_AGAIN_US = 500_000
+ANSWERED_US = 500_000
 TOPICS = {"orders": 2, "later": 2, "deals": 2}
 DELAYS = "1s 2s"
 
@@ -80,7 +84,7 @@ class NameServerNode(ProductionNode):
         settings = NamesrvSettings(
             port=NAME_PORT, scan_ms=SCAN_MS, support_acting_master=True, kv_path="/nowhere/kv.json"
         )
-        self.server = NameServer(settings, self.steady_ms, self)
+        self.server = _Watched(self, settings)
         tell = self.server._tell_one
 
         async def told(address: str, fields: dict[str, str | None]) -> None:
@@ -94,6 +98,30 @@ class NameServerNode(ProductionNode):
     def address(self) -> str:
         """Returns its address."""
         return f"{host_of(self.number)}:{NAME_PORT}"
+
+
+class _Watched(NameServer):
+    """A name server, of which all requests are answered at once: whom it notifies meanwhile does
+    not matter."""
+
+    def __init__(self, node: NameServerNode, settings: NamesrvSettings) -> None:
+        self._node = node
+        super().__init__(settings, node.steady_ms, node)
+
+    def _handlers(self) -> dict[int, Handler]:
+        return {code: partial(self._watch, each) for code, each in super()._handlers().items()}
+
+    def _watch(self, handler: Handler, connection: Connection, command: Command) -> Answered:
+        answer = handler(connection, command)
+        return self._await(answer) if inspect.isawaitable(answer) else answer
+
+    async def _await(self, answer: Awaitable[Command | None]) -> Command | None:
+        node, begun_us = self._node, self._node.world.scheduler.now_us
+        found = await answer
+        took_us = node.world.scheduler.now_us - max(begun_us, node.process.frozen_until_us)
+        if took_us > ANSWERED_US:
+            node.world.broken = InvariantBroken(f"{node.name} answered after {took_us} us")
+        return found
 
 
 class ActingNode(ProductionNode):
@@ -162,6 +190,9 @@ class ActingNode(ProductionNode):
             handler = self.broker.register(code, self._on_send)
             assert handler is not None
             self._send = handler
+        keys = self.broker.register(Request.GET_ESCAPE_KEYS, self._on_keys)
+        assert keys is not None
+        self._keys = keys
         metadata = self.broker.group._metadata
         self._take_over_from = metadata.take_over
         metadata.take_over = self._take_over  # type: ignore[method-assign]
@@ -250,7 +281,26 @@ class ActingNode(ProductionNode):
             sender = self.world.replicas.get(node_of(connection.remote[0]))
             if sender is not None and sender.is_ready:
                 self.world.on_escape(bytes(command.body), sender.store.dispatched)
+                generation = command.number(GENERATION_FIELD, 0)
+                if self.world.on_attempt(self, sender, generation):
+                    return self._has_to_refuse(connection, command)
         return self._send(connection, command)
+
+    async def _has_to_refuse(self, connection: Connection, command: Command) -> Command | None:
+        answer = self._send(connection, command)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer is not None and answer.code == Answer.SUCCESS:
+            self.world.broken = InvariantBroken(
+                f"{self.name} takes an attempt of a replica that was superseded"
+            )
+        return answer
+
+    def _on_keys(self, connection: Connection, command: Command) -> Answered:
+        answer = self._keys(connection, command)
+        if isinstance(answer, Command) and command.needed("brokerName") == "a":
+            self.world.on_told(self, json.loads(answer.body, EscapeKeys).generation)
+        return answer
 
     async def _take_over(self, member: str) -> bool:
         peer = self.world.replicas[node_of(member.partition(":")[0])]

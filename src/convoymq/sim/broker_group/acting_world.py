@@ -7,8 +7,9 @@ simulated. Clients send real requests, but for plain messages, which go into the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING
 
 import structlog
@@ -17,16 +18,14 @@ from convoymq.rocketmq.acting.lock_requests import place_of
 from convoymq.rocketmq.acting.roles import State
 from convoymq.rocketmq.remoting.values import MASTER_ID
 from convoymq.sim.broker_group.acting_clients import QUEUE, ClientNode
+from convoymq.sim.broker_group.acting_faults import ACTING_KINDS, OUTAGES, ActingInjector
 from convoymq.sim.broker_group.acting_node import ActingNode, NameServerNode, running
 from convoymq.sim.broker_group.acting_referee import LATE_US, ActingReferee
 from convoymq.sim.broker_group.referee import Replica
-from convoymq.sim.broker_group.world import (
-    BrokerGroupInjector,
-    BrokerGroupLoad,
-    BrokerGroupWorld,
-)
+from convoymq.sim.broker_group.world import BrokerGroupLoad, BrokerGroupWorld
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.engine import NotLive, Result
+from convoymq.sim.faults import Plan, Variation
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.sockets import SocketNode, process_name
 from convoymq.sim.world import World
@@ -41,34 +40,8 @@ SETTLED_US = 12_000_000
 at the latest."""
 AWAY_US = 20_000_000
 DISAGREED_US = 4_000_000
-
-
-class ActingInjector(BrokerGroupInjector):
-    """Injects faults into an `ActingWorld`."""
-
-    world: ActingWorld
-
-    def moments(self) -> dict[str, Callable[[], None]]:
-        """See `Injector`."""
-        return {**super().moments(), "away": self._away, "mute": self._mute}
-
-    def _away(self) -> None:
-        node = self.world.replicas[1]
-        if node.alive:
-            self.world.trace.fault("away", node.name)
-            restart_us = self.world.scheduler.between(2_000_000, 6_000_000)
-            self.world.crash(node, restart_us=restart_us, keep=1.0, refuses=True)
-
-    def _mute(self) -> None:
-        node = self.world.scheduler.rng.choice(self.world.name_servers)
-        if node.alive:
-            self.world.trace.fault("mute", node.name)
-            node.is_mute = True
-            self.world.scheduler.after(self._outage_us(), node.process, self._unmute, node)
-
-    @staticmethod
-    def _unmute(node: NameServerNode) -> None:
-        node.is_mute = False
+SUPERSEDED_US = 3_000_000
+OUTAGE_PLAN_US = 12_000_000
 
 
 class ActingWorld(BrokerGroupWorld):
@@ -87,6 +60,10 @@ class ActingWorld(BrokerGroupWorld):
         self.timed_ms_max = 22_000 if self.stays_away else 6_000
         self.acting = ActingReferee()
         self.restarts = self.locked = self.taken_over = 0
+        self.told: dict[int, int] = {}
+        """Target -> generation below which it takes nothing."""
+        self.refused: dict[tuple[object, int], int] = {}
+        """Process, its generation -> time of the first attempt that a target had to refuse."""
         self._disagreed_us = -2 * DISAGREED_US
         self._numbers = 1 << 40
         self.name_servers: list[NameServerNode] = []
@@ -113,6 +90,11 @@ class ActingWorld(BrokerGroupWorld):
     def serving(self) -> ActingNode | None:
         """Returns the replica that a client of the group finds."""
         return next((node for node in self.replicas.values() if node.serves), None)
+
+    def found(self) -> ActingNode | None:
+        """Returns a replica that a client of the group finds: name servers may disagree."""
+        serving = [node for node in self.replicas.values() if node.serves]
+        return self.scheduler.rng.choice(serving) if serving else None
 
     def new_number(self) -> int:
         """Returns the number of a new message."""
@@ -153,6 +135,19 @@ class ActingWorld(BrokerGroupWorld):
     def on_escape(self, body: bytes, end: int) -> None:
         """A message of an acting slave arrives at a target. `end`: of the slave's log."""
         self.acting.on_escape(int.from_bytes(body[:8], "big"), self.scheduler.now_us, end)
+
+    def on_attempt(self, target: ActingNode, sender: ActingNode, generation: int) -> bool:
+        """An attempt arrives at a target; returns whether the target has to refuse it."""
+        if generation >= self.told.get(target.number, 0):
+            return False
+        since_us = self.refused.setdefault((sender.process, generation), self.scheduler.now_us)
+        if self.scheduler.now_us - since_us > SUPERSEDED_US:
+            self.broken = InvariantBroken(f"{sender.name} goes on, and was superseded")
+        return True
+
+    def on_told(self, target: ActingNode, generation: int) -> None:
+        """A target promised to take no attempts of earlier generations."""
+        self.told[target.number] = max(generation, self.told.get(target.number, 0))
 
     def on_locked(self, node: ActingNode, client: str) -> None:
         """A client has a lock."""
@@ -297,5 +292,19 @@ class ActingLoad(BrokerGroupLoad):
     """Broker groups whose slaves act for their master."""
 
     text = "broker groups, their name servers, and special services that escape to other brokers"
-    kinds = (*(kind for kind in BrokerGroupLoad.kinds if kind != "clock"), "away", "mute")
+    kinds = (
+        *(kind for kind in BrokerGroupLoad.kinds if kind != "clock"), *ACTING_KINDS,
+    )  # fmt: skip
     world_class = ActingWorld
+
+    def vary(self, seed: int, share: float) -> Variation:
+        """See `PlannedLoad`."""
+        draw = Random(seed ^ 0x0A7E)
+        return Variation(kinds=frozenset(kind for kind in ACTING_KINDS if draw.random() < share))
+
+    def make_plan(self, seed: int, faults: Collection[str] | None) -> Plan:
+        """See `PlannedLoad`: time for an outage, and for what comes after it."""
+        plan = super().make_plan(seed, faults)
+        if plan.faults.intersection(OUTAGES):
+            plan.duration_us = max(plan.duration_us, OUTAGE_PLAN_US)
+        return plan
