@@ -69,6 +69,8 @@ from convoymq.rocketmq.store.types import Draft, Placed, PutStatus, Run, decode_
 log = structlog.get_logger()
 
 TICK_S = 0.1
+END_WAIT_S = 2.0
+"""Less than clients wait for an answer."""
 NEVER = frozenset((PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED))
 """Trying again would not help."""
 _OURS = (KEY_PROPERTY, TIMER_ENQUEUED_MS, TIMER_DEQUEUED_MS, FIRST_POP_TIME)
@@ -390,6 +392,7 @@ class SpecialServices:
                 Answer.SLAVE_NOT_AVAILABLE, "Message store is slave mode, so end transaction is "
                 "forbidden. ",
             )  # fmt: skip
+        await self._await_running()
         number = command.number("commitOrRollback")
         if number not in (End.COMMIT, End.ROLLBACK):
             return None
@@ -416,6 +419,16 @@ class SpecialServices:
                 del self._ending[offset]
                 done.set_result(None)
         return command.answer()
+
+    async def _await_running(self) -> None:
+        """Waits for special services: until they run, nobody here knows which half messages have
+        left, and were ended elsewhere. Raises Refusal: the producer is asked later."""
+        try:
+            async with asyncio.timeout(END_WAIT_S):
+                while not self.state.is_running:
+                    await asyncio.sleep(TICK_S / 10)
+        except TimeoutError:
+            raise Refusal(Answer.SYSTEM_BUSY, "special services do not run yet") from None
 
     async def _store_end(self, offset: int, drafts: list[Draft]) -> None:
         """Stores an end. Raises Refusal."""
