@@ -7,6 +7,7 @@ from typing import Any
 from tests.sim.planted.registry import late, planting
 
 plant = planting("acting")
+_roles = late("convoymq.rocketmq.acting.roles:Roles")
 _bridge = late("convoymq.rocketmq.acting.bridge:Bridge")
 _special = late("convoymq.rocketmq.special.service:SpecialServices")
 FAULTS = "away,isolate,kill"
@@ -66,3 +67,20 @@ def locks_without_epochs() -> None:
         return lock(self, group, client, queue, 1, now_ms)
 
     LockTable.lock = planted  # type: ignore[method-assign]
+
+
+@plant("one replica is enough for a lock", "exile")
+def lock_without_a_majority() -> None:
+    from convoymq.rocketmq.acting.locks import Ballot
+
+    Ballot.granted = lambda self: self.asked  # type: ignore[method-assign]
+
+
+@plant("a slave acts while it hears its master", "unlisted")
+def acts_while_the_master_is_heard() -> None:
+    _roles()._hears_any = lambda self, now_ms: False
+
+
+@plant("a master without a lease goes on", "exile")
+def master_without_a_lease() -> None:
+    _roles()._has_lease = lambda self, now_ms: True
