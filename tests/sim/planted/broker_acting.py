@@ -8,6 +8,7 @@ from tests.sim.planted.registry import late, planting
 
 plant = planting("acting")
 _roles = late("convoymq.rocketmq.acting.roles:Roles")
+_group = late("convoymq.rocketmq.acting.service:Group")
 _bridge = late("convoymq.rocketmq.acting.bridge:Bridge")
 _special = late("convoymq.rocketmq.special.service:SpecialServices")
 FAULTS = "away,isolate,kill"
@@ -84,3 +85,29 @@ def acts_while_the_master_is_heard() -> None:
 @plant("a master without a lease goes on", "exile")
 def master_without_a_lease() -> None:
     _roles()._has_lease = lambda self, now_ms: True
+
+
+@plant("special services begin without the keys of other brokers", "away,shut")
+def keys_are_not_learned() -> None:
+    async def planted(self: Any) -> None:
+        self.bridge.generation = self._parts.now_ms()
+
+    _group()._learn_keys = planted
+
+
+@plant("replicas that start together each run special services", "together")
+def started_together() -> None:
+    _roles()._is_seen = property(lambda self: True, lambda self, value: None)
+
+
+@plant("consumer offsets are taken over by their version", "away,shut")
+def offsets_merged_by_version() -> None:
+    from convoymq.rocketmq.broker.offsets import Offsets
+
+    replace = Offsets.replace
+
+    def planted(self: Any, table: Any) -> None:
+        if table.data_version.counter > self.version.counter:
+            replace(self, table)
+
+    Offsets.merge = planted  # type: ignore[method-assign]
