@@ -111,3 +111,10 @@ def offsets_merged_by_version() -> None:
             replace(self, table)
 
     Offsets.merge = planted  # type: ignore[method-assign]
+
+
+@plant("targets take attempts of replicas that were superseded", "camps,freeze")
+def generations_are_not_looked_at() -> None:
+    from convoymq.rocketmq.acting.escape import Generations
+
+    Generations.takes = lambda self, broker, generation: True  # type: ignore[method-assign]

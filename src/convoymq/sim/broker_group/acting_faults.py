@@ -31,7 +31,7 @@ class ActingInjector(BrokerGroupInjector):
 
     world: ActingWorld
     _whole_us = 0
-    """When the last long outage is over."""
+    """Time at which the last long outage is over."""
 
     def moments(self) -> dict[str, Callable[[], None]]:
         """See `Injector`."""
