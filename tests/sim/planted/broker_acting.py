@@ -118,3 +118,24 @@ def generations_are_not_looked_at() -> None:
     from convoymq.rocketmq.acting.escape import Generations
 
     Generations.takes = lambda self, broker, generation: True  # type: ignore[method-assign]
+
+
+@plant("a replica that was superseded goes on with its generation", "camps")
+def superseded_for_ever() -> None:
+    _roles().on_superseded = lambda self: None
+
+
+@plant("timed messages that are not due yet wait for their master", "none")
+def not_yet_due_waits() -> None:
+    from convoymq.rocketmq.special.state import SpecialState
+
+    tick = SpecialState.tick
+
+    def planted(self: Any, now_ms: int) -> Any:
+        if not self.wheel.may_roll:
+            self.wheel._slots.clear()
+            self.wheel._order.clear()
+            self.wheel.count = 0
+        return tick(self, now_ms)
+
+    SpecialState.tick = planted  # type: ignore[method-assign]
