@@ -257,12 +257,12 @@ async def test_what_cannot_be_reached_or_read_is_said(begin: Begin) -> None:
     # The list of lives cannot be written.
     own_book = pair.directory / "master" / "config" / "groupLives.json"
     own_book.unlink(missing_ok=True)
-    own_book.with_suffix(".new").mkdir()
+    own_book.with_suffix(".json.new").mkdir()
     pair.follow()
     await until(lambda: replication(slave).state == "TRANSFER")
     await until(lambda: replication(master).failures > 0)
     assert replication(master).refusal() is PutStatus.SERVICE_NOT_AVAILABLE
-    own_book.with_suffix(".new").rmdir()
+    own_book.with_suffix(".json.new").rmdir()
     await until(lambda: replication(master).refusal() is None)
     replication(slave).set_master(None)
     assert replication(slave).state == SlaveState.SHUTDOWN.value
