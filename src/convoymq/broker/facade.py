@@ -293,7 +293,7 @@ class Broker:
             record_members=self.metadata.submit,
             has_majority=self.nodes.has_majority,
             running_nodes=self.nodes.for_placement,
-            incarnation_of=lambda node: self.metadata.tree.incarnations.get(node, 0),
+            incarnation_of=self._incarnation_of,
             load=lambda: self.metadata.tree.queue_index.replicas,
             note=self.host.note,
             read_tree=self.metadata.read,
@@ -444,6 +444,11 @@ class Broker:
         self._loop.call_soon_threadsafe(callback)
 
     # --- other nodes -----------------------------------------------------------------------
+
+    def _incarnation_of(self, node: int) -> int:
+        # A link may know of a start before the tree does, and the tree of one without a link.
+        tree = self.metadata.tree.incarnations
+        return max(tree.get(node, 0), self._incarnations.get(node, 0))
 
     def on_node_up(self, node: int, incarnation: int) -> None:
         """Another node is linked."""

@@ -140,7 +140,7 @@ class HostParts:
     running_nodes: Callable[[], list[int]]
     """Returns the nodes that may get copies of queues: they run, and are not drained."""
     incarnation_of: Callable[[int], int]
-    """Returns the latest incarnation of a node that the tree knows; 0 = none."""
+    """Returns the latest incarnation of a node that is known of; 0 = none."""
     load: Callable[[], Mapping[int, int]]
     """Returns node -> queues that it has."""
     note: Callable[..., None]
