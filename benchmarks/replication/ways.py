@@ -82,8 +82,6 @@ WAYS = (
         " `enableSlaveActingMaster`",
         broker_groups.group,
         real_groups.group(GROUP),
-        # A slave that acts may hand out what its master never had on its disk.
-        loses=frozenset({"power"}),
     ),
 )
 """A new way is a line here: what makes its world, and what runs it with real nodes."""

@@ -62,6 +62,14 @@ def test_promises_are_kept_again(fault: str, way: Way) -> None:
     assert run["confirmed"] > 100
 
 
+def test_a_slave_hands_out_nothing_that_its_master_may_not_find_again() -> None:
+    # Here a slave acted with a message that its master had sent it before its own flush.
+    fault = faults_of(["power"])[0]
+    run = simulate(fault, ways_of(["group"])[0], 13)
+    assert run["lost"] == 0
+    assert run["failure"] is None
+
+
 def test_what_the_page_says_to_be_lost_is_lost() -> None:
     classic, mirrored = (run_of("backlog", way) for way in ("classic", "mirrored"))
     # One copy, and its node is gone.

@@ -110,3 +110,10 @@ def copy_begins_at_the_last_file() -> None:
         return offset or max(self.log.min_offset, end - end % self.log.file_bytes)
 
     _master()._start = planted
+
+
+@plant("a slave is sent what its master has not stored yet", "none")
+def sent_before_it_is_stored() -> None:
+    from convoymq.rocketmq.ha.log import StoreLog
+
+    StoreLog.stored = StoreLog.max_offset  # type: ignore[assignment]

@@ -8,7 +8,8 @@
 A master takes writes in a *life*, which begins when it has compared its log with as many slaves as
 together have every acknowledged message, or its own log is whole anyway. Before that it fetches
 what it lacks. Invariants: a report counts on its own link only; a slave that was not heard for
-`silence_ms` counts nowhere; the log is never cut during a life. Source: docs/adr/0155.
+`silence_ms` counts nowhere; the log is never cut during a life; no slave has what the log has not
+stored. Source: docs/adr/0155, 0185.
 """
 
 from __future__ import annotations
@@ -345,8 +346,11 @@ class Master(Member):
         return []
 
     def _read(self, offset: int, limit: int) -> list[bytes | memoryview]:
+        """Returns what the log has stored: a slave that acts must not hand out what this master
+        does not find again after a crash."""
         parts: list[bytes | memoryview] = []
-        while limit and offset < self.log.max_offset:
+        limit = min(limit, self.log.stored - offset)
+        while limit > 0:
             part = self.log.read_raw(offset, limit)
             if not part:
                 break

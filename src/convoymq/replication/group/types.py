@@ -29,6 +29,10 @@ class Log(Protocol):
         """Returns up to where it is durable."""
 
     @property
+    def stored(self) -> int:
+        """Returns up to where its own readers may see it: `flushed` with SYNC_FLUSH."""
+
+    @property
     def file_bytes(self) -> int:
         """Returns the size of one of its files."""
 

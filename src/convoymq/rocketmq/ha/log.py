@@ -36,6 +36,11 @@ class StoreLog:
         """See `Log`."""
         return self._store.flushed
 
+    @property
+    def stored(self) -> int:
+        """See `Log`."""
+        return self._store.stored
+
     def read_raw(self, offset: int, limit: int) -> memoryview:
         """See `Log`."""
         return self._store.read_raw(offset, limit)

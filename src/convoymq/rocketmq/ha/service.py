@@ -210,10 +210,11 @@ class GroupReplication:
             )
 
     def on_appended(self) -> None:
-        """Sends appended messages to slaves, once in a turn of the loop."""
+        """Sends appended messages to slaves when they are stored; those of one turn of the loop
+        together."""
         if not self._pumps and self._sockets:
             self._pumps = True
-            asyncio.get_running_loop().call_soon(self._pump)
+            asyncio.get_running_loop().call_soon(self._await_stored)
 
     def links(self) -> Sequence[SlaveView]:
         """Returns the slaves that are connected."""
@@ -370,8 +371,16 @@ class GroupReplication:
             for each in [each for each in self._sockets if each.link is link]:
                 each.abort()
 
-    def _pump(self) -> None:
+    def _await_stored(self) -> None:
+        self._log.when_flushed(self._log.max_offset, self._on_stored)
+
+    def _on_stored(self, error: BaseException | None = None) -> None:
         self._pumps = False
+        self._pump()
+        if error is None and self._log.stored < self._log.max_offset:
+            self.on_appended()
+
+    def _pump(self) -> None:
         for each in list(self._sockets):
             each.pump()
 

@@ -44,6 +44,10 @@ class MemoryLog:
         self._flushed = offset
 
     @property
+    def stored(self) -> int:
+        return self.flushed
+
+    @property
     def max_offset(self) -> int:
         return self.min_offset + len(self.data)
 

@@ -169,6 +169,23 @@ def test_blocks_heartbeats_and_lives() -> None:
     assert bed.master.next_block(ours, 5_001) == []
 
 
+@pytest.mark.parametrize("slave", [1, None], ids=["ours", "RocketMQ's"])
+def test_a_slave_is_sent_what_is_stored_and_the_rest_later(slave: int | None) -> None:
+    bed = Bed()
+    link = bed.link(slave, 44)
+    if slave is not None:
+        bed.master.next_block(link, 0)
+    bed.log.flushed = 44
+    bed.put()
+    bed.put()
+    assert bed.master.next_block(link, 0) == []
+    for flushed in (88, 132):
+        bed.log.flushed = flushed
+        header, block = bed.master.next_block(link, 0)
+        assert (struct.unpack(">qi", header), len(block)) == ((flushed - 44, 44), 44)
+        assert bed.master.next_block(link, 0) == []
+
+
 def test_a_slave_of_rocketmqs_with_a_longer_log_is_refused_until_it_is_emptied() -> None:
     """Upstream: the master idles at the slave's offset, and once its own log has grown past it
     sends bytes from there on: a fork, served in mid-record."""
