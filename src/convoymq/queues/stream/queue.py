@@ -537,7 +537,8 @@ class StreamQueue(GroupQueue):
 
     def stored(self, name: str, done: Answer[Fields]) -> None:
         """`done` gets [offset or None]: what a consumer stored."""
-        self._ask_best(["stored", self.group, name], done)
+        # Of a member that is behind the consumer would get all again.
+        self._ask_member(["stored", self.group, name], done, leader=True)
 
     def _ask_best(self, request: list[object], done: Answer[Fields]) -> None:
         """Asks the leader; when it cannot be asked, a member that may be behind."""
