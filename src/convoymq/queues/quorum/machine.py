@@ -339,7 +339,7 @@ class QuorumMachine(GroupMachine):
     def _announce_due(self) -> None:
         """Asks for a TICK when the next message expires or becomes ready, or the queue expires,
         once for each such time."""
-        due = self._message_due_ms()
+        due = message = self._message_due_ms()
         unused = self._unused_due_ms()
         if unused is not None and (not due or unused < due):
             due = unused
@@ -347,6 +347,9 @@ class QuorumMachine(GroupMachine):
             self.announced_due_ms = due
             if due:
                 self.effects.append((EFFECT_TIMER, due))
+        elif 0 < message <= self.time_ms:
+            # Its timer is over: a command that followed the TICK in its entry brought it back.
+            self.effects.append((EFFECT_TIMER, self.time_ms + 1))
 
     # ---------------------------------------------------------------- commands of sessions
 

@@ -74,6 +74,24 @@ def test_the_entries_of_what_left_are_live_no_more() -> None:
     assert kept == queue.machine.backlog.fresh.indexes()
 
 
+def test_what_comes_back_behind_a_tick_of_its_time_is_looked_for_again() -> None:
+    queue = second(expire_by_due=1)
+    queue.log.publish_as(A, 1)
+    queue.log.publish_as(A, 1, expiration="500")
+    assert len(dues(queue.step())) == 1
+    queue.log.checkout(B, 1, 2)
+    queue.step()
+    queue.log.credit(B, 1, 0)
+    queue.step()
+    queue.log.leader(batch.CMD_TICK)
+    queue.log.return_(B, 1, 0, 1)
+    effects = queue.step(500)
+    assert dues(effects)[-1] == queue.log.time_ms + 1
+    assert queue.machine.totals()["ready"] == 2
+    tick(queue, 1)
+    assert (expired(queue), queue.machine.totals()["ready"]) == (1, 1)
+
+
 @pytest.mark.parametrize("position", [0, ORIGINAL, FRONT, TAIL])
 def test_what_came_back_leaves_as_well(position: int) -> None:
     queue = second(expire_by_due=1, requeue_position=position)
