@@ -446,7 +446,7 @@ class Broker:
     # --- other nodes -----------------------------------------------------------------------
 
     def _incarnation_of(self, node: int) -> int:
-        # A link may know of a start before the tree does, and the tree of one without a link.
+        # A restart may be known by its link before it is in the tree; without a link, by the tree.
         tree = self.metadata.tree.incarnations
         return max(tree.get(node, 0), self._incarnations.get(node, 0))
 

@@ -338,7 +338,7 @@ class QuorumMachine(GroupMachine):
 
     def _announce_due(self) -> None:
         """Asks for a TICK when the next message expires or becomes ready, or the queue expires,
-        once for each such time."""
+        once for each such time, and again when the timer of such a time is over."""
         due = message = self._message_due_ms()
         unused = self._unused_due_ms()
         if unused is not None and (not due or unused < due):

@@ -537,7 +537,7 @@ class StreamQueue(GroupQueue):
 
     def stored(self, name: str, done: Answer[Fields]) -> None:
         """`done` gets [offset or None]: what a consumer stored."""
-        # Of a member that is behind the consumer would get all again.
+        # A member that is behind may not have the offset: the consumer would begin anew.
         self._ask_member(["stored", self.group, name], done, leader=True)
 
     def _ask_best(self, request: list[object], done: Answer[Fields]) -> None:

@@ -92,7 +92,7 @@ class TlsSettings(ClientTlsSettings):
 
     @property
     def uses_tls(self) -> bool:
-        """See `ClientTlsSettings`: who wants it of others uses it."""
+        """See `ClientTlsSettings`: a server that requires TLS uses it as a client."""
         return self.tls_client or self.tls_mode == ENFORCING
 
     def check(self) -> None:
