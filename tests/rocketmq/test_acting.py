@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from convoymq.rocketmq.acting import key_log
 from convoymq.rocketmq.acting.escape import KEY_FIELD, KEY_PROPERTY
 from convoymq.rocketmq.acting.lock_requests import place_of
 from convoymq.rocketmq.acting.locks import Queue
@@ -16,7 +17,7 @@ from convoymq.rocketmq.broker.service import Broker
 from convoymq.rocketmq.broker.values import LockBody, LockedBody, MessageQueue
 from convoymq.rocketmq.namesrv.service import NameServer
 from convoymq.rocketmq.namesrv.settings import NamesrvSettings
-from convoymq.rocketmq.namesrv.tables import Registration, Replica
+from convoymq.rocketmq.namesrv.tables import TIMEOUT_MS, Registration, Replica
 from convoymq.rocketmq.remoting import json
 from convoymq.rocketmq.remoting.codes import Answer, Request
 from convoymq.rocketmq.remoting.values import RouteData, TopicConfig, TopicTable
@@ -123,11 +124,14 @@ async def unlock(client: Client, client_id: str, *queues: MessageQueue) -> None:
 # --- roles -------------------------------------------------------------------------------------
 
 
-def listed(groups: Groups, name: str, number: int, port: int, ha_address: str = "") -> Replica:
+def listed(
+    groups: Groups, name: str, number: int, port: int, ha_address: str = "",
+    timeout_ms: int = TIMEOUT_MS,
+) -> Replica:  # fmt: skip
     """Has the name server list a replica that is not there."""
     replica = Replica(cluster="c", broker=name, id=number, address=f"127.0.0.1:{port}")
     registration = Registration(
-        replica=replica, ha_address=ha_address, enable_acting_master=True,
+        replica=replica, ha_address=ha_address, timeout_ms=timeout_ms, enable_acting_master=True,
         topics=TopicTable({"a": TopicConfig("a"), "b": TopicConfig("b")}),
     )  # fmt: skip
     groups.name_server.tables.register(registration, object(), groups.now_ms())
@@ -138,11 +142,16 @@ def listed(groups: Groups, name: str, number: int, port: int, ha_address: str = 
     "rocketmq.role", "rocketmq.online", "rocketmq.services_started", "rocketmq.services_stopped",
     "rocketmq.member_silent",
 )  # fmt: skip
-async def test_a_slave_alone_acts_until_a_master_takes_over(groups: Groups) -> None:
-    listed(groups, "gone", 0, 1)
+async def test_a_slave_alone_acts_until_a_master_takes_over(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a broker that may have its messages, until that is not listed any more."""
+    monkeypatch.setattr(key_log, "HOLDER_MS", 1)
+    listed(groups, "gone", 0, 1, timeout_ms=1000)
     slave = await groups.online("n", 1)
     assert slave.group.state is State.ACTING
-    await until(lambda: slave.group.services_run)
+    assert slave.group.services_run
+    assert slave.group.failures
     client = groups.client(slave)
     assert (await client.send("TBW102")).code == Answer.SERVICE_NOT_AVAILABLE
     answer = await client.ask(Request.HAND_OVER_SERVICES, brokerName="n")
