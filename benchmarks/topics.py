@@ -45,7 +45,7 @@ from benchmarks.convoy import ConvoyCluster
 from benchmarks.load import Load, LoadFailed
 from benchmarks.systems import NotUsable, connect
 from convoymq.compiled_modules import build_text
-from convoymq.topics.hashing import logical_partition
+from convoymq.topics.rules.hashing import logical_partition
 
 TOPIC = "bench"
 PARTITIONS = 8

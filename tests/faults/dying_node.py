@@ -36,12 +36,12 @@ from convoymq.queues.partition import queue
 from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.stream.machine import StreamMachine
-from convoymq.topics.changes import Phase
-from convoymq.topics.commands import Command, Open, Seal
-from convoymq.topics.controller import Controller
-from convoymq.topics.group import Advance, Grant, GroupCommand
-from convoymq.topics.lineage import PartitionState
-from convoymq.topics.topic import Publish, TopicCommand
+from convoymq.topics.rules.changes import Phase
+from convoymq.topics.rules.commands import Command, Open, Seal
+from convoymq.topics.rules.controller import Controller
+from convoymq.topics.rules.group import Advance, Grant, GroupCommand
+from convoymq.topics.rules.lineage import PartitionState
+from convoymq.topics.rules.topic import Publish, TopicCommand
 
 FILE = "die-at"
 PHASES = [phase for phase in Phase if phase is not Phase.ABORTED]

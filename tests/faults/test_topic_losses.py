@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from convoymq.topics.hashing import logical_partition
+from convoymq.topics.rules.hashing import logical_partition
 from tests.clusters import call, serving_cluster
 from tests.faults.test_topics import metadata_leader, restart
 from tests.faults.topic_traffic import (

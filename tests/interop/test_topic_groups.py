@@ -11,7 +11,7 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from convoymq.topics.order_token import OrderToken
+from convoymq.topics.rules.order_token import OrderToken
 from tests.clusters import call, serving_cluster
 from tests.faults.topic_traffic import changed, create, path
 from tests.faults.traffic import until

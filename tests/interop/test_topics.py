@@ -23,8 +23,8 @@ from convoymq.client import Client, ClientConfig, errors
 from convoymq.client.topic_consumer import TopicConsumer, TopicDelivery
 from convoymq.client.topic_producer import TopicProducer
 from convoymq.client.topics import TopicRoute
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.order_token import OrderToken
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.order_token import OrderToken
 from tests.clusters import call, serving_cluster
 from tests.faults.topic_traffic import (
     TopicTraffic,

@@ -20,7 +20,7 @@ from convoymq.sim.topics import events
 from convoymq.sim.topics.plan import ALL_KINDS, draw_plan
 from convoymq.sim.topics.referee import find_violations
 from convoymq.sim.topics.world import TopicWorld
-from convoymq.topics.dedup import DedupTable
+from convoymq.topics.rules.dedup import DedupTable
 from tests.sim.topic_mutants import LIMIT, MUTANTS, Broken, Mutant, Patch, hunt
 
 BLOCKS = 4

@@ -17,21 +17,21 @@ from convoymq.sim.loads import run_seed
 from convoymq.sim.topics import world as worlds
 from convoymq.sim.topics.members import SimMember
 from convoymq.sim.topics.partitions import SimPartition
-from convoymq.topics import controller as controllers
-from convoymq.topics.changes import Seal
-from convoymq.topics.commands import LATEST, OpenCursor, Produce
-from convoymq.topics.controller import Controller
-from convoymq.topics.coordinator import Coordinator
-from convoymq.topics.dedup import DedupTable
-from convoymq.topics.group import GroupState, Recover
-from convoymq.topics.leaseholder import Leaseholder
-from convoymq.topics.lineage import Mode, PartitionState
-from convoymq.topics.member import GroupMember
-from convoymq.topics.park_versions import ParkVersions
-from convoymq.topics.partition import PartitionMachine
-from convoymq.topics.refusals import Code
-from convoymq.topics.server_lease import ServerLeases
-from convoymq.topics.topic import RecordSeal, TopicState
+from convoymq.topics.rules import controller as controllers
+from convoymq.topics.rules.changes import Seal
+from convoymq.topics.rules.commands import LATEST, OpenCursor, Produce
+from convoymq.topics.rules.controller import Controller
+from convoymq.topics.rules.coordinator import Coordinator
+from convoymq.topics.rules.dedup import DedupTable
+from convoymq.topics.rules.group import GroupState, Recover
+from convoymq.topics.rules.leaseholder import Leaseholder
+from convoymq.topics.rules.lineage import Mode, PartitionState
+from convoymq.topics.rules.member import GroupMember
+from convoymq.topics.rules.park_versions import ParkVersions
+from convoymq.topics.rules.partition import PartitionMachine
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.server_lease import ServerLeases
+from convoymq.topics.rules.topic import RecordSeal, TopicState
 
 LIMIT = 40
 Patch = tuple[object, str, object]

@@ -22,10 +22,10 @@ from convoymq.kernels.column_frame import ColumnFrame, build_frame
 from convoymq.queues.reservations import REASONS, Refusal, Reservation, Reservations
 from convoymq.queues.sessions import Written
 from convoymq.spark.frames import binary_buffers, header_buffers
-from convoymq.topics.changes import Kind
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.lineage import PartitionState
-from tests.unit.topics.histories import History
+from convoymq.topics.rules.changes import Kind
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.lineage import PartitionState
+from tests.unit.topics.rules.histories import History
 
 T0_MS = 1_700_000_000_000
 

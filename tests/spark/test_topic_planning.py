@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from convoymq.spark import topic_planning
 from convoymq.spark.errors import SourceError
 from convoymq.spark.topic_planning import Cut, History, Plan, advanced, check_vector, placed
-from convoymq.topics.lineage import FIRST_USER_OFFSET, Partition, PartitionState
-from tests.unit.topics import histories as made_histories
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, Partition, PartitionState
+from tests.unit.topics.rules import histories as made_histories
 
 FIRST = FIRST_USER_OFFSET
 OPEN_MESSAGES = 3

@@ -12,8 +12,8 @@ import pytest
 from convoymq.client.errors import AccessRefused
 from convoymq.spark.errors import DataLoss, OptionError, SourceError
 from convoymq.spark.listener import LagListener
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.order_token import OrderToken
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.order_token import OrderToken
 from tests.spark.fakes import T0_MS, FakeBroker, FakeTopic
 from tests.spark.support import Query, batch_rows, stream_source
 

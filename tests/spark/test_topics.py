@@ -20,7 +20,7 @@ from convoymq.client.topic_producer import TopicProducer
 from convoymq.client.topic_reader import TopicReader
 from convoymq.spark.errors import OptionError
 from convoymq.spark.pipelines import apply as pipeline
-from convoymq.topics.hashing import logical_partition
+from convoymq.topics.rules.hashing import logical_partition
 from tests.clusters import call
 from tests.faults.topic_traffic import changed, create, leader_of, open_pids, path
 from tests.spark.cluster import Broker

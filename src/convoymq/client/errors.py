@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from convoymq.model.columnar import ErrorCode
-from convoymq.topics.refusals import TopicRefused as BrokerRefusal
+from convoymq.topics.rules.refusals import TopicRefused as BrokerRefusal
 
 
 class ClientError(Exception):

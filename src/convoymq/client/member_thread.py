@@ -29,13 +29,13 @@ from convoymq.client.topic_messages import COLUMNS, Content, Hashing, TopicMessa
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.model.errors import InvariantViolated
-from convoymq.topics.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
-from convoymq.topics.commands import AckRanges, Park
-from convoymq.topics.heartbeats import Heartbeat, Leases
-from convoymq.topics.leaseholder import SendHeartbeat
-from convoymq.topics.member import Fetched, GroupMember, HandOut, HandOutParked
-from convoymq.topics.refusals import Code
-from convoymq.topics.share import Fetch, Send, Share
+from convoymq.topics.rules.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
+from convoymq.topics.rules.commands import AckRanges, Park
+from convoymq.topics.rules.heartbeats import Heartbeat, Leases
+from convoymq.topics.rules.leaseholder import SendHeartbeat
+from convoymq.topics.rules.member import Fetched, GroupMember, HandOut, HandOutParked
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.share import Fetch, Send, Share
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Neighbouring messages, see `topics.batches.Batch`."""
+    """Neighbouring messages, see `topics.rules.batches.Batch`."""
 
     offset: int
     contents: Sequence[Content]

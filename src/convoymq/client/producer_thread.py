@@ -1,4 +1,4 @@
-"""The thread of a topic's producer: carries out what its core (`topics.producer`) asks for.
+"""The thread of a topic's producer: carries out what its core (`topics.rules.producer`) asks for.
 
 Only this thread touches the core and the connection. Other threads put messages into its inbox, and
 get their outcomes from futures.
@@ -28,10 +28,10 @@ from convoymq.client.topic_rows import RowChunk, TopicRow, frame_of_rows
 from convoymq.client.topics import route_of
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.model.errors import InvariantViolated
-from convoymq.topics.answers import ProduceAnswer
-from convoymq.topics.producer import Failed, RefreshRoute, SendRequest, Stored, TopicProducer
-from convoymq.topics.refusals import Code
-from convoymq.topics.routes import Span
+from convoymq.topics.rules.answers import ProduceAnswer
+from convoymq.topics.rules.producer import Failed, RefreshRoute, SendRequest, Stored, TopicProducer
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.routes import Span
 
 log = logging.getLogger(__name__)
 

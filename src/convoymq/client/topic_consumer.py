@@ -3,10 +3,10 @@
     servers ──▶ Pipeline ──▶ thread of the member ──▶ deliveries ──▶ threads of the application
                               GroupMember decides    ◀── outcomes ──
 
-The member decides by `topics.member.GroupMember`: heartbeats and leases, one message of a key at a
-time, repeats, parking. Its thread sends what it asks for, through whatever server can be reached:
-leases are the member's own and outlast a server. Acknowledgements gather while one of their
-partition is under way. The application's code runs in its own threads.
+The member decides by `topics.rules.member.GroupMember`: heartbeats and leases, one message of a key
+at a time, repeats, parking. Its thread sends what it asks for, through whatever server can be
+reached: leases are the member's own and outlast a server. Acknowledgements gather while one of
+their partition is under way. The application's code runs in its own threads.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from convoymq.client import errors
 from convoymq.client.client import Client, Start
 from convoymq.client.member_thread import Delivered, Handle, LeaseView, MemberThread
 from convoymq.client.topic_messages import Hashing, TopicMessage
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.member import GroupMember, Lanes
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.member import GroupMember, Lanes
 
 log = logging.getLogger(__name__)
 

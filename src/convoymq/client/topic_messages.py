@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from convoymq.client.rows import headers_of, routing_keys_of, times_of, values_of
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.columns import HEADERS, OFFSET, ROUTING_KEY, TIMESTAMP, VALUE
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.order_token import OrderToken
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.order_token import OrderToken
 
 COLUMNS = OFFSET | TIMESTAMP | VALUE | HEADERS | ROUTING_KEY
 """Columns that `contents_of` needs."""

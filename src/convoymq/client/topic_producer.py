@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from convoymq.client import errors
 from convoymq.client.producer_thread import ProducerThread, Sending, TopicReceipt
 from convoymq.client.topic_rows import Headers, RowChunk, checked_row
-from convoymq.topics.dedup import UNANSWERED_MAX
-from convoymq.topics.hashing import key_bytes
-from convoymq.topics.producer import TopicProducer as Core
+from convoymq.topics.rules.dedup import UNANSWERED_MAX
+from convoymq.topics.rules.hashing import key_bytes
+from convoymq.topics.rules.producer import TopicProducer as Core
 
 if TYPE_CHECKING:
     from types import TracebackType

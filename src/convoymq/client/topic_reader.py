@@ -1,7 +1,7 @@
 """A reader of an ordered topic without a group.
 
-Partitions are read as streams, by any server. `topics.reading.ReadPlan` says which may be read: a
-partition that came from others comes after them.
+Partitions are read as streams, by any server. `topics.rules.reading.ReadPlan` says which may be
+read: a partition that came from others comes after them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from convoymq.client.topic_messages import (
 from convoymq.client.topics import TopicPartition, TopicRoute
 from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.kernels.columns import HEADERS, OFFSET, ROUTING_KEY
-from convoymq.topics.reading import DELETED, FIRST_OFFSET, LOST, Readable, ReadPlan
-from convoymq.topics.refusals import TopicRefused
+from convoymq.topics.rules.reading import DELETED, FIRST_OFFSET, LOST, Readable, ReadPlan
+from convoymq.topics.rules.refusals import TopicRefused
 
 REFRESH_S = 0.2
 """A route is looked at again after so long without messages."""

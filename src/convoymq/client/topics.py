@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from convoymq.client import errors
-from convoymq.topics.hashing import MURMUR3_X86_32, logical_partition
-from convoymq.topics.routes import Route, Span
+from convoymq.topics.rules.hashing import MURMUR3_X86_32, logical_partition
+from convoymq.topics.rules.routes import Route, Span
 
 KEYS_REMEMBERED = 65_536
 """Keys whose hash is not computed again."""

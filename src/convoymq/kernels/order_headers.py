@@ -1,7 +1,7 @@
 """Headers by which deliveries from an ordered topic say where their messages lie.
 
     x-pid, x-offset, x-lp, x-route-version    integers
-    x-order-token                             as `topics.order_token` writes it
+    x-order-token                             as `topics.rules.order_token` writes it
     x-late                                    true, where the group had skipped the partition
 
 `x-lp` is computed from the record: nothing in it says so, and whoever publishes cannot lie about

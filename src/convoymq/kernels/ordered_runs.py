@@ -8,7 +8,7 @@ target of its partition at once: a record is copied once. A partition that takes
 its records written to a builder of its own, from where `append` places them again.
 
 The order key is the header `x-order-key` (a string or bytes, not empty), or else the routing key.
-Python's twins: `topics.hashing`, tests/unit/kernels/test_ordered_runs.py.
+Python's twins: `topics.rules.hashing`, tests/unit/kernels/test_ordered_runs.py.
 """
 
 import cython

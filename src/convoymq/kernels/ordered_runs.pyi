@@ -68,15 +68,15 @@ class OrderedTarget(PublishTarget):
         Raises ValueError: it is damaged, or not every record has a tag."""
 
 def order_hash(key: bytes, seed: int = 0) -> int:
-    """MurmurHash3 x86 32, as `topics.hashing.murmur3`."""
+    """MurmurHash3 x86 32, as `topics.rules.hashing.murmur3`."""
 
 def order_key(record: bytes) -> bytes:
     """Returns the order key of a record; b"" when it has none, or is damaged."""
 
 def key_hashes(block: bytes, command: int, first: int, count: int) -> bytes:
     """Returns 64 bits of hash, little-endian, of the order key of each of `count` records from
-    `first` on; see `topics.hashing.key_hashes`. Raises ValueError when the command does not have
-    them."""
+    `first` on; see `topics.rules.hashing.key_hashes`. Raises ValueError when the command does not
+    have them."""
 
 def find_misplaced(
     body: bytes,

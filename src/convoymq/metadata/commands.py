@@ -368,8 +368,8 @@ class ChangeTopic(_Command, frozen=True, tag="topic_change"):
     """Changes the state of a topic; the reply is the code of the refusal, or empty. Since version
     3.
 
-    `command`: a packed `topics.topic.TopicCommand` (`metadata.topic_codec`). `places`: partition ->
-    node that shall lead it, of a change that begins.
+    `command`: a packed `topics.rules.topic.TopicCommand` (`metadata.topic_codec`). `places`:
+    partition -> node that shall lead it, of a change that begins.
     """
 
     vhost: str
@@ -415,7 +415,7 @@ class ChangeGroup(_Command, frozen=True, tag="topic_group_change"):
     """Changes the state of a consumer group; the reply says whether it was in time. Since version
     3.
 
-    `command`: a packed `topics.group.GroupCommand` (`metadata.topic_codec`).
+    `command`: a packed `topics.rules.group.GroupCommand` (`metadata.topic_codec`).
     """
 
     vhost: str

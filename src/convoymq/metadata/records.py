@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from convoymq.settings.values import Setting
-    from convoymq.topics.group import GroupState
-    from convoymq.topics.topic import TopicState
+    from convoymq.topics.rules.group import GroupState
+    from convoymq.topics.rules.topic import TopicState
 
 JOIN_FOUNDER = "founder"
 """A member that never ran: nothing of it can be missing."""

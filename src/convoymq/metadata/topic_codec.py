@@ -16,11 +16,11 @@ import msgspec
 
 from convoymq.metadata.records import TopicRecord
 from convoymq.model.errors import StorageFault, UnknownCommand
-from convoymq.topics.changes import Change, Kind, Seal
-from convoymq.topics.group import GroupCommand, GroupState
-from convoymq.topics.lineage import Lineage, Partition, PartitionState, Published
-from convoymq.topics.routes import Route, Span
-from convoymq.topics.topic import DeclareLost, TopicCommand, TopicState
+from convoymq.topics.rules.changes import Change, Kind, Seal
+from convoymq.topics.rules.group import GroupCommand, GroupState
+from convoymq.topics.rules.lineage import Lineage, Partition, PartitionState, Published
+from convoymq.topics.rules.routes import Route, Span
+from convoymq.topics.rules.topic import DeclareLost, TopicCommand, TopicState
 
 C = TypeVar("C")
 FORMAT = 1

@@ -35,12 +35,12 @@ from convoymq.metadata.topics import (
 from convoymq.metadata.tree import Tree
 from convoymq.model.errors import NotFound, PreconditionFailed
 from convoymq.routing.types import ExchangeType
-from convoymq.topics.group import GroupState, Release, Seek, Skip, is_kept
-from convoymq.topics.lineage import Mode, PartitionState, Published
-from convoymq.topics.losses import note_losses
-from convoymq.topics.refusals import Code
-from convoymq.topics.routes import first_route
-from convoymq.topics.topic import Begin, DeclareLost, TopicState
+from convoymq.topics.rules.group import GroupState, Release, Seek, Skip, is_kept
+from convoymq.topics.rules.lineage import Mode, PartitionState, Published
+from convoymq.topics.rules.losses import note_losses
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.routes import first_route
+from convoymq.topics.rules.topic import Begin, DeclareLost, TopicState
 
 if TYPE_CHECKING:
     from convoymq.metadata.topic_trace import TopicTrace

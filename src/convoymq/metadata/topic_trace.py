@@ -15,7 +15,7 @@ from convoymq.metadata.records import TopicRecord, Vhost
 from convoymq.metadata.topic_settings import WEAK
 from convoymq.metadata.topics import partition_queue_name
 from convoymq.model import trace as words
-from convoymq.topics.group import (
+from convoymq.topics.rules.group import (
     Advance,
     Grant,
     GroupCommand,
@@ -26,8 +26,8 @@ from convoymq.topics.group import (
     Seek,
     Skip,
 )
-from convoymq.topics.lineage import Mode, PartitionState
-from convoymq.topics.topic import DeclareLost, Delete, Publish, TopicCommand
+from convoymq.topics.rules.lineage import Mode, PartitionState
+from convoymq.topics.rules.topic import DeclareLost, Delete, Publish, TopicCommand
 
 NAME_BYTES_MAX = 64
 """A longer name is cut."""

@@ -22,12 +22,12 @@ from convoymq.model.errors import NotServed, PreconditionFailed
 from convoymq.model.refusals import partition_limit_reached
 from convoymq.routing.types import RESERVED_PREFIX
 from convoymq.settings.table import PARTITIONS_MAX
-from convoymq.topics.changes import Change, Kind
-from convoymq.topics.hashing import check_hash
-from convoymq.topics.lineage import Mode
-from convoymq.topics.refusals import TooManyPartitions
-from convoymq.topics.routes import first_route
-from convoymq.topics.topic import Begin
+from convoymq.topics.rules.changes import Change, Kind
+from convoymq.topics.rules.hashing import check_hash
+from convoymq.topics.rules.lineage import Mode
+from convoymq.topics.rules.refusals import TooManyPartitions
+from convoymq.topics.rules.routes import first_route
+from convoymq.topics.rules.topic import Begin
 
 TOPIC_NAME_BYTES_MAX = 200
 """Names of its partitions' queues are longer, those of its groups as well."""

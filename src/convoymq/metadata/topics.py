@@ -13,7 +13,7 @@ from convoymq.settings.values import Setting
 
 if TYPE_CHECKING:
     from convoymq.metadata.tree import Tree
-    from convoymq.topics.routes import Span
+    from convoymq.topics.rules.routes import Span
 
 PARTITION_PREFIX = "amq.partition."
 PARTITION_TYPE = "partition"

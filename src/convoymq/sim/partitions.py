@@ -1,6 +1,6 @@
 """Partitions of topics in the simulator: those of streams, with a state that says who may append.
 
-The referee drives the pure machine of `topics.partition` with the committed commands. What it
+The referee drives the pure machine of `topics.rules.partition` with the committed commands. What it
 asserts beyond `streams`:
 
 - the machine's state is that of the pure one;
@@ -46,8 +46,8 @@ from convoymq.sim.group_node import GroupNode
 from convoymq.sim.records import identity_of
 from convoymq.sim.streams import StreamChannel, StreamLoad, StreamReferee
 from convoymq.sim.world import ChannelKind
-from convoymq.topics.answers import RunsAnswer
-from convoymq.topics.commands import (
+from convoymq.topics.rules.answers import RunsAnswer
+from convoymq.topics.rules.commands import (
     AckRanges,
     Command,
     Lease,
@@ -57,10 +57,10 @@ from convoymq.topics.commands import (
     ProducedRun,
     Seal,
 )
-from convoymq.topics.lineage import PartitionState
-from convoymq.topics.partition import Outcome, PartitionMachine
-from convoymq.topics.refusals import Code
-from convoymq.topics.routes import Span
+from convoymq.topics.rules.lineage import PartitionState
+from convoymq.topics.rules.partition import Outcome, PartitionMachine
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.routes import Span
 
 GROUP = "g"
 TELL_CHANCE = 0.2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from convoymq.topics.lineage import FIRST_USER_OFFSET
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET
 
 
 @dataclass(frozen=True, slots=True)

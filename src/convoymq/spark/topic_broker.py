@@ -12,7 +12,7 @@ from convoymq.spark.broker import read_refusal, sample_row_bytes
 from convoymq.spark.errors import SourceError
 from convoymq.spark.option_values import EARLIEST, LATEST
 from convoymq.spark.topic_planning import Cut, History, check_vector, placed
-from convoymq.topics.lineage import FIRST_USER_OFFSET, Partition, PartitionState
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, Partition, PartitionState
 
 if TYPE_CHECKING:
     from convoymq.client import Client

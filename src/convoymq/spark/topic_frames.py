@@ -21,8 +21,8 @@ from convoymq.kernels.ordered_runs import order_hash
 from convoymq.spark.frames import BatchMaker, binary_array, header_array
 from convoymq.spark.partition import TopicRange
 from convoymq.spark.schema import TOPIC_COLUMNS
-from convoymq.topics.lineage import FIRST_USER_OFFSET
-from convoymq.topics.order_token import OrderToken
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET
+from convoymq.topics.rules.order_token import OrderToken
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

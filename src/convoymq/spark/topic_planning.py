@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from convoymq.spark.errors import SourceError
 from convoymq.spark.planning import share
-from convoymq.topics.lineage import FIRST_USER_OFFSET, Partition, PartitionState
-from convoymq.topics.positions import check_cover
-from convoymq.topics.refusals import BadPosition
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, Partition, PartitionState
+from convoymq.topics.rules.positions import check_cover
+from convoymq.topics.rules.refusals import BadPosition
 
 Cut = dict[int, int]
 """Next offset by partition."""

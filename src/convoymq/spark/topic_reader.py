@@ -25,7 +25,7 @@ from convoymq.spark.topic_broker import PartitionNow, Topic, partition_queue
 from convoymq.spark.topic_frames import TopicBatchMaker
 from convoymq.spark.topic_planning import Cut, History, Plan, advanced
 from convoymq.spark.triggers import Triggers
-from convoymq.topics.lineage import FIRST_USER_OFFSET
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET
 
 if TYPE_CHECKING:
     import pyarrow as pa

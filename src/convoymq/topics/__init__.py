@@ -1,1 +1,1 @@
-"""Ordered topics: routes, changes and their rules, without I/O (ADR 0060)."""
+"""Ordered topics, one room: rules, the machine of a partition, and their shell (ADR 0193)."""

@@ -17,7 +17,7 @@ from convoymq.client.topic_consumer import TopicDelivery
 from convoymq.client.topic_messages import COLUMNS, Hashing
 from convoymq.kernels.column_frame import build_frame
 from convoymq.model.columnar import ErrorCode, Frame, Op
-from convoymq.topics.member import GroupMember, Lanes
+from convoymq.topics.rules.member import GroupMember, Lanes
 
 Done = Callable[[Frame | None], None]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from convoymq.kernels import batch
 from convoymq.kernels.keys_in_flight import KeysInFlight
 from convoymq.kernels.ordered_runs import key_hashes
-from convoymq.topics import hashing
+from convoymq.topics.rules import hashing
 from tests.unit.kernels.records import record_of
 
 BATCH = 100

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from convoymq.kernels import batch
 from convoymq.kernels.load_counter import HOT_MAX, KEY_BYTES_MAX, KEY_SLOTS, LoadCounter
-from convoymq.topics.hashing import logical_partition
+from convoymq.topics.rules.hashing import logical_partition
 from tests.unit.kernels.records import record_of
 
 LOGICAL = 16

@@ -16,8 +16,8 @@ from convoymq.edges.amqp091.codec import Properties
 from convoymq.kernels.channel_codec import ConsumerDeliveries
 from convoymq.kernels.order_headers import PLACE_BITS, Place
 from convoymq.model.tables import Field, Table
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.order_token import OrderToken
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.order_token import OrderToken
 from tests.unit.kernels import reference
 from tests.unit.kernels.columns_reference import Message
 from tests.unit.kernels.test_columns import messages

@@ -20,7 +20,7 @@ from convoymq.kernels.ordered_runs import (
     order_key,
 )
 from convoymq.model.tables import Field, Table
-from convoymq.topics.hashing import logical_partition, murmur3
+from convoymq.topics.rules.hashing import logical_partition, murmur3
 from tests.unit.kernels.records import record_of
 
 LOGICAL = 64

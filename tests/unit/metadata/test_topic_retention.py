@@ -11,11 +11,11 @@ from convoymq.metadata.machine import MetadataMachine, TopicRecord
 from convoymq.metadata.topic_codec import pack_command, pack_state, unpack_state
 from convoymq.metadata.topics import partition_arguments, partition_queue_name
 from convoymq.model.errors import PreconditionFailed
-from convoymq.topics import changes, topic
-from convoymq.topics.changes import Phase, Seal
-from convoymq.topics.group import Expire, GroupCommand, Join, Leave, Seek
-from convoymq.topics.lineage import PartitionState, check_invariants
-from convoymq.topics.routes import Span
+from convoymq.topics.rules import changes, topic
+from convoymq.topics.rules.changes import Phase, Seal
+from convoymq.topics.rules.group import Expire, GroupCommand, Join, Leave, Seek
+from convoymq.topics.rules.lineage import PartitionState, check_invariants
+from convoymq.topics.rules.routes import Span
 from tests.unit.metadata.test_machine import Tree
 from tests.unit.metadata.test_topics import change, creation, partition
 from tests.unit.metadata.test_topics import orders as orders

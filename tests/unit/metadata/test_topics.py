@@ -43,14 +43,14 @@ from convoymq.model.errors import (
     StorageFault,
     UnknownCommand,
 )
-from convoymq.topics import changes, topic
-from convoymq.topics.changes import Phase, Seal
-from convoymq.topics.group import Grant, Join, Seek
-from convoymq.topics.hashing import MURMUR3_X86_32
-from convoymq.topics.lineage import Mode, PartitionState
-from convoymq.topics.lineage import check_invariants as check_lineage
-from convoymq.topics.refusals import BadTopic, Code
-from convoymq.topics.routes import Span, first_route
+from convoymq.topics.rules import changes, topic
+from convoymq.topics.rules.changes import Phase, Seal
+from convoymq.topics.rules.group import Grant, Join, Seek
+from convoymq.topics.rules.hashing import MURMUR3_X86_32
+from convoymq.topics.rules.lineage import Mode, PartitionState
+from convoymq.topics.rules.lineage import check_invariants as check_lineage
+from convoymq.topics.rules.refusals import BadTopic, Code
+from convoymq.topics.rules.routes import Span, first_route
 from tests.unit.metadata.test_machine import Tree
 from tests.unit.metadata.test_machine import tree as tree
 

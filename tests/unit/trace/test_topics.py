@@ -11,10 +11,10 @@ from convoymq.kernels import batch
 from convoymq.kernels.trace import TraceRows, name_hash
 from convoymq.model import trace as words
 from convoymq.queues.partition.machine import PartitionGroupMachine
-from convoymq.topics import commands as c
-from convoymq.topics.commands import ProducedRun as Run
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.order_token import OrderToken
+from convoymq.topics.rules import commands as c
+from convoymq.topics.rules.commands import ProducedRun as Run
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.order_token import OrderToken
 from convoymq.trace.effects import EffectLog, SourceLog
 from tests.unit.queues.partition.support import SETTINGS, Bench
 from tests.unit.trace.support import rows_of

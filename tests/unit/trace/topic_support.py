@@ -23,16 +23,16 @@ from convoymq.model import trace as words
 from convoymq.queues.partition.codec import CMD_PRODUCE, decode_outcome, encode_runs
 from convoymq.queues.partition.machine import FIRST_OFFSET, PartitionGroupMachine
 from convoymq.replication.machine import EFFECT_APPLIED
-from convoymq.topics import changes
-from convoymq.topics import commands as c
-from convoymq.topics import group as g
-from convoymq.topics import topic as t
-from convoymq.topics.changes import Phase
-from convoymq.topics.controller import late_seal
-from convoymq.topics.dedup import SourceSeal, seed_of
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.order_token import OrderToken
-from convoymq.topics.routes import first_route
+from convoymq.topics.rules import changes
+from convoymq.topics.rules import commands as c
+from convoymq.topics.rules import group as g
+from convoymq.topics.rules import topic as t
+from convoymq.topics.rules.changes import Phase
+from convoymq.topics.rules.controller import late_seal
+from convoymq.topics.rules.dedup import SourceSeal, seed_of
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.order_token import OrderToken
+from convoymq.topics.rules.routes import first_route
 from convoymq.trace.effects import EffectLog, SourceLog
 from convoymq.trace.recorder import QueueTrace
 from convoymq.trace.segments import Origin

@@ -1,7 +1,7 @@
 """Administration of ordered topics, on any node: every change goes through the replicated tree, and
 whatever is to be done about it is done by the controller on the metadata leader.
 
-Refusals are those of topics (`topics.refusals`, each with its code) and of the tree.
+Refusals are those of topics (`topics.rules.refusals`, each with its code) and of the tree.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from convoymq.model.refusals import (
     queue_subject,
 )
 from convoymq.queues.partition.reads import PartitionDescription
-from convoymq.topics.answers import LossAnswer
-from convoymq.topics.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
-from convoymq.topics.commands import AcceptLoss, DropGroup, ExpireProducers
-from convoymq.topics.group import GroupState, Seek, is_kept
-from convoymq.topics.hashing import MURMUR3_X86_32
-from convoymq.topics.lineage import Mode
-from convoymq.topics.refusals import (
+from convoymq.topics.rules.answers import LossAnswer
+from convoymq.topics.rules.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
+from convoymq.topics.rules.commands import AcceptLoss, DropGroup, ExpireProducers
+from convoymq.topics.rules.group import GroupState, Seek, is_kept
+from convoymq.topics.rules.hashing import MURMUR3_X86_32
+from convoymq.topics.rules.lineage import Mode
+from convoymq.topics.rules.refusals import (
     BadTopic,
     ChangePhase,
     ChangeRunning,
@@ -71,8 +71,8 @@ from convoymq.topics.refusals import (
     UnknownPartition,
     VersionConflict,
 )
-from convoymq.topics.routes import LOGICAL_DEFAULT, first_route
-from convoymq.topics.topic import (
+from convoymq.topics.rules.routes import LOGICAL_DEFAULT, first_route
+from convoymq.topics.rules.topic import (
     Abort,
     Begin,
     DeclareLost,

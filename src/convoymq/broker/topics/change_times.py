@@ -15,8 +15,8 @@ from convoymq.broker.topics.rows import ChangeTimesRow
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, TopicRecord
 from convoymq.metadata.topics import find_topic
 from convoymq.model.clock import Clock
-from convoymq.topics.changes import FINISHED, Phase
-from convoymq.topics.changes import Change as TopicChange
+from convoymq.topics.rules.changes import FINISHED, Phase
+from convoymq.topics.rules.changes import Change as TopicChange
 
 CHANGES_MAX = 50
 """Changes of one topic that are remembered."""

@@ -1,7 +1,7 @@
 """Drives the changes of topics on the node that leads the metadata group.
 
-One `topics.controller.Controller` for each topic with something to do: its actions become commands
-of the tree and of partitions, and what partitions answer goes back to it.
+One `topics.rules.controller.Controller` for each topic with something to do: its actions become
+commands of the tree and of partitions, and what partitions answer goes back to it.
 
 A source that is given up (`TopicState.given_up`) is sealed from outside when the leases of nodes
 that may not know of it are over, counted from when this loop saw it first (`broker.topics.fence`).
@@ -27,16 +27,16 @@ from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topics import partition_arguments
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.reads import PartitionDescription
-from convoymq.topics.answers import Answer, SealAnswer
-from convoymq.topics.changes import Phase, Seal
-from convoymq.topics.commands import Command
-from convoymq.topics.commands import Seal as SealCommand
-from convoymq.topics.controller import AskSeal, Controller, Create, Propose, Tell
-from convoymq.topics.lineage import PartitionState
-from convoymq.topics.partition import Outcome
-from convoymq.topics.routes import Span
-from convoymq.topics.server_lease import ServerLeases
-from convoymq.topics.topic import (
+from convoymq.topics.rules.answers import Answer, SealAnswer
+from convoymq.topics.rules.changes import Phase, Seal
+from convoymq.topics.rules.commands import Command
+from convoymq.topics.rules.commands import Seal as SealCommand
+from convoymq.topics.rules.controller import AskSeal, Controller, Create, Propose, Tell
+from convoymq.topics.rules.lineage import PartitionState
+from convoymq.topics.rules.partition import Outcome
+from convoymq.topics.rules.routes import Span
+from convoymq.topics.rules.server_lease import ServerLeases
+from convoymq.topics.rules.topic import (
     LearnClose,
     Publish,
     RecordSeal,

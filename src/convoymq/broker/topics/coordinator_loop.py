@@ -1,7 +1,7 @@
 """Coordinators of the topics' groups, on the node that leads the metadata group.
 
-Each group with members has a `topics.coordinator.Coordinator`; what it proposes goes through the
-tree, what it tells partitions through their handles on this node. It is told of heartbeats and
+Each group with members has a `topics.rules.coordinator.Coordinator`; what it proposes goes through
+the tree, what it tells partitions through their handles on this node. It is told of heartbeats and
 answers as they come, of the tree when that has changed, and of the time at every tick.
 
 A node that leads no more, or that stood still, forgets its coordinators: the next one waits a whole
@@ -32,19 +32,19 @@ from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import WEAK, weak_wait_of
 from convoymq.model.errors import BrokerError, NotFound, Unavailable
 from convoymq.queues.partition.reads import PartitionDescription
-from convoymq.topics.answers import Answer, CursorAnswer, HandOverAnswer, LossAnswer
-from convoymq.topics.commands import Lease
-from convoymq.topics.coordinator import (
+from convoymq.topics.rules.answers import Answer, CursorAnswer, HandOverAnswer, LossAnswer
+from convoymq.topics.rules.commands import Lease
+from convoymq.topics.rules.coordinator import (
     AskDrained,
     Coordinator,
     Propose,
     Tell,
     WeakRules,
 )
-from convoymq.topics.group import Advance, GroupCommand
-from convoymq.topics.heartbeats import Heartbeat, Leases
-from convoymq.topics.partition import Outcome
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules.group import Advance, GroupCommand
+from convoymq.topics.rules.heartbeats import Heartbeat, Leases
+from convoymq.topics.rules.partition import Outcome
+from convoymq.topics.rules.refusals import Code
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP
 

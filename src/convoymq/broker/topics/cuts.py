@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from convoymq.metadata.machine import TopicRecord
-from convoymq.topics import positions
-from convoymq.topics.commands import EARLIEST, LATEST
-from convoymq.topics.lineage import FIRST_USER_OFFSET, PartitionState
-from convoymq.topics.positions import Bounds
-from convoymq.topics.refusals import BadPosition
+from convoymq.topics.rules import positions
+from convoymq.topics.rules.commands import EARLIEST, LATEST
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, PartitionState
+from convoymq.topics.rules.positions import Bounds
+from convoymq.topics.rules.refusals import BadPosition
 
 if TYPE_CHECKING:
     from convoymq.broker.topics.partitions import TopicPartitions

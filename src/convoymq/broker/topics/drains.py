@@ -32,7 +32,7 @@ from convoymq.broker.topics.rows import DrainRow, DrainRows, DrainStateRow, Drai
 from convoymq.metadata.machine import TopicRecord
 from convoymq.metadata.topic_drains import draining_nodes, set_draining
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
-from convoymq.topics.lineage import Partition
+from convoymq.topics.rules.lineage import Partition
 
 log = structlog.get_logger()
 

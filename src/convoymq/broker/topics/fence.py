@@ -4,7 +4,7 @@ A node whose copy of the tree is old may not know that a partition was sealed fr
 that its keys are written elsewhere by now. So a leader appends under a lease of its node: a read of
 the tree that a majority of its voters confirmed (`metadata.reads`), counted from when it was begun.
 What was committed before that is known here. Whoever has not applied a decision within the time of
-a lease and a margin appends nothing any more (`topics.server_lease`).
+a lease and a margin appends nothing any more (`topics.rules.server_lease`).
 
 | the tree says of the partition             | its leader                                       |
 |--------------------------------------------|--------------------------------------------------|
@@ -35,9 +35,9 @@ from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.shells.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
 from convoymq.shells.groups.host import ReplicaHost
 from convoymq.shells.groups.replica import Replica
-from convoymq.topics.controller import late_seal
-from convoymq.topics.server_lease import ServerLeases
-from convoymq.topics.topic import TopicState
+from convoymq.topics.rules.controller import late_seal
+from convoymq.topics.rules.server_lease import ServerLeases
+from convoymq.topics.rules.topic import TopicState
 
 log = structlog.get_logger()
 

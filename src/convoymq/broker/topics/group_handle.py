@@ -39,8 +39,8 @@ from convoymq.queues.interface import (
     Row,
 )
 from convoymq.queues.stream.offsets import Start, parse_start
-from convoymq.topics.lineage import Mode
-from convoymq.topics.member import RETRIES
+from convoymq.topics.rules.lineage import Mode
+from convoymq.topics.rules.member import RETRIES
 
 OFFSET_ARGUMENT = "x-stream-offset"
 LIMIT_ARGUMENT = "x-delivery-limit"

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from convoymq.model.errors import PeerError
-from convoymq.topics.heartbeats import Heartbeat, Leases
+from convoymq.topics.rules.heartbeats import Heartbeat, Leases
 
 HEARTBEAT = "heartbeat"
 DRAINED = "drained"

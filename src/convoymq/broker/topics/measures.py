@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.metadata.machine import TopicRecord, Vhost
-from convoymq.topics.changes import FINISHED, Change, Phase
+from convoymq.topics.rules.changes import FINISHED, Change, Phase
 
 if TYPE_CHECKING:
     from convoymq.queues.partition.queue import PartitionQueue

@@ -1,9 +1,9 @@
 """Members of topics' groups on this node: each consumer of a group is one.
 
-`topics.member.GroupMember` decides; here are its heartbeats, its reads and commands at partitions,
-and what the client gets. A message id is the number of a place (a partition under a lease) and how
-far behind the place's base the message lies, so that a delivery of many messages stays one block,
-and an acknowledgement says by itself which lease it is for.
+`topics.rules.member.GroupMember` decides; here are its heartbeats, its reads and commands at
+partitions, and what the client gets. A message id is the number of a place (a partition under a
+lease) and how far behind the place's base the message lies, so that a delivery of many messages
+stays one block, and an acknowledgement says by itself which lease it is for.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.queues.interface import Delivery
 from convoymq.queues.partition import reads
 from convoymq.streamlog.reader import Run
-from convoymq.topics.answers import AckAnswer, ParkAnswer
-from convoymq.topics.commands import AckRanges, Park
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.heartbeats import Heartbeat
-from convoymq.topics.leaseholder import SendHeartbeat
-from convoymq.topics.member import (
+from convoymq.topics.rules.answers import AckAnswer, ParkAnswer
+from convoymq.topics.rules.commands import AckRanges, Park
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.heartbeats import Heartbeat
+from convoymq.topics.rules.leaseholder import SendHeartbeat
+from convoymq.topics.rules.member import (
     RETRIES,
     Fetched,
     GroupMember,
@@ -48,9 +48,9 @@ from convoymq.topics.member import (
     HandOutParked,
     TellDrained,
 )
-from convoymq.topics.partition import Outcome
-from convoymq.topics.refusals import Code
-from convoymq.topics.share import Fetch, Send
+from convoymq.topics.rules.partition import Outcome
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.share import Fetch, Send
 from convoymq.trace.recorder import QueueTrace
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.frame_kinds import KIND_TOPIC_GROUP
@@ -70,7 +70,7 @@ FULL_SAID_MS = 60_000
 
 
 class RunBatch:
-    """A run of a partition's log; see `topics.member.Batch`."""
+    """A run of a partition's log; see `topics.rules.member.Batch`."""
 
     __slots__ = ("_hashes", "_keys", "messages", "offset", "run")
 

@@ -23,11 +23,11 @@ from convoymq.metadata.topics import find_topic, topic_missing
 from convoymq.model.errors import NotFound, Unavailable
 from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.partition.reads import ParkedRow
-from convoymq.topics.answers import ParkAnswer
-from convoymq.topics.commands import ReplaceParked, ResumeParked, SkipParked
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.lineage import Partition, PartitionState
-from convoymq.topics.refusals import Code, NotParked
+from convoymq.topics.rules.answers import ParkAnswer
+from convoymq.topics.rules.commands import ReplaceParked, ResumeParked, SkipParked
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.lineage import Partition, PartitionState
+from convoymq.topics.rules.refusals import Code, NotParked
 
 ELSEWHERE = frozenset((Code.NOT_PARKED, Code.NOT_VISIBLE))
 """Answers of a partition that has no such key, or has handed it over."""

@@ -10,7 +10,7 @@ from convoymq.kernels.ordered_runs import OrderedTarget
 from convoymq.metadata.topic_settings import SPREAD
 from convoymq.model.errors import Misuse
 from convoymq.queues.interface import ClientEvents, ConsumerSpec, QueueClient
-from convoymq.topics.routes import Route
+from convoymq.topics.rules.routes import Route
 
 if TYPE_CHECKING:
     from convoymq.broker.topics.handle import TopicHandle

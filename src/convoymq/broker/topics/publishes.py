@@ -44,8 +44,8 @@ from convoymq.kernels.ordered_runs import (
 from convoymq.model.clock import Clock, Timer
 from convoymq.queues.interface import QueueClient
 from convoymq.queues.null_events import NullEvents
-from convoymq.topics.refusals import Code
-from convoymq.topics.routes import Route
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.routes import Route
 
 if TYPE_CHECKING:
     from convoymq.broker.topics.publisher import TopicPublisher

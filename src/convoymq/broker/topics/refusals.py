@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoymq.model.errors import Refused, Subject
-from convoymq.topics.refusals import DataExpired, NoKey
+from convoymq.topics.rules.refusals import DataExpired, NoKey
 
 
 class OrderKeyMissing(NoKey):

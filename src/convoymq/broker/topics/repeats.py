@@ -9,7 +9,7 @@ from convoymq.broker.topics import views
 from convoymq.broker.topics.rows import ChangeRow
 from convoymq.metadata.machine import TopicRecord
 from convoymq.model.errors import PreconditionFailed
-from convoymq.topics.changes import Kind
+from convoymq.topics.rules.changes import Kind
 
 
 class Asked(NamedTuple):

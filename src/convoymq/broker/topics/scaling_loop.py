@@ -1,9 +1,9 @@
 """Topics that scale by themselves, on the node that leads the metadata group (ADR 0073).
 
-`topics.autoscaler` decides; here are what it decides from, and what comes of it. A few times a
-unit the leaders of a topic's partitions are asked for their loads. An action is an ordinary change,
-begun as an operator's is. Times of earlier changes come from the tree, so limits hold after a
-change of the leader; loads stay with the leaders of the partitions.
+`topics.rules.autoscaler` decides; here are what it decides from, and what comes of it. A few times
+a unit the leaders of a topic's partitions are asked for their loads. An action is an ordinary
+change, begun as an operator's is. Times of earlier changes come from the tree, so limits hold after
+a change of the leader; loads stay with the leaders of the partitions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from convoymq.broker.topics.scaling_rows import ScaledRow, ScalingRow
 from convoymq.metadata.machine import Change, ChangeKind, TopicRecord
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.load import LoadQuestion, LoadReport
-from convoymq.topics.autoscaler import (
+from convoymq.topics.rules.autoscaler import (
     HOUR_MS,
     Action,
     Advice,
@@ -49,7 +49,7 @@ from convoymq.topics.autoscaler import (
     evaluate,
     placements,
 )
-from convoymq.topics.changes import Kind
+from convoymq.topics.rules.changes import Kind
 
 if TYPE_CHECKING:
     from convoymq.broker.nodes import ClusterNodes

@@ -1,7 +1,7 @@
 """Retention of topics, on the node that leads the metadata group (ADR 0068).
 
-`topics.retention` decides; here are the time, what partitions say, and the proposals. A topic is
-looked at when the tree has changed it, when something of it is due, and, while it waits for a
+`topics.rules.retention` decides; here are the time, what partitions say, and the proposals. A topic
+is looked at when the tree has changed it, when something of it is due, and, while it waits for a
 number of bytes, every few seconds.
 """
 
@@ -19,12 +19,12 @@ from convoymq.metadata.topic_codec import pack_command
 from convoymq.metadata.topic_settings import GROUP_TTL, MAX_AGE, Settings, duration_of, length_of
 from convoymq.model.errors import BrokerError
 from convoymq.queues.partition.reads import PartitionDescription
-from convoymq.topics import retention
-from convoymq.topics.commands import ExpireProducers
-from convoymq.topics.group import Expire, GroupState
-from convoymq.topics.lineage import FIRST_USER_OFFSET, PartitionState
-from convoymq.topics.retention import Limits, Stored, Verdict
-from convoymq.topics.topic import Delete, Retire, TopicCommand
+from convoymq.topics.rules import retention
+from convoymq.topics.rules.commands import ExpireProducers
+from convoymq.topics.rules.group import Expire, GroupState
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, PartitionState
+from convoymq.topics.rules.retention import Limits, Stored, Verdict
+from convoymq.topics.rules.topic import Delete, Retire, TopicCommand
 
 log = structlog.get_logger()
 

@@ -17,11 +17,11 @@ from convoymq.broker.topics.rows import (
 )
 from convoymq.metadata.machine import TopicRecord
 from convoymq.queues.partition.reads import GroupDescription, PartitionDescription
-from convoymq.topics.changes import Change, Kind, Phase
-from convoymq.topics.commands import EARLIEST, LATEST
-from convoymq.topics.group import GroupState, Loss
-from convoymq.topics.lineage import FIRST_USER_OFFSET, Lineage, Partition, PartitionState
-from convoymq.topics.routes import Span
+from convoymq.topics.rules.changes import Change, Kind, Phase
+from convoymq.topics.rules.commands import EARLIEST, LATEST
+from convoymq.topics.rules.group import GroupState, Loss
+from convoymq.topics.rules.lineage import FIRST_USER_OFFSET, Lineage, Partition, PartitionState
+from convoymq.topics.rules.routes import Span
 
 Descriptions = Mapping[int, PartitionDescription | None]
 """Partition -> what it says; None: nothing in time."""

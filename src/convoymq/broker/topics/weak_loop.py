@@ -8,7 +8,7 @@ What an operator does in a strict topic is done here, after a time:
                       record, and what comes back is deleted
 
 Partitions that were closed before they fell silent are never lost: groups skip them, and read them
-late whenever they come back (`topics.coordinator`).
+late whenever they come back (`topics.rules.coordinator`).
 
 A new leader of the metadata begins to wait anew. Partitions of strict topics are not asked.
 """

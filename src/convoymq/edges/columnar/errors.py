@@ -18,7 +18,7 @@ from convoymq.model.errors import (
     ResourceLocked,
     Unavailable,
 )
-from convoymq.topics.refusals import TopicRefused
+from convoymq.topics.rules.refusals import TopicRefused
 
 CODES: tuple[tuple[type[BrokerError], ErrorCode], ...] = (
     (OffsetOutOfRange, ErrorCode.OFFSET_OUT_OF_RANGE),

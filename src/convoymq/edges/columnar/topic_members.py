@@ -1,9 +1,9 @@
 """Members of topics' groups: requests that a node passes on for them.
 
-The client is the member: it runs `topics.member.GroupMember`, holds the leases and counts their
-time. A node keeps nothing of it but that it wants to be woken, so any node serves any request of a
-member, and a member outlives the node that it speaks through. What an owner may do is checked by
-the partition, by its lease. Source: docs/formats/columnar-protocol.md, ADR 0067.
+The client is the member: it runs `topics.rules.member.GroupMember`, holds the leases and counts
+their time. A node keeps nothing of it but that it wants to be woken, so any node serves any request
+of a member, and a member outlives the node that it speaks through. What an owner may do is checked
+by the partition, by its lease. Source: docs/formats/columnar-protocol.md, ADR 0067.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from convoymq.edges.columnar.turns import Slice
 from convoymq.model.columnar import Frame, Op
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
 from convoymq.streamlog.reader import Run
-from convoymq.topics.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
-from convoymq.topics.commands import AckRanges, DoneParked, Park
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Heartbeat
-from convoymq.topics.order_token import OrderToken
-from convoymq.topics.refusals import BadPosition, Code
+from convoymq.topics.rules.answers import AckAnswer, GroupView, ParkAnswer, ParkedEntry
+from convoymq.topics.rules.commands import AckRanges, DoneParked, Park
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.heartbeats import MARGIN_MS, TTL_MS, Heartbeat
+from convoymq.topics.rules.order_token import OrderToken
+from convoymq.topics.rules.refusals import BadPosition, Code
 
 if TYPE_CHECKING:
     from convoymq.edges.columnar.connection import FetchConnection

@@ -26,10 +26,10 @@ from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.message_properties import check_records
 from convoymq.queues.null_events import NullEvents
-from convoymq.topics.answers import ProducerAnswer, RunAnswer, RunsAnswer
-from convoymq.topics.commands import OpenProducer, ProducedRun
-from convoymq.topics.lineage import PartitionState
-from convoymq.topics.refusals import Code, ProducerFenced
+from convoymq.topics.rules.answers import ProducerAnswer, RunAnswer, RunsAnswer
+from convoymq.topics.rules.commands import OpenProducer, ProducedRun
+from convoymq.topics.rules.lineage import PartitionState
+from convoymq.topics.rules.refusals import Code, ProducerFenced
 
 if TYPE_CHECKING:
     from convoymq.broker.records import TopicRecord

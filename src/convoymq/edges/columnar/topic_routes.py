@@ -16,7 +16,7 @@ from convoymq.broker.topics.vocabulary import GROUP_SEPARATOR
 from convoymq.edges.columnar.fields import TopicRoute, read
 from convoymq.model.columnar import ANSWER_MAP_MAX, Frame
 from convoymq.model.errors import AccessRefused, PreconditionFailed
-from convoymq.topics.lineage import Lineage
+from convoymq.topics.rules.lineage import Lineage
 
 if TYPE_CHECKING:
     from convoymq.broker.records import TopicRecord, User

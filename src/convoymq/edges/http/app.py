@@ -43,7 +43,7 @@ from convoymq.model.errors import (
     ValidationFailed,
 )
 from convoymq.model.json import JsonObject
-from convoymq.topics.refusals import TopicRefused
+from convoymq.topics.rules.refusals import TopicRefused
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from convoymq.edges.http.bodies import bad_request
 from convoymq.edges.http.fields import number, text_in
 from convoymq.model.json import JsonObject
 from convoymq.settings.table import AUTOSCALE_KEYS
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules.refusals import Code
 
 if TYPE_CHECKING:
     from convoymq.broker.topics.cuts import Position

@@ -36,10 +36,10 @@ from convoymq.queues.partition.codec import (
 )
 from convoymq.queues.sessions import APPLIED_REJECTED, REPLIES_KEPT_MAX
 from convoymq.queues.stream.client import StreamClient
-from convoymq.topics.answers import RunsAnswer
-from convoymq.topics.commands import Command, ProducedRun
-from convoymq.topics.partition import Outcome
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules.answers import RunsAnswer
+from convoymq.topics.rules.commands import Command, ProducedRun
+from convoymq.topics.rules.partition import Outcome
+from convoymq.topics.rules.refusals import Code
 
 if TYPE_CHECKING:
     from convoymq.queues.partition.queue import PartitionQueue

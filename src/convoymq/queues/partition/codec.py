@@ -12,8 +12,8 @@ from typing import Generic, TypeVar, get_type_hints
 
 import msgspec
 
-from convoymq.topics import commands as of_partitions
-from convoymq.topics.answers import (
+from convoymq.topics.rules import commands as of_partitions
+from convoymq.topics.rules.answers import (
     AckAnswer,
     Answer,
     CursorAnswer,
@@ -25,8 +25,8 @@ from convoymq.topics.answers import (
     RunsAnswer,
     SealAnswer,
 )
-from convoymq.topics.commands import Command, ProducedRun
-from convoymq.topics.partition import Outcome
+from convoymq.topics.rules.commands import Command, ProducedRun
+from convoymq.topics.rules.partition import Outcome
 
 Value = TypeVar("Value")
 

@@ -1,16 +1,16 @@
 # cython: annotation_typing=False
 """A physical partition of an ordered topic as a replicated queue: the log of a stream, and the
-state machine of `topics.partition` that says what may be appended and who may read.
+state machine of `topics.rules.partition` that says what may be appended and who may read.
 
 Messages come as ENQUEUE commands and get the stream's offsets; the offset within the partition is
-one more, because OPEN is 0. Everything else that `topics.commands` has comes in PARTITION commands
-of sessions, each answered with its packed outcome.
+one more, because OPEN is 0. Everything else that `topics.rules.commands` has comes in PARTITION
+commands of sessions, each answered with its packed outcome.
 
 | the partition is | ENQUEUE of a session     | behind PRODUCE      | PARTITION           |
 |------------------|--------------------------|---------------------|---------------------|
-| CREATING         | refused, NOT_OPEN        | NOT_OPEN            | `topics.partition`  |
-| OPEN             | appended as a whole      | appended, by run    | `topics.partition`  |
-| SEALED           | refused, CLOSED          | CLOSED              | `topics.partition`  |
+| CREATING         | refused, NOT_OPEN        | NOT_OPEN            | `topics.rules.partition`  |
+| OPEN             | appended as a whole      | appended, by run    | `topics.rules.partition`  |
+| SEALED           | refused, CLOSED          | CLOSED              | `topics.rules.partition`  |
 
 PRODUCE names the producer of the session's next ENQUEUE, and its runs: records of one logical
 partition with sequences in succession. The ENQUEUE is answered with the outcome of each run. What
@@ -69,10 +69,10 @@ from convoymq.queues.stream.machine import COMMAND_TYPES as STREAM_COMMAND_TYPES
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_APPLIED
-from convoymq.topics.commands import Ack, AckRanges, Command, Open, ProduceRuns, Trim
-from convoymq.topics.lineage import PartitionState
-from convoymq.topics.partition import Outcome, PartitionMachine
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules.commands import Ack, AckRanges, Command, Open, ProduceRuns, Trim
+from convoymq.topics.rules.lineage import PartitionState
+from convoymq.topics.rules.partition import Outcome, PartitionMachine
+from convoymq.topics.rules.refusals import Code
 
 FIRST_OFFSET = 1
 """Offset within the partition of the stream's first message."""

@@ -56,9 +56,9 @@ from convoymq.queues.stream.queue import (
     StreamQueue,
     awaited,
 )
-from convoymq.topics.commands import Command
-from convoymq.topics.partition import Outcome
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules.commands import Command
+from convoymq.topics.rules.partition import Outcome
+from convoymq.topics.rules.refusals import Code
 
 if TYPE_CHECKING:
     from convoymq.queues.driver import Fence, GroupOptions

@@ -13,10 +13,10 @@ import msgspec
 from convoymq.model.errors import PeerError
 from convoymq.queues.partition.machine import FIRST_OFFSET, PartitionGroupMachine
 from convoymq.streamlog.reader import Run
-from convoymq.topics.answers import GroupView, ParkedEntry
-from convoymq.topics.order_token import OrderToken
-from convoymq.topics.partition import GroupCursor, PartitionMachine
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules.answers import GroupView, ParkedEntry
+from convoymq.topics.rules.order_token import OrderToken
+from convoymq.topics.rules.partition import GroupCursor, PartitionMachine
+from convoymq.topics.rules.refusals import Code
 
 Found = TypeVar("Found")
 

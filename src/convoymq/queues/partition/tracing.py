@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from convoymq.kernels.trace import TraceRows, name_hash
 from convoymq.model import trace as words
-from convoymq.topics.answers import HandOverAnswer, LossAnswer, RunsAnswer
-from convoymq.topics.commands import (
+from convoymq.topics.rules.answers import HandOverAnswer, LossAnswer, RunsAnswer
+from convoymq.topics.rules.commands import (
     AcceptLoss,
     Ack,
     AckRanges,
@@ -30,9 +30,9 @@ from convoymq.topics.commands import (
     SkipParked,
     Trim,
 )
-from convoymq.topics.lineage import PartitionState
-from convoymq.topics.partition import GroupCursor, Outcome, PartitionMachine
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules.lineage import PartitionState
+from convoymq.topics.rules.partition import GroupCursor, Outcome, PartitionMachine
+from convoymq.topics.rules.refusals import Code
 
 
 def applied(rows: TraceRows, state: PartitionMachine, command: Command) -> Outcome:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convoymq.sim.topics import events
-from convoymq.topics import producer as producing
-from convoymq.topics.answers import ProduceAnswer, ProducerAnswer
-from convoymq.topics.commands import OpenProducer, Produce
-from convoymq.topics.partition import Outcome
-from convoymq.topics.producer import TopicProducer
-from convoymq.topics.refusals import Code
-from convoymq.topics.routes import Route
+from convoymq.topics.rules import producer as producing
+from convoymq.topics.rules.answers import ProduceAnswer, ProducerAnswer
+from convoymq.topics.rules.commands import OpenProducer, Produce
+from convoymq.topics.rules.partition import Outcome
+from convoymq.topics.rules.producer import TopicProducer
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.routes import Route
 
 if TYPE_CHECKING:
     from convoymq.sim.topics.world import TopicWorld

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from convoymq.sim.topics import events
 from convoymq.sim.topics.clients import TIMEOUT_MS
 from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS
-from convoymq.topics.answers import AckAnswer, ParkAnswer, ParkedEntry
-from convoymq.topics.commands import Park
-from convoymq.topics.heartbeats import Leases
-from convoymq.topics.leaseholder import SendHeartbeat
-from convoymq.topics.member import (
+from convoymq.topics.rules.answers import AckAnswer, ParkAnswer, ParkedEntry
+from convoymq.topics.rules.commands import Park
+from convoymq.topics.rules.heartbeats import Leases
+from convoymq.topics.rules.leaseholder import SendHeartbeat
+from convoymq.topics.rules.member import (
     Fetched,
     GroupMember,
     HandOut,
@@ -25,9 +25,9 @@ from convoymq.topics.member import (
     Lanes,
     TellDrained,
 )
-from convoymq.topics.partition import Outcome
-from convoymq.topics.refusals import Code
-from convoymq.topics.share import Fetch, Send
+from convoymq.topics.rules.partition import Outcome
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.share import Fetch, Send
 
 if TYPE_CHECKING:
     from convoymq.sim.topics.world import TopicWorld

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from convoymq.sim.topics import events
-from convoymq.topics import controller as control
-from convoymq.topics import coordinator as coordinate
-from convoymq.topics.answers import Answer, SealAnswer
-from convoymq.topics.changes import Change
-from convoymq.topics.commands import Open
-from convoymq.topics.commands import Seal as SealCommand
-from convoymq.topics.controller import Controller
-from convoymq.topics.coordinator import Coordinator, WeakRules
-from convoymq.topics.group import (
+from convoymq.topics.rules import controller as control
+from convoymq.topics.rules import coordinator as coordinate
+from convoymq.topics.rules.answers import Answer, SealAnswer
+from convoymq.topics.rules.changes import Change
+from convoymq.topics.rules.commands import Open
+from convoymq.topics.rules.commands import Seal as SealCommand
+from convoymq.topics.rules.controller import Controller
+from convoymq.topics.rules.coordinator import Coordinator, WeakRules
+from convoymq.topics.rules.group import (
     Advance,
     GroupCommand,
     GroupState,
@@ -32,11 +32,11 @@ from convoymq.topics.group import (
     Seek,
     Skip,
 )
-from convoymq.topics.heartbeats import Heartbeat, Leases
-from convoymq.topics.lineage import Mode, PartitionState
-from convoymq.topics.partition import Outcome
-from convoymq.topics.routes import Route
-from convoymq.topics.topic import DeclareLost, Delete, Publish, TopicCommand, TopicState
+from convoymq.topics.rules.heartbeats import Heartbeat, Leases
+from convoymq.topics.rules.lineage import Mode, PartitionState
+from convoymq.topics.rules.partition import Outcome
+from convoymq.topics.rules.routes import Route
+from convoymq.topics.rules.topic import DeclareLost, Delete, Publish, TopicCommand, TopicState
 
 if TYPE_CHECKING:
     from convoymq.sim.topics.world import TopicWorld

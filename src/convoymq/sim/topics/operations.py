@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from convoymq.sim.topics.members import SimMember
 from convoymq.sim.topics.metadata import MARGIN_MS, TTL_MS, CoordinatorSeat
 from convoymq.sim.topics.partitions import SimPartition
-from convoymq.topics.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
-from convoymq.topics.commands import (
+from convoymq.topics.rules.changes import Change, Kind, Phase, plan_merge, plan_move, plan_split
+from convoymq.topics.rules.commands import (
     EARLIEST,
     LATEST,
     AcceptLoss,
@@ -22,10 +22,10 @@ from convoymq.topics.commands import (
     SkipParked,
     Trim,
 )
-from convoymq.topics.group import Expire, Seek
-from convoymq.topics.lineage import PartitionState
-from convoymq.topics.retention import forgets_producers
-from convoymq.topics.topic import Abort, Begin, DeclareLost, Delete, GiveUp, Retire
+from convoymq.topics.rules.group import Expire, Seek
+from convoymq.topics.rules.lineage import PartitionState
+from convoymq.topics.rules.retention import forgets_producers
+from convoymq.topics.rules.topic import Abort, Begin, DeclareLost, Delete, GiveUp, Retire
 
 if TYPE_CHECKING:
     from convoymq.sim.topics.world import TopicWorld

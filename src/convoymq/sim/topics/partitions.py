@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.sim.topics import events
-from convoymq.topics import coordinator as coordinating
-from convoymq.topics.answers import (
+from convoymq.topics.rules import coordinator as coordinating
+from convoymq.topics.rules.answers import (
     AckAnswer,
     Answer,
     LossAnswer,
@@ -22,7 +22,7 @@ from convoymq.topics.answers import (
     ProduceAnswer,
     SealAnswer,
 )
-from convoymq.topics.commands import (
+from convoymq.topics.rules.commands import (
     Ack,
     AckRanges,
     Command,
@@ -36,12 +36,12 @@ from convoymq.topics.commands import (
     Seal,
     SkipParked,
 )
-from convoymq.topics.hashing import key_hashes
-from convoymq.topics.lineage import PartitionState
-from convoymq.topics.member import Fetched
-from convoymq.topics.partition import Outcome, PartitionMachine
-from convoymq.topics.refusals import Code
-from convoymq.topics.share import Fetch
+from convoymq.topics.rules.hashing import key_hashes
+from convoymq.topics.rules.lineage import PartitionState
+from convoymq.topics.rules.member import Fetched
+from convoymq.topics.rules.partition import Outcome, PartitionMachine
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.share import Fetch
 
 if TYPE_CHECKING:
     from convoymq.sim.topics.world import TopicWorld
@@ -64,7 +64,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Neighbouring messages; see `topics.batches.Batch`."""
+    """Neighbouring messages; see `topics.rules.batches.Batch`."""
 
     offset: int
     records: tuple[Record, ...]

@@ -22,13 +22,13 @@ from convoymq.sim.topics.operations import Operations
 from convoymq.sim.topics.partitions import SimPartition
 from convoymq.sim.topics.plan import ALL_KINDS, Plan, draw_plan
 from convoymq.sim.topics.referee import find_violations
-from convoymq.topics import hashing
-from convoymq.topics.answers import ProduceAnswer
-from convoymq.topics.commands import Open, Produce
-from convoymq.topics.lineage import Mode, PartitionState
-from convoymq.topics.refusals import Code
-from convoymq.topics.routes import first_route
-from convoymq.topics.server_lease import ServerLeases
+from convoymq.topics.rules import hashing
+from convoymq.topics.rules.answers import ProduceAnswer
+from convoymq.topics.rules.commands import Open, Produce
+from convoymq.topics.rules.lineage import Mode, PartitionState
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.routes import first_route
+from convoymq.topics.rules.server_lease import ServerLeases
 
 QUIET_MS = 12_000
 SERVER_TTL_MS = 120

@@ -9,8 +9,8 @@ from typing import Any
 from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand, PublishTarget
 from convoymq.kernels.ordered_runs import order_key
-from convoymq.topics.refusals import Code
-from convoymq.topics.routes import Span
+from convoymq.topics.rules.refusals import Code
+from convoymq.topics.rules.routes import Span
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from convoymq.broker.topics.admin import TopicAdmin
 from convoymq.broker.topics.drains import Place
 from convoymq.metadata.records import TopicRecord
 from convoymq.model.errors import NotFound, NotServed, PreconditionFailed, Unavailable
-from convoymq.topics.refusals import (
+from convoymq.topics.rules.refusals import (
     BadCut,
     BadTopic,
     ChangePhase,

@@ -11,9 +11,9 @@ import pytest
 
 from convoymq.broker.topics.change_times import CHANGES_MAX, ChangeTimes
 from convoymq.metadata.machine import Change, ChangeKind
-from convoymq.topics.changes import Change as TopicChange
-from convoymq.topics.changes import Kind, Phase, plan_split
-from convoymq.topics.routes import first_route
+from convoymq.topics.rules.changes import Change as TopicChange
+from convoymq.topics.rules.changes import Kind, Phase, plan_split
+from convoymq.topics.rules.routes import first_route
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
 ORDERS = ("/", "orders")

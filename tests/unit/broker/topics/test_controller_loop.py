@@ -14,12 +14,12 @@ from convoymq.broker.topics.leader_task import TopicKey
 from convoymq.metadata.records import TopicRecord
 from convoymq.model.errors import PreconditionFailed, Unavailable
 from convoymq.queues.partition.queue import PartitionQueue
-from convoymq.topics.changes import Phase
-from convoymq.topics.commands import Open, Seal
-from convoymq.topics.controller import Controller
-from convoymq.topics.lineage import PartitionState, check_invariants
-from convoymq.topics.server_lease import ServerLeases
-from convoymq.topics.topic import Publish, TopicCommand
+from convoymq.topics.rules.changes import Phase
+from convoymq.topics.rules.commands import Open, Seal
+from convoymq.topics.rules.controller import Controller
+from convoymq.topics.rules.lineage import PartitionState, check_invariants
+from convoymq.topics.rules.server_lease import ServerLeases
+from convoymq.topics.rules.topic import Publish, TopicCommand
 from tests.unit.broker.topics.test_upkeep_loop import metrics
 from tests.unit.queues.fake_cluster import FakeCluster, until
 

@@ -24,12 +24,12 @@ from convoymq.metadata.commands import ChangeGroup
 from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.topic_codec import unpack_group_command
 from convoymq.model.errors import NotFound, PeerError, Unavailable
-from convoymq.topics import commands as c
-from convoymq.topics.group import GroupState
-from convoymq.topics.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases
-from convoymq.topics.partition import PartitionMachine
-from convoymq.topics.routes import first_route
-from convoymq.topics.topic import TopicState
+from convoymq.topics.rules import commands as c
+from convoymq.topics.rules.group import GroupState
+from convoymq.topics.rules.heartbeats import MARGIN_MS, TTL_MS, Heartbeat, Leases
+from convoymq.topics.rules.partition import PartitionMachine
+from convoymq.topics.rules.routes import first_route
+from convoymq.topics.rules.topic import TopicState
 
 NAME = GroupName("/", "orders", "g")
 MEMBER = member_name(1, 1, 5, 1)

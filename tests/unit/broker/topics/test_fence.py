@@ -15,11 +15,11 @@ from convoymq.model.errors import Unavailable
 from convoymq.queues.partition.codec import CMD_PARTITION, decode_command
 from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.shells.groups.append_fence import ANY_TERM, NO_TERM, AppendFence
-from convoymq.topics.changes import Phase, Seal, plan_move
-from convoymq.topics.commands import Seal as SealCommand
-from convoymq.topics.routes import first_route
-from convoymq.topics.server_lease import TTL_MS
-from convoymq.topics.topic import (
+from convoymq.topics.rules.changes import Phase, Seal, plan_move
+from convoymq.topics.rules.commands import Seal as SealCommand
+from convoymq.topics.rules.routes import first_route
+from convoymq.topics.rules.server_lease import TTL_MS
+from convoymq.topics.rules.topic import (
     Begin,
     GiveUp,
     LearnClose,

@@ -9,10 +9,10 @@ import pytest
 
 from convoymq.broker.topics.measures import ChangePhases, GroupStalls, PartitionCounts
 from convoymq.edges.http.metrics import render
-from convoymq.topics import commands as c
-from convoymq.topics.changes import Change, Phase, plan_split
-from convoymq.topics.commands import ProducedRun
-from convoymq.topics.routes import first_route
+from convoymq.topics.rules import commands as c
+from convoymq.topics.rules.changes import Change, Phase, plan_split
+from convoymq.topics.rules.commands import ProducedRun
+from convoymq.topics.rules.routes import first_route
 from tests.unit.queues.fake_cluster import FakeCluster, until
 from tests.unit.queues.partition.support import enqueue_of
 

@@ -9,8 +9,8 @@ import structlog
 
 from convoymq.broker.topics.group_messages import GroupName
 from convoymq.broker.topics.member import FULL_SAID_MS, Member, MemberParts
-from convoymq.topics.answers import AckAnswer, ParkAnswer
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules.answers import AckAnswer, ParkAnswer
+from convoymq.topics.rules.refusals import Code
 
 FULL = ParkAnswer(Code.PARK_FULL)
 NAME = GroupName("/", "orders", "g")

@@ -21,17 +21,17 @@ from convoymq.messages.record import names_of
 from convoymq.metadata.records import User
 from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
 from convoymq.queues.partition.reads import ParkedRow
-from convoymq.topics.answers import ParkAnswer, ParkedEntry
-from convoymq.topics.changes import Phase, Seal, plan_split
-from convoymq.topics.commands import ResumeParked, SkipParked
-from convoymq.topics.dedup import DedupTable
-from convoymq.topics.group import Advance, GroupCommand, GroupState, Skip
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.lineage import PartitionState
-from convoymq.topics.parking import ParkSet
-from convoymq.topics.refusals import Code, NotParked
-from convoymq.topics.routes import first_route
-from convoymq.topics.topic import TopicState
+from convoymq.topics.rules.answers import ParkAnswer, ParkedEntry
+from convoymq.topics.rules.changes import Phase, Seal, plan_split
+from convoymq.topics.rules.commands import ResumeParked, SkipParked
+from convoymq.topics.rules.dedup import DedupTable
+from convoymq.topics.rules.group import Advance, GroupCommand, GroupState, Skip
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.lineage import PartitionState
+from convoymq.topics.rules.parking import ParkSet
+from convoymq.topics.rules.refusals import Code, NotParked
+from convoymq.topics.rules.routes import first_route
+from convoymq.topics.rules.topic import TopicState
 
 USER = User(name="ann")
 

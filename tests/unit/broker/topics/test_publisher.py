@@ -14,7 +14,7 @@ from convoymq.metadata.topics import partition_queue_name
 from convoymq.model.errors import AccessRefused, Misuse, NotFound, PreconditionFailed
 from convoymq.model.tables import Field, Table
 from convoymq.queues.interface import ConsumerSpec
-from convoymq.topics.refusals import NoKey
+from convoymq.topics.rules.refusals import NoKey
 from tests.unit.kernels.records import record_of
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import FakeCluster, until

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from convoymq.broker.topics.publishes import OrderedPublishes
 from convoymq.kernels.batch import PendingBudget
 from convoymq.queues.interface import QueueClient
-from convoymq.topics.changes import (
+from convoymq.topics.rules.changes import (
     Change,
     next_route,
     plan_merge,
     plan_move,
     plan_split,
 )
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.routes import Route, Span, first_route
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.routes import Route, Span, first_route
 from tests.unit.broker.topics.fake_partitions import FakeClient, FakeClock, FakePartition
 from tests.unit.kernels.records import record_of
 

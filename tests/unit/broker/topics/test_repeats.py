@@ -13,8 +13,8 @@ from convoymq.broker.topics.admin import TopicAdmin
 from convoymq.broker.topics.repeats import Asked, repeat_of
 from convoymq.metadata.records import TopicRecord
 from convoymq.model.errors import PreconditionFailed
-from convoymq.topics.changes import Kind, Phase, Seal, amend, plan_merge
-from convoymq.topics.refusals import ChangeRunning, UnknownPartition
+from convoymq.topics.rules.changes import Kind, Phase, Seal, amend, plan_merge
+from convoymq.topics.rules.refusals import ChangeRunning, UnknownPartition
 from tests.unit.queues.fake_cluster import FakeCluster
 
 

@@ -14,8 +14,8 @@ from convoymq.metadata.machine import Change, ChangeKind
 from convoymq.metadata.records import Vhost
 from convoymq.model.errors import PreconditionFailed
 from convoymq.routing.topology import Topology
-from convoymq.topics.routes import first_route
-from convoymq.topics.topic import TopicState
+from convoymq.topics.rules.routes import first_route
+from convoymq.topics.rules.topic import TopicState
 
 
 class World:

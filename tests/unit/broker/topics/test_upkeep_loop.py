@@ -20,11 +20,11 @@ from convoymq.model.config import DefaultsConfig
 from convoymq.model.errors import PreconditionFailed
 from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.queues.partition.queue import PartitionQueue
-from convoymq.topics.answers import CursorAnswer
-from convoymq.topics.commands import ExpireProducers, OpenCursor, Trim
-from convoymq.topics.dedup import DedupTable
-from convoymq.topics.partition import PartitionMachine
-from convoymq.topics.refusals import BadTopic, Code, DataExpired, TooManyPartitions
+from convoymq.topics.rules.answers import CursorAnswer
+from convoymq.topics.rules.commands import ExpireProducers, OpenCursor, Trim
+from convoymq.topics.rules.dedup import DedupTable
+from convoymq.topics.rules.partition import PartitionMachine
+from convoymq.topics.rules.refusals import BadTopic, Code, DataExpired, TooManyPartitions
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
 DAY_MS = 24 * 3600 * 1000

@@ -16,9 +16,9 @@ from convoymq.metadata.records import Vhost
 from convoymq.metadata.topic_settings import WEAK
 from convoymq.model.errors import PreconditionFailed
 from convoymq.routing.topology import Topology
-from convoymq.topics.changes import Phase, Seal, plan_move
-from convoymq.topics.routes import first_route
-from convoymq.topics.topic import TopicState
+from convoymq.topics.rules.changes import Phase, Seal, plan_move
+from convoymq.topics.rules.routes import first_route
+from convoymq.topics.rules.topic import TopicState
 
 Answered = Callable[[bool | None, Exception | None], None]
 SETTINGS = {"weak-wait": "5s", "lost-after": "20s"}

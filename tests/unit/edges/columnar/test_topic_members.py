@@ -15,7 +15,7 @@ from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.model.config import TraceConfig
 from convoymq.model.trace import AT_SETTLING, HANDED_OUT, ONE_OF_KEY
-from convoymq.topics.hashing import logical_partition
+from convoymq.topics.rules.hashing import logical_partition
 from convoymq.trace.recorder import Traces
 from tests.patience import PATIENCE_S
 from tests.unit.edges.columnar.support import Peer, Rig, reader

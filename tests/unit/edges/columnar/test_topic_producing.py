@@ -14,8 +14,8 @@ from convoymq.kernels.columns import HEADERS, PROPERTIES, ROUTING_KEY, VALUE
 from convoymq.metadata.commands import ChangeTopic
 from convoymq.metadata.topic_codec import pack_command
 from convoymq.model.columnar import ErrorCode, Frame, Op
-from convoymq.topics.hashing import logical_partition
-from convoymq.topics.topic import Delete, Retire
+from convoymq.topics.rules.hashing import logical_partition
+from convoymq.topics.rules.topic import Delete, Retire
 from tests.unit.edges.columnar.support import Peer, Rig, reader, values_of
 
 LOGICAL = 8

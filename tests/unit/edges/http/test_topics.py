@@ -12,7 +12,7 @@ import pytest
 from convoymq.edges.http.handlers.topics import routes as topic_routes
 from convoymq.edges.http.topics import refusal_of
 from convoymq.model.errors import NotServed, PreconditionFailed, Unavailable
-from convoymq.topics.refusals import (
+from convoymq.topics.rules.refusals import (
     BadCut,
     BadPosition,
     BadTopic,

@@ -20,10 +20,10 @@ from convoymq.queues.partition.codec import (
 from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.replication.machine import EFFECT_APPLIED
 from convoymq.streamlog.reader import ChunkReader
-from convoymq.topics import commands as c
-from convoymq.topics.answers import RunsAnswer
-from convoymq.topics.partition import Outcome
-from convoymq.topics.routes import Span
+from convoymq.topics.rules import commands as c
+from convoymq.topics.rules.answers import RunsAnswer
+from convoymq.topics.rules.partition import Outcome
+from convoymq.topics.rules.routes import Span
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
 A = session_id(1, 1)

@@ -14,8 +14,8 @@ from convoymq.model.errors import AccessRefused
 from convoymq.model.tables import Table
 from convoymq.queues.partition.queue import PartitionQueue
 from convoymq.queues.partition.reads import Fetch
-from convoymq.topics import commands as c
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules import commands as c
+from convoymq.topics.rules.refusals import Code
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import FakeCluster, until
 from tests.unit.queues.partition.support import OPEN, SEAL

@@ -20,8 +20,8 @@ from convoymq.queues.partition.load import (
     mean_since,
 )
 from convoymq.queues.partition.machine import PartitionGroupMachine
-from convoymq.topics import commands as c
-from convoymq.topics.hashing import logical_partition
+from convoymq.topics.rules import commands as c
+from convoymq.topics.rules.hashing import logical_partition
 from tests.unit.kernels.records import record_of
 from tests.unit.queues.partition.cluster import PartitionCluster
 from tests.unit.queues.partition.support import SETTINGS

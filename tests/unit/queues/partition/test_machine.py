@@ -1,5 +1,5 @@
 """The replicated machine of a partition: its part of the rules, and that the rest is as in
-`topics.partition`."""
+`topics.rules.partition`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from convoymq.queues.partition.codec import CMD_PRODUCE, decode_outcome, encode_
 from convoymq.queues.partition.machine import PartitionGroupMachine
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
 from convoymq.replication.machine import EFFECT_APPLIED
-from convoymq.topics import commands as c
-from convoymq.topics.answers import (
+from convoymq.topics.rules import commands as c
+from convoymq.topics.rules.answers import (
     AckAnswer,
     Answer,
     LossAnswer,
@@ -28,11 +28,11 @@ from convoymq.topics.answers import (
     RunsAnswer,
     SealAnswer,
 )
-from convoymq.topics.commands import ProducedRun as Run
-from convoymq.topics.dedup import DedupTable, SourceSeal, seed_of
-from convoymq.topics.lineage import PartitionState
-from convoymq.topics.partition import PartitionMachine
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules.commands import ProducedRun as Run
+from convoymq.topics.rules.dedup import DedupTable, SourceSeal, seed_of
+from convoymq.topics.rules.lineage import PartitionState
+from convoymq.topics.rules.partition import PartitionMachine
+from convoymq.topics.rules.refusals import Code
 from tests.unit.queues.partition.support import (
     OPEN,
     SEAL,

@@ -12,8 +12,8 @@ from convoymq.queues.partition.client import UNDER_WAY_MAX
 from convoymq.queues.partition.reads import Fetch, Fetched
 from convoymq.queues.session_client import OVER_AFTER_MS
 from convoymq.queues.sessions import REPLIES_KEPT_MAX
-from convoymq.topics import commands as c
-from convoymq.topics.answers import (
+from convoymq.topics.rules import commands as c
+from convoymq.topics.rules.answers import (
     AckAnswer,
     Answer,
     CursorAnswer,
@@ -21,9 +21,9 @@ from convoymq.topics.answers import (
     RunsAnswer,
     SealAnswer,
 )
-from convoymq.topics.commands import ProducedRun as Run
-from convoymq.topics.order_token import OrderToken
-from convoymq.topics.refusals import Code
+from convoymq.topics.rules.commands import ProducedRun as Run
+from convoymq.topics.rules.order_token import OrderToken
+from convoymq.topics.rules.refusals import Code
 from tests.unit.queues.partition.cluster import PartitionCluster
 from tests.unit.queues.partition.support import OPEN, SEAL, enqueue_of
 from tests.unit.queues.quorum.cluster import publish

@@ -32,8 +32,8 @@ from convoymq.edges.http.topics import (
 from convoymq.model.json import JsonObject
 from convoymq.model.refusals import message_too_big
 from convoymq.settings.table import AUTOSCALE_KEYS
-from convoymq.topics.lineage import Mode
-from convoymq.topics.routes import LOGICAL_DEFAULT
+from convoymq.topics.rules.lineage import Mode
+from convoymq.topics.rules.routes import LOGICAL_DEFAULT
 
 if TYPE_CHECKING:
     from convoymq.broker.topics.admin import TopicAdmin

@@ -20,7 +20,7 @@ from convoymq.spark.audit.topics.partitions import (
     SOURCE,
     keyless_key,
 )
-from convoymq.topics.order_token import OrderToken
+from convoymq.topics.rules.order_token import OrderToken
 from convoymq.trace.effects import EFFECTS_PATTERN, SOURCE_PATTERN
 
 SPARK_SCHEMA = ", ".join(f"`{name}` bigint" for name in KEY_COLUMNS)
